@@ -1,0 +1,15 @@
+"""Quantized contractions for JAX: int8 and int4 training and serving.
+
+A *config* (`aqtlite.config`) says what to quantize and how. `make_dot_general` turns
+it into a function with the signature of `jax.lax.dot_general` and quantized gradients;
+`aqtlite.flax` puts that into Flax layers, and freezes trained weights for serving.
+"""
+
+from aqtlite.dot_general import make_dot_general
+from aqtlite.einsum import einsum
+from aqtlite.qtensor import QTensor
+from aqtlite.quantizer import quantize
+
+__all__ = ["QTensor", "__version__", "einsum", "make_dot_general", "quantize"]
+
+__version__ = "0.1.0"

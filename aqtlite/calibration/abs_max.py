@@ -1,0 +1,45 @@
+"""Calibration by the largest magnitude."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.calibration import base
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AbsMax(base.Calibration):
+    """``max(|x|)`` over the shared axes, times `clipping_scale` if there is one.
+
+    >>> AbsMax().bound(jnp.array([[1.0, -3.0], [2.0, 0.5]]), (1,)).tolist()
+    [[3.0], [2.0]]
+
+    Raises:
+        ValueError: if `clipping_scale` is not positive and finite.
+        TypeError: if it is not a number.
+    """
+
+    clipping_scale: float | None = None
+    """Fraction of the largest magnitude that the grid reaches; what lies beyond is
+    clipped. None: all of it. Below 1, set ``IntSymmetric(clip_gradient=True)``."""
+
+    def __post_init__(self):
+        scale = self.clipping_scale
+        if scale is None:
+            return
+        if isinstance(scale, bool) or not isinstance(scale, int | float):
+            raise TypeError(f"AbsMax.clipping_scale must be a number, got {scale!r}")
+        if not (scale > 0 and np.isfinite(scale)):
+            raise ValueError(
+                f"AbsMax.clipping_scale must be positive and finite, got {scale}"
+            )
+        object.__setattr__(self, "clipping_scale", float(scale))
+
+    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+        # `initial` defines the maximum over an axis of size zero.
+        largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+        if self.clipping_scale is None:
+            return largest
+        return largest * np.float32(self.clipping_scale)

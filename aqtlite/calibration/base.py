@@ -1,0 +1,45 @@
+"""What every calibration has to offer."""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Calibration(abc.ABC):
+    """Finds the magnitude that a grid has to reach: array + axes -> bound."""
+
+    @abc.abstractmethod
+    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+        """The magnitude to map onto the grid's bound.
+
+        Args:
+            x: float32, any shape.
+            axes: the axes that share one bound.
+
+        Returns:
+            Non-negative float32 of x's shape, with size 1 along `axes`.
+        """
+
+
+def scale_from_bound(bound: jax.Array, grid_bound: float) -> jax.Array:
+    """The scale that maps `bound` onto `grid_bound`; 1 where there is nothing to map.
+
+    The quotient is a product with the constant's reciprocal: XLA rewrites a division
+    by a scalar that way in some programs and not in others, and the scale must be the
+    same in all of them. Where the quotient would be subnormal (which CPUs flush to
+    zero), the channel counts as zero.
+    """
+    scale = bound * (np.float32(1) / np.float32(grid_bound))
+    tiny = jnp.finfo(jnp.float32).tiny
+    return jnp.where(scale < tiny, jnp.float32(1), scale)
+
+
+def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:
+    """The smallest power of two at or above each positive float32 value, exactly."""
+    bits = jax.lax.bitcast_convert_type(scale, jnp.int32)
+    mantissa = (1 << 23) - 1
+    rounded = (bits + mantissa) & ~mantissa
+    power = jax.lax.bitcast_convert_type(rounded, jnp.float32)
+    return jnp.where(jnp.isfinite(scale), power, scale)

@@ -1,0 +1,22 @@
+"""What is quantized, and how: frozen, hashable, validated data."""
+
+from aqtlite.config.describe import describe
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.presets import fully_quantized, unquantized, weight_only
+from aqtlite.config.serialization import from_json, to_json
+from aqtlite.config.tensor import Tensor
+from aqtlite.config.update import update
+
+__all__ = [
+    "DotGeneral",
+    "DotGeneralRaw",
+    "LocalAqt",
+    "Tensor",
+    "describe",
+    "from_json",
+    "fully_quantized",
+    "to_json",
+    "unquantized",
+    "update",
+    "weight_only",
+]

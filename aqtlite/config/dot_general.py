@@ -1,0 +1,273 @@
+"""How a contraction and its two gradients are quantized."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.config import representation
+from aqtlite.config.tensor import Tensor
+
+# Above the classes, because a default such as `DotGeneralRaw()` is validated while the
+# classes are being defined.
+
+
+def _at(cfg: Any, path: str) -> Any:
+    for name in path.split("."):
+        cfg = getattr(cfg, name)
+    return cfg
+
+
+def _as_dtype(name: str, value: Any) -> np.dtype | None:
+    """The dtype that `value` names, in native byte order."""
+    if value is None:
+        return None
+    try:
+        return jnp.dtype(jnp.dtype(value).name)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} must be a dtype such as jnp.float32 or 'int32', or None, "
+            f"got {value!r}"
+        ) from error
+
+
+def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> None:
+    if tensor.is_quantized and not tensor.use_fake_quant:
+        return
+    if tensor.is_quantized:
+        problem, remedy = "has use_fake_quant=True", f"set {path}.use_fake_quant=False"
+    else:
+        problem, remedy = "is not quantized", f"set {path}.numerics"
+    raise ValueError(
+        f"{prefix}dg_accumulator_dtype='int32' needs two integer operands, but {path} "
+        f"{problem}; {remedy}, or leave {prefix}dg_accumulator_dtype None"
+    )
+
+
+def _misplaced_use_fwd_quant(path: str) -> str:
+    return (
+        f"{path}.use_fwd_quant=True: only dlhs.rhs and drhs.rhs can reuse what the "
+        f"forward quantized; set {path}.use_fwd_quant=False"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LocalAqt(representation.CompactRepr):
+    """Sub-channel tiles in a backward contraction.
+
+    >>> LocalAqt(contraction_axis_shard_count=4)
+    LocalAqt(contraction_axis_shard_count=4)
+
+    Raises:
+        TypeError: if the count is not an int.
+        ValueError: if it is below 1.
+    """
+
+    contraction_axis_shard_count: int
+    """Into how many tiles the first contracting axis is split, a scale for each."""
+
+    def __post_init__(self):
+        count = self.contraction_axis_shard_count
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(
+                f"contraction_axis_shard_count must be an int, got {count!r}"
+            )
+        if count < 1:
+            raise ValueError(
+                f"contraction_axis_shard_count must be 1 or more, got {count}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class DotGeneralRaw(representation.CompactRepr):
+    """How one contraction is quantized, the forward or one of the two backward ones.
+
+    >>> from aqtlite import numerics
+    >>> int8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
+    >>> DotGeneralRaw(lhs=int8, rhs=int8, dg_accumulator_dtype="int32")
+    DotGeneralRaw(
+        lhs=Tensor(numerics=IntSymmetric(bits=8)),
+        rhs=Tensor(numerics=IntSymmetric(bits=8)),
+        dg_accumulator_dtype='int32',
+    )
+
+    Raises:
+        TypeError: if a field is of another type than declared.
+        ValueError: if a dtype is of the wrong kind, if an integer accumulator is asked
+            of operands that are not contracted as integers, if `local_aqt` meets
+            `calib_shared_axes` or quantizes nothing, or if `lhs` has `use_fwd_quant`.
+    """
+
+    lhs: Tensor = Tensor()
+    """The left operand; in `dlhs` and `drhs` that is the output gradient."""
+
+    rhs: Tensor = Tensor()
+    """The right operand; in `dlhs` the forward's rhs, in `drhs` the forward's lhs."""
+
+    dg_in_dtype: np.dtype | None = None
+    """The floating dtype into which quantized values are cast for the contraction.
+    None: they are contracted as stored integers. Anything that names a dtype does."""
+
+    dg_accumulator_dtype: np.dtype | None = None
+    """The dtype of the contraction's result before the scales are applied. None: int32
+    for two integer operands, float32 otherwise. Anything that names a dtype does."""
+
+    local_aqt: LocalAqt | None = None
+    """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""
+
+    def __post_init__(self):
+        for side in ("lhs", "rhs"):
+            if not isinstance(getattr(self, side), Tensor):
+                raise TypeError(
+                    f"{side} must be a config.Tensor, got {getattr(self, side)!r}"
+                )
+        for name in ("dg_in_dtype", "dg_accumulator_dtype"):
+            object.__setattr__(self, name, _as_dtype(name, getattr(self, name)))
+        if not isinstance(self.local_aqt, LocalAqt | None):
+            raise TypeError(
+                f"local_aqt must be a config.LocalAqt or None, got {self.local_aqt!r}"
+            )
+        if self.lhs.use_fwd_quant:
+            raise ValueError(_misplaced_use_fwd_quant("lhs"))
+        self._check_dtypes()
+        self._check_local_aqt()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def _key(self) -> tuple:
+        # Dtypes by name: numpy takes None for float64, np.dtype("float64") == None.
+        in_dtype, accumulator = (
+            None if dtype is None else dtype.name
+            for dtype in (self.dg_in_dtype, self.dg_accumulator_dtype)
+        )
+        return self.lhs, self.rhs, in_dtype, accumulator, self.local_aqt
+
+    def _check_dtypes(self) -> None:
+        in_dtype, accumulator = self.dg_in_dtype, self.dg_accumulator_dtype
+        if in_dtype is not None and not jnp.issubdtype(in_dtype, jnp.floating):
+            raise ValueError(
+                f"dg_in_dtype={in_dtype.name!r} is not a floating dtype; for a "
+                "contraction of the stored integers leave it None"
+            )
+        if accumulator is None or jnp.issubdtype(accumulator, jnp.floating):
+            return
+        if accumulator != np.dtype("int32"):
+            raise ValueError(
+                f"dg_accumulator_dtype={accumulator.name!r} is not available; use "
+                "'int32', a floating dtype, or None (automatic)"
+            )
+        if in_dtype is not None:
+            raise ValueError(
+                "dg_accumulator_dtype='int32' needs integer operands, but "
+                f"dg_in_dtype={in_dtype.name!r} casts them to floating point; leave "
+                "one of the two None"
+            )
+        _check_int32_accumulator("lhs", self.lhs)
+        if not self.rhs.use_fwd_quant:  # Else it depends on fwd: see DotGeneral.
+            _check_int32_accumulator("rhs", self.rhs)
+
+    def _check_local_aqt(self) -> None:
+        if self.local_aqt is None:
+            return
+        for side in ("lhs", "rhs"):
+            axes = getattr(self, side).calib_shared_axes
+            if axes is not None:
+                raise ValueError(
+                    f"local_aqt and {side}.calib_shared_axes={axes!r} both say which "
+                    f"axes share a scale; leave {side}.calib_shared_axes or local_aqt "
+                    "None"
+                )
+        if not (self.lhs.is_quantized or self.rhs.is_quantized):
+            raise ValueError(
+                "local_aqt would have no effect, because neither lhs nor rhs is "
+                "quantized; set lhs.numerics or rhs.numerics, or leave local_aqt None"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class DotGeneral(representation.CompactRepr):
+    """How a contraction and its two gradients are quantized; by default they are not.
+
+    In `dlhs`, `lhs` is the output gradient and `rhs` the forward's rhs. In `drhs`,
+    `lhs` is the output gradient and `rhs` the forward's *lhs*. (The convention is that
+    of Google's AQT.)
+
+    >>> from aqtlite import numerics
+    >>> int8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
+    >>> cfg = DotGeneral(fwd=DotGeneralRaw(rhs=int8))
+    >>> cfg.is_quantized, DotGeneral().is_quantized
+    (True, False)
+    >>> DotGeneral(dlhs=DotGeneralRaw(rhs=Tensor(use_fwd_quant=True)))
+    Traceback (most recent call last):
+    ...
+    ValueError: dlhs.rhs.use_fwd_quant=True takes the forward's integers, but fwd.rhs \
+is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
+
+    Raises:
+        TypeError: if a field is of another type than declared.
+        ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
+            `fwd.local_aqt` is set, if rounding is stochastic anywhere but on the output
+            gradient, or if an int32 accumulator is asked of a float operand.
+    """
+
+    fwd: DotGeneralRaw = DotGeneralRaw()
+    """The forward contraction."""
+
+    dlhs: DotGeneralRaw = DotGeneralRaw()
+    """The contraction that gives the gradient of the lhs."""
+
+    drhs: DotGeneralRaw = DotGeneralRaw()
+    """The contraction that gives the gradient of the rhs."""
+
+    def __post_init__(self):
+        for name in ("fwd", "dlhs", "drhs"):
+            if not isinstance(getattr(self, name), DotGeneralRaw):
+                raise TypeError(
+                    f"{name} must be a config.DotGeneralRaw, "
+                    f"got {getattr(self, name)!r}"
+                )
+        if self.fwd.rhs.use_fwd_quant:
+            raise ValueError(_misplaced_use_fwd_quant("fwd.rhs"))
+        if self.fwd.local_aqt is not None:
+            raise ValueError(
+                "fwd.local_aqt: sub-channel tiles in the forward contraction are not "
+                "available; only dlhs and drhs take local_aqt"
+            )
+        for path in ("fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"):
+            if _at(self, path).needs_noise:
+                raise ValueError(
+                    f"{path}.numerics: stochastic rounding is only for the output "
+                    "gradient (dlhs.lhs and drhs.lhs); set stochastic_rounding=False "
+                    "here"
+                )
+        self._check_reuse("dlhs", forward_side="rhs")
+        self._check_reuse("drhs", forward_side="lhs")
+
+    def _check_reuse(self, name: str, forward_side: str) -> None:
+        """Checks `use_fwd_quant` in the contraction `name`."""
+        contraction: DotGeneralRaw = getattr(self, name)
+        if not contraction.rhs.use_fwd_quant:
+            return
+        forward: Tensor = getattr(self.fwd, forward_side)
+        if not forward.is_quantized:
+            raise ValueError(
+                f"{name}.rhs.use_fwd_quant=True takes the forward's integers, but "
+                f"fwd.{forward_side} is not quantized; set fwd.{forward_side}.numerics,"
+                f" or {name}.rhs.use_fwd_quant=False"
+            )
+        if contraction.dg_accumulator_dtype == np.dtype("int32"):
+            taken = contraction.rhs if forward.use_fake_quant else forward
+            _check_int32_accumulator(f"{name}.rhs", taken, f"{name}.")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any operand of any of the three contractions is quantized."""
+        return any(
+            tensor.is_quantized
+            for contraction in (self.fwd, self.dlhs, self.drhs)
+            for tensor in (contraction.lhs, contraction.rhs)
+        )

@@ -1,0 +1,95 @@
+"""Configs that most users start from."""
+
+from aqtlite import numerics
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.tensor import Tensor
+
+
+def unquantized() -> DotGeneral:
+    """Every contraction in floating point.
+
+    >>> unquantized()
+    DotGeneral()
+    """
+    return DotGeneral()
+
+
+def weight_only(bits: int = 8) -> DotGeneral:
+    """Quantizes the forward's rhs (the weights) and nothing else.
+
+    The contractions run in floating point. The gradient of the lhs is contracted with
+    the same quantized weights, so that it is that of the function that is served.
+
+    >>> weight_only(bits=4)
+    DotGeneral(
+        fwd=DotGeneralRaw(rhs=Tensor(numerics=IntSymmetric(bits=4))),
+        dlhs=DotGeneralRaw(rhs=Tensor(use_fwd_quant=True)),
+    )
+
+    Args:
+        bits: width of the weights, 1 to 8.
+
+    Raises:
+        TypeError: if `bits` is not an int.
+        ValueError: if it is not from 1 to 8.
+    """
+    return DotGeneral(
+        fwd=DotGeneralRaw(rhs=Tensor(numerics=numerics.IntSymmetric(bits=bits))),
+        dlhs=DotGeneralRaw(rhs=Tensor(use_fwd_quant=True)),
+    )
+
+
+def fully_quantized(
+    *,
+    fwd_bits: int | None = 8,
+    bwd_bits: int | None = 8,
+    use_fwd_quant: bool = True,
+    use_stochastic_rounding: bool = True,
+) -> DotGeneral:
+    """Quantizes both operands of the forward and of both backward contractions.
+
+    >>> cfg = fully_quantized(fwd_bits=8, bwd_bits=None)
+    >>> cfg.fwd.lhs
+    Tensor(numerics=IntSymmetric(bits=8))
+    >>> cfg.drhs
+    DotGeneralRaw(rhs=Tensor(use_fwd_quant=True))
+
+    Args:
+        fwd_bits: width in the forward contraction, 1 to 8; None leaves it in floating
+            point.
+        bwd_bits: width in the backward contractions, 1 to 8; None leaves them in
+            floating point.
+        use_fwd_quant: the backward contractions take the operands as the forward
+            quantized them (in floating point: dequantized), where it did.
+        use_stochastic_rounding: round the output gradient stochastically.
+
+    Raises:
+        TypeError: if an argument is of another type than declared.
+        ValueError: if a width is not from 1 to 8.
+    """
+    for name, flag in (
+        ("use_fwd_quant", use_fwd_quant),
+        ("use_stochastic_rounding", use_stochastic_rounding),
+    ):
+        if not isinstance(flag, bool):
+            raise TypeError(f"fully_quantized: {name} must be a bool, got {flag!r}")
+    operand = _tensor(fwd_bits)
+    gradient = _tensor(bwd_bits, stochastic_rounding=use_stochastic_rounding)
+    reused = _tensor(bwd_bits, use_fwd_quant=use_fwd_quant and fwd_bits is not None)
+    backward = DotGeneralRaw(lhs=gradient, rhs=reused)
+    return DotGeneral(
+        fwd=DotGeneralRaw(lhs=operand, rhs=operand), dlhs=backward, drhs=backward
+    )
+
+
+def _tensor(
+    bits: int | None, *, stochastic_rounding: bool = False, use_fwd_quant: bool = False
+) -> Tensor:
+    if bits is None:
+        return Tensor(use_fwd_quant=use_fwd_quant)
+    grid = numerics.IntSymmetric(
+        bits=bits,
+        preserve_max_val=stochastic_rounding,
+        stochastic_rounding=stochastic_rounding,
+    )
+    return Tensor(numerics=grid, use_fwd_quant=use_fwd_quant)

@@ -1,0 +1,126 @@
+"""How one operand of one contraction is quantized."""
+
+import dataclasses
+from typing import Literal
+
+from aqtlite import calibration as calibrations
+from aqtlite import numerics as grids
+from aqtlite.config import representation
+
+
+def _shared_axes(
+    axes: object,
+) -> tuple[int, ...] | Literal["per_tensor"] | None:
+    """`calib_shared_axes` in its normal form, or an error."""
+    if axes is None:
+        return None
+    remedy = 'give a tuple of axes, "per_tensor", or None for the contracting axes'
+    if isinstance(axes, str):
+        if axes != "per_tensor":
+            raise ValueError(f"calib_shared_axes={axes!r} is not known; {remedy}")
+        return "per_tensor"
+    if not isinstance(axes, tuple | list):
+        raise TypeError(f"calib_shared_axes={axes!r} is not a tuple; {remedy}")
+    for axis in axes:
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            raise TypeError(
+                f"calib_shared_axes={axes!r} holds {axis!r}, which is not an int; "
+                f"{remedy}"
+            )
+    if not axes:
+        raise ValueError(f"calib_shared_axes is empty; {remedy}")
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"calib_shared_axes={axes!r} repeats an axis; name each once")
+    return tuple(axes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Tensor(representation.CompactRepr):
+    """How one operand of one contraction is quantized; by default it is not.
+
+    >>> from aqtlite import numerics
+    >>> Tensor(numerics=numerics.IntSymmetric(bits=4), po2_scale=True)
+    Tensor(numerics=IntSymmetric(bits=4), po2_scale=True)
+    >>> Tensor().is_quantized
+    False
+
+    Raises:
+        TypeError: if a field is of another type than declared.
+        ValueError: if `calib_shared_axes` is empty, repeats an axis or is a string
+            other than "per_tensor"; if `calib_shared_axes`, `po2_scale` or
+            `use_fake_quant` is set although nothing is quantized.
+    """
+
+    numerics: grids.Numerics | grids.NoNumerics = grids.NoNumerics()
+    """The grid of the quantized values; `NoNumerics` leaves the operand in floating
+    point."""
+
+    calib_shared_axes: tuple[int, ...] | Literal["per_tensor"] | None = None
+    """The axes that share a scale: a tuple of axes, "per_tensor" for all of them, or
+    None for the contracting axes (per-channel). A list is made a tuple."""
+
+    scale_stop_grad: bool = True
+    """Whether the scale is a constant to the gradient. This matters only for
+    `aqtlite.quantize`: in a contraction the straight-through estimator always treats
+    the scale as a constant."""
+
+    calibration: calibrations.Calibration = calibrations.AbsMax()
+    """Finds the magnitude that the grid has to reach. Not used without a grid."""
+
+    po2_scale: bool = False
+    """Round the scale up to a power of two."""
+
+    use_fake_quant: bool = False
+    """Dequantize before the contraction, which then runs in floating point."""
+
+    use_fwd_quant: bool = False
+    """Only in `dlhs.rhs` and `drhs.rhs`: the backward contraction takes the forward's
+    integers as they are (their scale moves onto the gradient) instead of quantizing
+    the operand again, and this Tensor's own `numerics` are not used. If the forward
+    used `use_fake_quant`, there are no integers to take: the dequantized operand is
+    taken, and quantized by the own `numerics` if any."""
+
+    def __post_init__(self):
+        self._check_types()
+        object.__setattr__(
+            self, "calib_shared_axes", _shared_axes(self.calib_shared_axes)
+        )
+        if self.is_quantized:
+            return
+        ignored = {
+            "calib_shared_axes": self.calib_shared_axes is not None,
+            "po2_scale": self.po2_scale,
+            "use_fake_quant": self.use_fake_quant,
+        }
+        for name, is_set in ignored.items():
+            if is_set:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} would have no effect, because "
+                    "numerics is NoNumerics() and nothing is quantized; set numerics, "
+                    f"or leave {name} at its default"
+                )
+
+    def _check_types(self) -> None:
+        if not isinstance(self.numerics, grids.Numerics | grids.NoNumerics):
+            raise TypeError(
+                "numerics must be an aqtlite.numerics.Numerics such as "
+                f"IntSymmetric(bits=8), or NoNumerics(), got {self.numerics!r}"
+            )
+        if not isinstance(self.calibration, calibrations.Calibration):
+            raise TypeError(
+                "calibration must be an aqtlite.calibration.Calibration such as "
+                f"AbsMax(), got {self.calibration!r}"
+            )
+        for name in ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether there is a grid."""
+        return not isinstance(self.numerics, grids.NoNumerics)
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether rounding is stochastic."""
+        return isinstance(self.numerics, grids.Numerics) and self.numerics.needs_noise

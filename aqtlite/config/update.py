@@ -1,0 +1,149 @@
+"""Changing a config by paths."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from aqtlite.config import representation
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.tensor import Tensor
+
+Config = TypeVar("Config", DotGeneral, DotGeneralRaw, Tensor, LocalAqt)
+
+
+def update(cfg: Config, changes: Mapping[str, Any]) -> Config:
+    """A copy of `cfg` with other values at some paths.
+
+    A path is a chain of field names, into numerics and calibrations too. ``*`` stands
+    for every field at its step; fields that lack the rest of the path are skipped. The
+    changes are made in their order (where two meet, the later one holds), and the
+    result is validated once, after all of them.
+
+    >>> from aqtlite import calibration, config, numerics
+    >>> cfg = config.fully_quantized(fwd_bits=8, bwd_bits=None)
+    >>> cfg = update(cfg, {
+    ...     "fwd.rhs.numerics": numerics.IntSymmetric(bits=4),
+    ...     "fwd.*.calibration": calibration.AbsMax(clipping_scale=0.9),
+    ...     "fwd.*.numerics.clip_gradient": True,
+    ... })
+    >>> cfg.fwd.rhs.numerics
+    IntSymmetric(bits=4, preserve_zero=True, preserve_max_val=False, clip=True, \
+clip_gradient=True, stochastic_rounding=False)
+    >>> update(cfg, {"fwd.rsh.po2_scale": True})
+    Traceback (most recent call last):
+    ...
+    ValueError: update path 'fwd.rsh.po2_scale' matches nothing: fwd has no field \
+'rsh'; its fields are: lhs, rhs, dg_in_dtype, dg_accumulator_dtype, local_aqt. Did you \
+mean 'rhs'?
+
+    Args:
+        cfg: any of the config dataclasses; it is left as it is.
+        changes: from path to new value.
+
+    Returns:
+        A config of the same type. A field that its class derives from the others when
+        built (``IntSymmetric.preserve_zero`` from `bits`) is derived anew.
+
+    Raises:
+        TypeError: if `cfg` is no config, `changes` no mapping of strings, or a value of
+            the wrong type for its field.
+        ValueError: if a path matches nothing, or if the result is not valid.
+    """
+    if not isinstance(cfg, DotGeneral | DotGeneralRaw | Tensor | LocalAqt):
+        raise TypeError(f"update needs a config such as DotGeneral, got {cfg!r}")
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"changes must map paths to values, got {changes!r}")
+    draft = _open(cfg)
+    for path, value in changes.items():
+        if not isinstance(path, str):
+            raise TypeError(f"an update path must be a string, got {path!r}")
+        misses: list[_Miss] = []
+        if not _set(draft, path.split("."), value, (), misses):
+            raise ValueError(_matches_nothing(path, misses))
+    return _close(draft, ())
+
+
+@dataclasses.dataclass
+class _Draft:
+    """A dataclass taken apart, which may be invalid until it is closed."""
+
+    cls: type
+    values: dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Miss:
+    """A place where a path went no further."""
+
+    where: tuple[str, ...]
+    step: str
+    candidates: list[str]
+
+
+def _open(value: Any) -> Any:
+    """Takes a dataclass apart by one level; anything else is left as it is."""
+    if isinstance(value, _Draft) or not representation.is_record(value):
+        return value
+    return _Draft(type(value), representation.constructor_arguments(value))
+
+
+def _close(draft: Any, where: tuple[str, ...]) -> Any:
+    if not isinstance(draft, _Draft):
+        return draft
+    values = {name: _close(item, (*where, name)) for name, item in draft.values.items()}
+    try:
+        return draft.cls(**values)
+    except TypeError as error:
+        raise TypeError(_located(where, error)) from error
+    except ValueError as error:
+        raise ValueError(_located(where, error)) from error
+
+
+def _located(where: tuple[str, ...], error: Exception) -> str:
+    return f"{'.'.join(where)}: {error}" if where else str(error)
+
+
+def _set(
+    draft: Any,
+    steps: list[str],
+    value: Any,
+    where: tuple[str, ...],
+    misses: list[_Miss],
+) -> bool:
+    """Sets `value` at every place that `steps` match; whether there was one."""
+    step, rest = steps[0], steps[1:]
+    names = list(draft.values) if isinstance(draft, _Draft) else []
+    matching = names if step == "*" else [step] if step in names else []
+    if not matching:
+        misses.append(_Miss(where, step, names))
+        return False
+    if not rest:
+        draft.values.update(dict.fromkeys(matching, value))
+        return True
+    found = False
+    for name in matching:
+        inner = _open(draft.values[name])
+        if _set(inner, rest, value, (*where, name), misses):
+            draft.values[name] = inner
+            found = True
+    return found
+
+
+def _matches_nothing(path: str, misses: list[_Miss]) -> str:
+    """The message for a path, from the misses that got furthest."""
+    furthest = max(len(miss.where) for miss in misses)
+    # Of several branches of a `*`, those with fields say what could have been meant.
+    deepest = [miss for miss in misses if len(miss.where) == furthest]
+    telling = [miss for miss in deepest if miss.candidates] or deepest
+    places = " and ".join(".".join(miss.where) or "the config" for miss in telling)
+    names = list(dict.fromkeys(name for miss in telling for name in miss.candidates))
+    start = f"update path {path!r} matches nothing: {places}"
+    have, their = ("have", "their") if len(telling) > 1 else ("has", "its")
+    step = telling[0].step
+    if not names:
+        return f"{start} {have} no fields, so {step!r} cannot follow"
+    message = f"{start} {have} no field {step!r}; {their} fields are: "
+    message += ", ".join(names)
+    close = difflib.get_close_matches(step, names, n=1)
+    return f"{message}. Did you mean {close[0]!r}?" if close else message

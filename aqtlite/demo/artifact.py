@@ -1,0 +1,85 @@
+"""What is saved for serving, and how another process restores it.
+
+An artifact is a folder::
+
+    checkpoint/    the serving variables, written by Orbax
+    model.json     the model's sizes
+    config.json    how it is quantized (absent for float)
+
+The checkpoint of a quantized model holds integers and scales, and no float kernel.
+"""
+
+import json
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+import flax.linen as nn
+from aqtlite import config
+from aqtlite.demo import model as model_lib
+from aqtlite.flax import convert
+
+SIZES = ("layers", "width", "heads", "length")
+CHECKPOINT = "checkpoint"
+
+
+def serving_variables(model: model_lib.Transformer, variables: Any) -> Any:
+    """The variables to serve from: converted, or for a float model as they are."""
+    if model.cfg is None:
+        return variables
+    return convert(model, variables, _sample_tokens())
+
+
+def save(folder: pathlib.Path, model: model_lib.Transformer, serving: Any) -> None:
+    """Writes an artifact, over an older one if there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = {name: getattr(model, name) for name in SIZES}
+    (folder / "model.json").write_text(json.dumps(sizes, indent=2) + "\n")
+    if model.cfg is None:
+        (folder / "config.json").unlink(missing_ok=True)
+    else:
+        (folder / "config.json").write_text(config.to_json(model.cfg) + "\n")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((folder / CHECKPOINT).resolve(), serving, force=True)
+
+
+def load(folder: pathlib.Path) -> tuple[model_lib.Transformer, Any]:
+    """Restores an artifact: the model, and the variables to serve it from."""
+    sizes = json.loads((folder / "model.json").read_text())
+    path = folder / "config.json"
+    cfg = config.from_json(path.read_text()) if path.exists() else None
+    model = model_lib.Transformer(**sizes, cfg=cfg)
+    with ocp.StandardCheckpointer() as checkpointer:
+        serving = checkpointer.restore(
+            (folder / CHECKPOINT).resolve(), _abstract_serving_variables(model)
+        )
+    return model, serving
+
+
+def checkpoint_bytes(folder: pathlib.Path) -> int:
+    """The size on disk of an artifact's checkpoint."""
+    files = (folder / CHECKPOINT).rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def quiet_logging() -> None:
+    """Keeps Orbax's progress notes, which it logs through absl, off the terminal."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+def _abstract_serving_variables(model: nn.Module) -> Any:
+    """Shapes and dtypes of the serving variables, without computing any of them."""
+    abstract = jax.eval_shape(model.init, jax.random.key(0), _sample_tokens())
+    abstract = jax.eval_shape(lambda v: serving_variables(model, v), abstract)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract
+    )
+
+
+def _sample_tokens() -> jax.Array:
+    return jnp.zeros((1, 2), jnp.int32)

@@ -1,0 +1,139 @@
+"""The text of the demo: bytes, split into training and validation."""
+
+import dataclasses
+import os
+import pathlib
+import sysconfig
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from aqtlite.demo.errors import UserError
+
+VOCABULARY = 256
+"""Tokens are bytes."""
+
+MAX_BYTES = 8 * 2**20
+"""No more than this is read: enough for any run of the demo's size."""
+
+HELD_OUT = 10
+"""The last 1 / HELD_OUT of the text is for validation."""
+
+_SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A text as uint8 arrays; validation is the tail that training never sees."""
+
+    name: str
+    training: np.ndarray
+    validation: np.ndarray
+
+    def batches(self, batch: int, length: int, seed: int) -> Iterator[np.ndarray]:
+        """Training batches without end.
+
+        Args:
+            batch: sequences per batch.
+            length: tokens that the model sees of each; every row has one more, since
+                a target is its input moved by one.
+            seed: the same seed gives the same batches.
+
+        Yields:
+            int32, ``(batch, length + 1)``.
+        """
+        generator = np.random.default_rng(seed)
+        while True:
+            starts = generator.integers(len(self.training) - length, size=batch)
+            yield _windows(self.training, starts, length)
+
+    def validation_batches(
+        self, count: int, batch: int, length: int
+    ) -> list[np.ndarray]:
+        """Fixed batches, their windows spread evenly over the held-out text."""
+        last = len(self.validation) - length - 1
+        starts = np.linspace(0, last, count * batch).astype(np.int64)
+        return [
+            _windows(self.validation, starts[i * batch : (i + 1) * batch], length)
+            for i in range(count)
+        ]
+
+
+def load(text: pathlib.Path | None, length: int) -> Corpus:
+    """Reads the text.
+
+    Args:
+        text: a file, or None for the source of Python's standard library.
+        length: the context length that the text must have room for.
+
+    Raises:
+        UserError: if the text cannot be read or is too short.
+    """
+    if text is None:
+        name, data = "Python standard library", _standard_library()
+    else:
+        name, data = text.name, _read(text)
+    held_out = len(data) // HELD_OUT
+    if held_out < length + 1:
+        raise UserError(
+            f"the text ({name}) has {len(data)} bytes; --length {length} needs at "
+            f"least {HELD_OUT * (length + 1)}"
+        )
+    tokens = np.frombuffer(data, np.uint8)
+    return Corpus(name, training=tokens[:-held_out], validation=tokens[-held_out:])
+
+
+def to_text(tokens: np.ndarray) -> str:
+    """Bytes as text that a terminal can show, whatever the model made of it."""
+    text = bytes(tokens.astype(np.uint8)).decode("utf-8", errors="replace")
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text
+    )
+
+
+def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    return tokens[starts[:, None] + np.arange(length + 1)].astype(np.int32)
+
+
+def _read(path: pathlib.Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES)
+    except OSError as e:
+        raise UserError(f"cannot read --text {path}: {e.strerror}") from e
+
+
+def _standard_library() -> bytes:
+    """The first `MAX_BYTES` of the library's modules, as whole files.
+
+    They are ordered by a checksum of their paths: the same on every run, but mixed, so
+    that the held-out tail is text of the same kind as the rest. (By name, it would be
+    the tables of `encodings`.)
+    """
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    paths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        paths += [pathlib.Path(folder, name) for name in files if name.endswith(".py")]
+
+    def order(path: pathlib.Path) -> tuple[int, str]:
+        name = path.relative_to(root).as_posix()
+        return zlib.crc32(name.encode()), name
+
+    data = bytearray()
+    for path in sorted(paths, key=order):
+        try:
+            data += path.read_bytes()
+        except OSError:
+            continue  # A module that may not be read is one module less.
+        if len(data) >= MAX_BYTES:
+            break
+    if not data:
+        raise UserError(
+            f"found no source of the Python standard library in {root}; name a text "
+            "with --text FILE"
+        )
+    return bytes(data[:MAX_BYTES])

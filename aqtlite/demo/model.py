@@ -1,0 +1,59 @@
+"""A byte-level transformer; what makes it quantized is its `dot_general`."""
+
+import jax
+import jax.numpy as jnp
+
+import flax.linen as nn
+from aqtlite import config
+from aqtlite.demo import corpus
+from aqtlite.flax import AqtDotGeneral
+
+
+class Transformer(nn.Module):
+    """A pre-LN causal transformer over bytes.
+
+    One object trains, evaluates, converts and serves; its clone with
+    ``decode=True`` generates token by token from the same variables.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    length: int
+    """The longest sequence, and the size of the KV cache."""
+    cfg: config.DotGeneral | None = None
+    """How every projection is quantized; None leaves them in float."""
+    decode: bool = False
+    """Whether a call takes one token and continues from the ``cache`` collection."""
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns the next token's logits, ``(batch, length, 256)``."""
+        dot_general = AqtDotGeneral(self.cfg)
+        x = nn.Embed(corpus.VOCABULARY, self.width, name="tokens")(tokens)
+        positions = self._positions(tokens.shape[1])
+        x = x + nn.Embed(self.length, self.width, name="positions")(positions)
+        mask = None if self.decode else nn.make_causal_mask(tokens)
+        for _ in range(self.layers):
+            y = nn.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(
+                self.heads,
+                decode=self.decode,
+                qkv_dot_general=dot_general,
+                out_dot_general=dot_general,
+            )(y, mask=mask)
+            y = nn.LayerNorm()(x)
+            y = nn.gelu(nn.Dense(4 * self.width, dot_general=dot_general)(y))
+            x = x + nn.Dense(self.width, dot_general=dot_general)(y)
+        x = nn.LayerNorm()(x)
+        return nn.Dense(corpus.VOCABULARY, dot_general=dot_general, name="logits")(x)
+
+    def _positions(self, count: int) -> jax.Array:
+        if not self.decode:
+            return jnp.arange(count)
+        initialized = self.has_variable("cache", "position")
+        position = self.variable("cache", "position", jnp.zeros, (), jnp.int32)
+        positions = position.value + jnp.arange(count)
+        if initialized:
+            position.value += count
+        return positions

@@ -1,0 +1,153 @@
+"""What the demo shows at its end: a table, loss curves, samples, figures as JSON."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import rich.box
+import rich.panel
+import rich.table
+import rich.text
+
+from aqtlite.demo import corpus, training
+from aqtlite.demo.serving import Served
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """The figures of one model."""
+
+    validation_loss: float
+    step_seconds: float
+    checkpoint_bytes: int
+    bit_exact: bool
+    largest_difference: float
+    seconds_per_token: float
+
+
+def figures(
+    trained: training.Trained, checkpoint_bytes: int, served: Served
+) -> Figures:
+    """Collects what the steps of the demo found about one model."""
+    return Figures(
+        validation_loss=trained.validation_loss,
+        step_seconds=trained.step_seconds,
+        checkpoint_bytes=checkpoint_bytes,
+        bit_exact=served.bit_exact,
+        largest_difference=served.largest_difference,
+        seconds_per_token=served.seconds_per_token,
+    )
+
+
+def table(found: Mapping[str, Figures]) -> rich.table.Table:
+    """The table: a column for each of two models, and one that compares them."""
+    (base_name, base), (name, other) = found.items()
+
+    def ratio(field: str) -> str:
+        divisor = getattr(base, field)
+        return f"{getattr(other, field) / divisor:.2f}x" if divisor else ""
+
+    rows = rich.table.Table(box=rich.box.SIMPLE_HEAD)
+    rows.add_column("")
+    for column in (base_name, name, f"{name} / {base_name}"):
+        rows.add_column(column, justify="right", no_wrap=True)
+    rows.add_row(
+        "validation loss, nats per byte",
+        f"{base.validation_loss:.4f}",
+        f"{other.validation_loss:.4f}",
+        f"{other.validation_loss - base.validation_loss:+.4f}",
+    )
+    rows.add_row(
+        "median training step",
+        _milliseconds(base.step_seconds),
+        _milliseconds(other.step_seconds),
+        ratio("step_seconds"),
+    )
+    rows.add_row(
+        "serving checkpoint on disk",
+        _megabytes(base.checkpoint_bytes),
+        _megabytes(other.checkpoint_bytes),
+        ratio("checkpoint_bytes"),
+    )
+    rows.add_row(
+        "served equals trained, bit for bit",
+        "yes" if base.bit_exact else "NO",
+        "yes" if other.bit_exact else "NO",
+        "",
+    )
+    rows.add_row(
+        "time per generated token",
+        _milliseconds(base.seconds_per_token),
+        _milliseconds(other.seconds_per_token),
+        ratio("seconds_per_token"),
+    )
+    return rows
+
+
+def sample(title: str, tokens: np.ndarray) -> rich.panel.Panel:
+    """Tokens as text, in a box."""
+    text = rich.text.Text(corpus.to_text(tokens))
+    return rich.panel.Panel(text, title=title, title_align="left")
+
+
+def failures(found: Mapping[str, Figures]) -> list[str]:
+    """What a user must know that went wrong, a line each."""
+    lines = []
+    for name, figure in found.items():
+        if not math.isfinite(figure.validation_loss):
+            lines.append(f"{name}: training diverged; try a smaller --lr")
+        if not figure.bit_exact:
+            lines.append(
+                f"{name}: what is served is NOT what was trained: the logits differ by "
+                f"up to {figure.largest_difference:.3g}"
+            )
+    return lines
+
+
+def write_figures(
+    path: pathlib.Path, options: Mapping, found: Mapping[str, Figures]
+) -> None:
+    """Writes the options and the figures, unrounded, as JSON."""
+    models = {name: dataclasses.asdict(figure) for name, figure in found.items()}
+    text = json.dumps({"options": dict(options), "models": models}, indent=2)
+    path.write_text(text + "\n")
+
+
+def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> bool:
+    """Draws training and validation loss by step.
+
+    Returns:
+        Whether it could: False where matplotlib is not installed.
+    """
+    try:
+        from matplotlib import figure as figure_lib
+    except ModuleNotFoundError:
+        return False
+    figure = figure_lib.Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for (name, run), style in zip(runs.items(), ("-", "--"), strict=False):
+        steps = range(1, len(run.losses) + 1)
+        (line,) = axes.plot(steps, run.losses, style, alpha=0.5, label=f"{name}, train")
+        axes.plot(
+            *zip(*run.curve, strict=True),
+            style,
+            marker="o",
+            color=line.get_color(),
+            label=f"{name}, validation",
+        )
+    axes.set(xlabel="step", ylabel="loss, nats per byte")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    return True
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.2f} MB"

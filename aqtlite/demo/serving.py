@@ -1,0 +1,127 @@
+"""Serving an artifact in a fresh process, and checking it against the training.
+
+The process knows nothing but the artifact's folder: neither the float weights nor the
+trainer's memory. `serve_in_fresh_process` is the trainer's side,
+``python -m aqtlite.demo.serving FOLDER`` the server's.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import aqtlite
+from aqtlite.demo import artifact, generate
+from aqtlite.demo.errors import ServingError
+
+REQUEST = "request.npz"
+RESPONSE = "response.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What the serving process found."""
+
+    bit_exact: bool
+    """Whether the served logits equal the trained ones in every bit."""
+    largest_difference: float
+    seconds_per_token: float
+    sample: list[int]
+    """The generated tokens."""
+
+
+def forward(model: Any, variables: Any, tokens: np.ndarray) -> np.ndarray:
+    """The compiled model's logits: the same call where trained and where served."""
+    return np.asarray(jax.jit(model.apply)(variables, tokens))
+
+
+def serve_in_fresh_process(
+    folder: pathlib.Path,
+    *,
+    tokens: np.ndarray,
+    trained_logits: np.ndarray,
+    prompt: np.ndarray,
+    new_tokens: int,
+    seed: int,
+) -> Served:
+    """Serves the artifact in `folder` from a new process.
+
+    Args:
+        folder: what `artifact.save` wrote.
+        tokens: a batch, ``(batch, length)``.
+        trained_logits: what `forward` gave for it with the trained variables.
+        prompt: tokens to continue.
+        new_tokens: how many to generate.
+        seed: of the sampling.
+
+    Raises:
+        ServingError: if the process failed.
+    """
+    np.savez(
+        folder / REQUEST,
+        tokens=tokens,
+        trained_logits=trained_logits,
+        prompt=prompt,
+        new_tokens=new_tokens,
+        seed=seed,
+    )
+    (folder / RESPONSE).unlink(missing_ok=True)
+    # The same aqtlite, also where it runs from a checkout and is not installed.
+    root = str(pathlib.Path(aqtlite.__path__[0]).parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    process = subprocess.run(
+        [sys.executable, "-m", "aqtlite.demo.serving", str(folder)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ServingError(
+            f"the serving process for {folder} failed with exit code "
+            f"{process.returncode}: {last}"
+        ) from RuntimeError(process.stderr)
+    return Served(**json.loads((folder / RESPONSE).read_text()))
+
+
+def serve(folder: pathlib.Path) -> Served:
+    """Restores an artifact, answers the request beside it, and times it."""
+    model, variables = artifact.load(folder)
+    with np.load(folder / REQUEST) as request:
+        served_logits = forward(model, variables, request["tokens"])
+        trained_logits = request["trained_logits"]
+        sample, seconds_per_token = generate.generate(
+            model,
+            variables,
+            request["prompt"],
+            int(request["new_tokens"]),
+            int(request["seed"]),
+        )
+    return Served(
+        bit_exact=served_logits.tobytes() == trained_logits.tobytes(),
+        largest_difference=float(np.abs(served_logits - trained_logits).max()),
+        seconds_per_token=seconds_per_token,
+        sample=sample.tolist(),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The serving process: one folder in, `RESPONSE` beside it out."""
+    parser = argparse.ArgumentParser(prog="python -m aqtlite.demo.serving")
+    parser.add_argument("folder", type=pathlib.Path, help="an artifact with a request")
+    folder = parser.parse_args(argv).folder
+    artifact.quiet_logging()
+    served = serve(folder)
+    (folder / RESPONSE).write_text(json.dumps(dataclasses.asdict(served)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Training several models side by side, on the same data, step by step in turn."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import flax.linen as nn
+
+CURVE_POINTS = 10
+"""How often the validation loss is measured on the way, for the curves."""
+
+CURVE_BATCHES = 4
+"""On how many of the validation batches."""
+
+
+@dataclasses.dataclass
+class Trained:
+    """A trained model and how its training went."""
+
+    model: nn.Module
+    variables: Any
+    validation_loss: float = float("nan")
+    losses: list[float] = dataclasses.field(default_factory=list)
+    """The training loss of each step."""
+    curve: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    """(step, validation loss on some of the batches)."""
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    """The time of each step."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The median step; the first, which compiles, does not count."""
+        return statistics.median(self.seconds[1:] or self.seconds)
+
+
+def optimizer(lr: float, steps: int) -> optax.GradientTransformation:
+    """AdamW with clipped gradients, a short warmup and a cosine decay to zero."""
+    warmup = max(1, steps // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, lr, warmup, max(steps, 2))
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)
+    )
+
+
+def loss_fn(model: nn.Module, variables: Any, batch: jax.Array) -> jax.Array:
+    """Mean cross-entropy, in nats per byte, of predicting each row's next byte."""
+    logits = model.apply(variables, batch[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+
+def make_step(model: nn.Module, tx: optax.GradientTransformation) -> Callable:
+    """A compiled training step: ``(variables, opt_state, batch) -> (..., loss)``."""
+
+    def step(variables, opt_state, batch):
+        loss, grads = jax.value_and_grad(lambda v: loss_fn(model, v, batch))(variables)
+        updates, opt_state = tx.update(grads, opt_state, variables)
+        return optax.apply_updates(variables, updates), opt_state, loss
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def evaluate(evaluation: Callable, variables: Any, batches: Sequence) -> float:
+    """The mean of a compiled loss over batches."""
+    return float(np.mean([evaluation(variables, batch) for batch in batches]))
+
+
+def train_side_by_side(
+    models: Mapping[str, nn.Module],
+    batches: Iterator[np.ndarray],
+    validation: Sequence[np.ndarray],
+    *,
+    steps: int,
+    lr: float,
+    seed: int,
+    on_step: Callable[[int, Mapping[str, Trained]], None],
+) -> dict[str, Trained]:
+    """Trains every model from the same key on the same batches.
+
+    The models take turns at every step, in alternating order, so that a machine that
+    slows down on the way slows all of them alike and their times stay comparable.
+
+    Args:
+        models: by name.
+        batches: int32 arrays, ``(batch, length + 1)``.
+        validation: the same kind of arrays, on which losses are measured.
+        steps: optimizer steps of each model.
+        lr: the peak learning rate.
+        seed: of the initial weights.
+        on_step: called after each step with its number (from 1) and all so far.
+
+    Returns:
+        What was trained, by the same names.
+    """
+    tx = optimizer(lr, steps)
+    runs, opt_states, step_fns, evaluations = {}, {}, {}, {}
+    for name, model in models.items():
+        variables = jax.jit(model.init)(jax.random.key(seed), validation[0][:, :-1])
+        runs[name] = Trained(model, variables)
+        opt_states[name] = tx.init(variables)
+        step_fns[name] = make_step(model, tx)
+        evaluations[name] = jax.jit(lambda v, b, model=model: loss_fn(model, v, b))
+
+    curve_steps = {round(steps * i / CURVE_POINTS) for i in range(1, CURVE_POINTS + 1)}
+    order = list(models)
+    for step in range(1, steps + 1):
+        batch = next(batches)
+        for name in order:
+            run = runs[name]
+            start = time.perf_counter()
+            run.variables, opt_states[name], loss = step_fns[name](
+                run.variables, opt_states[name], batch
+            )
+            loss = float(loss)
+            jax.block_until_ready(run.variables)
+            run.seconds.append(time.perf_counter() - start)
+            run.losses.append(loss)
+        order.reverse()
+        if step in curve_steps:
+            for name, run in runs.items():
+                loss = evaluate(
+                    evaluations[name], run.variables, validation[:CURVE_BATCHES]
+                )
+                run.curve.append((step, loss))
+        on_step(step, runs)
+
+    for name, run in runs.items():
+        run.validation_loss = evaluate(evaluations[name], run.variables, validation)
+    return runs

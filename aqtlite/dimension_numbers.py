@@ -1,0 +1,184 @@
+"""Algebra of axes for `jax.lax.dot_general`.
+
+A dot_general is described by ``((lhs_ca, rhs_ca), (lhs_ba, rhs_ba))``: contracting
+and batch axes of either operand. Every other axis is *remaining*. The output's axes
+are the batch axes, then lhs's remaining axes, then rhs's.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Axes = tuple[int, ...]
+DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
+
+
+def canonicalize(
+    dimension_numbers: Any, lhs_shape: Sequence[int], rhs_shape: Sequence[int]
+) -> DimensionNumbers:
+    """Checks dimension numbers against the operands and returns them as plain tuples.
+
+    Raises:
+        ValueError: if an axis is out of range or named twice, if the two sides name
+            different numbers of axes, or if paired axes differ in size.
+        TypeError: if ``dimension_numbers`` is not nested as `lax.dot_general` asks.
+    """
+    try:
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = (
+            (tuple(int(axis) for axis in lhs), tuple(int(axis) for axis in rhs))
+            for lhs, rhs in dimension_numbers
+        )
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "dimension_numbers must be ((lhs_contracting, rhs_contracting), "
+            f"(lhs_batch, rhs_batch)), each a sequence of ints; got "
+            f"{dimension_numbers!r}"
+        ) from error
+    for side, axes, shape in (
+        ("lhs", lhs_ca + lhs_ba, lhs_shape),
+        ("rhs", rhs_ca + rhs_ba, rhs_shape),
+    ):
+        if any(not 0 <= axis < len(shape) for axis in axes):
+            raise ValueError(
+                f"dimension_numbers {dimension_numbers} name an axis that {side} of "
+                f"shape {tuple(shape)} does not have"
+            )
+        if len(set(axes)) != len(axes):
+            raise ValueError(
+                f"dimension_numbers {dimension_numbers} name an axis of {side} twice"
+            )
+    for kind, lhs_axes, rhs_axes in (
+        ("contracting", lhs_ca, rhs_ca),
+        ("batch", lhs_ba, rhs_ba),
+    ):
+        lhs_sizes = [lhs_shape[axis] for axis in lhs_axes]
+        rhs_sizes = [rhs_shape[axis] for axis in rhs_axes]
+        if lhs_sizes != rhs_sizes:
+            raise ValueError(
+                f"the {kind} axes of lhs {tuple(lhs_shape)} and rhs "
+                f"{tuple(rhs_shape)} differ in number or size: {lhs_axes} of sizes "
+                f"{lhs_sizes} against {rhs_axes} of sizes {rhs_sizes}"
+            )
+    return (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+
+
+def remaining_axes(ndim: int, contracting: Axes, batch: Axes) -> Axes:
+    """The axes of an operand that are neither contracting nor batch, in order."""
+    return tuple(a for a in range(ndim) if a not in contracting and a not in batch)
+
+
+def transpose(dims: DimensionNumbers) -> DimensionNumbers:
+    """The dimension numbers of the same contraction with lhs and rhs exchanged."""
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    return (rhs_ca, lhs_ca), (rhs_ba, lhs_ba)
+
+
+def for_dlhs(
+    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+) -> tuple[DimensionNumbers, Axes]:
+    """How to contract the output's gradient with rhs to get lhs's gradient.
+
+    Returns:
+        The dimension numbers of ``dot_general(g, rhs)``, and the permutation that
+        brings its result into lhs's order of axes.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    lhs_ra = remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
+    rhs_ra = remaining_axes(rhs_ndim, rhs_ca, rhs_ba)
+    first_rhs_ra = len(lhs_ba) + len(lhs_ra)
+    g_ca = tuple(range(first_rhs_ra, first_rhs_ra + len(rhs_ra)))
+    g_ba = tuple(range(len(lhs_ba)))
+    # The result's axes: batch, lhs's remaining, then rhs's contracting in rhs's order.
+    lhs_ca_in_rhs_order = tuple(lhs_ca[i] for i in np.argsort(rhs_ca))
+    order = lhs_ba + lhs_ra + lhs_ca_in_rhs_order
+    return ((g_ca, rhs_ra), (g_ba, rhs_ba)), tuple(int(i) for i in np.argsort(order))
+
+
+def for_drhs(
+    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+) -> tuple[DimensionNumbers, Axes]:
+    """How to contract the output's gradient with lhs to get rhs's gradient.
+
+    Returns:
+        The dimension numbers of ``dot_general(g, lhs)``, and the permutation that
+        brings its result into rhs's order of axes.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    lhs_ra = remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
+    rhs_ra = remaining_axes(rhs_ndim, rhs_ca, rhs_ba)
+    g_ca = tuple(range(len(lhs_ba), len(lhs_ba) + len(lhs_ra)))
+    g_ba = tuple(range(len(lhs_ba)))
+    rhs_ca_in_lhs_order = tuple(rhs_ca[i] for i in np.argsort(lhs_ca))
+    order = rhs_ba + rhs_ra + rhs_ca_in_lhs_order
+    return ((g_ca, lhs_ra), (g_ba, lhs_ba)), tuple(int(i) for i in np.argsort(order))
+
+
+def lhs_scale_to_output(
+    scale: jax.Array, dims: DimensionNumbers, rhs_ndim: int
+) -> jax.Array:
+    """Lays a keepdims scale of lhs out so that it multiplies the output.
+
+    The scale must have size 1 along the contracting axes.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    lhs_ra = remaining_axes(scale.ndim, lhs_ca, lhs_ba)
+    rhs_rank = rhs_ndim - len(rhs_ca) - len(rhs_ba)
+    permuted = scale.transpose(lhs_ba + lhs_ra + lhs_ca)
+    shape = permuted.shape[: len(lhs_ba) + len(lhs_ra)] + (1,) * rhs_rank
+    return permuted.reshape(shape)
+
+
+def rhs_scale_to_output(
+    scale: jax.Array, dims: DimensionNumbers, lhs_ndim: int
+) -> jax.Array:
+    """Lays a keepdims scale of rhs out so that it multiplies the output."""
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    rhs_ra = remaining_axes(scale.ndim, rhs_ca, rhs_ba)
+    lhs_rank = lhs_ndim - len(lhs_ca) - len(lhs_ba)
+    permuted = scale.transpose(rhs_ba + rhs_ra + rhs_ca)
+    batch = permuted.shape[: len(rhs_ba)]
+    rest = permuted.shape[len(rhs_ba) : len(rhs_ba) + len(rhs_ra)]
+    return permuted.reshape(batch + (1,) * lhs_rank + rest)
+
+
+def rhs_scale_to_lhs(
+    scale: jax.Array, dims: DimensionNumbers, lhs_ndim: int
+) -> jax.Array:
+    """Lays a keepdims scale of rhs out so that it multiplies lhs.
+
+    What this moves are the scale's contracting and batch axes: it must have size 1
+    along rhs's remaining axes.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    rhs_ra = remaining_axes(scale.ndim, rhs_ca, rhs_ba)
+    permuted = scale.transpose(rhs_ca + rhs_ba + rhs_ra)
+    sizes = permuted.shape[: len(rhs_ca) + len(rhs_ba)]
+    lhs_axes = lhs_ca + lhs_ba
+    ordered = permuted.reshape(sizes).transpose(tuple(np.argsort(lhs_axes)))
+    shape = [1] * lhs_ndim
+    for axis, size in zip(lhs_axes, sizes, strict=True):
+        shape[axis] = size
+    return ordered.reshape(shape)
+
+
+def output_shape(
+    dims: DimensionNumbers, lhs_shape: Sequence[int], rhs_shape: Sequence[int]
+) -> tuple[int, ...]:
+    """The shape of the contraction's result."""
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    lhs_ra = remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
+    rhs_ra = remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)
+    return (
+        *(lhs_shape[a] for a in lhs_ba),
+        *(lhs_shape[a] for a in lhs_ra),
+        *(rhs_shape[a] for a in rhs_ra),
+    )
+
+
+def contraction_size(dims: DimensionNumbers, lhs_shape: Sequence[int]) -> int:
+    """How many products are summed into one element of the output."""
+    (lhs_ca, _), _ = dims
+    return math.prod(lhs_shape[axis] for axis in lhs_ca)

@@ -1,0 +1,141 @@
+"""A quantized einsum of two operands."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import opt_einsum
+
+from aqtlite import config, dot_general
+
+
+def einsum(
+    eqn: str,
+    lhs: Any,
+    rhs: Any,
+    *,
+    cfg: config.DotGeneral | None,
+    key: jax.Array | None = None,
+    preferred_element_type: Any = None,
+) -> jax.Array:
+    """Evaluates a two-operand einsum with a quantized contraction.
+
+    Args:
+        eqn: any equation that `jnp.einsum` takes for two operands: with an ellipsis,
+            with letters repeated in one operand (its diagonal), summed away in one
+            operand, or of size one in one operand, with or without ``->``.
+        lhs: floating; ``cfg.fwd.lhs`` is its config, in whatever order the
+            contraction runs.
+        rhs: floating; ``cfg.fwd.rhs`` is its config.
+        cfg: what to quantize. None contracts in floating point.
+        key: as for the function that `make_dot_general` returns.
+        preferred_element_type: the dtype of the output.
+
+    Returns:
+        What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype.
+
+    Raises:
+        ValueError: if the equation does not fit two operands of these shapes.
+        TypeError: if an operand is not floating and `cfg` quantizes.
+
+    >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
+    >>> einsum("...k,kn->...n", x, w, cfg=config.fully_quantized()).shape
+    (2, 3, 5)
+    """
+    return contract(
+        eqn,
+        lhs,
+        rhs,
+        dot_general.make_dot_general(cfg),
+        key=key,
+        preferred_element_type=preferred_element_type,
+    )
+
+
+def contract(
+    eqn: str, lhs: Any, rhs: Any, dot: dot_general.DotGeneral, **kwargs: Any
+) -> jax.Array:
+    """`einsum` by any `dot` that has the signature of `lax.dot_general`.
+
+    `dot` is called once, with `lhs` first. `kwargs` go to it.
+    """
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
+    lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
+    rhs, rhs_names = _drop_singletons(rhs, rhs_names, lhs, lhs_names)
+    lhs, lhs_names = _keep_distinct(lhs, lhs_names, rhs_names + out_names)
+    rhs, rhs_names = _keep_distinct(rhs, rhs_names, lhs_names + out_names)
+    shared = [name for name in lhs_names if name in rhs_names]
+    batch = [name for name in shared if name in out_names]
+    contracting = [name for name in shared if name not in out_names]
+    dimension_numbers = tuple(
+        (
+            tuple(lhs_names.index(name) for name in group),
+            tuple(rhs_names.index(name) for name in group),
+        )
+        for group in (contracting, batch)
+    )
+    out = dot(lhs, rhs, dimension_numbers, **kwargs)
+    names = batch + [
+        name for name in lhs_names + rhs_names if name not in batch + contracting
+    ]
+    return out.transpose([names.index(name) for name in out_names])
+
+
+def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
+    """The letters of both operands and of the output, ellipses spelled out."""
+    if not isinstance(eqn, str):
+        raise TypeError(f"eqn must be a string, got {type(eqn).__name__}")
+    if eqn.count(",") != 1:
+        raise ValueError(
+            f"einsum equation {eqn!r} has {eqn.count(',') + 1} operands; a quantized "
+            "einsum takes two"
+        )
+    try:
+        inputs, out_names, _ = opt_einsum.parser.parse_einsum_input(
+            (eqn, lhs.shape, rhs.shape), shapes=True
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"einsum equation {eqn!r} does not fit operands of shapes {lhs.shape} and "
+            f"{rhs.shape}: {error}"
+        ) from error
+    lhs_names, rhs_names = inputs.split(",")
+    sizes: dict[str, int] = {}
+    for names, shape in ((lhs_names, lhs.shape), (rhs_names, rhs.shape)):
+        if len(names) != len(shape):
+            raise ValueError(
+                f"einsum equation {eqn!r} names {len(names)} axes of an operand of "
+                f"shape {shape}"
+            )
+        for name, size in zip(names, shape, strict=True):
+            if sizes.setdefault(name, size) != size and 1 not in (sizes[name], size):
+                raise ValueError(
+                    f"einsum equation {eqn!r}: axis {name!r} has size {sizes[name]} "
+                    f"and size {size} in operands of shapes {lhs.shape} and {rhs.shape}"
+                )
+            sizes[name] = max(sizes[name], size)
+    if len(set(out_names)) != len(out_names):
+        raise ValueError(f"einsum equation {eqn!r} names an output axis twice")
+    return lhs_names, rhs_names, out_names
+
+
+def _drop_singletons(x, names, other, other_names):
+    """Takes away axes of size one that the other operand has in full."""
+    axes = [
+        axis
+        for axis, name in enumerate(names)
+        if x.shape[axis] == 1
+        and name in other_names
+        and other.shape[other_names.index(name)] != 1
+    ]
+    kept = "".join(name for axis, name in enumerate(names) if axis not in axes)
+    return x.squeeze(axes), kept
+
+
+def _keep_distinct(x, names, wanted):
+    """Takes diagonals, and sums away letters that nothing else names."""
+    kept = "".join(dict.fromkeys(name for name in names if name in wanted))
+    if kept == names:
+        return x, names
+    return jnp.einsum(f"{names}->{kept}", x), kept

@@ -1,0 +1,8 @@
+"""Quantized contractions for Flax, and the conversion of trained models to serving."""
+
+from aqtlite.flax.convert import convert
+from aqtlite.flax.linen import AqtDotGeneral, AqtEinsum
+from aqtlite.flax.mode import QuantMode
+from aqtlite.flax.placeholder import FrozenKernel
+
+__all__ = ["AqtDotGeneral", "AqtEinsum", "FrozenKernel", "QuantMode", "convert"]

@@ -1,0 +1,272 @@
+"""The functions to inject into Flax Linen layers."""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+from flax import linen as nn
+from flax.core import Scope
+
+from aqtlite import config, dot_general, einsum
+from aqtlite import dimension_numbers as dn
+from aqtlite.flax import site
+from aqtlite.flax.mode import QuantMode
+from aqtlite.qtensor import QTensor
+
+FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtDotGeneral:
+    """A quantized `dot_general` for Flax Linen layers and modules.
+
+    It goes where a layer takes `dot_general=`, and as
+    ``functools.partial(AqtDotGeneral, cfg)`` where it takes `dot_general_cls=`. It is
+    not a module: it has no variables or names of its own, compares by value, and one
+    instance may go into any number of layers. What `convert` freezes lies in the
+    collection "aqt" under the path of the module that makes the call.
+
+    What a call does depends on the variables that the model was given:
+
+    - inside `convert`, it records its quantized operands;
+    - where the variables hold frozen weights, it contracts those;
+    - otherwise it quantizes both operands, and differentiates (training).
+
+    Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
+    from the bits of the gradients, so that no stream is needed.
+
+    >>> import flax.linen as nn, jax.numpy as jnp
+    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 3)))
+    >>> dense.apply(variables, jnp.ones((2, 3))).shape
+    (2, 4)
+
+    Raises:
+        TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
+        ValueError: if another field has a value that is not listed.
+    """
+
+    cfg: config.DotGeneral | None
+    """What to quantize; None is exactly `lax.dot_general`."""
+
+    quant_mode: QuantMode | None = None
+    """Imposes a mode. None: the variables decide."""
+
+    frozen_operands: FrozenOperands = "auto"
+    """Which operands `convert` freezes. "auto": those whose values depend on nothing
+    but parameters and constants."""
+
+    name: str | None = None
+    """The name of the frozen weights' scope. Wanted where one object is called for
+    several weights in a method that is not `@nn.compact`."""
+
+    def __post_init__(self):
+        dot_general.make_dot_general(self.cfg)  # Checks the type.
+        if not isinstance(self.quant_mode, QuantMode | None):
+            raise ValueError(
+                f"AqtDotGeneral.quant_mode must be a QuantMode or None, got "
+                f"{self.quant_mode!r}"
+            )
+        if self.frozen_operands not in ("auto", "lhs", "rhs", "both", "none"):
+            raise ValueError(
+                "AqtDotGeneral.frozen_operands must be 'auto', 'lhs', 'rhs', 'both' or "
+                f"'none', got {self.frozen_operands!r}"
+            )
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
+        dot = dot_general.make_dot_general(self.cfg)
+        if self.cfg is not None and self.cfg.is_quantized:
+            scope = site.find_scope(self, self.name)
+            if scope is not None:
+                lhs, rhs = self._frozen_or_recorded(scope, lhs, rhs, dimension_numbers)
+                if key is None and self._wants_key(scope):
+                    key = scope.make_rng(site.COLLECTION)
+            elif self.quant_mode is QuantMode.SERVE:
+                raise ValueError(
+                    "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a "
+                    "Flax module, where there are no frozen weights"
+                )
+        return dot(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision,
+            preferred_element_type,
+            out_sharding=out_sharding,
+            key=key,
+        )
+
+    def _wants_key(self, scope: Scope) -> bool:
+        needs_noise = any(
+            raw.lhs.is_quantized and raw.lhs.numerics.needs_noise
+            for raw in (self.cfg.dlhs, self.cfg.drhs)
+        )
+        return needs_noise and scope.has_rng(site.COLLECTION)
+
+    def _frozen_or_recorded(
+        self, scope: Scope, lhs: Any, rhs: Any, dimension_numbers: Any
+    ) -> tuple[Any, Any]:
+        """The operands, frozen ones in place of those that are."""
+        mode = self.quant_mode
+        if mode is QuantMode.TRAIN:
+            return lhs, rhs
+        dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+        here = site.Site(
+            cfg=self.cfg,
+            dimension_numbers=dims,
+            shapes=(lhs.shape, rhs.shape),
+            frozen=(),
+        )
+        if site.is_converting():
+            self._record(scope, here, lhs, rhs)
+            return lhs, rhs
+        if mode is QuantMode.CONVERT:
+            raise ValueError(
+                "AqtDotGeneral(quant_mode=QuantMode.CONVERT) was called outside "
+                "aqtlite.flax.convert, which is what converts"
+            )
+        is_serving = not scope.is_collection_empty(site.COLLECTION)
+        if mode is QuantMode.SERVE or (is_serving and self.frozen_operands != "none"):
+            return _frozen(scope, here, lhs, rhs)
+        return lhs, rhs
+
+    def _record(self, scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> None:
+        sides = {"auto": ("lhs", "rhs"), "both": ("lhs", "rhs"), "none": ()}.get(
+            self.frozen_operands, (self.frozen_operands,)
+        )
+        if sides and not scope.is_mutable_collection(site.COLLECTION):
+            raise ValueError(
+                f"the frozen weights of {scope.path_text or '/'} cannot leave the "
+                "transformation around it, which does not lift the collection "
+                f"'{site.COLLECTION}'. Name it beside 'params': nn.scan or nn.vmap("
+                f"..., variable_axes={{'params': 0, '{site.COLLECTION}': 0}})"
+            )
+        operands = dict(
+            zip(
+                ("lhs", "rhs"),
+                dot_general.quantize_operands(
+                    self.cfg, lhs, rhs, here.dimension_numbers
+                ),
+                strict=True,
+            )
+        )
+        wanted = {side: operands[side] for side in sides if operands[side] is not None}
+        required = () if self.frozen_operands == "auto" else tuple(wanted)
+        here = dataclasses.replace(here, frozen=required)
+        # A module that is called twice records twice; `convert` compares.
+        repeat = 0
+        while scope.has_variable(site.COLLECTION, _repeated("site", repeat)):
+            repeat += 1
+        scope.put_variable(site.COLLECTION, _repeated("site", repeat), here)
+        for side, qtensor in wanted.items():
+            scope.put_variable(site.COLLECTION, _repeated(side, repeat), qtensor)
+
+
+def _repeated(name: str, repeat: int) -> str:
+    return name if repeat == 0 else f"{name}#{repeat}"
+
+
+def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    """The operands for serving, checked against what was converted."""
+    where = scope.path_text or "/"
+    stored = scope.get_variable(site.COLLECTION, "site")
+    if not isinstance(stored, site.Site):
+        found = "nothing" if stored is None else f"a {type(stored).__name__}"
+        raise ValueError(
+            f"the variables hold frozen weights, but {found} for {where}: they come "
+            "from another model, from another method of it, or were restored from a "
+            "checkpoint without a target. Convert this model, or restore with "
+            "jax.eval_shape(lambda v: convert(model, v, *args), variables) as target"
+        )
+    if stored.cfg != here.cfg:
+        raise ValueError(
+            f"the frozen weights of {where} were converted with another config.\n"
+            f"converted with: {stored.cfg}\ncalled with: {here.cfg}"
+        )
+    operands = {"lhs": lhs, "rhs": rhs}
+    for index, side in enumerate(("lhs", "rhs")):
+        if side not in stored.frozen:
+            continue
+        if stored.dimension_numbers != here.dimension_numbers:
+            raise ValueError(
+                f"the frozen {side} of {where} was converted for dimension_numbers "
+                f"{stored.dimension_numbers}, and is called with "
+                f"{here.dimension_numbers}"
+            )
+        qtensor = nn.meta.unbox(scope.get_variable(site.COLLECTION, side))
+        if not isinstance(qtensor, QTensor):
+            raise ValueError(
+                f"the frozen {side} of {where}, of shape {stored.shapes[index]}, is "
+                f"missing from the collection '{site.COLLECTION}'; convert again"
+            )
+        if qtensor.shape != operands[side].shape:
+            raise ValueError(
+                f"the frozen {side} of {where} has shape {qtensor.shape}, but the call "
+                f"has a {side} of shape {operands[side].shape}"
+            )
+        operands[side] = qtensor
+    return operands["lhs"], operands["rhs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtEinsum:
+    """A quantized einsum for Flax modules: `AqtDotGeneral` behind an equation.
+
+    It also goes where Flax takes `einsum=`, as in `nn.dot_product_attention`.
+
+    >>> import jax.numpy as jnp
+    >>> einsum = AqtEinsum(config.fully_quantized())
+    >>> einsum("bk,kn->bn", jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+    (2, 4)
+    """
+
+    cfg: config.DotGeneral | None
+    """What to quantize; None contracts in floating point."""
+
+    quant_mode: QuantMode | None = None
+    """As in `AqtDotGeneral`."""
+
+    frozen_operands: FrozenOperands = "auto"
+    """As in `AqtDotGeneral`; "lhs" is the equation's first operand."""
+
+    name: str | None = None
+    """As in `AqtDotGeneral`."""
+
+    def __post_init__(self):
+        self._dot_general()  # Checks the fields.
+
+    def _dot_general(self) -> AqtDotGeneral:
+        fields = (self.cfg, self.quant_mode, self.frozen_operands, self.name)
+        return AqtDotGeneral(*fields)
+
+    def __call__(
+        self,
+        eqn: str,
+        lhs: Any,
+        rhs: Any,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
+        return einsum.contract(
+            eqn,
+            lhs,
+            rhs,
+            functools.partial(self._dot_general(), precision=precision),
+            preferred_element_type=preferred_element_type,
+            key=key,
+        )

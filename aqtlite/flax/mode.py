@@ -1,0 +1,16 @@
+"""What a contraction inside a Flax module does with frozen weights."""
+
+import enum
+
+
+class QuantMode(enum.Enum):
+    """A mode to impose; normally the variables decide, and no mode is needed."""
+
+    TRAIN = "train"
+    """Quantize both operands at every call, whatever the variables hold."""
+
+    CONVERT = "convert"
+    """Record the quantized operands. `convert` sets this by itself."""
+
+    SERVE = "serve"
+    """Take frozen weights, and raise if there are none."""

@@ -1,0 +1,109 @@
+"""The noise that stochastic rounding adds: a hash of the element's index and a seed.
+
+A counter-based generator needs no state and no extra pass over memory: XLA computes
+it inside the rounding itself. The integer mixer is of the kind of MurmurHash3's
+finalizer, with the constants of C. Wellons' "hash prospector" (lowbias32).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive salts.
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 in which every input bit moves about half the outputs."""
+    x = x ^ (x >> 16)
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> 15)
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def seed_from_key(key: jax.Array) -> jax.Array:
+    """A seed from a JAX random key, typed or raw.
+
+    Args:
+        key: ``jax.random.key(...)``, or the uint32 vector of ``jax.random.PRNGKey``.
+
+    Returns:
+        uint32 of shape ``(2,)``.
+
+    Raises:
+        TypeError: if `key` is neither.
+
+    >>> seed_from_key(jax.random.key(0)).shape
+    (2,)
+    """
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"key must be a jax.random key, got {type(key).__name__}")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape:
+            raise TypeError(f"key must be a single key, got keys of shape {key.shape}")
+        data = jax.random.key_data(key)
+    elif key.dtype == jnp.uint32 and key.ndim == 1:
+        data = key
+    else:
+        raise TypeError(
+            "key must be jax.random.key(...) or jax.random.PRNGKey(...), got "
+            f"{key.dtype} of shape {key.shape}"
+        )
+    return _digest(data)
+
+
+def seed_from_bits(*arrays: jax.Array) -> jax.Array:
+    """A seed that changes when any bit of any of the arrays changes.
+
+    Args:
+        arrays: float32, any shapes.
+
+    Returns:
+        uint32 of shape ``(2,)``. The sum that makes it wraps, so that the order of
+        summation, and with it the sharding of the arrays, does not matter.
+    """
+    words = [lax.bitcast_convert_type(x, jnp.uint32) for x in arrays]
+    seed = _digest(words[0])
+    for word in words[1:]:
+        seed = fold_in(_mix(seed + _digest(word)), 1)
+    return seed
+
+
+def fold_in(seed: jax.Array, salt: int) -> jax.Array:
+    """Another seed, independent of the first, for each salt."""
+    return _mix(seed + np.uint32((_GOLDEN * (salt + 1)) & 0xFFFFFFFF))
+
+
+def _digest(words: jax.Array) -> jax.Array:
+    index = _flat_index(words.shape)
+    mixed = _mix(words ^ _mix(index + np.uint32(_GOLDEN)))
+    total = jnp.sum(mixed, dtype=jnp.uint32)
+    other = jnp.sum(_mix(mixed + np.uint32(_GOLDEN)), dtype=jnp.uint32)
+    return _mix(jnp.stack([total, other]))
+
+
+def _flat_index(shape: tuple[int, ...]) -> jax.Array:
+    """Each element's position in row-major order, modulo 2^32."""
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        stride = np.uint32(math.prod(shape[axis + 1 :]) & 0xFFFFFFFF)
+        index = index + lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
+    return index
+
+
+def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
+    """Uniform bits, a function of each element's index and the seed alone.
+
+    Args:
+        shape: the shape of the array to be rounded.
+        seed: uint32 of shape ``(2,)``.
+
+    Returns:
+        uint32 of `shape`.
+    """
+    # The second word enters between two rounds: without it, every seed would give
+    # the same bits in another order.
+    return _mix(_mix(_flat_index(shape) ^ seed[0]) + seed[1])

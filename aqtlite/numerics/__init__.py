@@ -1,0 +1,7 @@
+"""Number grids: a bound, a storage dtype, and rounding onto the grid."""
+
+from aqtlite.numerics.base import Numerics
+from aqtlite.numerics.int_symmetric import IntSymmetric
+from aqtlite.numerics.no_numerics import NoNumerics
+
+__all__ = ["IntSymmetric", "NoNumerics", "Numerics"]

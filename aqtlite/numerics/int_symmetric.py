@@ -1,0 +1,158 @@
+"""Symmetric integer grids: int8, int4, ternary, binary and what lies between."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.numerics import base
+
+# Stochastic rounding resolves the position between two grid points to this many bits.
+_FRACTION_BITS = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IntSymmetric(base.Numerics):
+    """Integers of `bits` bits, symmetric around zero.
+
+    The four kinds of grid at 8, 2 and 1 bits, by the value onto which the largest
+    magnitude of a channel is mapped (`bound`); the convention is that of Google's AQT
+    (``aqt.jax.v2.numerics.int_numerics``):
+
+    ============= ================ ===== === === ==========================
+    preserve_zero preserve_max_val 8     2   1   the grid
+    ============= ================ ===== === === ==========================
+    False         False            128   2   1   halves: ..., -0.5, 0.5, ...
+    False         True             127.5 1.5 0.5 halves
+    True          False            127.5 1.5 --  integers, zero among them
+    True          True             127   1   --  integers
+    ============= ================ ===== === === ==========================
+
+    A grid of halves has no zero and is stored doubled, as odd integers.
+
+    >>> IntSymmetric(bits=8).bound, IntSymmetric(bits=8).storage_dtype
+    (127.5, dtype('int8'))
+    >>> IntSymmetric(bits=1).round(jnp.array([-0.3, 0.2]), None).tolist()
+    [-1, 1]
+
+    Raises:
+        ValueError: if `bits` is not from 1 to 8, if no value but zero would be left
+            (one bit and `preserve_zero`), or if stochastic rounding is asked of a
+            grid that cuts the largest value.
+        TypeError: if a field is of another type than declared.
+    """
+
+    bits: int
+    """Width of the grid, 1 to 8."""
+
+    preserve_zero: bool | None = None
+    """Whether zero is a grid point. None: yes, except at one bit."""
+
+    preserve_max_val: bool = False
+    """Map the largest magnitude onto the last grid point (True) or onto the far edge
+    of its bucket (False), which makes the steps finer by half a bucket's share."""
+
+    clip: bool = True
+    """Clip to the grid before rounding. False leaves only the saturation of the
+    storage dtype, which is the same thing unless a calibration clips."""
+
+    clip_gradient: bool = False
+    """Zero the gradient of elements that were clipped. Set it together with a
+    calibration that clips (``AbsMax(clipping_scale < 1)``)."""
+
+    stochastic_rounding: bool = False
+    """Round up with a probability equal to the distance from the grid point below,
+    so that the mean over noise is the value itself. Needs `preserve_max_val`: on any
+    other grid the largest element is clipped, and its mean is biased."""
+
+    def __post_init__(self):
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int):
+            raise TypeError(f"IntSymmetric.bits must be an int, got {self.bits!r}")
+        if not 1 <= self.bits <= 8:
+            raise ValueError(f"IntSymmetric.bits must be from 1 to 8, got {self.bits}")
+        if self.preserve_zero is None:
+            object.__setattr__(self, "preserve_zero", self.bits > 1)
+        for field in dataclasses.fields(self)[1:]:
+            if not isinstance(getattr(self, field.name), bool):
+                raise TypeError(
+                    f"IntSymmetric.{field.name} must be a bool, "
+                    f"got {getattr(self, field.name)!r}"
+                )
+        if self._last_center == 0:
+            raise ValueError(
+                "IntSymmetric(bits=1, preserve_zero=True) has no value but zero; leave "
+                "preserve_zero at None or False"
+            )
+        if self.stochastic_rounding and not self.preserve_max_val:
+            raise ValueError(
+                "IntSymmetric.stochastic_rounding=True needs preserve_max_val=True: "
+                "without it the largest element of a channel lies half a step outside "
+                "the grid, is clipped, and its mean over the noise is biased"
+            )
+
+    @property
+    def _last_center(self) -> float:
+        """The largest grid point."""
+        return 2.0 ** (self.bits - 1) - (1.0 if self.preserve_zero else 0.5)
+
+    @property
+    def bound(self) -> float:
+        return self._last_center if self.preserve_max_val else self._last_center + 0.5
+
+    @property
+    def unit(self) -> float:
+        return 1.0 if self.preserve_zero else 0.5
+
+    @property
+    def storage_dtype(self) -> np.dtype:
+        largest = int(self._last_center / self.unit)
+        for dtype in (jnp.int4, jnp.int8):
+            if largest <= jnp.iinfo(dtype).max:
+                return jnp.dtype(dtype)
+        return jnp.dtype(jnp.int16)
+
+    @property
+    def needs_noise(self) -> bool:
+        return self.stochastic_rounding
+
+    @property
+    def _clip_bound(self) -> float:
+        """Where `round` clips: the last center, or the edge of the storage dtype."""
+        if self.clip:
+            return self._last_center
+        return float(jnp.iinfo(self.storage_dtype).max) * self.unit
+
+    def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
+        bound = self._clip_bound
+        clipped = jnp.clip(scaled, -bound, bound)
+        if self.stochastic_rounding:
+            whole = self._round_stochastically(clipped, noise)
+        elif self.preserve_zero:
+            whole = lax.round(clipped, lax.RoundingMethod.TO_NEAREST_EVEN)
+        else:
+            whole = jnp.floor(clipped)
+        if not self.preserve_zero:
+            whole = 2 * whole + 1
+        return whole.astype(self.storage_dtype)
+
+    def _round_stochastically(self, clipped: jax.Array, noise: jax.Array) -> jax.Array:
+        """Adds noise below the point and cuts, in fixed point.
+
+        In floating point a compiler may contract the addition of the noise with the
+        multiplication by the scale's reciprocal into one rounding, in one program and
+        not in another. Integers leave it no such choice.
+        """
+        one = 1 << _FRACTION_BITS
+        offset = 0 if self.preserve_zero else one // 2
+        fixed = lax.round(
+            clipped * np.float32(one), lax.RoundingMethod.TO_NEAREST_EVEN
+        ).astype(jnp.int32)
+        fraction = (noise >> (32 - _FRACTION_BITS)).astype(jnp.int32)
+        return (fixed - offset + fraction) >> _FRACTION_BITS
+
+    def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
+        if not (self.clip and self.clip_gradient):
+            return None
+        return jnp.abs(scaled) <= self._clip_bound

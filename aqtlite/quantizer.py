@@ -1,0 +1,186 @@
+"""One `Tensor` config applied to one array.
+
+All arithmetic is float32 and leaves a compiler no choice, so that one array and one
+config give the same integers and scales in every program. What that takes:
+
+- no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
+- a float32 copy that is rounded to the input's dtype *again*, because XLA may skip
+  the rounding when the input is itself the result of a cast in the same program;
+- no division by a constant (`calibration.scale_from_bound`), and no sum of a product
+  (`numerics.IntSymmetric` adds its noise in fixed point), which may be contracted.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite import calibration, config, noise
+from aqtlite.qtensor import QTensor
+
+
+def quantize(
+    x: Any,
+    tensor_config: config.Tensor,
+    axes: int | Sequence[int],
+    key: jax.Array | None = None,
+) -> QTensor:
+    """Quantizes an array.
+
+    Args:
+        x: float32, bfloat16, float16 or float64, any shape.
+        tensor_config: the grid, the calibration and the granularity.
+        axes: the axes to be contracted, which share a scale unless
+            ``tensor_config.calib_shared_axes`` says otherwise.
+        key: a `jax.random` key for stochastic rounding. Without one the noise is
+            seeded from the array's own scales.
+
+    Returns:
+        A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
+        that share one. A channel of zeros has scale 1. A NaN or an infinity makes
+        the scale of its channel NaN or infinite, so that the whole channel
+        dequantizes to NaN, as it would poison a float contraction.
+
+    Raises:
+        TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.
+        ValueError: if the config does not quantize, or an axis is out of range.
+
+    >>> from aqtlite import numerics
+    >>> int4 = config.Tensor(numerics=numerics.IntSymmetric(bits=4))
+    >>> quantize(jnp.array([3.0, -1.5, 0.1]), int4, 0).qvalue.tolist()
+    [7, -4, 0]
+    """
+    if not isinstance(tensor_config, config.Tensor):
+        raise TypeError(
+            f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
+        )
+    if not tensor_config.is_quantized:
+        raise ValueError(
+            "tensor_config.numerics is NoNumerics(), which has no integers to return; "
+            "give it a grid such as numerics.IntSymmetric(bits=8)"
+        )
+    x = jnp.asarray(x)
+    check_floating(x, "x")
+    contracting = (axes,) if isinstance(axes, int) else tuple(axes)
+    seed = None if key is None else noise.seed_from_key(key)
+    contracting = _normalize_axes(contracting, x.shape, "axes")
+    scale = calibrate(x, tensor_config, contracting, "tensor_config")
+    if tensor_config.scale_stop_grad:
+        scale = lax.stop_gradient(scale)
+    return round_to_grid(x, scale, tensor_config, seed)
+
+
+def calibrate(
+    x: jax.Array, tensor_config: config.Tensor, contracting: tuple[int, ...], path: str
+) -> jax.Array:
+    """The scale of an array: float32, keepdims.
+
+    Args:
+        x: floating, any shape.
+        tensor_config: calibration, granularity and grid.
+        contracting: the axes that share a scale by default.
+        path: where the config stands, for error messages.
+    """
+    shared = shared_axes(tensor_config, x.shape, contracting, path)
+    bound = tensor_config.calibration.bound(exact_float32(x), shared)
+    scale = calibration.scale_from_bound(bound, tensor_config.numerics.bound)
+    if tensor_config.po2_scale:
+        scale = calibration.ceil_to_power_of_two(scale)
+    return scale
+
+
+def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """``x / scale`` as the grid sees it: float32, by the scale's reciprocal."""
+    return exact_float32(x) * (1 / scale)
+
+
+def round_to_grid(
+    x: jax.Array,
+    scale: jax.Array,
+    tensor_config: config.Tensor,
+    seed: jax.Array | None,
+) -> QTensor:
+    """Rounds an array with a scale that is known.
+
+    Args:
+        x: floating, any shape.
+        scale: float32, keepdims.
+        tensor_config: names the grid.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the scale.
+    """
+    grid = tensor_config.numerics
+    bits = None
+    if grid.needs_noise:
+        if seed is None:
+            seed = noise.seed_from_bits(scale)
+        bits = noise.random_bits(x.shape, seed)
+    qvalue = grid.round(scaled(x, scale), bits)
+    return QTensor(qvalue, scale * jnp.float32(grid.unit), x.dtype)
+
+
+def shared_axes(
+    tensor_config: config.Tensor,
+    shape: Sequence[int],
+    contracting: tuple[int, ...],
+    path: str,
+) -> tuple[int, ...]:
+    """The axes along which an operand has one scale.
+
+    Raises:
+        ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
+            names one twice.
+    """
+    shared = tensor_config.calib_shared_axes
+    if shared is None:
+        return contracting
+    if shared == "per_tensor":
+        return tuple(range(len(shape)))
+    return _normalize_axes(shared, shape, f"{path}.calib_shared_axes")
+
+
+def _normalize_axes(
+    axes: tuple[int, ...], shape: Sequence[int], what: str
+) -> tuple[int, ...]:
+    ndim = len(shape)
+    if any(not -ndim <= axis < ndim for axis in axes):
+        raise ValueError(
+            f"{what}={axes} names an axis that an operand of shape {tuple(shape)} "
+            "does not have"
+        )
+    normalized = tuple(axis % ndim for axis in axes)
+    if len(set(normalized)) != len(normalized):
+        raise ValueError(
+            f"{what}={axes} names an axis of an operand of shape {tuple(shape)} twice"
+        )
+    return normalized
+
+
+def check_floating(x: jax.Array, what: str) -> None:
+    """Raises TypeError unless x is float32, bfloat16, float16 or float64."""
+    if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64):
+        raise TypeError(
+            f"{what} must be float32, bfloat16, float16 or float64 to be quantized, "
+            f"got {x.dtype} of shape {x.shape}; cast it first, or leave this "
+            "contraction unquantized"
+        )
+
+
+def exact_float32(x: jax.Array) -> jax.Array:
+    """x in float32, with x's own rounding in every program.
+
+    XLA may turn ``float32 -> bfloat16 -> float32`` into nothing inside a fusion. An
+    explicit reduction of the precision, which it keeps, makes that harmless; applied
+    to a value that was rounded already it changes nothing.
+    """
+    wide = x.astype(jnp.float32)
+    if x.dtype == jnp.bfloat16:
+        return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
+    if x.dtype == jnp.float16:
+        # reduce_precision flushes what float16 stores as subnormal: multiples of
+        # 2^-24, below 2^-14.
+        steps = lax.round(wide * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN)
+        normal = lax.reduce_precision(wide, exponent_bits=5, mantissa_bits=10)
+        return jnp.where(jnp.abs(wide) < 2.0**-14, steps * 2.0**-24, normal)
+    return wide

@@ -1,0 +1,64 @@
+import itertools
+
+import pytest
+
+from aqtlite import config, numerics
+
+
+def test_fully_quantized_default():
+    cfg = config.fully_quantized()
+    int8 = numerics.IntSymmetric(bits=8)
+    gradient = numerics.IntSymmetric(
+        bits=8, preserve_max_val=True, stochastic_rounding=True
+    )
+    assert cfg.fwd.lhs == cfg.fwd.rhs == config.Tensor(numerics=int8)
+    for backward in (cfg.dlhs, cfg.drhs):
+        assert backward.lhs == config.Tensor(numerics=gradient)
+        assert backward.rhs == config.Tensor(numerics=int8, use_fwd_quant=True)
+        assert backward.dg_accumulator_dtype is None
+
+
+def test_fully_quantized_every_combination_is_valid():
+    widths = (None, *range(1, 9))
+    flags = (False, True)
+    for fwd, bwd, reuse, noise in itertools.product(widths, widths, flags, flags):
+        cfg = config.fully_quantized(
+            fwd_bits=fwd,
+            bwd_bits=bwd,
+            use_fwd_quant=reuse,
+            use_stochastic_rounding=noise,
+        )
+        assert cfg.is_quantized == (fwd is not None or bwd is not None)
+        assert cfg.dlhs.rhs.use_fwd_quant == (reuse and fwd is not None)
+        assert cfg.dlhs.lhs.needs_noise == (noise and bwd is not None)
+
+
+def test_weight_only():
+    cfg = config.weight_only(bits=4)
+    assert cfg.fwd.rhs.numerics == numerics.IntSymmetric(bits=4)
+    assert not cfg.fwd.lhs.is_quantized
+    assert cfg.dlhs.rhs == config.Tensor(use_fwd_quant=True)
+    assert cfg.drhs == config.DotGeneralRaw()
+
+
+def test_unquantized():
+    assert config.unquantized() == config.DotGeneral()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: config.fully_quantized(fwd_bits=9), ValueError, "bits .*from 1 to 8"),
+        (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 8"),
+        (lambda: config.fully_quantized(fwd_bits="8"), TypeError, "bits must be an in"),
+        (lambda: config.weight_only(None), TypeError, "bits must be an int, got None"),
+        (
+            lambda: config.fully_quantized(use_fwd_quant=None),
+            TypeError,
+            "use_fwd_quant must be a bool, got None",
+        ),
+    ],
+)
+def test_refuses(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
