@@ -6,13 +6,12 @@ command needs is imported when it runs, so that ``--help`` stays quick.
 
 import argparse
 import dataclasses
-import importlib.metadata
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import aqtlite
 from aqtlite.demo import options as demo_options
 from aqtlite.demo.errors import UserError
 
@@ -43,30 +42,13 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-class _Version(argparse.Action):
-    """``--version``, looked up only when asked for."""
-
-    def __init__(self, option_strings, dest, **kwargs):
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **kwargs)
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        print(f"aqtlite {version()}")
-        parser.exit(EXIT_OK)
-
-
-def version() -> str:
-    """The version of the installed distribution, or ``unknown`` in a bare checkout."""
-    try:
-        return importlib.metadata.version("aqtlite")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def _run_demo(args: argparse.Namespace) -> int:
     options = demo_options.from_arguments(args)
     try:
         from aqtlite.demo import run
     except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("aqtlite"):
+            raise
         raise UserError(
             f"the demo needs the package {e.name!r}: pip install 'aqtlite[demo]'"
         ) from e
@@ -86,7 +68,7 @@ COMMANDS = (
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    verbose = argparse.ArgumentParser(add_help=False)
+    verbose = _Parser(add_help=False)
     verbose.add_argument(
         "-v",
         "--verbose",
@@ -101,7 +83,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="'aqtlite COMMAND --help' explains a command.",
         parents=[verbose],
     )
-    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"aqtlite {aqtlite.__version__}",
+        help="print the version and exit",
+    )
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", required=True
     )
@@ -140,7 +127,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"aqtlite {args.command}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) left; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED

@@ -5,6 +5,7 @@ it inside the rounding itself. The integer mixer is of the kind of MurmurHash3's
 finalizer, with the constants of C. Wellons' "hash prospector" (lowbias32).
 """
 
+import functools
 import math
 
 import jax
@@ -52,9 +53,10 @@ def seed_from_key(key: jax.Array) -> jax.Array:
             "key must be jax.random.key(...) or jax.random.PRNGKey(...), got "
             f"{key.dtype} of shape {key.shape}"
         )
-    return _digest(data)
+    return jax.jit(_digest)(data)
 
 
+@jax.jit
 def seed_from_bits(*arrays: jax.Array) -> jax.Array:
     """A seed that changes when any bit of any of the arrays changes.
 
@@ -65,24 +67,20 @@ def seed_from_bits(*arrays: jax.Array) -> jax.Array:
         uint32 of shape ``(2,)``. The sum that makes it wraps, so that the order of
         summation, and with it the sharding of the arrays, does not matter.
     """
-    words = [lax.bitcast_convert_type(x, jnp.uint32) for x in arrays]
-    seed = _digest(words[0])
-    for word in words[1:]:
-        seed = fold_in(_mix(seed + _digest(word)), 1)
-    return seed
+    digests = [_digest(lax.bitcast_convert_type(x, jnp.uint32)) for x in arrays]
+    return functools.reduce(lambda seed, digest: _mix(seed + digest), digests)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
     """Another seed, independent of the first, for each salt."""
     return _mix(seed + np.uint32((_GOLDEN * (salt + 1)) & 0xFFFFFFFF))
 
 
 def _digest(words: jax.Array) -> jax.Array:
-    index = _flat_index(words.shape)
-    mixed = _mix(words ^ _mix(index + np.uint32(_GOLDEN)))
-    total = jnp.sum(mixed, dtype=jnp.uint32)
-    other = jnp.sum(_mix(mixed + np.uint32(_GOLDEN)), dtype=jnp.uint32)
-    return _mix(jnp.stack([total, other]))
+    """Two words, of which each depends on every bit of the given ones."""
+    total = jnp.sum(_mix(words + _mix(_flat_index(words.shape))), dtype=jnp.uint32)
+    return _mix(total + np.array([1, _GOLDEN], np.uint32))
 
 
 def _flat_index(shape: tuple[int, ...]) -> jax.Array:

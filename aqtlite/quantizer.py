@@ -10,6 +10,7 @@ config give the same integers and scales in every program. What that takes:
   (`numerics.IntSymmetric` adds its noise in fixed point), which may be contracted.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,6 +73,9 @@ def quantize(
     return round_to_grid(x, scale, tensor_config, seed)
 
 
+@functools.partial(
+    jax.jit, static_argnames=("tensor_config", "contracting", "path")
+)
 def calibrate(
     x: jax.Array, tensor_config: config.Tensor, contracting: tuple[int, ...], path: str
 ) -> jax.Array:
@@ -96,6 +100,7 @@ def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
     return exact_float32(x) * (1 / scale)
 
 
+@functools.partial(jax.jit, static_argnames="tensor_config")
 def round_to_grid(
     x: jax.Array,
     scale: jax.Array,

@@ -9,6 +9,7 @@ Each step of it is one file, and reads as an example of how to use the library:
 - `artifact`: what is saved for serving, and how it is restored;
 - `serving`: the fresh process that loads an artifact and serves it;
 - `generate`: sampling text token by token with a KV cache;
+- `progress`: bars on a terminal, lines elsewhere;
 - `report`: the table, the loss curves and the samples;
 - `run`: the order of all that.
 """

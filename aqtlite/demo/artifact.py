@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-import flax.linen as nn
 from aqtlite import config
 from aqtlite.demo import model as model_lib
 from aqtlite.flax import convert
@@ -50,9 +49,7 @@ def save(folder: pathlib.Path, model: model_lib.Transformer, serving: Any) -> No
 def load(folder: pathlib.Path) -> tuple[model_lib.Transformer, Any]:
     """Restores an artifact: the model, and the variables to serve it from."""
     sizes = json.loads((folder / "model.json").read_text())
-    path = folder / "config.json"
-    cfg = config.from_json(path.read_text()) if path.exists() else None
-    model = model_lib.Transformer(**sizes, cfg=cfg)
+    model = model_lib.Transformer(**sizes, cfg=_load_config(folder / "config.json"))
     with ocp.StandardCheckpointer() as checkpointer:
         serving = checkpointer.restore(
             (folder / CHECKPOINT).resolve(), _abstract_serving_variables(model)
@@ -71,7 +68,16 @@ def quiet_logging() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-def _abstract_serving_variables(model: nn.Module) -> Any:
+def _load_config(path: pathlib.Path) -> config.DotGeneral | None:
+    if not path.exists():
+        return None
+    cfg = config.from_json(path.read_text())
+    if not isinstance(cfg, config.DotGeneral):
+        raise TypeError(f"{path} holds a {type(cfg).__name__}, not a DotGeneral")
+    return cfg
+
+
+def _abstract_serving_variables(model: model_lib.Transformer) -> Any:
     """Shapes and dtypes of the serving variables, without computing any of them."""
     abstract = jax.eval_shape(model.init, jax.random.key(0), _sample_tokens())
     abstract = jax.eval_shape(lambda v: serving_variables(model, v), abstract)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import flax.linen as nn
+from aqtlite.demo.model import Transformer
 
 TEMPERATURE = 0.7
 
 
-def init_cache(model: nn.Module) -> Any:
+def init_cache(model: Transformer) -> Any:
     """An empty ``cache`` collection for one sequence.
 
     Args:
@@ -27,7 +27,7 @@ def init_cache(model: nn.Module) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def decode_step(
-    model: nn.Module, variables: Any, cache: Any, token: jax.Array, key: jax.Array
+    model: Transformer, variables: Any, cache: Any, token: jax.Array, key: jax.Array
 ) -> tuple[Any, jax.Array]:
     """Feeds one token and samples the next.
 
@@ -42,7 +42,7 @@ def decode_step(
 
 
 def generate(
-    model: nn.Module, variables: Any, prompt: np.ndarray, new_tokens: int, seed: int
+    model: Transformer, variables: Any, prompt: np.ndarray, new_tokens: int, seed: int
 ) -> tuple[np.ndarray, float]:
     """Continues a prompt.
 
@@ -51,7 +51,7 @@ def generate(
         variables: trained or serving variables of it.
         prompt: token ids, at least one; with `new_tokens` no longer than the
             model's context.
-        new_tokens: how many to sample.
+        new_tokens: how many to sample, at least two.
         seed: the same seed gives the same text.
 
     Returns:
@@ -71,7 +71,4 @@ def generate(
         sampled.block_until_ready()
         seconds.append(time.perf_counter() - start)
         tokens.append(sampled)
-    return (
-        np.concatenate(tokens, axis=None),
-        statistics.median(seconds) if seconds else float("nan"),
-    )
+    return np.concatenate(tokens, axis=None), statistics.median(seconds)

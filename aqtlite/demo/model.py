@@ -1,9 +1,9 @@
 """A byte-level transformer; what makes it quantized is its `dot_general`."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-import flax.linen as nn
 from aqtlite import config
 from aqtlite.demo import corpus
 from aqtlite.flax import AqtDotGeneral

@@ -74,18 +74,20 @@ class Options:
                     f"{getattr(self, name)}"
                 )
         room = self.length - self.prompt_length
-        if self.new_tokens is not None and not 1 <= self.new_tokens <= room:
+        if self.new_tokens is not None and not 2 <= self.new_tokens <= room:
             raise UserError(
-                f"--new-tokens must be between 1 and {room} (--length {self.length} "
+                f"--new-tokens must be between 2 and {room} (--length {self.length} "
                 f"less a prompt of {self.prompt_length}), got {self.new_tokens}"
             )
 
     @property
     def prompt_length(self) -> int:
+        """How many tokens of the sample are given rather than generated."""
         return self.length // PROMPT_FRACTION
 
     @property
     def generated_tokens(self) -> int:
+        """How many tokens are generated."""
         if self.new_tokens is None:
             return self.length - self.prompt_length
         return self.new_tokens

@@ -146,7 +146,8 @@ def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> boo
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.{0 if milliseconds >= 100 else 2}f} ms"
 
 
 def _megabytes(count: int) -> str:

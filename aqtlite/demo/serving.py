@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -81,15 +82,22 @@ def serve_in_fresh_process(
         [sys.executable, "-m", "aqtlite.demo.serving", str(folder)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
+        check=False,
         text=True,
     )
     if process.returncode:
-        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
         raise ServingError(
             f"the serving process for {folder} failed with exit code "
-            f"{process.returncode}: {last}"
+            f"{process.returncode}: {_error_line(process.stderr)}"
         ) from RuntimeError(process.stderr)
     return Served(**json.loads((folder / RESPONSE).read_text()))
+
+
+def _error_line(stderr: str) -> str:
+    """The line of a traceback that names the exception, else the last line."""
+    lines = stderr.strip().splitlines() or ["no message"]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit):", line)]
+    return (named or lines)[-1]
 
 
 def serve(folder: pathlib.Path) -> Served:

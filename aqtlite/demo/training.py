@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-import flax.linen as nn
+from aqtlite.demo.model import Transformer
 
 CURVE_POINTS = 10
 """How often the validation loss is measured on the way, for the curves."""
@@ -23,7 +23,7 @@ CURVE_BATCHES = 4
 class Trained:
     """A trained model and how its training went."""
 
-    model: nn.Module
+    model: Transformer
     variables: Any
     validation_loss: float = float("nan")
     losses: list[float] = dataclasses.field(default_factory=list)
@@ -48,13 +48,13 @@ def optimizer(lr: float, steps: int) -> optax.GradientTransformation:
     )
 
 
-def loss_fn(model: nn.Module, variables: Any, batch: jax.Array) -> jax.Array:
+def loss_fn(model: Transformer, variables: Any, batch: jax.Array) -> jax.Array:
     """Mean cross-entropy, in nats per byte, of predicting each row's next byte."""
     logits = model.apply(variables, batch[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 
 
-def make_step(model: nn.Module, tx: optax.GradientTransformation) -> Callable:
+def make_step(model: Transformer, tx: optax.GradientTransformation) -> Callable:
     """A compiled training step: ``(variables, opt_state, batch) -> (..., loss)``."""
 
     def step(variables, opt_state, batch):
@@ -71,7 +71,7 @@ def evaluate(evaluation: Callable, variables: Any, batches: Sequence) -> float:
 
 
 def train_side_by_side(
-    models: Mapping[str, nn.Module],
+    models: Mapping[str, Transformer],
     batches: Iterator[np.ndarray],
     validation: Sequence[np.ndarray],
     *,

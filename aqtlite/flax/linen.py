@@ -8,8 +8,9 @@ import jax
 from flax import linen as nn
 from flax.core import Scope
 
-from aqtlite import config, dot_general, einsum
+from aqtlite import config, dot_general
 from aqtlite import dimension_numbers as dn
+from aqtlite.einsum import contract
 from aqtlite.flax import site
 from aqtlite.flax.mode import QuantMode
 from aqtlite.qtensor import QTensor
@@ -262,7 +263,7 @@ class AqtEinsum:
         key: jax.Array | None = None,
     ) -> jax.Array:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
-        return einsum.contract(
+        return contract(
             eqn,
             lhs,
             rhs,

@@ -36,9 +36,9 @@ def _walk(jaxpr: Any, inputs: Sequence[Dependencies]) -> list[Dependencies]:
 def _equation(eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
     if eqn.primitive.name == "scan":
         return _scan(eqn, inputs)
-    bodies = list(bodies(eqn))
-    if len(bodies) == 1 and corresponds(bodies[0], eqn):
-        return _walk(bodies[0], inputs)
+    inner = list(bodies(eqn))
+    if len(inner) == 1 and corresponds(inner[0], eqn):
+        return _walk(inner[0], inputs)
     return [_NOTHING.union(*inputs)] * len(eqn.outvars)
 
 

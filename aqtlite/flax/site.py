@@ -47,7 +47,7 @@ class Site:
     It lies beside the frozen weights, and serving compares it with the call.
     """
 
-    cfg: config.DotGeneral
+    cfg: config.DotGeneral = dataclasses.field(repr=False)
     dimension_numbers: dn.DimensionNumbers
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     frozen: tuple[str, ...]

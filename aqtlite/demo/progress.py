@@ -1,0 +1,69 @@
+"""Progress: bars and spinners on a terminal, plain lines elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import rich.console
+import rich.progress
+
+from aqtlite.demo import training
+
+PLAIN_LINES = 10
+"""How many lines tell of the training where there is no terminal."""
+
+OnStep = Callable[[int, Mapping[str, training.Trained]], None]
+
+
+def say(console: rich.console.Console, line: str, style: str | None = None) -> None:
+    """Prints a line as it is, also where it is wider than the console."""
+    console.print(line, style=style, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def working(console: rich.console.Console, what: str) -> Iterator[None]:
+    """Says what it is that takes a while."""
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        say(console, what)
+        yield
+
+
+@contextlib.contextmanager
+def training_progress(console: rich.console.Console, steps: int) -> Iterator[OnStep]:
+    """Shows how far training is; yields what to call after each step."""
+    if not console.is_terminal:
+        say(console, "training them in turn, step by step; first they are compiled")
+        yield _plain_lines(console, steps)
+        return
+    with rich.progress.Progress(
+        rich.progress.TextColumn("training"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[losses]}"),
+        rich.progress.TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        task = progress.add_task("training", total=steps, losses="compiling")
+        yield lambda step, runs: progress.update(
+            task, completed=step, losses=_losses(runs)
+        )
+
+
+def _plain_lines(console: rich.console.Console, steps: int) -> OnStep:
+    marks = {round(steps * i / PLAIN_LINES) for i in range(1, PLAIN_LINES + 1)}
+    start = time.perf_counter()
+
+    def on_step(step: int, runs: Mapping[str, training.Trained]) -> None:
+        if step in marks:
+            seconds = time.perf_counter() - start
+            say(console, f"step {step} of {steps}: {_losses(runs)} ({seconds:.0f} s)")
+
+    return on_step
+
+
+def _losses(runs: Mapping[str, training.Trained]) -> str:
+    losses = ", ".join(f"{name} {run.losses[-1]:.3f}" for name, run in runs.items())
+    return f"loss {losses}"

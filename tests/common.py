@@ -1,0 +1,98 @@
+"""Data and small configs that several test files share."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import config, numerics
+
+MATMUL = (((1,), (0,)), ((), ()))
+
+# One case per way in which dimension numbers can be laid out: shapes of lhs and rhs,
+# then the dimension numbers.
+DIMENSION_NUMBERS = {
+    "one_row": ((1, 8), (8, 3), MATMUL),
+    "odd_sizes": ((5, 7), (7, 9), MATMUL),
+    "contracting_axis_first_and_last": ((8, 5), (3, 8), (((0,), (1,)), ((), ()))),
+    "batch_leading": ((2, 5, 7), (2, 7, 3), (((2,), (1,)), ((0,), (0,)))),
+    "batch_in_the_middle": ((5, 2, 7), (7, 3, 2), (((2,), (0,)), ((1,), (2,)))),
+    "two_batch_axes_crossed": (
+        (2, 3, 5, 7),
+        (7, 3, 4, 2),
+        (((3,), (0,)), ((0, 1), (3, 1))),
+    ),
+    "two_contracting_axes_crossed": (
+        (3, 5, 7),
+        (7, 4, 3),
+        (((2, 0), (0, 2)), ((), ())),
+    ),
+    "batch_and_two_contracting": (
+        (3, 2, 5, 7),
+        (7, 2, 4, 3),
+        (((3, 0), (0, 3)), ((1,), (1,))),
+    ),
+    "nothing_contracted": ((4,), (5,), (((), ()), ((), ()))),
+    "batch_only": ((4, 3), (4, 5), (((), ()), ((0,), (0,)))),
+    "scalar_output": ((7,), (7,), (((0,), (0,)), ((), ()))),
+}
+
+
+def normal(shape: tuple[int, ...], seed: int = 0, dtype: Any = jnp.float32):
+    """Gaussian data that is the same in every run."""
+    rng = np.random.default_rng([seed, *shape])
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32).astype(dtype)
+
+
+def operands(case: str, dtype: Any = jnp.float32):
+    """lhs, rhs and dimension numbers of one of `DIMENSION_NUMBERS`."""
+    lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
+    return normal(lhs_shape, 1, dtype), normal(rhs_shape, 2, dtype), dims
+
+
+def tensor(bits: int | None, *, grid: dict[str, Any] | None = None, **fields: Any):
+    """The config of an operand: `bits` None leaves it in floating point."""
+    if bits is None:
+        return config.Tensor(**fields)
+    return config.Tensor(
+        numerics=numerics.IntSymmetric(bits=bits, **(grid or {})), **fields
+    )
+
+
+def nearest(bits: int = 8, **kwargs: Any) -> config.DotGeneral:
+    """The preset `fully_quantized` without stochastic rounding."""
+    return config.fully_quantized(
+        fwd_bits=bits, bwd_bits=bits, use_stochastic_rounding=False, **kwargs
+    )
+
+
+def value_and_gradients(dot, lhs, rhs, dims, cotangent=None, **kwargs):
+    """Output and both gradients of `dot`, for a fixed cotangent."""
+    out, vjp = jax.vjp(lambda lhs, rhs: dot(lhs, rhs, dims, **kwargs), lhs, rhs)
+    if cotangent is None:
+        cotangent = normal(out.shape, 3, out.dtype)
+    return out, *vjp(cotangent)
+
+
+def relative_error(got, wanted) -> float:
+    """Largest difference over largest magnitude."""
+    got, wanted = (np.asarray(x, np.float64) for x in (got, wanted))
+    assert got.shape == wanted.shape
+    if not wanted.size:
+        return 0.0
+    return float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted)))
+
+
+def rms_error(got, wanted) -> float:
+    """Root mean square of the difference over that of `wanted`."""
+    got, wanted = (np.asarray(x, np.float64) for x in (got, wanted))
+    return float(np.sqrt(np.mean((got - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def assert_same(got, wanted):
+    """Equal trees of equal arrays, dtypes included."""
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

@@ -1,0 +1,82 @@
+"""The demo's table, curves and files."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+import rich.console
+
+from aqtlite.demo import report, training
+
+GOOD = report.Figures(
+    validation_loss=2.5,
+    step_seconds=0.2,
+    checkpoint_bytes=8_000_000,
+    bit_exact=True,
+    largest_difference=0.0,
+    seconds_per_token=0.001,
+)
+BAD = dataclasses.replace(
+    GOOD,
+    validation_loss=2.501,
+    checkpoint_bytes=2_000_000,
+    bit_exact=False,
+    largest_difference=0.125,
+)
+
+
+def _shown(*renderables):
+    console = rich.console.Console(width=80, record=True, quiet=False, file=sys.stderr)
+    console.print(*renderables)
+    return console.export_text()
+
+
+def test_table_sets_the_models_side_by_side():
+    shown = _shown(report.table({"float32": GOOD, "int8": BAD}))
+    for text in ("float32", "int8 / float32", "+0.0010", "0.25x", "8.00 MB", "200 ms"):
+        assert text in shown
+    assert "yes" in shown
+    assert "NO" in shown
+
+
+def test_failures_say_what_went_wrong():
+    assert report.failures({"float32": GOOD}) == []
+    (line,) = report.failures({"int8": BAD})
+    assert "int8: what is served is NOT what was trained" in line
+    assert "0.125" in line
+    diverged = dataclasses.replace(GOOD, validation_loss=float("nan"))
+    assert "--lr" in report.failures({"int8": diverged})[0]
+
+
+def test_sample_shows_brackets_as_they_are():
+    tokens = np.frombuffer(b"a[bold]b", np.uint8)
+    assert "a[bold]b" in _shown(report.sample("int8", tokens))
+
+
+def test_figures_are_written_unrounded(tmp_path):
+    path = tmp_path / "figures.json"
+    report.write_figures(path, {"steps": 3}, {"int8": BAD})
+    written = json.loads(path.read_text())
+    assert written["options"] == {"steps": 3}
+    assert report.Figures(**written["models"]["int8"]) == BAD
+
+
+RUNS = {
+    "int8": training.Trained(
+        None, None, losses=[3.0, 2.0, 1.0], curve=[(1, 2.5), (3, 1.5)]
+    )
+}
+
+
+def test_curves_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "loss.png"
+    assert report.plot_curves(path, RUNS)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_need_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert not report.plot_curves(tmp_path / "loss.png", RUNS)
