@@ -142,7 +142,7 @@ def _check_precision(precision: Any) -> None:
 
 def _check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
     if isinstance(x, QTensor):
-        expected = tensor.numerics.storage_dtype if tensor.is_quantized else None
+        expected = tensor.grid.storage_dtype if tensor.is_quantized else None
         if x.qvalue.dtype != expected:
             held = "a float operand" if expected is None else f"{expected} integers"
             raise TypeError(
@@ -189,8 +189,8 @@ def _quantize_and_contract(
 
 def quantize_operands(
     cfg: config.DotGeneral,
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: Any,
+    rhs: Any,
     dims: dn.DimensionNumbers,
 ) -> tuple[QTensor | None, QTensor | None]:
     """The integers that the forward contraction of two operands would run on.
@@ -224,7 +224,7 @@ def _quantize_operand(
     x = lax.stop_gradient(x)
     scale = quantizer.calibrate(x, tensor, contracting, path)
     _check_scale(scale.shape, tensor, contracting, path)
-    if seed is None and tensor.numerics.needs_noise:
+    if seed is None and tensor.needs_noise:
         # The other operand tells apart two layers that see the same gradient.
         seed = noise.seed_from_bits(scale, *other_scales)
     return quantizer.round_to_grid(x, scale, tensor, seed)
@@ -291,10 +291,11 @@ def _dot_input(
     in_dtype: np.dtype | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """What goes into the dot for one operand, and the scale left for the output."""
+    scale = None
     if q is None:
-        values, scale = x, None
+        values = jnp.asarray(x)
     elif tensor.use_fake_quant:
-        values, scale = q.dequant(), None
+        values = q.dequant()
     else:
         values, scale = q.qvalue, q.scale
     return (values if in_dtype is None else values.astype(in_dtype)), scale
@@ -365,8 +366,8 @@ def _residual(x, q: QTensor | None, backward: config.DotGeneralRaw):
 def _gradient_mask(x, q: QTensor | None, tensor: config.Tensor):
     if q is None or not tensor.is_quantized or isinstance(x, QTensor):
         return None
-    return tensor.numerics.gradient_mask(
-        quantizer.scaled(x, q.scale / jnp.float32(tensor.numerics.unit))
+    return tensor.grid.gradient_mask(
+        quantizer.scaled(x, q.scale / jnp.float32(tensor.grid.unit))
     )
 
 
@@ -499,7 +500,8 @@ def _split_contraction(
         )
 
     def tile(x: jax.Array, axis: int) -> jax.Array:
-        shape = x.shape[:axis] + (count, x.shape[axis] // count) + x.shape[axis + 1 :]
+        tiles = (count, x.shape[axis] // count)
+        shape = (*x.shape[:axis], *tiles, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
     g = tile(g, g_ca[0])

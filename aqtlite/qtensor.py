@@ -61,7 +61,7 @@ class QTensor:
             IndexError: for more indices than axes.
         """
         entries = _expand_index(index, self.ndim)
-        scale_entries = []
+        scale_entries: list[Any] = []
         axis = 0
         for entry in entries:
             if entry is None:

@@ -57,11 +57,7 @@ def quantize(
         raise TypeError(
             f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
         )
-    if not tensor_config.is_quantized:
-        raise ValueError(
-            "tensor_config.numerics is NoNumerics(), which has no integers to return; "
-            "give it a grid such as numerics.IntSymmetric(bits=8)"
-        )
+    _ = tensor_config.grid  # Raises if there is none.
     x = jnp.asarray(x)
     check_floating(x, "x")
     contracting = (axes,) if isinstance(axes, int) else tuple(axes)
@@ -73,9 +69,7 @@ def quantize(
     return round_to_grid(x, scale, tensor_config, seed)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("tensor_config", "contracting", "path")
-)
+@functools.partial(jax.jit, static_argnames=("tensor_config", "contracting", "path"))
 def calibrate(
     x: jax.Array, tensor_config: config.Tensor, contracting: tuple[int, ...], path: str
 ) -> jax.Array:
@@ -89,7 +83,7 @@ def calibrate(
     """
     shared = shared_axes(tensor_config, x.shape, contracting, path)
     bound = tensor_config.calibration.bound(exact_float32(x), shared)
-    scale = calibration.scale_from_bound(bound, tensor_config.numerics.bound)
+    scale = calibration.scale_from_bound(bound, tensor_config.grid.bound)
     if tensor_config.po2_scale:
         scale = calibration.ceil_to_power_of_two(scale)
     return scale
@@ -115,7 +109,7 @@ def round_to_grid(
         tensor_config: names the grid.
         seed: of the noise, uint32 of shape ``(2,)``; None seeds from the scale.
     """
-    grid = tensor_config.numerics
+    grid = tensor_config.grid
     bits = None
     if grid.needs_noise:
         if seed is None:

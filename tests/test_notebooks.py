@@ -9,7 +9,9 @@ import pytest
 NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.name
+)
 def test_notebook_runs(path):
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(

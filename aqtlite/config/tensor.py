@@ -121,6 +121,20 @@ class Tensor(representation.CompactRepr):
         return not isinstance(self.numerics, grids.NoNumerics)
 
     @property
+    def grid(self) -> grids.Numerics:
+        """The grid of an operand that is quantized.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        if isinstance(self.numerics, grids.NoNumerics):
+            raise ValueError(
+                "numerics is NoNumerics(), which has no integers; give a grid such as "
+                "numerics.IntSymmetric(bits=8)"
+            )
+        return self.numerics
+
+    @property
     def needs_noise(self) -> bool:
         """Whether rounding is stochastic."""
         return isinstance(self.numerics, grids.Numerics) and self.numerics.needs_noise

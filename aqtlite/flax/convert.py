@@ -117,9 +117,7 @@ def _trace_recording(model, variables, args, kwargs) -> _Traced:
         return flax_core.unfreeze(mutated.get(site.COLLECTION, {}))
 
     others = {name: value for name, value in variables.items() if name != "params"}
-    closed, out_tree, inputs = _trace(
-        record, variables["params"], others, args, kwargs
-    )
+    closed, out_tree, inputs = _trace(record, variables["params"], others, args, kwargs)
     recorded: dict[tuple[str, ...], Any] = {}
     position = 0
     for path, node in _flatten_records(out_tree):

@@ -88,11 +88,15 @@ class AqtDotGeneral:
     ) -> jax.Array:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
         dot = dot_general.make_dot_general(self.cfg)
-        if self.cfg is not None and self.cfg.is_quantized:
+        cfg = self.cfg
+        if cfg is not None and cfg.is_quantized:
             scope = site.find_scope(self, self.name)
             if scope is not None:
-                lhs, rhs = self._frozen_or_recorded(scope, lhs, rhs, dimension_numbers)
-                if key is None and self._wants_key(scope):
+                lhs, rhs = self._frozen_or_recorded(
+                    cfg, scope, lhs, rhs, dimension_numbers
+                )
+                needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
+                if key is None and needs_noise and scope.has_rng(site.COLLECTION):
                     key = scope.make_rng(site.COLLECTION)
             elif self.quant_mode is QuantMode.SERVE:
                 raise ValueError(
@@ -109,15 +113,13 @@ class AqtDotGeneral:
             key=key,
         )
 
-    def _wants_key(self, scope: Scope) -> bool:
-        needs_noise = any(
-            raw.lhs.is_quantized and raw.lhs.numerics.needs_noise
-            for raw in (self.cfg.dlhs, self.cfg.drhs)
-        )
-        return needs_noise and scope.has_rng(site.COLLECTION)
-
     def _frozen_or_recorded(
-        self, scope: Scope, lhs: Any, rhs: Any, dimension_numbers: Any
+        self,
+        cfg: config.DotGeneral,
+        scope: Scope,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
     ) -> tuple[Any, Any]:
         """The operands, frozen ones in place of those that are."""
         mode = self.quant_mode
@@ -125,7 +127,7 @@ class AqtDotGeneral:
             return lhs, rhs
         dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
         here = site.Site(
-            cfg=self.cfg,
+            cfg=cfg,
             dimension_numbers=dims,
             shapes=(lhs.shape, rhs.shape),
             frozen=(),
@@ -158,7 +160,7 @@ class AqtDotGeneral:
             zip(
                 ("lhs", "rhs"),
                 dot_general.quantize_operands(
-                    self.cfg, lhs, rhs, here.dimension_numbers
+                    here.cfg, lhs, rhs, here.dimension_numbers
                 ),
                 strict=True,
             )

@@ -23,9 +23,7 @@ _Origins = tuple[tuple[int, int] | None, ...]
 _REORDERING = frozenset({"rev", "sort", "dot_general", "fft", "cholesky"})
 
 
-def boxes(
-    cut: core.ClosedJaxpr, kept: Sequence[int], params: Any
-) -> list[nn.meta.AxisMetadata | None]:
+def boxes(cut: core.ClosedJaxpr, kept: Sequence[int], params: Any) -> list[Any]:
     """For each output of a program, a box like that of the parameter it was made of.
 
     Args:
@@ -45,7 +43,7 @@ def boxes(
         for i, var in enumerate(cut.jaxpr.invars)
     ]
 
-    def box(origins: _Origins) -> nn.meta.AxisMetadata | None:
+    def box(origins: _Origins) -> Any:
         template = None
         names: list[Any] = []
         for origin in origins:
@@ -61,7 +59,7 @@ def boxes(
     return [box(origins) for origins in _walk(cut.jaxpr, inputs)]
 
 
-def box_qtensor(qtensor: QTensor, box: nn.meta.AxisMetadata | None) -> QTensor:
+def box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
     """Puts a box around integers, and one around their scale.
 
     An axis that shares a scale has size one there, and no name.

@@ -43,7 +43,7 @@ class FrozenKernel(nn.meta.AxisMetadata):
         del params
         (_, size), removed = self.removed[-1], self.removed[:-1]
         index = index % (len(self.shape) + 1)
-        shape = self.shape[:index] + (size,) + self.shape[index:]
+        shape = (*self.shape[:index], size, *self.shape[index:])
         return dataclasses.replace(self, shape=shape, removed=removed)
 
     def get_partition_spec(self) -> "FrozenKernel":

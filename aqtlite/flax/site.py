@@ -36,6 +36,7 @@ def converting() -> Iterator[None]:
 
 
 def is_converting() -> bool:
+    """Whether `converting` is in effect."""
     return _converting.get()
 
 

@@ -128,6 +128,8 @@ class IntSymmetric(base.Numerics):
         bound = self._clip_bound
         clipped = jnp.clip(scaled, -bound, bound)
         if self.stochastic_rounding:
+            if noise is None:
+                raise ValueError("stochastic rounding needs random bits, got None")
             whole = self._round_stochastically(clipped, noise)
         elif self.preserve_zero:
             whole = lax.round(clipped, lax.RoundingMethod.TO_NEAREST_EVEN)

@@ -1,0 +1,1 @@
+"""Measurements that users can run."""

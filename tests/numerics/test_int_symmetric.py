@@ -1,0 +1,145 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aqtlite import noise
+from aqtlite.numerics import IntSymmetric
+
+
+@pytest.mark.parametrize(
+    ("preserve_zero", "preserve_max_val", "bounds"),
+    [
+        (False, False, {8: 128.0, 2: 2.0, 1: 1.0}),
+        (False, True, {8: 127.5, 2: 1.5, 1: 0.5}),
+        (True, False, {8: 127.5, 2: 1.5}),
+        (True, True, {8: 127.0, 2: 1.0}),
+    ],
+)
+def test_bounds(preserve_zero, preserve_max_val, bounds):
+    for bits, bound in bounds.items():
+        grid = IntSymmetric(
+            bits=bits, preserve_zero=preserve_zero, preserve_max_val=preserve_max_val
+        )
+        assert grid.bound == bound
+        assert grid.unit == (1.0 if preserve_zero else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("bits", "preserve_zero", "dtype", "points"),
+    [
+        (8, True, "int8", 255),
+        (8, False, "int16", 256),
+        (7, False, "int8", 128),
+        (5, True, "int8", 31),
+        (4, True, "int4", 15),
+        (4, False, "int8", 16),
+        (3, False, "int4", 8),
+        (2, True, "int4", 3),
+        (1, False, "int4", 2),
+    ],
+)
+def test_grid_points(bits, preserve_zero, dtype, points):
+    """Storage and number of grid points, evenly spaced and symmetric around zero."""
+    grid = IntSymmetric(bits=bits, preserve_zero=preserve_zero)
+    stored = grid.round(jnp.linspace(-300.0, 300.0, 24001), None)
+    assert stored.dtype == grid.storage_dtype == dtype
+    values = np.unique(np.asarray(stored, np.float64)) * grid.unit
+    assert len(values) == points
+    np.testing.assert_array_equal(values, -values[::-1])
+    np.testing.assert_array_equal(np.diff(values), 1.0)
+    assert (0.0 in values) == preserve_zero
+
+
+def test_one_bit_has_no_zero_by_default():
+    assert IntSymmetric(bits=1) == IntSymmetric(bits=1, preserve_zero=False)
+    assert IntSymmetric(bits=2) == IntSymmetric(bits=2, preserve_zero=True)
+    assert len({IntSymmetric(bits=8), IntSymmetric(bits=8), IntSymmetric(bits=7)}) == 2
+
+
+def test_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        IntSymmetric(bits=8).bits = 4
+
+
+def test_ties_go_to_even():
+    got = IntSymmetric(bits=8).round(jnp.array([0.5, 1.5, 2.5, -0.5, -1.5]), None)
+    assert got.tolist() == [0, 2, 2, 0, -2]
+
+
+def test_without_clip_the_storage_saturates():
+    scaled = jnp.array([-40.0, 40.0])
+    assert IntSymmetric(bits=3).round(scaled, None).tolist() == [-3, 3]
+    assert IntSymmetric(bits=3, clip=False).round(scaled, None).tolist() == [-7, 7]
+
+
+SMALL = st.lists(st.floats(-140, 140, width=32), min_size=16, max_size=16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=SMALL, bits=st.sampled_from([8, 3, 1]))
+def test_rounds_to_the_nearest_grid_point(values, bits):
+    grid = IntSymmetric(bits=bits)
+    scaled = np.array(values, np.float32)
+    points = np.arange(-(2 ** (bits - 1)) + grid.unit, 2 ** (bits - 1))
+    got = np.asarray(grid.round(jnp.asarray(scaled), None), np.float64) * grid.unit
+    nearest = np.min(np.abs(points - scaled[:, None].astype(np.float64)), axis=1)
+    np.testing.assert_array_equal(np.abs(got - scaled), nearest)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2, 1])
+def test_stochastic_rounding_goes_to_a_neighbour(bits):
+    """Never past the two grid points around a value; a grid point stays itself."""
+    grid = IntSymmetric(bits=bits, preserve_max_val=True, stochastic_rounding=True)
+    bound = grid.bound
+    scaled = jnp.concatenate(
+        [jnp.linspace(-bound, bound, 997), jnp.arange(-bound, bound + 1)]
+    )
+    for seed in range(4):
+        random = noise.random_bits(scaled.shape, jnp.array([seed, 7], jnp.uint32))
+        got = np.asarray(grid.round(scaled, random), np.float64) * grid.unit
+        offset = 0 if grid.preserve_zero else 0.5
+        # Positions are resolved to 2^-16 of a step.
+        low = np.floor(np.asarray(scaled, np.float64) - offset + 2**-16) + offset
+        high = np.ceil(np.asarray(scaled, np.float64) - offset - 2**-16) + offset
+        assert np.all((got == low) | (got == high))
+        np.testing.assert_array_equal(got[997:], scaled[997:])
+
+
+def test_gradient_mask():
+    scaled = jnp.array([-127.6, -127.0, 0.0, 127.0, 127.1])
+    assert IntSymmetric(bits=8).gradient_mask(scaled) is None
+    mask = IntSymmetric(bits=8, clip_gradient=True).gradient_mask(scaled)
+    assert mask.tolist() == [False, True, True, True, False]
+    assert (
+        IntSymmetric(bits=8, clip=False, clip_gradient=True).gradient_mask(scaled)
+        is None
+    )
+
+
+def test_static_argument_of_jit():
+    rounded = jax.jit(lambda x, grid: grid.round(x, None), static_argnums=1)(
+        jnp.array([1.4]), IntSymmetric(bits=8)
+    )
+    assert rounded.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"bits": 0}, ValueError, "from 1 to 8, got 0"),
+        ({"bits": 9}, ValueError, "from 1 to 8, got 9"),
+        ({"bits": 8.0}, TypeError, "must be an int"),
+        ({"bits": True}, TypeError, "must be an int"),
+        ({"bits": 1, "preserve_zero": True}, ValueError, "no value but zero"),
+        ({"bits": 8, "clip": 1}, TypeError, "clip must be a bool"),
+        ({"bits": 8, "stochastic_rounding": True}, ValueError, "preserve_max_val"),
+    ],
+)
+def test_refuses(kwargs, error, match):
+    with pytest.raises(error, match=match):
+        IntSymmetric(**kwargs)
