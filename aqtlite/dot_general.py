@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, lowering, noise, quantizer
+from aqtlite import config, exact, lowering, noise, quantizer
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
 
@@ -179,11 +179,8 @@ def _quantize_and_contract(
     seed: jax.Array | None,
 ) -> jax.Array:
     (lhs_ca, rhs_ca), _ = call.dims
-    rhs_q = _quantize_operand(rhs, call.fwd.rhs, rhs_ca, f"{call.path}.rhs", None, ())
-    others = () if rhs_q is None else (rhs_q.scale,)
-    lhs_q = _quantize_operand(
-        lhs, call.fwd.lhs, lhs_ca, f"{call.path}.lhs", seed, others
-    )
+    lhs_q = _quantize_operand(lhs, call.fwd.lhs, lhs_ca, f"{call.path}.lhs", seed)
+    rhs_q = _quantize_operand(rhs, call.fwd.rhs, rhs_ca, f"{call.path}.rhs", None)
     return _contract(call, lhs, rhs, lhs_q, rhs_q, seed)
 
 
@@ -202,8 +199,8 @@ def quantize_operands(
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     (lhs_ca, rhs_ca), _ = dims
     return (
-        _quantize_operand(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs", None, ()),
-        _quantize_operand(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs", None, ()),
+        _quantize_operand(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs", None),
+        _quantize_operand(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs", None),
     )
 
 
@@ -213,7 +210,6 @@ def _quantize_operand(
     contracting: dn.Axes,
     path: str,
     seed: jax.Array | None,
-    other_scales: tuple[jax.Array, ...],
 ) -> QTensor | None:
     """The integers of one operand, or None if it stays in floating point."""
     if isinstance(x, QTensor):
@@ -224,9 +220,6 @@ def _quantize_operand(
     x = lax.stop_gradient(x)
     scale = quantizer.calibrate(x, tensor, contracting, path)
     _check_scale(scale.shape, tensor, contracting, path)
-    if seed is None and tensor.needs_noise:
-        # The other operand tells apart two layers that see the same gradient.
-        seed = noise.seed_from_bits(scale, *other_scales)
     return quantizer.round_to_grid(x, scale, tensor, seed)
 
 
@@ -395,6 +388,10 @@ def _contract_bwd(call, residuals, g):
     dlhs = drhs = None
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None, None
+    needs_noise = call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise
+    if seed is None and needs_noise:
+        # The operands tell apart two layers that see the same gradient.
+        seed = noise.seed_from_bits(exact.float32(g), *_seeding(lhs), *_seeding(rhs))
     if rhs is not None:
         dims, order = dn.for_dlhs(call.dims, lhs_like.ndim, rhs_like.ndim)
         dlhs = _backward(
@@ -413,6 +410,13 @@ def _contract_bwd(call, residuals, g):
 _contract.defvjp(_contract_fwd, _contract_bwd, symbolic_zeros=True)
 
 
+def _seeding(saved: jax.Array | QTensor | None) -> tuple[jax.Array, ...]:
+    """What of a saved operand goes into the seed."""
+    if saved is None:
+        return ()
+    return (saved.scale if isinstance(saved, QTensor) else exact.float32(saved),)
+
+
 def _backward(
     raw: config.DotGeneralRaw,
     path: str,
@@ -429,7 +433,7 @@ def _backward(
         reuses_integers = raw.rhs.use_fwd_quant and raw.lhs.is_quantized
         if reuses_integers and not other_fwd.use_fake_quant:
             moved = dn.rhs_scale_to_lhs(other.scale, dims, g.ndim)
-            g = (quantizer.exact_float32(g) * moved).astype(_wide_dtype(g.dtype))
+            g = (exact.float32(g) * moved).astype(_wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = QTensor(other.qvalue, unit, other.dtype)
         else:
@@ -467,7 +471,7 @@ def _wide_dtype(dtype: np.dtype) -> np.dtype:
 
 def _gradient_sharding(sharding: Any, order: dn.Axes) -> Any:
     """The operand's sharding, for a result whose axes `order` will permute."""
-    if sharding is None or not any(entry is not None for entry in sharding.spec):
+    if sharding is None or sharding.mesh.empty:
         return None
     if not sharding.mesh.are_all_axes_explicit:
         return None

@@ -4,8 +4,8 @@ All arithmetic is float32 and leaves a compiler no choice, so that one array and
 config give the same integers and scales in every program. What that takes:
 
 - no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
-- a float32 copy that is rounded to the input's dtype *again*, because XLA may skip
-  the rounding when the input is itself the result of a cast in the same program;
+- values whose origin the compiler does not see (`exact`), so that it neither moves a
+  factor from the array's producer into the scale nor skips a rounding;
 - no division by a constant (`calibration.scale_from_bound`), and no sum of a product
   (`numerics.IntSymmetric` adds its noise in fixed point), which may be contracted.
 """
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import calibration, config, noise
+from aqtlite import calibration, config, exact, noise
 from aqtlite.qtensor import QTensor
 
 
@@ -36,7 +36,7 @@ def quantize(
         axes: the axes to be contracted, which share a scale unless
             ``tensor_config.calib_shared_axes`` says otherwise.
         key: a `jax.random` key for stochastic rounding. Without one the noise is
-            seeded from the array's own scales.
+            seeded from the array's own bits.
 
     Returns:
         A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
@@ -82,7 +82,7 @@ def calibrate(
         path: where the config stands, for error messages.
     """
     shared = shared_axes(tensor_config, x.shape, contracting, path)
-    bound = tensor_config.calibration.bound(exact_float32(x), shared)
+    bound = tensor_config.calibration.bound(exact.float32(x), shared)
     scale = calibration.scale_from_bound(bound, tensor_config.grid.bound)
     if tensor_config.po2_scale:
         scale = calibration.ceil_to_power_of_two(scale)
@@ -91,7 +91,7 @@ def calibrate(
 
 def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
     """``x / scale`` as the grid sees it: float32, by the scale's reciprocal."""
-    return exact_float32(x) * (1 / scale)
+    return exact.float32(x) * (1 / scale)
 
 
 @functools.partial(jax.jit, static_argnames="tensor_config")
@@ -107,13 +107,13 @@ def round_to_grid(
         x: floating, any shape.
         scale: float32, keepdims.
         tensor_config: names the grid.
-        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the scale.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from x.
     """
     grid = tensor_config.grid
     bits = None
     if grid.needs_noise:
         if seed is None:
-            seed = noise.seed_from_bits(scale)
+            seed = noise.seed_from_bits(exact.float32(x))
         bits = noise.random_bits(x.shape, seed)
     qvalue = grid.round(scaled(x, scale), bits)
     return QTensor(qvalue, scale * jnp.float32(grid.unit), x.dtype)
@@ -164,22 +164,3 @@ def check_floating(x: jax.Array, what: str) -> None:
             f"got {x.dtype} of shape {x.shape}; cast it first, or leave this "
             "contraction unquantized"
         )
-
-
-def exact_float32(x: jax.Array) -> jax.Array:
-    """x in float32, with x's own rounding in every program.
-
-    XLA may turn ``float32 -> bfloat16 -> float32`` into nothing inside a fusion. An
-    explicit reduction of the precision, which it keeps, makes that harmless; applied
-    to a value that was rounded already it changes nothing.
-    """
-    wide = x.astype(jnp.float32)
-    if x.dtype == jnp.bfloat16:
-        return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
-    if x.dtype == jnp.float16:
-        # reduce_precision flushes what float16 stores as subnormal: multiples of
-        # 2^-24, below 2^-14.
-        steps = lax.round(wide * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN)
-        normal = lax.reduce_precision(wide, exponent_bits=5, mantissa_bits=10)
-        return jnp.where(jnp.abs(wide) < 2.0**-14, steps * 2.0**-24, normal)
-    return wide

@@ -108,7 +108,7 @@ def test_scales_move_to_the_output(contraction):
 def test_scale_moves_to_the_other_operand(contraction):
     """A scale along contracting and batch axes of rhs may as well multiply lhs."""
     lhs_shape, rhs_shape, dims = contraction
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    (_, rhs_ca), (_, rhs_ba) = dims
     lhs, rhs = arrays(lhs_shape, rhs_shape)
     keep = rhs_ca + rhs_ba
     (scale,) = arrays([s if axis in keep else 1 for axis, s in enumerate(rhs_shape)])

@@ -124,7 +124,9 @@ def rounded_gradients(key, lhs=EYE, rhs=EYE):
 
 
 def correlation_z(one, other):
-    one, other = (np.asarray(x, np.float64) - np.asarray(GRADIENT) for x in (one, other))
+    one, other = (
+        np.asarray(x, np.float64) - np.asarray(GRADIENT) for x in (one, other)
+    )
     return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).mean()))
 
 
@@ -133,6 +135,11 @@ def test_both_gradients_have_independent_noise():
     dlhs, drhs = jax.jit(jax.vmap(rounded_gradients))(keys)
     assert correlation_z(dlhs, dlhs) > 100
     assert abs(correlation_z(dlhs, drhs)) < 5
+
+
+def test_both_gradients_have_independent_noise_without_a_key():
+    dlhs, drhs = rounded_gradients(None)
+    assert np.mean(np.asarray(dlhs) != np.asarray(drhs)) > 0.2
 
 
 def test_layers_have_independent_noise_without_a_key():
@@ -144,7 +151,7 @@ def test_layers_have_independent_noise_without_a_key():
         return jnp.sum(jnp.sin(dot(x, w1, MATMUL) + dot(x, w2, MATMUL)))
 
     one, other = jax.grad(loss, (0, 1))(w1, w2)
-    assert np.any(np.asarray(one) != np.asarray(other))
+    assert np.mean(np.asarray(one) != np.asarray(other)) > 0.2
 
 
 def test_gradient_of_the_preset_is_unbiased():
@@ -222,11 +229,11 @@ def test_random_bits_are_uniform():
 
 def test_fold_in_gives_other_seeds():
     seed = noise.seed_from_key(jax.random.key(0))
-    folded = {tuple(np.asarray(noise.fold_in(seed, salt))) for salt in range(50)}
-    assert len(folded | {tuple(np.asarray(seed))}) == 51
+    folded = {tuple(np.asarray(noise.fold_in(seed, salt))) for salt in range(5)}
+    assert len(folded | {tuple(np.asarray(seed))}) == 6
 
 
-def test_seed_from_bits_sees_every_bit_and_the_order():
+def test_seed_from_bits_sees_every_bit_and_position():
     x = np.arange(1.0, 9.0, dtype=np.float32)
     variants = [x, x[::-1], x.reshape(2, 4) * 2]
     for bit in (0, 12, 31):
@@ -235,8 +242,3 @@ def test_seed_from_bits_sees_every_bit_and_the_order():
         variants.append(flipped)
     seeds = {tuple(np.asarray(noise.seed_from_bits(jnp.asarray(v)))) for v in variants}
     assert len(seeds) == len(variants)
-    one, other = jnp.asarray(x), jnp.asarray(x[::-1])
-    assert np.any(
-        np.asarray(noise.seed_from_bits(one, other))
-        != np.asarray(noise.seed_from_bits(other, one))
-    )

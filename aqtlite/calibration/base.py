@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import exact
+
 
 class Calibration(abc.ABC):
     """Finds the magnitude that a grid has to reach: array + axes -> bound."""
@@ -31,7 +33,7 @@ def scale_from_bound(bound: jax.Array, grid_bound: float) -> jax.Array:
     same in all of them. Where the quotient would be subnormal (which CPUs flush to
     zero), the channel counts as zero.
     """
-    scale = bound * (np.float32(1) / np.float32(grid_bound))
+    scale = exact.opaque(bound) * (np.float32(1) / np.float32(grid_bound))
     tiny = jnp.finfo(jnp.float32).tiny
     return jnp.where(scale < tiny, jnp.float32(1), scale)
 

@@ -32,13 +32,13 @@ class Options:
         UserError: if a value makes no sense, by itself or beside another.
     """
 
-    steps: int = 250
+    steps: int = 300
     layers: int = 4
     width: int = 192
     heads: int = 4
     batch: int = 8
     length: int = 128
-    lr: float = 2e-3
+    lr: float = 1e-3
     seed: int = 0
     fwd_bits: int = 8
     bwd_bits: int = 8

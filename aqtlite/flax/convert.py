@@ -55,7 +55,7 @@ def convert(
     >>> x = jnp.ones((2, 3))
     >>> variables = dense.init(jax.random.key(0), x)
     >>> serving = convert(dense, variables, x)
-    >>> serving["aqt"]["Contraction_0"]["rhs"].qvalue.dtype
+    >>> serving["aqt"]["AqtContraction_0"]["rhs"].qvalue.dtype
     dtype('int8')
     >>> bool((dense.apply(serving, x) == dense.apply(variables, x)).all())
     True
@@ -147,6 +147,11 @@ def _mutable_collections(mutable: Any) -> list[str]:
                 "model changes in serving, such as mutable=['cache']"
             )
         return []
+    if not isinstance(mutable, list | tuple | set | frozenset):
+        raise TypeError(
+            "convert takes mutable= as a name or a list of names of collections, got "
+            f"{mutable!r}"
+        )
     return list(mutable)
 
 
@@ -158,23 +163,44 @@ def _flatten_records(tree):
 
 
 def _trace(function, *trees):
-    """Traces a function of pytrees whose non-array leaves are static.
+    """Traces a function of pytrees.
+
+    Python numbers are inputs like arrays, unless the function needs one as such (as a
+    shape, or in an `if`); then they are constants, as is every other leaf.
 
     Returns:
         The closed jaxpr, the tree of outputs (as shapes), and the inputs.
     """
     leaves, treedef = jax.tree.flatten(trees)
-    dynamic = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
 
-    def flat(values):
-        filled = list(leaves)
-        for i, value in zip(dynamic, values, strict=True):
-            filled[i] = value
-        return function(*jax.tree.unflatten(treedef, filled))
+    def trace(is_input):
+        dynamic = [i for i, leaf in enumerate(leaves) if is_input(leaf)]
 
-    inputs = [leaves[i] for i in dynamic]
-    closed, out_tree = jax.make_jaxpr(flat, return_shape=True)(inputs)
-    return closed, out_tree, inputs
+        def flat(values):
+            filled = list(leaves)
+            for i, value in zip(dynamic, values, strict=True):
+                filled[i] = value
+            return function(*jax.tree.unflatten(treedef, filled))
+
+        inputs = [leaves[i] for i in dynamic]
+        closed, out_tree = jax.make_jaxpr(flat, return_shape=True)(inputs)
+        return closed, out_tree, inputs
+
+    try:
+        return trace(lambda leaf: _is_array(leaf) or _is_number(leaf))
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerIntegerConversionError,
+    ):
+        return trace(_is_array)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype")
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
 
 
 class _Record(NamedTuple):
@@ -194,22 +220,37 @@ def _records(traced: _Traced) -> tuple[dict[tuple[str, ...], site.Site], list[_R
         if isinstance(node, _Recorded):
             grouped.setdefault((scope, side), []).append(node)
         else:
-            _check_same_site(sites.setdefault(scope, node), node, scope)
+            first = sites.setdefault(scope, node)
+            if first.cfg != node.cfg:
+                raise ValueError(
+                    f"{'/'.join(scope)} contracts with two configs under one name; "
+                    "give each contraction an AqtDotGeneral with a name of its own"
+                )
     if not sites:
         raise ValueError(
-            "the model has no quantized AqtDotGeneral or AqtEinsum in the method that "
-            "was called, so there is nothing to freeze; serve the variables as they are"
+            "nothing to freeze: the method that was called has no AqtDotGeneral or "
+            "AqtEinsum with a config that quantizes, or has them only inside a "
+            "transformation of its own (jax.jit, jnp.einsum), where weights cannot be "
+            "frozen; use AqtEinsum in place of jnp.einsum, or serve the variables as "
+            "they are"
         )
-    records = []
-    for (scope, side), operands in grouped.items():
-        is_weight = all(
+    weights = {
+        key
+        for key, operands in grouped.items()
+        if all(
             all(index < traced.num_params for index in traced.dependencies[output])
             for operand in operands
             for output in operand.outputs
         )
-        if is_weight:
-            records.append(_Record(scope, side, operands))
-        elif side in sites[scope].frozen:
+    }
+    records = []
+    for (scope, side), operands in grouped.items():
+        is_required = side in sites[scope].frozen
+        if (scope, side) in weights:
+            # Of two weights the lhs may be one that was broadcast to the inputs' batch.
+            if is_required or side == "rhs" or (scope, "rhs") not in weights:
+                records.append(_Record(scope, side, operands))
+        elif is_required:
             raise ValueError(
                 f"frozen_operands asks to freeze the {side} of {'/'.join(scope)}, but "
                 "its value depends on the model's inputs, on rngs, or on a collection "
@@ -225,17 +266,6 @@ def _records(traced: _Traced) -> tuple[dict[tuple[str, ...], site.Site], list[_R
         for scope, node in sites.items()
     }
     return decided, records
-
-
-def _check_same_site(first: site.Site, again: site.Site, scope) -> None:
-    same_call = first.cfg == again.cfg and (
-        first.dimension_numbers == again.dimension_numbers
-    )
-    if not same_call:
-        raise ValueError(
-            f"{'/'.join(scope)} contracts in two different ways under one name; give "
-            "each contraction an AqtDotGeneral with a name of its own"
-        )
 
 
 def _freeze(traced: _Traced, variables, records) -> dict[str, Any]:
@@ -262,11 +292,11 @@ def _freeze(traced: _Traced, variables, records) -> dict[str, Any]:
     return collection
 
 
-def _run(cut: core.ClosedJaxpr, inputs: list[Any]) -> list[Any]:
+def _run(cut: core.ClosedJaxpr, params: list[Any]) -> list[Any]:
     function = jax.jit(core.jaxpr_as_fun(cut))
-    if any(isinstance(x, jax.ShapeDtypeStruct) for x in inputs):
-        return jax.eval_shape(function, *inputs)
-    return function(*inputs)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in params):
+        return jax.eval_shape(function, *params)
+    return function(*params)
 
 
 def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -306,7 +336,8 @@ def _without_dead_kernels(model, serving, traced: _Traced, args, kwargs):
     others = {name: value for name, value in serving.items() if name != "params"}
 
     def serve(params, others, call_args, call_kwargs):
-        return model.apply({"params": params, **others}, *call_args, **call_kwargs)
+        out = model.apply({"params": params, **others}, *call_args, **call_kwargs)
+        return [leaf for leaf in jax.tree.leaves(out) if _is_array(leaf)]
 
     closed, _, _ = _trace(serve, params, others, args, kwargs)
     read = frozenset().union(*program.output_dependencies(closed))

@@ -87,22 +87,46 @@ class AqtDotGeneral:
         key: jax.Array | None = None,
     ) -> jax.Array:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
+        return self.call_for(
+            self,
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision,
+            preferred_element_type,
+            out_sharding=out_sharding,
+            key=key,
+        )
+
+    def call_for(
+        self,
+        owner: Any,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """The call, on behalf of the object that a module holds and has called."""
         dot = dot_general.make_dot_general(self.cfg)
         cfg = self.cfg
-        if cfg is not None and cfg.is_quantized:
-            scope = site.find_scope(self, self.name)
-            if scope is not None:
-                lhs, rhs = self._frozen_or_recorded(
-                    cfg, scope, lhs, rhs, dimension_numbers
-                )
-                needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
-                if key is None and needs_noise and scope.has_rng(site.COLLECTION):
-                    key = scope.make_rng(site.COLLECTION)
-            elif self.quant_mode is QuantMode.SERVE:
-                raise ValueError(
-                    "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a "
-                    "Flax module, where there are no frozen weights"
-                )
+        scope = site.find_scope(owner, self.name)
+        if cfg is None or not cfg.is_quantized:
+            site.check_no_frozen_kernel(scope, "this contraction has no quantization")
+        elif scope is not None:
+            lhs, rhs = self._frozen_or_recorded(cfg, scope, lhs, rhs, dimension_numbers)
+            needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
+            if key is None and needs_noise and scope.has_rng(site.COLLECTION):
+                key = scope.make_rng(site.COLLECTION)
+        elif self.quant_mode is QuantMode.SERVE:
+            raise ValueError(
+                "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a Flax "
+                "module or inside a transformation such as jax.jit within one, where "
+                "there are no frozen weights"
+            )
         return dot(
             lhs,
             rhs,
@@ -124,6 +148,7 @@ class AqtDotGeneral:
         """The operands, frozen ones in place of those that are."""
         mode = self.quant_mode
         if mode is QuantMode.TRAIN:
+            site.check_no_frozen_kernel(scope, "quant_mode is QuantMode.TRAIN")
             return lhs, rhs
         dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
         here = site.Site(
@@ -135,26 +160,36 @@ class AqtDotGeneral:
         if site.is_converting():
             self._record(scope, here, lhs, rhs)
             return lhs, rhs
-        if mode is QuantMode.CONVERT:
-            raise ValueError(
-                "AqtDotGeneral(quant_mode=QuantMode.CONVERT) was called outside "
-                "aqtlite.flax.convert, which is what converts"
-            )
-        is_serving = not scope.is_collection_empty(site.COLLECTION)
-        if mode is QuantMode.SERVE or (is_serving and self.frozen_operands != "none"):
+        if self.frozen_operands == "none":
+            site.check_no_frozen_kernel(scope, "frozen_operands is 'none'")
+            return lhs, rhs
+        if not scope.is_collection_empty(site.COLLECTION):
             return _frozen(scope, here, lhs, rhs)
+        site.check_no_frozen_kernel(
+            scope, f"the variables have no collection '{site.COLLECTION}'"
+        )
+        if mode is QuantMode.SERVE:
+            raise ValueError(
+                f"{scope.path_text} has quant_mode=QuantMode.SERVE, but the variables "
+                f"have no collection '{site.COLLECTION}'; convert them first"
+            )
         return lhs, rhs
 
     def _record(self, scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> None:
         sides = {"auto": ("lhs", "rhs"), "both": ("lhs", "rhs"), "none": ()}.get(
             self.frozen_operands, (self.frozen_operands,)
         )
-        if sides and not scope.is_mutable_collection(site.COLLECTION):
+        if not sides:
+            return
+        if not scope.is_mutable_collection(site.COLLECTION):
             raise ValueError(
                 f"the frozen weights of {scope.path_text or '/'} cannot leave the "
                 "transformation around it, which does not lift the collection "
-                f"'{site.COLLECTION}'. Name it beside 'params': nn.scan or nn.vmap("
-                f"..., variable_axes={{'params': 0, '{site.COLLECTION}': 0}})"
+                f"'{site.COLLECTION}'. Where it is nn.scan or nn.vmap, name it beside "
+                f"'params': variable_axes={{'params': 0, '{site.COLLECTION}': 0}}. "
+                "Where it is another (nn.map_variables, nn.WeightNorm), leave this "
+                "contraction to be quantized at every call, with "
+                "AqtDotGeneral(..., frozen_operands='none')"
             )
         operands = dict(
             zip(
@@ -202,11 +237,11 @@ def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any
     for index, side in enumerate(("lhs", "rhs")):
         if side not in stored.frozen:
             continue
-        if stored.dimension_numbers != here.dimension_numbers:
+        if stored.contracting(side) != here.contracting(side):
             raise ValueError(
                 f"the frozen {side} of {where} was converted for dimension_numbers "
                 f"{stored.dimension_numbers}, and is called with "
-                f"{here.dimension_numbers}"
+                f"{here.dimension_numbers}, which contract other axes of it"
             )
         qtensor = nn.meta.unbox(scope.get_variable(site.COLLECTION, side))
         if not isinstance(qtensor, QTensor):
@@ -217,7 +252,8 @@ def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any
         if qtensor.shape != operands[side].shape:
             raise ValueError(
                 f"the frozen {side} of {where} has shape {qtensor.shape}, but the call "
-                f"has a {side} of shape {operands[side].shape}"
+                f"has a {side} of shape {operands[side].shape}. If its shape follows "
+                "the inputs', do not freeze it: AqtDotGeneral(..., frozen_operands=...)"
             )
         operands[side] = qtensor
     return operands["lhs"], operands["rhs"]
@@ -269,7 +305,7 @@ class AqtEinsum:
             eqn,
             lhs,
             rhs,
-            functools.partial(self._dot_general(), precision=precision),
+            functools.partial(self._dot_general().call_for, self, precision=precision),
             preferred_element_type=preferred_element_type,
             key=key,
         )

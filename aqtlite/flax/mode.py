@@ -9,8 +9,5 @@ class QuantMode(enum.Enum):
     TRAIN = "train"
     """Quantize both operands at every call, whatever the variables hold."""
 
-    CONVERT = "convert"
-    """Record the quantized operands. `convert` sets this by itself."""
-
     SERVE = "serve"
     """Take frozen weights, and raise if there are none."""

@@ -66,9 +66,10 @@ def box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
     """
     if box is None:
         return qtensor
+    sizes = zip(qtensor.shape, qtensor.scale.shape, strict=True)
     scale_names = tuple(
-        None if scale_size == 1 else name
-        for name, scale_size in zip(box.names, qtensor.scale.shape, strict=True)
+        name if size == scale_size else None
+        for name, (size, scale_size) in zip(box.names, sizes, strict=True)
     )
     scale_box = dataclasses.replace(box, names=scale_names)
     return QTensor(
@@ -99,9 +100,9 @@ def _equation(eqn: Any, inputs: list[_Origins]) -> list[_Origins]:
     name = eqn.primitive.name
     if name == "scan":
         return _scan(eqn, inputs)
-    bodies = list(program.bodies(eqn))
-    if len(bodies) == 1 and program.corresponds(bodies[0], eqn):
-        return _walk(bodies[0], inputs)
+    body = program.called_body(eqn)
+    if body is not None:
+        return _walk(body.jaxpr, inputs)
     if name == "transpose":
         return [tuple(inputs[0][axis] for axis in eqn.params["permutation"])]
     if name == "broadcast_in_dim":

@@ -25,7 +25,8 @@ class FrozenKernel(nn.meta.AxisMetadata):
     """Index and size of the axes that `nn.scan` or `nn.vmap` took away."""
 
     def unbox(self) -> jax.Array:
-        return jnp.full(self.shape, jnp.nan, self.dtype)
+        with jax.debug_nans(False):
+            return jnp.full(self.shape, jnp.nan, self.dtype)
 
     def replace_boxed(self, val: Any) -> Any:
         return val

@@ -1,13 +1,15 @@
 """What depends on what in a traced program, and the part of it that some outputs need.
 
-A *program* is a closed jaxpr. The walk follows calls, scans and the like into their
-bodies where inputs and outputs correspond one to one, and elsewhere takes every
-output to depend on every input, which errs on the safe side.
+A *program* is a closed jaxpr. The walk follows calls and scans into their bodies; of
+anything else (`while`, `cond`) it takes every output to depend on every input, which
+errs on the safe side.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+from jax import lax
 from jax.extend import core
 
 Dependencies = frozenset[int]
@@ -36,52 +38,56 @@ def _walk(jaxpr: Any, inputs: Sequence[Dependencies]) -> list[Dependencies]:
 def _equation(eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
     if eqn.primitive.name == "scan":
         return _scan(eqn, inputs)
-    inner = list(bodies(eqn))
-    if len(inner) == 1 and corresponds(inner[0], eqn):
-        return _walk(inner[0], inputs)
+    body = called_body(eqn)
+    if body is not None:
+        return _walk(body.jaxpr, inputs)
     return [_NOTHING.union(*inputs)] * len(eqn.outvars)
 
 
 def _scan(eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
     """What goes into the carry comes around until nothing new does."""
-    body = eqn.params["jaxpr"].jaxpr
     first, count = eqn.params["num_consts"], eqn.params["num_carry"]
     while True:
-        outputs = _walk(body, inputs)
-        carry = [
-            old | new
-            for old, new in zip(
-                inputs[first : first + count], outputs[:count], strict=True
-            )
-        ]
-        if carry == inputs[first : first + count]:
+        outputs = _walk(eqn.params["jaxpr"].jaxpr, inputs)
+        carry = inputs[first : first + count]
+        merged = [a | b for a, b in zip(carry, outputs[:count], strict=True)]
+        if merged == carry:
             return outputs
-        inputs = inputs[:first] + carry + inputs[first + count :]
+        inputs = inputs[:first] + merged + inputs[first + count :]
 
 
-def bodies(eqn: Any) -> Iterator[Any]:
-    """The jaxprs among an equation's parameters."""
+def called_body(eqn: Any) -> core.ClosedJaxpr | None:
+    """The body of an equation that just calls it (jit, remat, custom_vjp, ...).
+
+    None for every other equation: the body's inputs and outputs have to be the
+    equation's, one to one.
+    """
+    bodies = list(_bodies(eqn))
+    if len(bodies) != 1 or eqn.primitive.name in ("scan", "while", "cond"):
+        return None
+    (body,) = bodies
+    corresponds = len(body.jaxpr.invars) == len(eqn.invars) and (
+        len(body.jaxpr.outvars) == len(eqn.outvars)
+    )
+    return body if corresponds and eqn.primitive.multiple_results else None
+
+
+def _bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
     for value in eqn.params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if isinstance(one, core.ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, core.Jaxpr):
                 yield one
-
-
-def corresponds(jaxpr: Any, eqn: Any) -> bool:
-    """Whether a body's inputs and outputs are those of its equation, one to one."""
-    return (
-        len(jaxpr.invars) == len(eqn.invars)
-        and len(jaxpr.outvars) == len(eqn.outvars)
-        and eqn.primitive.name != "while"
-    )
+            elif isinstance(one, core.Jaxpr) and not one.constvars:
+                yield core.ClosedJaxpr(one, ())
 
 
 def cut(
     program: core.ClosedJaxpr, outputs: Sequence[int]
 ) -> tuple[core.ClosedJaxpr, list[int]]:
     """The part of a program that makes some of its outputs.
+
+    Calls are inlined, and scans keep the part of their body that is needed, so that
+    what is left takes no input that the outputs do not depend on.
 
     Args:
         program: the whole.
@@ -90,26 +96,121 @@ def cut(
     Returns:
         The program cut down, and the indices of the inputs that it still takes.
     """
+    dependencies = output_dependencies(program)
+    kept = sorted(_NOTHING.union(*(dependencies[i] for i in outputs)))
+    invars = program.jaxpr.invars
+
+    def evaluate(*values: Any) -> list[Any]:
+        inputs: list[Any] = [None] * len(invars)
+        for i, value in zip(kept, values, strict=True):
+            inputs[i] = value
+        return _evaluate(program, inputs, outputs)
+
+    avals = [invars[i].aval for i in kept]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    return jax.make_jaxpr(evaluate)(*shapes), kept
+
+
+def _evaluate(
+    program: core.ClosedJaxpr, inputs: Sequence[Any], outputs: Sequence[int]
+) -> list[Any]:
+    """Runs what some outputs need; inputs that they do not need may be None."""
     jaxpr = program.jaxpr
-    outvars = [jaxpr.outvars[i] for i in outputs]
-    needed = {var for var in outvars if not isinstance(var, core.Literal)}
-    eqns = []
+    known = dict(zip(jaxpr.constvars, program.consts, strict=True))
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+    wanted = [jaxpr.outvars[i] for i in outputs]
+    needed = {atom for atom in wanted if not isinstance(atom, core.Literal)}
+    steps = []
     for eqn in reversed(jaxpr.eqns):
-        if needed.isdisjoint(eqn.outvars):
-            continue
-        eqns.append(eqn)
-        needed.update(v for v in eqn.invars if not isinstance(v, core.Literal))
-    kept = [i for i, var in enumerate(jaxpr.invars) if var in needed]
-    consts = [
-        (var, value)
-        for var, value in zip(jaxpr.constvars, program.consts, strict=True)
-        if var in needed
-    ]
-    smaller = jaxpr.replace(
-        constvars=[var for var, _ in consts],
-        invars=[jaxpr.invars[i] for i in kept],
-        outvars=outvars,
-        eqns=eqns[::-1],
+        used = [i for i, var in enumerate(eqn.outvars) if var in needed]
+        if used:
+            steps.append((eqn, used))
+            needed.update(_needed_inputs(eqn, used))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known.get(atom)
+
+    for eqn, used in reversed(steps):
+        values = [read(atom) for atom in eqn.invars]
+        results = _run_equation(jaxpr, eqn, values, used)
+        known.update(zip((eqn.outvars[i] for i in used), results, strict=True))
+    return [read(atom) for atom in wanted]
+
+
+def _needed_inputs(eqn: Any, used: Sequence[int]) -> list[Any]:
+    """The variables that some of an equation's outputs depend on."""
+    dependencies = _equation(eqn, [frozenset({i}) for i in range(len(eqn.invars))])
+    indices = _NOTHING.union(*(dependencies[i] for i in used))
+    atoms = [eqn.invars[i] for i in indices]
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+
+
+def _run_equation(
+    jaxpr: Any, eqn: Any, inputs: list[Any], used: Sequence[int]
+) -> list[Any]:
+    if eqn.primitive.name == "scan":
+        return _run_scan(eqn, inputs, used)
+    body = called_body(eqn)
+    if body is not None:
+        return _evaluate(body, inputs, used)
+    # A program of this one equation, evaluated by the only public way there is.
+    variables = {
+        atom: value
+        for atom, value in zip(eqn.invars, inputs, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    single = jaxpr.replace(
+        constvars=[],
+        invars=list(variables),
+        outvars=[eqn.outvars[i] for i in used],
+        eqns=[eqn],
+        effects=eqn.effects,
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return core.ClosedJaxpr(smaller, [value for _, value in consts]), kept
+    function = core.jaxpr_as_fun(core.ClosedJaxpr(single, ()))
+    return function(*variables.values())
+
+
+def _run_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any]:
+    body, num_consts = eqn.params["jaxpr"], eqn.params["num_consts"]
+    num_carry = eqn.params["num_carry"]
+    carried = _live_carry(eqn, used)
+    stacked = [i for i in used if i >= num_carry]
+    consts = inputs[:num_consts]
+    start = [inputs[num_consts + i] for i in carried]
+
+    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        full: list[Any] = [None] * num_carry
+        for i, value in zip(carried, carry, strict=True):
+            full[i] = value
+        results = _evaluate(body, [*consts, *full, *slices], [*carried, *stacked])
+        return results[: len(carried)], results[len(carried) :]
+
+    final, stacks = lax.scan(
+        step,
+        start,
+        inputs[num_consts + num_carry :],
+        length=eqn.params["length"],
+        reverse=eqn.params["reverse"],
+    )
+    by_index = dict(zip([*carried, *stacked], [*final, *stacks], strict=True))
+    return [by_index[i] for i in used]
+
+
+def _live_carry(eqn: Any, used: Sequence[int]) -> list[int]:
+    """The parts of the carry that the outputs in use depend on, over any steps."""
+    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    body = eqn.params["jaxpr"].jaxpr
+    dependencies = _walk(body, [frozenset({i}) for i in range(len(body.invars))])
+    live = {i for i in used if i < count}
+    while True:
+        wanted = live | {i for i in used if i >= count}
+        reached = {
+            index - first
+            for i in wanted
+            for index in dependencies[i]
+            if first <= index < first + count
+        }
+        if reached <= live:
+            return sorted(live)
+        live |= reached

@@ -8,16 +8,17 @@ has a scope of its own.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 from flax import errors
 from flax import linen as nn
-from flax.core import Scope
+from flax.core import Scope, tracers
 
 from aqtlite import config
 from aqtlite import dimension_numbers as dn
+from aqtlite.flax.placeholder import FrozenKernel
 
 COLLECTION = "aqt"
 """The collection of frozen weights, and the name of the optional rng stream."""
@@ -54,8 +55,13 @@ class Site:
     frozen: tuple[str, ...]
     """Which operands are frozen: a subset of ("lhs", "rhs")."""
 
+    def contracting(self, side: str) -> frozenset[int]:
+        """The contracting axes of one operand, along which it shares its scale."""
+        (lhs_ca, rhs_ca), _ = self.dimension_numbers
+        return frozenset(lhs_ca if side == "lhs" else rhs_ca)
 
-class Contraction(nn.Module):
+
+class AqtContraction(nn.Module):
     """A child that Flax attaches to the module whose method is running.
 
     That is all it is for: its parent is the caller, and its scope, named in order of
@@ -63,9 +69,13 @@ class Contraction(nn.Module):
     """
 
     def __post_init__(self):
-        # Outside @nn.compact Flax refuses children, but tells the parent before.
-        with contextlib.suppress(errors.AssignSubModuleError):
+        # Flax may refuse the child, but has told the parent by then.
+        try:
             super().__post_init__()
+        except errors.AssignSubModuleError:
+            object.__setattr__(self, "refusal", "not compact")
+        except errors.NameInUseError:
+            object.__setattr__(self, "refusal", "name in use")
 
 
 def find_scope(function: Any, name: str | None) -> Scope | None:
@@ -78,22 +88,57 @@ def find_scope(function: Any, name: str | None) -> Scope | None:
     Returns:
         A scope below the calling module's; None where there is no calling module, or
         where it is running inside a `jax.jit` or another transformation of its own
-        that Flax does not know, such as the one in `jnp.einsum`.
+        that Flax does not know, such as the one in `jnp.einsum`: variables cannot
+        leave it, and its trace may come from a cache.
     """
-    try:
-        child = Contraction(name=name)
-    except errors.JaxTransformError:
-        return None
-    if child.scope is not None:
-        return child.scope
+    child = AqtContraction(name=name)
     caller = child.parent
     if not isinstance(caller, nn.Module) or caller.scope is None:
         return None
+    if caller.scope.trace_level != tracers.current_trace():
+        return None
+    if child.scope is not None:
+        return child.scope
+    refusal = getattr(child, "refusal", None)
+    if name is None and refusal == "name in use":
+        # Two modules that share a scope (nn.share_scope) count their children apart.
+        return caller.scope.push(prefix=f"{AqtContraction.__name__}_")
     if name is None:
         # Without @nn.compact there is no order of calls to name children by; what is
         # stable is the attribute that holds the function.
-        name = next(
-            (key for key, value in vars(caller).items() if value is function),
-            type(function).__name__,
-        )
+        name = _attribute_of(caller, function) or type(function).__name__
     return caller.scope.push(name, reuse=True)
+
+
+def _attribute_of(caller: nn.Module, function: Any) -> str | None:
+    """The name of the attribute that holds a function, or holds it in a container."""
+    for attribute, value in vars(caller).items():
+        if value is function:
+            return attribute
+        if isinstance(value, Mapping):
+            entries = list(value.items())
+        elif isinstance(value, tuple | list):
+            entries = list(enumerate(value))
+        else:
+            continue
+        for key, entry in entries:
+            if entry is function:
+                return f"{attribute}_{key}"
+    return None
+
+
+def check_no_frozen_kernel(scope: Scope | None, why: str) -> None:
+    """Refuses to contract a kernel that was frozen as if it were a float.
+
+    Raises:
+        ValueError: if the calling module has a `FrozenKernel` among its parameters.
+    """
+    if scope is None or scope.parent is None:
+        return
+    for name, value in scope.parent.variables().get("params", {}).items():
+        if isinstance(value, FrozenKernel):
+            raise ValueError(
+                f"parameter {name!r} of {scope.parent.path_text or '/'} is frozen (it "
+                f"was {value.dtype} of shape {value.shape}), but {why}. Serve with the "
+                "model, config and variables of the conversion"
+            )

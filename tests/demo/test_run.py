@@ -2,14 +2,28 @@
 
 import json
 
+import jax
+import numpy as np
 import pytest
 
 from aqtlite import cli
-from aqtlite.demo import serving
+from aqtlite.demo import run, serving, training
 from aqtlite.demo.errors import ServingError
+from aqtlite.demo.options import Options
 
 TINY = ["demo", "--smoke", "--steps=12", "--layers=1", "--width=32", "--heads=2"]
 TINY += ["--batch=2", "--length=32", "--new-tokens=8"]
+
+
+def _untrained(models, batches, validation, **options):
+    """Stands in for the training, which is tested by itself."""
+    init = {n: m.init(jax.random.key(0), validation[0]) for n, m in models.items()}
+    return {
+        name: training.Trained(
+            model, init[name], 5.5, losses=[5.5], curve=[(1, 5.5)], seconds=[1.0]
+        )
+        for name, model in models.items()
+    }
 
 
 def test_demo_serves_what_it_trained(tmp_path, capsys):
@@ -34,25 +48,27 @@ def test_demo_fails_where_served_differs_from_trained(tmp_path, capsys, monkeypa
         bit_exact=False, largest_difference=0.5, seconds_per_token=1.0, sample=[65]
     )
     monkeypatch.setattr(serving, "serve_in_fresh_process", lambda *a, **k: served)
+    monkeypatch.setattr(training, "train_side_by_side", _untrained)
     assert cli.main([*TINY, "--steps=1", "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert "NO" in shown
     assert "what is served is NOT what was trained" in shown
 
 
-def test_4_bits_forward(tmp_path, capsys):
-    argv = [*TINY, "--steps=2", "--fwd-bits=4", "--out", str(tmp_path)]
-    assert cli.main(argv) == 0
-    assert "int4-int8" in capsys.readouterr().out
+def test_models_differ_in_their_config_alone():
+    models = run.build_models(Options(fwd_bits=4))
+    assert list(models) == ["float32", "int4-int8"]
+    assert models["float32"].cfg is None
+    assert models["int4-int8"].clone(cfg=None) == models["float32"]
 
 
 def test_a_failed_serving_process_is_reported(tmp_path):
-    with pytest.raises(ServingError, match=r"model\.json"):
+    with pytest.raises(ServingError, match=r"FileNotFoundError: .*model\.json"):
         serving.serve_in_fresh_process(
             tmp_path,
-            tokens=[[0]],
-            trained_logits=[0.0],
-            prompt=[0],
-            new_tokens=1,
+            tokens=np.zeros((1, 1), np.int32),
+            trained_logits=np.zeros(1),
+            prompt=np.zeros(1, np.int32),
+            new_tokens=2,
             seed=0,
         )

@@ -13,7 +13,6 @@ def test_models_learn_from_the_same_batches():
     sizes = dict(layers=1, width=16, heads=2, length=8)
     models = {
         "float32": Transformer(**sizes),
-        "again": Transformer(**sizes),
         "int8": Transformer(**sizes, cfg=config.fully_quantized()),
     }
     batch = np.arange(36, dtype=np.int32).reshape(4, 9)
@@ -28,8 +27,8 @@ def test_models_learn_from_the_same_batches():
         on_step=lambda step, runs: seen.append(step),
     )
     assert seen == list(range(1, 21))
-    assert runs["float32"].losses == runs["again"].losses
-    assert runs["float32"].losses[0] == runs["float32"].losses[0]
+    # The same initial weights and batch; then quantization takes its own path.
+    assert abs(runs["float32"].losses[0] - runs["int8"].losses[0]) < 0.02
     for run in runs.values():
         assert len(run.losses) == len(run.seconds) == 20
         assert [step for step, _ in run.curve] == list(range(2, 21, 2))

@@ -1,0 +1,42 @@
+"""Float32 values that are the same in every program.
+
+A compiler may rearrange float arithmetic as long as it sees where a value comes from:
+XLA turns ``(x * c) * s`` into ``x * (c * s)``, and drops the rounding of
+``float32 -> bfloat16 -> float32``, in some programs and not in others. The functions
+here hide the origin of a value at no cost in memory or passes.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def opaque(x: jax.Array) -> jax.Array:
+    """x itself, of which a compiler does not see what it was computed from.
+
+    A selection is not arithmetic: no factor moves through it. An optimization barrier
+    would do as well, but splits the loop that reads x.
+    """
+    return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x)
+
+
+def float32(x: jax.Array) -> jax.Array:
+    """x in float32, with x's own rounding in every program.
+
+    An explicit reduction of the precision, which XLA keeps, repeats the rounding to
+    bfloat16 or float16 that it may have skipped; to a value that was rounded already it
+    does nothing.
+
+    >>> float32(jnp.array([1 / 3], jnp.bfloat16)).tolist()
+    [0.333984375]
+    """
+    wide = x.astype(jnp.float32)
+    if x.dtype == jnp.bfloat16:
+        return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
+    if x.dtype == jnp.float16:
+        # reduce_precision flushes what float16 stores as subnormal: multiples of
+        # 2^-24, below 2^-14.
+        steps = lax.round(wide * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN)
+        normal = lax.reduce_precision(wide, exponent_bits=5, mantissa_bits=10)
+        return jnp.where(jnp.abs(wide) < 2.0**-14, steps * 2.0**-24, normal)
+    return opaque(wide)

@@ -1,0 +1,93 @@
+"""What the tests of aqtlite.flax share: configs, small data and the main comparison."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from aqtlite import config
+from aqtlite.flax import AqtDotGeneral, FrozenKernel, convert
+
+INT8 = config.fully_quantized()
+DG = AqtDotGeneral(INT8)
+LAST_BY_FIRST = (((1,), (0,)), ((), ()))
+X = jax.random.normal(jax.random.key(0), (4, 8))
+XX = jax.random.normal(jax.random.key(1), (2, 4, 8))
+NORMAL = nn.initializers.normal(0.3)
+
+
+def init(model, *args, **kwargs):
+    """Variables from the single stream "params", biases made to matter."""
+    variables = jax.jit(lambda: model.init(jax.random.key(7), *args, **kwargs))()
+
+    def noisy(path, leaf):
+        if "bias" not in jax.tree_util.keystr(path):
+            return leaf
+        return leaf + jnp.linspace(-1, 1, leaf.size).reshape(leaf.shape).astype(
+            leaf.dtype
+        )
+
+    params = jax.tree_util.tree_map_with_path(noisy, variables.get("params", {}))
+    return {**variables, "params": params}
+
+
+def apply(model, variables, *args, **kwargs):
+    """`model.apply` under jit, arrays of any argument being traced."""
+    leaves, treedef = jax.tree.flatten((variables, args, kwargs))
+    at = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
+
+    def run(values):
+        filled = list(leaves)
+        for i, value in zip(at, values, strict=True):
+            filled[i] = value
+        tree, args, kwargs = jax.tree.unflatten(treedef, filled)
+        return model.apply(tree, *args, **kwargs)
+
+    return jax.jit(run)([leaves[i] for i in at])
+
+
+def assert_equal(first, second):
+    """Bit for bit, and not all zero or NaN."""
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        assert not np.isnan(np.asarray(a, np.float32)).any()
+    assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(first))
+
+
+def placeholders(tree):
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, FrozenKernel))
+    return [leaf for leaf in leaves if isinstance(leaf, FrozenKernel)]
+
+
+def float_shapes(tree):
+    return [
+        leaf.shape
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+
+
+def check_served(model, *args, frozen=None, variables=None, **kwargs):
+    """Converts, serves, and compares with the trained model.
+
+    Args:
+        frozen: how many parameters have to be gone from "params".
+    """
+    variables = init(model, *args) if variables is None else variables
+    serving = convert(model, variables, *args, **kwargs)
+    assert_equal(
+        apply(model, variables, *args, **kwargs),
+        apply(model, serving, *args, **kwargs),
+    )
+    gone = placeholders(serving["params"])
+    if frozen is not None:
+        assert len(gone) == frozen, gone
+    for kernel in gone:
+        assert kernel.shape not in float_shapes(serving), kernel
+    before, after = (
+        len(jax.tree.leaves(tree["params"])) for tree in (variables, serving)
+    )
+    assert before - after == len(gone)
+    return serving

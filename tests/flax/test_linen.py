@@ -1,0 +1,262 @@
+"""Training and evaluation, and errors of construction and of use."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from aqtlite import config
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
+from tests.flax import models
+from tests.flax.support import (
+    DG,
+    INT8,
+    LAST_BY_FIRST,
+    NORMAL,
+    XX,
+    X,
+    apply,
+    assert_equal,
+    init,
+)
+
+STOCHASTIC = config.fully_quantized(bwd_bits=4)
+
+
+@pytest.mark.parametrize(
+    ("build", "args"),
+    [
+        (models.MlpBlock, (X,)),
+        (models.Setup, (X,)),
+        (models.Loop, (X,)),
+        (models.Tied, (jnp.arange(6),)),
+        (models.Trained, (X,)),
+        (lambda cfg: models.Attention(cfg, "einsum"), (XX,)),
+        (lambda cfg: models.Transformed(cfg, "lora"), (X,)),
+        (lambda cfg: models.scanned(nn.remat(models.Layer))(cfg), (X, None)),
+    ],
+)
+def test_init_is_that_of_the_float_model(build, args):
+    quantized = build(INT8).init(jax.random.key(0), *args)
+    assert_equal(quantized, build(None).init(jax.random.key(0), *args))
+
+
+def test_init_does_not_rename_a_users_module():
+    class Contraction(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(8)(x)
+
+    class Model(nn.Module):
+        cfg: config.DotGeneral | None
+
+        @nn.compact
+        def __call__(self, x):
+            w = self.param("w", NORMAL, (8, 8))
+            x = AqtDotGeneral(self.cfg)(x, w, LAST_BY_FIRST)
+            return Contraction()(x)
+
+    assert_equal(
+        Model(INT8).init(jax.random.key(0), X), Model(None).init(jax.random.key(0), X)
+    )
+
+
+class Lora(nn.Module):
+    base: nn.Module
+
+    def setup(self):
+        nn.share_scope(self, self.base)
+
+    @nn.compact
+    def __call__(self, x):
+        y = self.base(x)
+        a = self.param("a", NORMAL, (8, 8))
+        return y + self.base.dot_general(x, a, LAST_BY_FIRST)
+
+
+def test_share_scope():
+    model = Lora(nn.Dense(8, dot_general=DG))
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    assert_equal(apply(model, variables, X), apply(model, serving, X))
+
+
+def test_none_is_lax_dot_general():
+    dense = nn.Dense(24).init(jax.random.key(0), X)
+    plain = jax.make_jaxpr(nn.Dense(24).apply)(dense, X)
+    injected = nn.Dense(24, dot_general=AqtDotGeneral(None))
+    assert str(jax.make_jaxpr(injected.apply)(dense, X)) == str(plain)
+    for precision in (None, "highest"):
+        np.testing.assert_array_equal(
+            AqtDotGeneral(None)(X, X.T, LAST_BY_FIRST, precision),
+            lax.dot_general(X, X.T, LAST_BY_FIRST, precision),
+        )
+    np.testing.assert_array_equal(
+        AqtEinsum(None)("bk,nk->bn", X, X), jnp.einsum("bk,nk->bn", X, X)
+    )
+
+
+def test_trains_with_the_stream_params_alone():
+    optax = pytest.importorskip("optax")
+    model = models.Trained(STOCHASTIC)
+    variables = init(model, X)
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def step(params, state):
+        def loss(params):
+            y, _ = model.apply(
+                {**variables, "params": params},
+                X,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": jax.random.key(0)},
+            )
+            return jnp.mean((y - X) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state, value
+
+    params, state = variables["params"], optimizer.init(variables["params"])
+    losses = []
+    for _ in range(20):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _gradient(model, variables, rngs):
+    def loss(variables):
+        return jnp.sum(model.apply(variables, X, rngs=rngs) ** 2)
+
+    return jax.grad(loss)(variables)["params"]
+
+
+@pytest.mark.parametrize("build", [models.MlpBlock, models.Setup, models.Loop])
+def test_a_stream_aqt_drives_stochastic_rounding(build):
+    model = build(STOCHASTIC)
+    variables = init(model, X)
+    first, again, other = (
+        _gradient(model, variables, {"aqt": jax.random.key(i)}) for i in (0, 0, 1)
+    )
+    assert_equal(first, again)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True)
+    assert any((a != b).any() for a, b in pairs)
+    assert_equal(_gradient(model, variables, {}), _gradient(model, variables, {}))
+
+
+def test_the_stream_does_not_change_the_forward_pass():
+    model = models.MlpBlock(STOCHASTIC)
+    variables = init(model, X)
+    assert_equal(
+        apply(model, variables, X),
+        apply(model, variables, X, rngs={"aqt": jax.random.key(0)}),
+    )
+
+
+@pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
+def test_construction_errors(cls):
+    with pytest.raises(TypeError, match=r"config\.DotGeneral"):
+        cls(8)
+    with pytest.raises(ValueError, match="quant_mode"):
+        cls(INT8, "serve")
+    with pytest.raises(ValueError, match="frozen_operands"):
+        cls(INT8, frozen_operands="weights")
+    assert cls(INT8) == cls(config.fully_quantized())
+    assert len({cls(INT8), cls(INT8), cls(None)}) == 2
+
+
+class TwoWeights(nn.Module):
+    """In a method that is not compact."""
+
+    functions: tuple
+
+    def setup(self):
+        self.first, self.second = self.functions
+        self.w1 = self.param("w1", NORMAL, (8, 8))
+        self.w2 = self.param("w2", NORMAL, (8, 8))
+
+    def __call__(self, x):
+        if isinstance(self.first, AqtEinsum):
+            x = self.first("bk,kn->bn", x, self.w1)
+            return self.second("bk,kn->bn", x, self.w2)
+        x = self.first(x, self.w1, LAST_BY_FIRST)
+        return self.second(x, self.w2, LAST_BY_FIRST)
+
+
+@pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
+def test_two_attributes_are_two_sites(cls):
+    model = TwoWeights((cls(INT8), cls(INT8)))
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    assert_equal(apply(model, variables, X), apply(model, serving, X))
+
+
+@pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
+def test_two_names_are_two_sites(cls):
+    model = TwoWeights((cls(INT8, name="a"), cls(INT8, name="b")))
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    assert set(serving["aqt"]) == {"a", "b"}
+    assert_equal(apply(model, variables, X), apply(model, serving, X))
+
+
+@pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
+def test_one_instance_for_two_weights_names_the_remedy(cls):
+    one = cls(INT8)
+    model = TwoWeights((one, one))
+    with pytest.raises(ValueError, match=f"{cls.__name__} with a name of its own"):
+        convert(model, init(model, X), X)
+
+
+def test_a_named_instance_called_twice_in_a_compact_method():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            dot_general = AqtDotGeneral(INT8, name="mix")
+            w = self.param("w", NORMAL, (8, 8))
+            x = dot_general(x, w, LAST_BY_FIRST)
+            return dot_general(x, w, LAST_BY_FIRST)
+
+    assert init(Model(), X)["params"]["w"].shape == (8, 8)
+
+
+def test_explicit_modes():
+    dense = {mode: nn.Dense(24, dot_general=AqtDotGeneral(INT8, mode)) for mode in
+             (None, *QuantMode)}  # fmt: skip
+    variables = init(dense[None], X)
+    expected = apply(dense[None], variables, X)
+    assert_equal(expected, apply(dense[QuantMode.TRAIN], variables, X))
+    serving = convert(dense[QuantMode.SERVE], variables, X)
+    assert_equal(expected, apply(dense[QuantMode.SERVE], serving, X))
+    assert_equal(serving, convert(dense[QuantMode.CONVERT], variables, X))
+    with pytest.raises(ValueError, match="outside"):
+        dense[QuantMode.CONVERT].apply(variables, X)
+    with pytest.raises(ValueError, match="outside"):
+        AqtDotGeneral(INT8, QuantMode.SERVE)(X, X.T, LAST_BY_FIRST)
+    with pytest.raises(ValueError, match="nothing to freeze"):
+        convert(dense[QuantMode.TRAIN], variables, X)
+    with pytest.raises(ValueError, match="SERVE") as error:
+        dense[QuantMode.SERVE].apply(variables, X)
+    assert "the variables hold frozen weights, but nothing" not in str(error.value)
+
+
+def test_a_cond_trains_and_serves():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            dense = nn.Dense(8, dot_general=DG)
+            if self.is_initializing():
+                return dense(x)
+            return nn.cond(x.sum() > 0, nn.Dense.__call__, nn.Dense.__call__, dense, x)
+
+    model = Model()
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    assert_equal(apply(model, variables, X), apply(model, serving, X))

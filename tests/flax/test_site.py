@@ -1,0 +1,214 @@
+"""Where frozen weights lie, and what serving says of variables that do not fit."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+
+from aqtlite import config
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, site
+from tests.flax import models
+from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, apply, init
+
+
+def _serving(model, x=X):
+    return convert(model, init(model, x), x)
+
+
+def test_no_scope_outside_a_module():
+    assert site.find_scope(DG, None) is None
+    assert DG(X, X.T, LAST_BY_FIRST).shape == (4, 4)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_no_scope_inside_a_raw_transformation(compact):
+    found = []
+
+    def look():
+        found.append(site.find_scope(DG, None))
+        return jnp.zeros(())
+
+    class Compact(nn.Module):
+        @nn.compact
+        def __call__(self):
+            return jax.jit(look)()
+
+    class Plain(nn.Module):
+        def __call__(self):
+            return jax.jit(look)()
+
+    (Compact if compact else Plain)().apply({})
+    assert found == [None]
+
+
+def test_converting_ends_with_its_block():
+    assert not site.is_converting()
+    with pytest.raises(KeyError), site.converting():
+        assert site.is_converting()
+        raise KeyError
+    assert not site.is_converting()
+
+
+def test_site_is_static():
+    (node,) = jax.tree.leaves(
+        _serving(nn.Dense(24, dot_general=DG))["aqt"]["AqtContraction_0"]["site"],
+        is_leaf=lambda x: isinstance(x, site.Site),
+    )
+    assert jax.tree.leaves(node) == []
+    assert node.frozen == ("rhs",)
+    assert hash(node) == hash(jax.tree.map(lambda x: x, node))
+
+
+def test_paths():
+    aqt = _serving(models.MlpBlock(INT8))["aqt"]
+    assert sorted(aqt) == ["Dense_0", "Dense_1", "Dense_2"]
+    aqt = _serving(models.Setup(INT8))["aqt"]
+    assert sorted(aqt) == ["dot_general", "layers_0", "layers_1", "other"]
+
+
+@pytest.mark.parametrize("where", ["list", "dict", "partial"])
+def test_instances_held_in_containers(where):
+    class Model(nn.Module):
+        def setup(self):
+            one, two = AqtDotGeneral(INT8), AqtDotGeneral(INT8)
+            self.held = {"list": [one, two], "dict": {"a": one, "b": two}}.get(
+                where, [jax.tree_util.Partial(one), jax.tree_util.Partial(two)]
+            )
+            self.w1 = self.param("w1", NORMAL, (8, 8))
+            self.w2 = self.param("w2", NORMAL, (8, 8))
+
+        def __call__(self, x):
+            held = self.held.values() if where == "dict" else self.held
+            for function, w in zip(held, (self.w1, self.w2), strict=True):
+                x = function(x, w, LAST_BY_FIRST)
+            return x
+
+    model = Model()
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    assert (apply(model, variables, X) == apply(model, serving, X)).all()
+
+
+def test_another_config():
+    serving = _serving(nn.Dense(24, dot_general=DG))
+    other = nn.Dense(24, dot_general=AqtDotGeneral(config.weight_only()))
+    with pytest.raises(ValueError, match="another config"):
+        other.apply(serving, X)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [nn.Dense(25, dot_general=DG), nn.Sequential([nn.Dense(24, dot_general=DG)])],
+)
+def test_another_model(other):
+    """Flax itself sees that the parameters do not fit."""
+    with pytest.raises(Exception, match="parameter"):
+        other.apply(_serving(nn.Dense(24, dot_general=DG)), X)
+
+
+def test_another_model_with_parameters_that_fit():
+    serving = _serving(nn.Dense(24, dot_general=DG))
+
+    class Other(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            kernel = self.param("kernel", NORMAL, (8, 24))
+            kernel = kernel.reshape(2, 4, 24)
+            return AqtEinsum(INT8)("bij,ijn->bn", x.reshape(-1, 2, 4), kernel)
+
+    with pytest.raises(ValueError, match="dimension_numbers"):
+        Other().apply(serving, X)
+
+
+def test_weights_of_a_wider_layer():
+    model = nn.Dense(24, dot_general=DG)
+    wide = nn.Dense(25, dot_general=DG)
+    mixed = {"params": init(model, X)["params"], "aqt": _serving(wide)["aqt"]}
+    with pytest.raises(ValueError, match=r"shape \(8, 25\)"):
+        model.apply(mixed, X)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [("rhs", "frozen rhs .* missing"), ("site", "nothing for"), (None, "nothing for")],
+)
+def test_a_missing_frozen_weight(gone, message):
+    model = models.MlpBlock(INT8)
+    serving = _serving(model)
+    if gone is None:
+        del serving["aqt"]["Dense_1"]
+    else:
+        del serving["aqt"]["Dense_1"]["AqtContraction_0"][gone]
+    with pytest.raises(ValueError, match=f"(?s){message}.*Dense_1|Dense_1.*{message}"):
+        try:
+            model.apply(serving, X)
+        except ValueError as error:
+            raise ValueError(f"Dense_1 {error}" * ("Dense_1" in str(error))) from error
+
+
+def test_all_frozen_weights_missing():
+    model = models.MlpBlock(INT8)
+    serving = _serving(model)
+    with pytest.raises(ValueError, match="frozen"):
+        model.apply({**serving, "aqt": {}}, X)
+
+
+def test_another_method():
+    class Model(nn.Module):
+        def setup(self):
+            self.a = nn.Dense(8, dot_general=DG)
+            self.b = nn.Dense(8, dot_general=DG)
+
+        def encode(self, x):
+            return self.a(x)
+
+        def __call__(self, x):
+            return self.b(self.encode(x))
+
+    model = Model()
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    expected = apply(model, variables, X, method="encode")
+    for method in ("encode", Model.encode):
+        assert (apply(model, serving, X, method=method) == expected).all()
+        only = convert(model, variables, X, method=method)
+        assert (apply(model, only, X, method=method) == expected).all()
+        with pytest.raises(ValueError, match="another method"):
+            model.apply(only, X)
+
+
+def test_gradients_of_frozen_weights():
+    model = nn.Dense(24, dot_general=DG)
+    serving = _serving(model)
+
+    def loss(serving):
+        return model.apply(serving, X).sum()
+
+    with pytest.raises(TypeError, match="int8"):
+        jax.grad(loss)(serving)
+    with pytest.raises(TypeError, match="frozen integers are for serving"):
+        jax.grad(loss, allow_int=True)(serving)
+
+    def loss_of_scale(scale):
+        node = serving["aqt"]["AqtContraction_0"]
+        rhs = type(node["rhs"])(node["rhs"].qvalue, scale, node["rhs"].dtype)
+        changed = {**serving, "aqt": {"AqtContraction_0": {**node, "rhs": rhs}}}
+        return loss(changed)
+
+    with pytest.raises(TypeError, match="frozen integers are for serving"):
+        jax.grad(loss_of_scale)(serving["aqt"]["AqtContraction_0"]["rhs"].scale)
+
+
+def test_gradients_of_inputs_and_biases_pass_frozen_weights():
+    model = models.MlpBlock(INT8)
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+    wanted, served = (
+        jax.jit(jax.grad(lambda x, v: (model.apply(v, x) ** 2).sum()))(X, v)
+        for v in (variables, serving)
+    )
+    assert (wanted == served).all()
+    params = jax.grad(lambda p: model.apply({**serving, "params": p}, X).sum())(
+        serving["params"]
+    )
+    assert len(jax.tree.leaves(params)) == 3

@@ -1,0 +1,97 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aqtlite import lowering
+from tests.common import DIMENSION_NUMBERS, MATMUL
+
+
+def integers(shape, dtype, seed=0, extreme=False):
+    low, high = (-7, 7) if dtype == "int4" else (-127, 127)
+    if dtype == "int16":
+        low, high = -255, 255
+    rng = np.random.default_rng(seed)
+    values = (
+        rng.choice([low, high], shape)
+        if extreme
+        else rng.integers(low, high + 1, shape)
+    )
+    return jnp.asarray(values, jnp.int32).astype(dtype)
+
+
+def exact(lhs, rhs, dims):
+    """In float64, where all these sums are exact."""
+    with jax.enable_x64(True):
+        wide = (jnp.asarray(np.asarray(x, np.float64)) for x in (lhs, rhs))
+        return np.asarray(jax.lax.dot_general(*wide, dims))
+
+
+@pytest.mark.parametrize("case", DIMENSION_NUMBERS)
+def test_dimension_numbers(case):
+    lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
+    lhs, rhs = integers(lhs_shape, "int8"), integers(rhs_shape, "int8", 1)
+    got = lowering.integer_dot(lhs, rhs, dims)
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
+
+
+@pytest.mark.parametrize("rhs_dtype", ["int4", "int8", "int16"])
+@pytest.mark.parametrize("lhs_dtype", ["int4", "int8", "int16"])
+def test_storage_dtypes(lhs_dtype, rhs_dtype):
+    lhs = integers((5, 64), lhs_dtype, extreme=True)
+    rhs = integers((64, 3), rhs_dtype, 1, extreme=True)
+    got = jax.jit(lambda *xs: lowering.integer_dot(*xs, MATMUL))(lhs, rhs)
+    np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_any_integers(seed):
+    lhs, rhs = integers((4, 8), "int8", seed), integers((8, 3), "int8", seed + 1)
+    got = lowering.integer_dot(lhs, rhs, MATMUL)
+    np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
+
+
+@pytest.mark.parametrize("size", [131_071, 131_072, 300_001])
+def test_long_contraction_does_not_overflow(size):
+    """More products of +-128 than int32 holds are summed in pieces."""
+    lhs = jnp.full((2, size), -127, jnp.int8)
+    rhs = jnp.full((size, 1), -127, jnp.int8)
+    got = np.asarray(lowering.integer_dot(lhs, rhs, MATMUL), np.float64)
+    np.testing.assert_allclose(got, 127.0**2 * size, rtol=2e-7)
+
+
+def test_long_contraction_over_two_axes():
+    lhs = jnp.full((1, 600, 500), 127, jnp.int8)
+    rhs = jnp.full((500, 600, 2), 127, jnp.int8)
+    dims = (((1, 2), (1, 0)), ((), ()))
+    got = np.asarray(lowering.integer_dot(lhs, rhs, dims), np.float64)
+    np.testing.assert_allclose(got, np.full((1, 2), 127.0**2 * 300_000), rtol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_lowers_for_every_platform(dtype):
+    """From a CPU host, integers to the dot on each of them."""
+    lhs, rhs = integers((4, 8), dtype), integers((8, 3), dtype)
+    for platform in ("cpu", "cuda", "tpu"):
+        exported = jax.export.export(
+            jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, MATMUL)),
+            platforms=(platform,),
+        )(lhs, rhs)
+        module = exported.mlir_module()
+        narrow = "i4" if dtype == "int4" and platform == "tpu" else "i8"
+        (dot,) = [line for line in module.splitlines() if "stablehlo.dot" in line]
+        assert f"tensor<4x8x{narrow}>" in dot and "tensor<4x3xi32>" in dot, platform
+
+
+def test_float_dot_widens_the_integer_side():
+    lhs = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8)), jnp.bfloat16)
+    rhs = integers((8, 3), "int8")
+    wanted = exact(lhs, rhs, MATMUL)
+    for args, result in (((lhs, rhs), wanted), ((rhs.T, lhs.T), wanted.T)):
+        got = lowering.float_dot(*args, MATMUL, jnp.float32)
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, result, rtol=1e-5, atol=1e-4)

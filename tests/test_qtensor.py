@@ -1,0 +1,139 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import aqtlite
+from aqtlite import QTensor
+from tests.common import assert_same, normal, tensor
+
+
+def make(shape=(3, 4, 5), bits=8, axes=(1,)):
+    return aqtlite.quantize(normal(shape), tensor(bits), axes)
+
+
+def test_shape_dtype_and_dequant():
+    q = aqtlite.quantize(normal((3, 4), dtype=jnp.bfloat16), tensor(4), 0)
+    assert (q.shape, q.ndim, q.dtype) == ((3, 4), 2, jnp.bfloat16)
+    assert (q.qvalue.dtype, q.scale.dtype) == (jnp.int4, jnp.float32)
+    assert q.dequant().dtype == jnp.bfloat16
+    wanted = np.asarray(q.qvalue, np.float32) * np.asarray(q.scale)
+    np.testing.assert_array_equal(q.dequant(), jnp.asarray(wanted, jnp.bfloat16))
+
+
+def test_is_a_pytree_of_two_leaves():
+    q = make()
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(q)]
+    assert paths == [".qvalue", ".scale"]
+    doubled = jax.tree.map(lambda leaf: leaf * 2, q)
+    assert isinstance(doubled, QTensor) and doubled.dtype == q.dtype
+    shapes = jax.eval_shape(lambda: make())
+    assert isinstance(shapes, QTensor) and shapes.shape == q.shape
+
+
+def test_through_jit():
+    q = make()
+    assert_same(jax.jit(lambda q: q)(q), q)
+    assert_same(jax.jit(lambda q: q.dequant())(q), q.dequant())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_through_scan(bits):
+    """As scanned layers: each step takes one slice of values and of scales."""
+    q = make(bits=bits)
+
+    def step(carry, layer):
+        assert isinstance(layer, QTensor) and layer.shape == (4, 5)
+        return carry + layer.dequant().sum(), layer
+
+    total, layers = jax.lax.scan(step, 0.0, q)
+    assert_same(layers, q)
+    np.testing.assert_allclose(total, q.dequant().sum(), atol=1e-4)
+
+
+def test_through_vmap_and_device_put():
+    q = make()
+    assert_same(jax.vmap(lambda q: q.dequant())(q), q.dequant())
+    assert_same(jax.device_put(q, jax.devices()[0]), q)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 1])
+def test_through_orbax(tmp_path, bits):
+    q = make(bits=bits)
+    tree = {"layer": {"kernel": q}, "step": jnp.int32(3)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "checkpoint", tree)
+        checkpointer.wait_until_finished()
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+        restored = checkpointer.restore(tmp_path / "checkpoint", abstract)
+    assert isinstance(restored["layer"]["kernel"], QTensor)
+    assert_same(restored, tree)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0,
+        -1,
+        np.int64(1),
+        slice(None),
+        slice(1, 3),
+        slice(None, None, -2),
+        slice(2, 2),
+        ...,
+        None,
+        (),
+        (0, 1),
+        (0, slice(1, 3), -1),
+        (slice(None), 2),
+        (slice(None), slice(1, 2), None),
+        (..., 0),
+        (..., slice(0, 2)),
+        (0, ..., None, 3),
+        (None, slice(1, 3), None, 0),
+        (1, 2, 3),
+        (..., 1, 2, 3),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("axes", [(1,), (0, 2), (0, 1, 2), ()])
+def test_index_is_that_of_the_array(index, axes):
+    """As numpy indexes the dequantized array, exactly."""
+    q = QTensor(
+        *(np.asarray(leaf) for leaf in jax.tree.leaves(make(axes=axes))),
+        np.dtype("float32"),
+    )
+    got = q[index]
+    values = q.qvalue.astype(np.float32) * q.scale
+    assert isinstance(got, QTensor) and got.dtype == q.dtype
+    assert got.ndim == got.scale.ndim == values[index].ndim
+    np.testing.assert_array_equal(
+        got.qvalue.astype(np.float32) * got.scale, values[index]
+    )
+
+
+def test_index_under_jit_with_a_traced_int():
+    q = make()
+    at = jax.jit(lambda q, i: q[i, :, 1:])(q, 2)
+    np.testing.assert_array_equal(at.dequant(), q.dequant()[2, :, 1:])
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ([0, 1], TypeError),
+        (np.array([0, 1]), TypeError),
+        (np.array([True, False, True]), TypeError),
+        (True, TypeError),
+        ((0, [1]), TypeError),
+        ("a", TypeError),
+        (1.0, TypeError),
+        ((0, 0, 0, 0), IndexError),
+        ((..., ...), IndexError),
+    ],
+    ids=repr,
+)
+def test_refuses_index(index, error):
+    with pytest.raises(error):
+        make()[index]
