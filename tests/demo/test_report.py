@@ -5,7 +5,6 @@ import json
 import sys
 
 import numpy as np
-import pytest
 import rich.console
 
 from aqtlite.demo import report, training
@@ -71,7 +70,6 @@ RUNS = {
 
 
 def test_curves_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "loss.png"
     assert report.plot_curves(path, RUNS)
     assert path.read_bytes().startswith(b"\x89PNG")

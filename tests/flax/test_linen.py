@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from jax import lax
@@ -101,7 +102,6 @@ def test_none_is_lax_dot_general():
 
 
 def test_trains_with_the_stream_params_alone():
-    optax = pytest.importorskip("optax")
     model = models.Trained(STOCHASTIC)
     variables = init(model, X)
     optimizer = optax.adam(1e-2)
@@ -211,7 +211,7 @@ def test_two_names_are_two_sites(cls):
 def test_one_instance_for_two_weights_names_the_remedy(cls):
     one = cls(INT8)
     model = TwoWeights((one, one))
-    with pytest.raises(ValueError, match=f"{cls.__name__} with a name of its own"):
+    with pytest.raises(ValueError, match="with a name of its own"):
         convert(model, init(model, X), X)
 
 
@@ -235,9 +235,6 @@ def test_explicit_modes():
     assert_equal(expected, apply(dense[QuantMode.TRAIN], variables, X))
     serving = convert(dense[QuantMode.SERVE], variables, X)
     assert_equal(expected, apply(dense[QuantMode.SERVE], serving, X))
-    assert_equal(serving, convert(dense[QuantMode.CONVERT], variables, X))
-    with pytest.raises(ValueError, match="outside"):
-        dense[QuantMode.CONVERT].apply(variables, X)
     with pytest.raises(ValueError, match="outside"):
         AqtDotGeneral(INT8, QuantMode.SERVE)(X, X.T, LAST_BY_FIRST)
     with pytest.raises(ValueError, match="nothing to freeze"):

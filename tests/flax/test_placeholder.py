@@ -3,6 +3,7 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -48,7 +49,6 @@ def _serving(model):
 
 
 def test_optimizers_and_tree_maps_pass_it():
-    optax = pytest.importorskip("optax")
     params = _serving(models.MlpBlock(INT8))["params"]
     state = optax.adamw(1e-3).init(params)
     updates, _ = optax.adamw(1e-3).update(params, state, params)
