@@ -66,7 +66,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     >>> from aqtlite import config
     >>> dot_general = make_dot_general(config.fully_quantized(fwd_bits=8, bwd_bits=8))
     >>> x = jnp.array([[1.0, 2.0], [3.0, -4.0]])
-    >>> dot_general(x, x, (((1,), (0,)), ((), ()))).round(1).tolist()
+    >>> dot_general(x, x, (((1,), (0,)), ((), ()))).round().tolist()
     [[7.0, -6.0], [-9.0, 22.0]]
     """
     if cfg is not None and not isinstance(cfg, config.DotGeneral):
@@ -324,8 +324,23 @@ def _contract_fwd(call, lhs, rhs, lhs_q, rhs_q, seed):
     if differentiate_rhs:
         lhs_saved = _residual(lhs, lhs_q, call.drhs)
         rhs_mask = _gradient_mask(rhs, rhs_q, call.fwd.rhs)
+    operand_seed = None
+    if seed is None and _needs_noise(call):
+        # The operands tell apart two layers that will see the same gradient.
+        operand_seed = noise.seed_from_bits(
+            _scale_or_value(lhs, lhs_q), _scale_or_value(rhs, rhs_q)
+        )
     like = _Like.of(lhs), _Like.of(rhs)
-    return out, (like, lhs_saved, rhs_saved, lhs_mask, rhs_mask, seed)
+    seeds = seed, operand_seed
+    return out, (like, lhs_saved, rhs_saved, lhs_mask, rhs_mask, seeds)
+
+
+def _needs_noise(call: _Call) -> bool:
+    return call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise
+
+
+def _scale_or_value(x: jax.Array | QTensor, q: QTensor | None) -> jax.Array:
+    return exact.float32(jnp.asarray(x)) if q is None else q.scale
 
 
 def _is_primal(x: Any) -> bool:
@@ -384,14 +399,13 @@ def _is_array(x: Any) -> bool:
 
 
 def _contract_bwd(call, residuals, g):
-    (lhs_like, rhs_like), lhs, rhs, lhs_mask, rhs_mask, seed = residuals
+    (lhs_like, rhs_like), lhs, rhs, lhs_mask, rhs_mask, seeds = residuals
+    seed, operand_seed = seeds
     dlhs = drhs = None
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None, None
-    needs_noise = call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise
-    if seed is None and needs_noise:
-        # The operands tell apart two layers that see the same gradient.
-        seed = noise.seed_from_bits(exact.float32(g), *_seeding(lhs), *_seeding(rhs))
+    if operand_seed is not None:
+        seed = noise.combine(operand_seed, noise.seed_from_bits(exact.float32(g)))
     if rhs is not None:
         dims, order = dn.for_dlhs(call.dims, lhs_like.ndim, rhs_like.ndim)
         dlhs = _backward(
@@ -408,13 +422,6 @@ def _contract_bwd(call, residuals, g):
 
 
 _contract.defvjp(_contract_fwd, _contract_bwd, symbolic_zeros=True)
-
-
-def _seeding(saved: jax.Array | QTensor | None) -> tuple[jax.Array, ...]:
-    """What of a saved operand goes into the seed."""
-    if saved is None:
-        return ()
-    return (saved.scale if isinstance(saved, QTensor) else exact.float32(saved),)
 
 
 def _backward(

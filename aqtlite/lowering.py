@@ -4,6 +4,8 @@ Nothing here knows of configs: integers, dimension numbers and an accumulator go
 sums of products come out, the same on every path.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,21 +50,98 @@ def integer_dot(
 
 
 def _narrow_dot(lhs, rhs, dims, out_sharding):
-    if jnp.int4 not in (lhs.dtype, rhs.dtype):
+    """Contracts int4 and int8, in a form that each platform has, and runs fast."""
+
+    def as_stored(lhs, rhs):
         return _dot(lhs, rhs, dims, jnp.int32, out_sharding)
 
     def widened(lhs, rhs):
-        return _dot(
-            lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims, jnp.int32, out_sharding
-        )
+        return as_stored(lhs.astype(jnp.int8), rhs.astype(jnp.int8))
 
-    def narrow(lhs, rhs):
-        if lhs.dtype != rhs.dtype:
-            return widened(lhs, rhs)
-        return _dot(lhs, rhs, dims, jnp.int32, out_sharding)
+    def on_cpu(lhs, rhs):
+        return _dot_on_cpu(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
 
+    has_int4 = jnp.int4 in (lhs.dtype, rhs.dtype)
+    is_fast_on_cpu = out_sharding is not None or not (
+        _is_transposed(lhs.ndim, dims)
+        or _has_one_row(lhs.shape, dims)
+        or _has_one_row(rhs.shape, dn.transpose(dims))
+    )
+    if is_fast_on_cpu and not has_int4:
+        return as_stored(lhs, rhs)
     # XLA's CPU and GPU backends have no int4 x int4 contraction.
-    return lax.platform_dependent(lhs, rhs, tpu=narrow, default=widened)
+    return lax.platform_dependent(
+        lhs,
+        rhs,
+        cpu=widened if is_fast_on_cpu else on_cpu,
+        tpu=as_stored if lhs.dtype == rhs.dtype else widened,
+        default=widened if has_int4 else as_stored,
+    )
+
+
+def _is_transposed(lhs_ndim: int, dims: dn.DimensionNumbers) -> bool:
+    """Whether lhs has a remaining axis after a contracting one."""
+    (lhs_ca, _), (lhs_ba, _) = dims
+    remaining = dn.remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
+    return bool(remaining and lhs_ca) and max(remaining) > min(lhs_ca)
+
+
+def _has_one_row(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> bool:
+    """Whether lhs is a single row of its matrix."""
+    (lhs_ca, _), (lhs_ba, _) = dims
+    remaining = dn.remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
+    return math.prod(lhs_shape[axis] for axis in remaining) == 1
+
+
+def _dot_on_cpu(lhs, rhs, dims):
+    """Keeps a contraction on XLA:CPU's fast path, off which it runs a plain loop.
+
+    - A matrix-vector product falls off it: one row, of either side, is made two.
+    - A transposed lhs falls off it, whatever is done about the transposition, but not
+      with a second contracting axis, which may have size one.
+    """
+    shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    one_lhs_row = _has_one_row(lhs.shape, dims)
+    one_rhs_row = _has_one_row(rhs.shape, dn.transpose(dims))
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    if one_lhs_row:
+        lhs, lhs_ca, lhs_ba = _with_two_rows(lhs, lhs_ca, lhs_ba)
+    if one_rhs_row:
+        rhs, rhs_ca, rhs_ba = _with_two_rows(rhs, rhs_ca, rhs_ba)
+    dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+    if len(lhs_ca) == 1 and _is_transposed(lhs.ndim, dims):
+        lhs, lhs_ca, lhs_ba = _with_unit_axis(lhs, lhs_ca, lhs_ba)
+        rhs, rhs_ca, rhs_ba = _with_unit_axis(rhs, rhs_ca, rhs_ba)
+        dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+    out = _dot(lhs, rhs, dims, jnp.int32, None)
+    if one_lhs_row:
+        out = lax.index_in_dim(out, 0, axis=len(lhs_ba), keepdims=False)
+    if one_rhs_row:
+        out = lax.index_in_dim(out, 0, axis=-1, keepdims=False)
+    return out.reshape(shape)
+
+
+def _with_two_rows(x, contracting, batch):
+    """Gives an operand with one row a second one, of zeros, before its sums."""
+    named = [axis for axis in range(x.ndim) if axis in contracting + batch]
+    x = x.reshape([x.shape[axis] for axis in named])
+    contracting = tuple(named.index(axis) for axis in contracting)
+    batch = tuple(named.index(axis) for axis in batch)
+    row = min(contracting, default=x.ndim)
+    x = jnp.expand_dims(x, row)
+    padding = [(0, int(axis == row), 0) for axis in range(x.ndim)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), padding)
+    return x, _after_insertion(contracting, row), _after_insertion(batch, row)
+
+
+def _with_unit_axis(x, contracting, batch):
+    """Gives the operand's one contracting axis a neighbour of size one."""
+    (axis,) = contracting
+    return jnp.expand_dims(x, axis), (axis, axis + 1), _after_insertion(batch, axis)
+
+
+def _after_insertion(axes, at):
+    return tuple(axis + (axis >= at) for axis in axes)
 
 
 def _largest_safe_contraction(lhs_dtype: np.dtype, rhs_dtype: np.dtype) -> int:

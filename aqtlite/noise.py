@@ -73,8 +73,13 @@ def seed_from_bits(*arrays: jax.Array) -> jax.Array:
         # The full array is read once, with little arithmetic; the rest is one row.
         spread = (words * np.uint32(_GOLDEN)) ^ (words >> 15)
         row = jnp.sum(spread, axis=tuple(range(x.ndim - 1)), dtype=jnp.uint32)
-        seed = _mix(_mix(seed + np.uint32(_GOLDEN)) + _digest(row))
+        seed = combine(seed, _digest(row))
     return seed
+
+
+def combine(first: jax.Array, second: jax.Array) -> jax.Array:
+    """A seed that depends on two others, and on their order."""
+    return _mix(_mix(first + np.uint32(_GOLDEN)) + second)
 
 
 @functools.partial(jax.jit, static_argnums=1)
