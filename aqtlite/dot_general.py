@@ -21,7 +21,7 @@ from jax import lax
 
 from aqtlite import config, exact, lowering, noise, quantizer
 from aqtlite import dimension_numbers as dn
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor import QTensor, axes_in_storage
 
 DotGeneral = Callable[..., jax.Array]
 
@@ -112,6 +112,7 @@ def _dot_general(
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    lhs, rhs, dims = _as_stored(lhs, rhs, dims)
     if preferred_element_type is None:
         out_dtype = jnp.result_type(lhs.dtype, rhs.dtype)
     else:
@@ -127,6 +128,19 @@ def _dot_general(
     )
     seed = None if key is None else noise.seed_from_key(key)
     return _quantize_and_contract(call, lhs, rhs, seed)
+
+
+def _as_stored(lhs, rhs, dims):
+    """Contracts the axes of a `QTensor` where they lie; nothing is transposed."""
+    stored_dims = tuple(
+        (axes_in_storage(lhs, lhs_axes), axes_in_storage(rhs, rhs_axes))
+        for lhs_axes, rhs_axes in dims
+    )
+    lhs, rhs = (
+        dataclasses.replace(x, order=None) if isinstance(x, QTensor) else x
+        for x in (lhs, rhs)
+    )
+    return lhs, rhs, stored_dims
 
 
 def _check_precision(precision: Any) -> None:
@@ -340,7 +354,8 @@ def _needs_noise(call: _Call) -> bool:
 
 
 def _scale_or_value(x: jax.Array | QTensor, q: QTensor | None) -> jax.Array:
-    return exact.float32(jnp.asarray(x)) if q is None else q.scale
+    # Flat, so that the order in which frozen weights are stored does not matter.
+    return exact.float32(jnp.asarray(x)) if q is None else q.scale.reshape(-1)
 
 
 def _is_primal(x: Any) -> bool:

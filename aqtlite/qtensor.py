@@ -12,7 +12,7 @@ import numpy as np
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["qvalue", "scale"],
-    meta_fields=["dtype"],
+    meta_fields=["dtype", "order"],
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
@@ -32,7 +32,7 @@ class QTensor:
     """
 
     qvalue: Any
-    """Stored values: int4, int8 or int16, the shape of the array they stand for."""
+    """Stored values: int4, int8 or int16."""
 
     scale: Any
     """float32 of the same rank, of size 1 along the axes that share a scale. The
@@ -41,17 +41,56 @@ class QTensor:
     dtype: np.dtype
     """The dtype that `dequant` returns."""
 
+    order: tuple[int, ...] | None = None
+    """Which axis of the array each (trailing) axis of `qvalue` and `scale` is. None:
+    its own. Frozen weights are stored with their contracting axes last."""
+
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.qvalue.shape
+        """The shape of the array, whatever the order in which it is stored."""
+        return tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
 
     @property
     def ndim(self) -> int:
+        """The rank of the array."""
         return self.qvalue.ndim
+
+    def _stored_axes(self) -> tuple[int, ...]:
+        """For each axis of the array, the axis of `qvalue` that it is."""
+        if self.order is None:
+            return tuple(range(self.ndim))
+        # Axes in front of those named were stacked by a scan or a vmap.
+        stacked = self.ndim - len(self.order)
+        inverse = (stacked + int(axis) for axis in np.argsort(self.order))
+        return (*range(stacked), *inverse)
+
+    def stored_in(self, order: tuple[int, ...]) -> "QTensor":
+        """The same array, its axes stored in another order.
+
+        Args:
+            order: a permutation of the axes.
+        """
+        plain = self.in_own_order()
+        return QTensor(
+            plain.qvalue.transpose(order),
+            plain.scale.transpose(order),
+            self.dtype,
+            None if order == tuple(range(self.ndim)) else order,
+        )
+
+    def in_own_order(self) -> "QTensor":
+        """The same array, its axes stored in their own order."""
+        if self.order is None:
+            return self
+        axes = self._stored_axes()
+        return QTensor(
+            self.qvalue.transpose(axes), self.scale.transpose(axes), self.dtype
+        )
 
     def dequant(self) -> jax.Array:
         """The array that the integers stand for: ``qvalue * scale`` in `dtype`."""
-        return (self.qvalue.astype(jnp.float32) * self.scale).astype(self.dtype)
+        plain = self.in_own_order()
+        return (plain.qvalue.astype(jnp.float32) * plain.scale).astype(self.dtype)
 
     def __getitem__(self, index: Any) -> "QTensor":
         """Indexes with ints, slices, None and Ellipsis, along any axes.
@@ -60,6 +99,8 @@ class QTensor:
             TypeError: for arrays and lists of indices; `dequant` first.
             IndexError: for more indices than axes.
         """
+        if self.order is not None:
+            return self.in_own_order()[index]
         entries = _expand_index(index, self.ndim)
         scale_entries: list[Any] = []
         axis = 0
@@ -76,6 +117,13 @@ class QTensor:
             qvalue=self.qvalue[entries],
             scale=self.scale[tuple(scale_entries)],
         )
+
+
+def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Where axes of an operand, an array or a `QTensor`, lie as it is stored."""
+    if not isinstance(q, QTensor) or q.order is None:
+        return axes
+    return tuple(q.order.index(axis) for axis in axes)
 
 
 def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:

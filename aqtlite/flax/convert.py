@@ -1,5 +1,6 @@
 """The serving conversion: float parameters in, frozen integer weights out."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -320,7 +321,7 @@ def _check_repeats(first: QTensor, repeats: list[QTensor], path, side) -> QTenso
         if isinstance(same_values, jax.core.Tracer):
             # Inside jit nothing can be raised: make a mistake visible.
             scale = jnp.where(same_values, first.scale, jnp.nan)
-            first = QTensor(first.qvalue, scale, first.dtype)
+            first = dataclasses.replace(first, scale=scale)
         elif not same_values:
             raise ValueError(
                 f"{'/'.join(path)} contracts different weights as its {side} in "

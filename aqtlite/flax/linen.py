@@ -191,16 +191,14 @@ class AqtDotGeneral:
                 "contraction to be quantized at every call, with "
                 "AqtDotGeneral(..., frozen_operands='none')"
             )
-        operands = dict(
-            zip(
-                ("lhs", "rhs"),
-                dot_general.quantize_operands(
-                    here.cfg, lhs, rhs, here.dimension_numbers
-                ),
-                strict=True,
-            )
+        lhs_q, rhs_q = dot_general.quantize_operands(
+            here.cfg, lhs, rhs, here.dimension_numbers
         )
-        wanted = {side: operands[side] for side in sides if operands[side] is not None}
+        wanted: dict[str, QTensor] = {}
+        for side, qtensor in (("lhs", lhs_q), ("rhs", rhs_q)):
+            if side in sides and qtensor is not None:
+                order = here.serving_order(side, qtensor.ndim)
+                wanted[side] = qtensor.stored_in(order)
         required = () if self.frozen_operands == "auto" else tuple(wanted)
         here = dataclasses.replace(here, frozen=required)
         # A module that is called twice records twice; `convert` compares.

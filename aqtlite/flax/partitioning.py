@@ -66,16 +66,16 @@ def box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
     """
     if box is None:
         return qtensor
-    sizes = zip(qtensor.shape, qtensor.scale.shape, strict=True)
+    sizes = zip(qtensor.qvalue.shape, qtensor.scale.shape, strict=True)
     scale_names = tuple(
         name if size == scale_size else None
         for name, (size, scale_size) in zip(box.names, sizes, strict=True)
     )
     scale_box = dataclasses.replace(box, names=scale_names)
-    return QTensor(
-        box.replace_boxed(qtensor.qvalue),
-        scale_box.replace_boxed(qtensor.scale),
-        qtensor.dtype,
+    return dataclasses.replace(
+        qtensor,
+        qvalue=box.replace_boxed(qtensor.qvalue),
+        scale=scale_box.replace_boxed(qtensor.scale),
     )
 
 
@@ -109,6 +109,8 @@ def _equation(eqn: Any, inputs: list[_Origins]) -> list[_Origins]:
         return [_broadcast(eqn, inputs[0])]
     if name in ("reshape", "squeeze"):
         return [_reshape(eqn, inputs[0])]
+    if name in ("slice", "dynamic_slice"):
+        return [_slice(eqn, inputs[0])]
     return [_elementwise(eqn, out, inputs) for out in eqn.outvars]
 
 
@@ -136,6 +138,13 @@ def _broadcast(eqn: Any, origins: _Origins) -> _Origins:
         if operand[axis] == out[out_axis]:
             result[out_axis] = origins[axis]
     return tuple(result)
+
+
+def _slice(eqn: Any, origins: _Origins) -> _Origins:
+    """Keeps the names of the axes that are taken whole."""
+    operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    sizes = zip(origins, operand, out, strict=True)
+    return tuple(origin if size == kept else None for origin, size, kept in sizes)
 
 
 def _reshape(eqn: Any, origins: _Origins) -> _Origins:

@@ -4,6 +4,7 @@ Values are stored; what is static (a site, the shape of a frozen kernel) comes f
 target that `flax.serialization.from_bytes` takes, as it does with Orbax.
 """
 
+import dataclasses
 from typing import Any
 
 from flax import serialization
@@ -21,10 +22,10 @@ def _qtensor_to_state(q: QTensor) -> dict[str, Any]:
 
 
 def _qtensor_from_state(target: QTensor, state: dict[str, Any]) -> QTensor:
-    return QTensor(
-        serialization.from_state_dict(target.qvalue, state["qvalue"]),
-        serialization.from_state_dict(target.scale, state["scale"]),
-        target.dtype,
+    return dataclasses.replace(
+        target,
+        qvalue=serialization.from_state_dict(target.qvalue, state["qvalue"]),
+        scale=serialization.from_state_dict(target.scale, state["scale"]),
     )
 
 

@@ -1,5 +1,7 @@
 """Where frozen weights lie, and what serving says of variables that do not fit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -189,7 +191,7 @@ def test_gradients_of_frozen_weights():
 
     def loss_of_scale(scale):
         node = serving["aqt"]["AqtContraction_0"]
-        rhs = type(node["rhs"])(node["rhs"].qvalue, scale, node["rhs"].dtype)
+        rhs = dataclasses.replace(node["rhs"], scale=scale)
         changed = {**serving, "aqt": {"AqtContraction_0": {**node, "rhs": rhs}}}
         return loss(changed)
 
