@@ -10,7 +10,7 @@ version = re.search(
     r'^__version__ = "(.+)"$', (here / "aqtlite/__init__.py").read_text(), re.M
 ).group(1)
 
-demo = ["matplotlib"]
+demo = ["matplotlib", "optax", "orbax-checkpoint", "rich"]
 test = [
     *demo,
     "aqtp==0.9.0",
@@ -41,6 +41,7 @@ setuptools.setup(
         "jax>=0.10",
         "jaxlib>=0.10",
         "numpy",
+        "opt_einsum",  # that JAX itself depends on
     ],
     extras_require={"demo": demo, "test": test},
     entry_points={"console_scripts": ["aqtlite = aqtlite.cli:main"]},

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import opt_einsum
 
 from aqtlite import config, dot_general
+from aqtlite.qtensor import QTensor
 
 
 def einsum(
@@ -59,6 +60,12 @@ def contract(
 
     `dot` is called once, with `lhs` first. `kwargs` go to it.
     """
+    for side, operand in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(operand, QTensor):
+            raise TypeError(
+                f"einsum takes float arrays, and {side} is a QTensor of shape "
+                f"{operand.shape}; contract it with make_dot_general(cfg)"
+            )
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
     lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)

@@ -8,6 +8,7 @@ here hide the origin of a value at no cost in memory or passes.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -17,7 +18,7 @@ def opaque(x: jax.Array) -> jax.Array:
     A selection is not arithmetic: no factor moves through it. An optimization barrier
     would do as well, but splits the loop that reads x.
     """
-    return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x)
+    return jnp.where(jnp.isnan(x), np.float32(np.nan), x)
 
 
 def float32(x: jax.Array) -> jax.Array:

@@ -44,7 +44,9 @@ def integer_dot(
             precision=lax.Precision.HIGHEST,
         )
     piece = _largest_safe_contraction(lhs.dtype, rhs.dtype)
-    if dn.contraction_size(dims, lhs.shape) > piece:
+    products = dn.contraction_size(dims, lhs.shape)
+    # A symbolic size (jax.export) is taken to fit: it cannot be split.
+    if isinstance(products, int) and products > piece:
         return _dot_in_pieces(lhs, rhs, dims, out_sharding, piece)
     return _narrow_dot(lhs, rhs, dims, out_sharding)
 
@@ -145,8 +147,11 @@ def _after_insertion(axes, at):
 
 
 def _largest_safe_contraction(lhs_dtype: np.dtype, rhs_dtype: np.dtype) -> int:
-    """How many products int32 is certain to hold."""
-    largest = -int(jnp.iinfo(lhs_dtype).min) * -int(jnp.iinfo(rhs_dtype).min)
+    """How many products int32 is certain to hold: 133144 of int8 by int8.
+
+    Grids are symmetric: they do not reach the dtype's minimum.
+    """
+    largest = int(jnp.iinfo(lhs_dtype).max) * int(jnp.iinfo(rhs_dtype).max)
     return (2**31 - 1) // largest
 
 
@@ -157,7 +162,8 @@ def _dot_in_pieces(lhs, rhs, dims, out_sharding, piece):
     lhs_axis, rhs_axis = lhs_ca[which], rhs_ca[which]
     size = lhs.shape[lhs_axis]
     others = dn.contraction_size(dims, lhs.shape) // size
-    step = max(1, piece // others)
+    count = -(-size // max(1, piece // others))
+    step = -(-size // count)
     total = None
     for start in range(0, size, step):
         stop = min(start + step, size)

@@ -53,7 +53,7 @@ def seed_from_key(key: jax.Array) -> jax.Array:
             "key must be jax.random.key(...) or jax.random.PRNGKey(...), got "
             f"{key.dtype} of shape {key.shape}"
         )
-    return jax.jit(_digest)(data)
+    return jax.jit(lambda words: _two_words(_digest(words, 0)))(data)
 
 
 @jax.jit
@@ -67,19 +67,14 @@ def seed_from_bits(*arrays: jax.Array) -> jax.Array:
         uint32 of shape ``(2,)``. The sums that make it wrap, so that the order of
         summation, and with it the sharding of the arrays, does not matter.
     """
-    seed = jnp.zeros(2, jnp.uint32)
-    for x in arrays:
+    total = jnp.zeros((), jnp.uint32)
+    for salt, x in enumerate(arrays):
         words = lax.bitcast_convert_type(x, jnp.uint32)
         # The full array is read once, with little arithmetic; the rest is one row.
         spread = (words * np.uint32(_GOLDEN)) ^ (words >> 15)
         row = jnp.sum(spread, axis=tuple(range(x.ndim - 1)), dtype=jnp.uint32)
-        seed = combine(seed, _digest(row))
-    return seed
-
-
-def combine(first: jax.Array, second: jax.Array) -> jax.Array:
-    """A seed that depends on two others, and on their order."""
-    return _mix(_mix(first + np.uint32(_GOLDEN)) + second)
+        total = total + _digest(row.reshape(-1), salt)
+    return _two_words(total)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -88,9 +83,13 @@ def fold_in(seed: jax.Array, salt: int) -> jax.Array:
     return _mix(seed + np.uint32((_GOLDEN * (salt + 1)) & 0xFFFFFFFF))
 
 
-def _digest(words: jax.Array) -> jax.Array:
-    """Two words, of which each depends on every bit of the given ones."""
-    total = jnp.sum(_mix(words + _mix(_flat_index(words.shape))), dtype=jnp.uint32)
+def _digest(words: jax.Array, salt: int) -> jax.Array:
+    """One word that depends on every bit of the given ones."""
+    place = _mix(_flat_index(words.shape) + np.uint32((_GOLDEN * salt) & 0xFFFFFFFF))
+    return jnp.sum(_mix(words + place), dtype=jnp.uint32)
+
+
+def _two_words(total: jax.Array) -> jax.Array:
     return _mix(total + np.array([1, _GOLDEN], np.uint32))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -92,12 +93,20 @@ class QTensor:
         plain = self.in_own_order()
         return (plain.qvalue.astype(jnp.float32) * plain.scale).astype(self.dtype)
 
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("a QTensor without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator["QTensor"]:
+        return (self[i] for i in range(len(self)))
+
     def __getitem__(self, index: Any) -> "QTensor":
         """Indexes with ints, slices, None and Ellipsis, along any axes.
 
         Raises:
             TypeError: for arrays and lists of indices; `dequant` first.
-            IndexError: for more indices than axes.
+            IndexError: for more indices than axes, or a Python int out of range.
         """
         if self.order is not None:
             return self.in_own_order()[index]
@@ -108,6 +117,11 @@ class QTensor:
             if entry is None:
                 scale_entries.append(None)
                 continue
+            size = self.shape[axis]
+            if isinstance(entry, int) and not -size <= entry < size:
+                raise IndexError(
+                    f"index {entry} is out of range for axis {axis} of size {size}"
+                )
             if self.scale.shape[axis] == 1:
                 entry = slice(None) if isinstance(entry, slice) else 0
             scale_entries.append(entry)

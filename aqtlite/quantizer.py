@@ -11,7 +11,8 @@ config give the same integers and scales in every program. What that takes:
 """
 
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -60,7 +61,13 @@ def quantize(
     _ = tensor_config.grid  # Raises if there is none.
     x = jnp.asarray(x)
     check_floating(x, "x")
-    contracting = (axes,) if isinstance(axes, int) else tuple(axes)
+    try:
+        sequence = axes if isinstance(axes, Iterable) else (axes,)
+        contracting = tuple(operator.index(axis) for axis in sequence)
+    except TypeError as error:
+        raise TypeError(
+            f"axes must be an int or a sequence of ints, got {axes!r}"
+        ) from error
     seed = None if key is None else noise.seed_from_key(key)
     contracting = _normalize_axes(contracting, x.shape, "axes")
     scale = calibrate(x, tensor_config, contracting, "tensor_config")

@@ -126,12 +126,20 @@ def _contraction_cells(
         for tensor in (contraction.lhs, rhs)
     ]
     runs_in = "integers" if all(integer) else "float"
+    is_wide = any(
+        tensor.is_quantized and tensor.grid.storage_dtype == np.dtype("int16")
+        for tensor in (contraction.lhs, rhs)
+    )
+    if runs_in == "integers" and is_wide:  # No platform multiplies int16 matrices.
+        runs_in = "float32"
     if any(integer) and contraction.dg_in_dtype is not None:
         runs_in = contraction.dg_in_dtype.name
     accumulator = contraction.dg_accumulator_dtype
-    if accumulator is None:
-        accumulator = np.dtype("int32" if runs_in == "integers" else "float32")
-    return runs_in, accumulator.name
+    if accumulator is not None:
+        return runs_in, accumulator.name
+    if runs_in == "float" and not any(integer):
+        return runs_in, "the output's"
+    return runs_in, "int32" if runs_in == "integers" else "float32"
 
 
 def _grid_name(grid: numerics.Numerics | numerics.NoNumerics) -> str:

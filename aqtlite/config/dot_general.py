@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import numerics
 from aqtlite.config import representation
 from aqtlite.config.tensor import Tensor
 
@@ -43,6 +44,17 @@ def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> Non
         f"{prefix}dg_accumulator_dtype='int32' needs two integer operands, but {path} "
         f"{problem}; {remedy}, or leave {prefix}dg_accumulator_dtype None"
     )
+
+
+def _check_in_dtype(in_dtype: np.dtype | None, path: str, tensor: Tensor) -> None:
+    if in_dtype is None or not isinstance(tensor.numerics, numerics.Numerics):
+        return
+    storage = tensor.numerics.storage_dtype
+    if 2.0 ** (jnp.finfo(in_dtype).nmant + 1) < jnp.iinfo(storage).max:
+        raise ValueError(
+            f"dg_in_dtype={in_dtype.name!r} does not hold the {storage.name} integers "
+            f"of {path} exactly; use 'bfloat16' or wider, or a grid of fewer bits"
+        )
 
 
 def _misplaced_use_fwd_quant(path: str) -> str:
@@ -153,7 +165,16 @@ class DotGeneralRaw(representation.CompactRepr):
                 f"dg_in_dtype={in_dtype.name!r} is not a floating dtype; for a "
                 "contraction of the stored integers leave it None"
             )
-        if accumulator is None or jnp.issubdtype(accumulator, jnp.floating):
+        for side in ("lhs", "rhs"):
+            _check_in_dtype(in_dtype, side, getattr(self, side))
+        if accumulator is None:
+            return
+        if jnp.issubdtype(accumulator, jnp.floating):
+            if float(jnp.finfo(accumulator).max) < 1e38:
+                raise ValueError(
+                    f"dg_accumulator_dtype={accumulator.name!r} overflows with a few "
+                    "products; use 'float32', or None (automatic)"
+                )
             return
         if accumulator != np.dtype("int32"):
             raise ValueError(

@@ -69,7 +69,18 @@ def convert(
     serving = dict(variables)
     serving[site.COLLECTION] = frozen
     serving["params"] = _without_dead_kernels(model, serving, traced, args, kwargs)
+    for path, node in _flatten_records(frozen):
+        if isinstance(node, site.Site):
+            removed = _removed_names(serving["params"], path[:-2])
+            _put(frozen, path, dataclasses.replace(node, removed=removed))
     return serving
+
+
+def _removed_names(params: Any, path: tuple[str, ...]) -> tuple[str, ...]:
+    for step in path:
+        params = params.get(step, {})
+    entries = params.items()
+    return tuple(name for name, node in entries if isinstance(node, FrozenKernel))
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
@@ -348,9 +359,8 @@ def _without_dead_kernels(model, serving, traced: _Traced, args, kwargs):
     position = 0
     for i, node in enumerate(nodes):
         leaves = jax.tree.leaves(node)
-        if leaves and dead.issuperset(range(position, position + len(leaves))):
-            (leaf,) = leaves
-            nodes[i] = FrozenKernel(tuple(leaf.shape), np.dtype(leaf.dtype))
+        if len(leaves) == 1 and position in dead:
+            nodes[i] = FrozenKernel(tuple(leaves[0].shape), np.dtype(leaves[0].dtype))
         position += len(leaves)
     return jax.tree.unflatten(treedef, nodes)
 

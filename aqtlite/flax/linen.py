@@ -231,6 +231,7 @@ def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any
             f"the frozen weights of {where} were converted with another config.\n"
             f"converted with: {stored.cfg}\ncalled with: {here.cfg}"
         )
+    site.check_removed(scope, stored)
     operands = {"lhs": lhs, "rhs": rhs}
     for index, side in enumerate(("lhs", "rhs")):
         if side not in stored.frozen:
@@ -253,8 +254,36 @@ def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any
                 f"has a {side} of shape {operands[side].shape}. If its shape follows "
                 "the inputs', do not freeze it: AqtDotGeneral(..., frozen_operands=...)"
             )
-        operands[side] = qtensor
+        scale = _without_gradient(where, qtensor.scale, operands[side])
+        operands[side] = dataclasses.replace(qtensor, scale=scale)
     return operands["lhs"], operands["rhs"]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _without_gradient(where: str, scale: jax.Array, operand: jax.Array) -> jax.Array:
+    """The scale; raises if the float operand that was frozen is differentiated."""
+    del where, operand
+    return scale
+
+
+def _without_gradient_fwd(where: str, scale: Any, operand: Any):
+    if operand.perturbed:
+        raise TypeError(
+            f"a gradient was asked with respect to parameters that are frozen in "
+            f"{where}: serving variables are not for training. Train on the float "
+            "variables and convert them again"
+        )
+    return scale.value, None
+
+
+def _without_gradient_bwd(where: str, residuals: None, g: Any):
+    del where, residuals
+    return g, None
+
+
+_without_gradient.defvjp(
+    _without_gradient_fwd, _without_gradient_bwd, symbolic_zeros=True
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ class QuantMode(enum.Enum):
     """A mode to impose; normally the variables decide, and no mode is needed."""
 
     TRAIN = "train"
-    """Quantize both operands at every call, whatever the variables hold."""
+    """Quantize both operands at every call; frozen kernels are refused."""
 
     SERVE = "serve"
     """Take frozen weights, and raise if there are none."""

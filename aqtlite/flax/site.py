@@ -55,6 +55,9 @@ class Site:
     frozen: tuple[str, ...]
     """Which operands are frozen: a subset of ("lhs", "rhs")."""
 
+    removed: tuple[str, ...] = ()
+    """Which parameters of the calling module were replaced by a `FrozenKernel`."""
+
     def contracting(self, side: str) -> frozenset[int]:
         """The contracting axes of one operand, along which it shares its scale."""
         (lhs_ca, rhs_ca), _ = self.dimension_numbers
@@ -134,6 +137,25 @@ def _attribute_of(caller: nn.Module, function: Any) -> str | None:
             if entry is function:
                 return f"{attribute}_{key}"
     return None
+
+
+def check_removed(scope: Scope, stored: Site) -> None:
+    """Refuses frozen weights beside the float parameters that they were made of.
+
+    Raises:
+        ValueError: if a parameter that the conversion replaced is there again.
+    """
+    parent = scope.parent
+    if parent is None:
+        return
+    params = parent.variables().get("params", {})
+    for name in stored.removed:
+        if name in params and not isinstance(params[name], FrozenKernel):
+            raise ValueError(
+                f"parameter {name!r} of {parent.path_text or '/'} is a float, "
+                "but the frozen weights that were made of it are there too and would "
+                "be used in its place; convert the float variables again"
+            )
 
 
 def check_no_frozen_kernel(scope: Scope | None, why: str) -> None:

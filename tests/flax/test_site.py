@@ -123,7 +123,7 @@ def test_another_model_with_parameters_that_fit():
 def test_weights_of_a_wider_layer():
     model = nn.Dense(24, dot_general=DG)
     wide = nn.Dense(25, dot_general=DG)
-    mixed = {"params": init(model, X)["params"], "aqt": _serving(wide)["aqt"]}
+    mixed = {"params": _serving(model)["params"], "aqt": _serving(wide)["aqt"]}
     with pytest.raises(ValueError, match=r"shape \(8, 25\)"):
         model.apply(mixed, X)
 

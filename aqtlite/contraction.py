@@ -1,0 +1,353 @@
+"""One contraction with its custom gradient, the forward or a backward one.
+
+The operands are quantized and their integers contracted in plain sight: what JAX sees
+is a `dot_general` of integers, which checkpoint policies know. Around it stands
+`_straight_through`, a `custom_vjp` that turns the sums into the result and says that
+its gradient is that of the float operands (straight-through estimator). They are saved
+for the backward pass only where it quantizes them afresh. The two backward contractions
+are calls of the same function, with a float backward of their own, so that second
+derivatives exist.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import config, exact, lowering, noise, quantizer, tiles
+from aqtlite import dimension_numbers as dn
+from aqtlite.qtensor import QTensor
+
+_FLOAT = config.DotGeneralRaw()
+
+Operand = jax.Array | QTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is static about one contraction."""
+
+    fwd: config.DotGeneralRaw
+    dlhs: config.DotGeneralRaw
+    drhs: config.DotGeneralRaw
+    path: str  # where `fwd` stands in the user's config
+    dims: dn.DimensionNumbers
+    out_dtype: np.dtype
+    out_sharding: Any = None
+    # With respect to which operands the enclosing differentiation, if there is one,
+    # differentiates.
+    lhs_is_differentiated: bool = False
+    rhs_is_differentiated: bool = False
+
+
+def quantize_and_contract(
+    call: Call, lhs: Operand, rhs: Operand, seed: jax.Array | None
+) -> jax.Array:
+    """Quantizes what the config quantizes, contracts, and scales the sums.
+
+    Args:
+        call: what is static.
+        lhs: float array, or a `QTensor` in place of one that the config quantizes.
+        rhs: the same.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the gradient.
+
+    Returns:
+        The result, in `call.out_dtype`.
+    """
+    (lhs_ca, rhs_ca), _ = call.dims
+    fixed_lhs, fixed_rhs = lax.stop_gradient((lhs, rhs))
+    lhs_q = quantize_operand(fixed_lhs, call.fwd.lhs, lhs_ca, f"{call.path}.lhs", seed)
+    rhs_q = quantize_operand(fixed_rhs, call.fwd.rhs, rhs_ca, f"{call.path}.rhs", None)
+    sums = _sum_products(call, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
+    return _straight_through(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
+
+
+def quantize_operand(
+    x: Operand,
+    tensor: config.Tensor,
+    contracting: dn.Axes,
+    path: str,
+    seed: jax.Array | None,
+) -> QTensor | None:
+    """The integers of one operand, or None if it stays in floating point."""
+    if isinstance(x, QTensor):
+        _check_scale(x.scale.shape, tensor, contracting, path)
+        return x
+    if not tensor.is_quantized:
+        return None
+    scale = quantizer.calibrate(x, tensor, contracting, path)
+    _check_scale(scale.shape, tensor, contracting, path)
+    return quantizer.round_to_grid(x, scale, tensor, seed)
+
+
+def _check_scale(
+    scale_shape: tuple[int, ...],
+    tensor: config.Tensor,
+    contracting: dn.Axes,
+    path: str,
+) -> None:
+    varying = [axis for axis in contracting if scale_shape[axis] != 1]
+    if varying and not tensor.use_fake_quant:
+        raise ValueError(
+            f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
+            f"shape {scale_shape} that varies along the contracting axes {varying}: "
+            "it cannot be taken out of the sum. Share the scale along them too, or "
+            f"set {path}.use_fake_quant=True"
+        )
+
+
+def _sum_products(
+    call: Call,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> jax.Array:
+    """The bare dot, of integers where there are any."""
+    raw = call.fwd
+    lhs_in = _dot_input(lhs, lhs_q, raw.lhs, raw.dg_in_dtype)
+    rhs_in = _dot_input(rhs, rhs_q, raw.rhs, raw.dg_in_dtype)
+    integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs_in, rhs_in)]
+    accumulator = raw.dg_accumulator_dtype
+    if all(integers) and (accumulator is None or accumulator == jnp.int32):
+        return lowering.integer_dot(lhs_in, rhs_in, call.dims, call.out_sharding)
+    if all(integers):
+        lhs_in = lhs_in.astype(accumulator)
+    if accumulator is None:
+        is_plain = not any(integers) and raw.dg_in_dtype is None
+        accumulator = call.out_dtype if is_plain else np.dtype("float32")
+    return lowering.float_dot(lhs_in, rhs_in, call.dims, accumulator, call.out_sharding)
+
+
+def _dot_input(
+    x: Operand, q: QTensor | None, tensor: config.Tensor, in_dtype: np.dtype | None
+) -> jax.Array:
+    if q is None:
+        values = jnp.asarray(x)
+    else:
+        values = q.dequant() if tensor.use_fake_quant else q.qvalue
+    return values if in_dtype is None else values.astype(in_dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _straight_through(
+    call: Call,
+    sums: jax.Array,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+    seed: jax.Array | None,
+) -> jax.Array:
+    """The sums times the scales, as a function of the float operands."""
+    del seed  # for the backward pass
+    out = sums
+    is_scaled = [
+        q is not None and not tensor.use_fake_quant
+        for q, tensor in ((lhs_q, call.fwd.lhs), (rhs_q, call.fwd.rhs))
+    ]
+    if any(is_scaled):
+        out = out.astype(jnp.float32)
+    if lhs_q is not None and is_scaled[0]:
+        out = out * dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
+    if rhs_q is not None and is_scaled[1]:
+        out = out * dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
+    return out.astype(call.out_dtype)
+
+
+def _straight_through_fwd(call, *primals):
+    _, lhs, rhs, _, _, _ = primals
+    differentiate_lhs = _is_perturbed(lhs)
+    differentiate_rhs = _is_perturbed(rhs)
+    sums, lhs, rhs, lhs_q, rhs_q, seed = jax.tree.map(
+        lambda primal: primal.value, primals, is_leaf=_is_primal
+    )
+    for side, operand, is_differentiated in (
+        ("lhs", lhs, differentiate_lhs),
+        ("rhs", rhs, differentiate_rhs),
+    ):
+        if isinstance(operand, QTensor) and is_differentiated:
+            raise TypeError(
+                f"a gradient was asked with respect to {call.path}.{side}, a QTensor "
+                f"of shape {operand.shape}: frozen integers are for serving and have "
+                "no gradient. Train on the float variables and convert them again"
+            )
+    _check_second_derivative(call, differentiate_lhs, differentiate_rhs)
+    inner = dataclasses.replace(
+        call,
+        lhs_is_differentiated=differentiate_lhs,
+        rhs_is_differentiated=differentiate_rhs,
+    )
+    out = _straight_through(inner, sums, lhs, rhs, lhs_q, rhs_q, seed)
+    lhs_saved = rhs_saved = lhs_mask = rhs_mask = None
+    if differentiate_lhs:
+        rhs_saved = _residual(rhs, rhs_q, call.dlhs)
+        lhs_mask = _gradient_mask(lhs, lhs_q, call.fwd.lhs)
+    if differentiate_rhs:
+        lhs_saved = _residual(lhs, lhs_q, call.drhs)
+        rhs_mask = _gradient_mask(rhs, rhs_q, call.fwd.rhs)
+    # The operands tell apart two layers that will see the same gradient.
+    is_seeded_by_bits = seed is None and _needs_noise(call)
+    operands = (lhs, lhs_q), (rhs, rhs_q)
+    seeding = [_seeding(*one) for one in operands] if is_seeded_by_bits else []
+    like = _Like.of(lhs), _Like.of(rhs)
+    return out, (like, lhs_saved, rhs_saved, lhs_mask, rhs_mask, seed, seeding)
+
+
+def _needs_noise(call: Call) -> bool:
+    return call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise
+
+
+def _seeding(x: jax.Array | QTensor, q: QTensor | None) -> jax.Array:
+    """What of an operand goes into the seed: an array that is saved or small."""
+    return jnp.asarray(x) if q is None else q.scale
+
+
+def _is_primal(x: Any) -> bool:
+    return isinstance(x, jax.custom_derivatives.CustomVJPPrimal)
+
+
+def _is_perturbed(operand: Any) -> bool:
+    return any(p.perturbed for p in jax.tree.leaves(operand, is_leaf=_is_primal))
+
+
+def _check_second_derivative(call, differentiate_lhs, differentiate_rhs):
+    """Refuses a derivative of saved integers with respect to what they came from."""
+    for gradient, other, raw, is_mixed in (
+        ("rhs", "lhs", call.drhs, call.rhs_is_differentiated and differentiate_lhs),
+        ("lhs", "rhs", call.dlhs, call.lhs_is_differentiated and differentiate_rhs),
+    ):
+        if is_mixed and raw.rhs.use_fwd_quant:
+            raise ValueError(
+                f"a second derivative was asked for of the gradient of {gradient} "
+                f"with respect to {other}, but d{gradient}.rhs.use_fwd_quant=True "
+                f"saves only the integers of {other}, which have none. Set it to "
+                "False, for instance with config.fully_quantized(use_fwd_quant=False)"
+            )
+
+
+def _residual(x, q: QTensor | None, backward: config.DotGeneralRaw):
+    """What the backward contraction reads of a forward operand."""
+    return q if q is not None and backward.rhs.use_fwd_quant else x
+
+
+def _gradient_mask(x, q: QTensor | None, tensor: config.Tensor):
+    if q is None or not tensor.is_quantized or isinstance(x, QTensor):
+        return None
+    return tensor.grid.gradient_mask(
+        quantizer.scaled(x, q.scale / jnp.float32(tensor.grid.unit))
+    )
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Like:
+    """What the gradient of an operand has to look like."""
+
+    ndim: int
+    dtype: np.dtype
+    sharding: Any
+
+    @classmethod
+    def of(cls, x: jax.Array | QTensor) -> "_Like":
+        is_array = not isinstance(x, QTensor)
+        sharding = getattr(jax.typeof(x), "sharding", None) if is_array else None
+        return cls(x.ndim, np.dtype(x.dtype), sharding)
+
+
+def _straight_through_bwd(call, residuals, g):
+    (lhs_like, rhs_like), lhs, rhs, lhs_mask, rhs_mask, seed, seeding = residuals
+    dlhs = drhs = None
+    if isinstance(g, jax.custom_derivatives.SymbolicZero):
+        return None, None, None, None, None, None
+    if seeding:
+        # Flat, so that the order in which frozen weights are stored does not matter.
+        bits = (exact.float32(x).reshape(-1) for x in seeding)
+        seed = noise.seed_from_bits(exact.float32(g), *bits)
+    if rhs is not None:
+        dims, order = dn.for_dlhs(call.dims, lhs_like.ndim, rhs_like.ndim)
+        dlhs = _backward(
+            call.dlhs, "dlhs", g, rhs, call.fwd.rhs, dims, order, lhs_like, seed
+        )
+        dlhs = dlhs if lhs_mask is None else jnp.where(lhs_mask, dlhs, 0)
+    if lhs is not None:
+        dims, order = dn.for_drhs(call.dims, lhs_like.ndim, rhs_like.ndim)
+        drhs = _backward(
+            call.drhs, "drhs", g, lhs, call.fwd.lhs, dims, order, rhs_like, seed
+        )
+        drhs = drhs if rhs_mask is None else jnp.where(rhs_mask, drhs, 0)
+    return None, dlhs, drhs, None, None, None
+
+
+_straight_through.defvjp(
+    _straight_through_fwd, _straight_through_bwd, symbolic_zeros=True
+)
+
+
+def _backward(
+    raw: config.DotGeneralRaw,
+    path: str,
+    g: jax.Array,
+    other: jax.Array | QTensor,
+    other_fwd: config.Tensor,
+    dims: dn.DimensionNumbers,
+    order: dn.Axes,
+    like: _Like,
+    seed: jax.Array | None,
+) -> jax.Array:
+    """One backward contraction: the gradient with what the forward pass left."""
+    if isinstance(other, QTensor):
+        reuses_integers = raw.rhs.use_fwd_quant and raw.lhs.is_quantized
+        if reuses_integers and not other_fwd.use_fake_quant:
+            moved = dn.rhs_scale_to_lhs(other.scale, dims, g.ndim)
+            g = (exact.float32(g) * moved).astype(_wide_dtype(g.dtype))
+            unit = jnp.ones((1,) * other.ndim, jnp.float32)
+            other = QTensor(other.qvalue, unit, other.dtype)
+        else:
+            other = other.dequant()
+            if other_fwd.use_fake_quant:
+                raw = dataclasses.replace(
+                    raw, rhs=dataclasses.replace(raw.rhs, use_fwd_quant=False)
+                )
+    if raw.rhs.use_fwd_quant:
+        # The forward's operand is used as it is: nothing left to quantize on it.
+        raw = dataclasses.replace(raw, rhs=config.Tensor(), dg_accumulator_dtype=None)
+    out_sharding = _gradient_sharding(like.sharding, order)
+    if raw.local_aqt is not None:
+        g, other, dims = tiles.split(raw.local_aqt, path, g, other, dims)
+    call = Call(
+        fwd=raw,
+        dlhs=_FLOAT,
+        drhs=_FLOAT,
+        path=path,
+        dims=dims,
+        out_dtype=like.dtype if raw.local_aqt is None else np.dtype("float32"),
+        out_sharding=out_sharding,
+    )
+    if seed is not None:
+        seed = noise.fold_in(seed, {"dlhs": 1, "drhs": 2}[path])
+    out = quantize_and_contract(call, g, other, seed)
+    if raw.local_aqt is not None:
+        out = jnp.sum(out, axis=0).astype(like.dtype)
+    return out.transpose(order)
+
+
+def _wide_dtype(dtype: np.dtype) -> np.dtype:
+    return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")
+
+
+def _gradient_sharding(sharding: Any, order: dn.Axes) -> Any:
+    """The operand's sharding, for a result whose axes `order` will permute."""
+    if sharding is None or sharding.mesh.empty:
+        return None
+    if not sharding.mesh.are_all_axes_explicit:
+        return None
+    spec = tuple(sharding.spec) + (None,) * (len(order) - len(sharding.spec))
+    permuted = [spec[int(axis)] for axis in np.argsort(order)]
+    return jax.sharding.NamedSharding(
+        sharding.mesh, jax.sharding.PartitionSpec(*permuted)
+    )
