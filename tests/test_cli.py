@@ -34,7 +34,7 @@ def test_demo_help_teaches(capsys):
     assert _exit_code(["demo", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "aqtlite demo --smoke" in shown
-    assert "(default: 300)" in shown
+    assert "(default: 360)" in shown
     for flag in ("steps", "layers", "width", "heads", "lr", "seed", "text", "out"):
         assert f"--{flag} " in shown
 

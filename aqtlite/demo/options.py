@@ -32,7 +32,7 @@ class Options:
         UserError: if a value makes no sense, by itself or beside another.
     """
 
-    steps: int = 300
+    steps: int = 360
     layers: int = 4
     width: int = 192
     heads: int = 4
