@@ -286,3 +286,21 @@ class TestQTensorOperands:
         assert_same(got, jax.grad(lambda x: DOT(x, W, MATMUL).sum())(X))
         with pytest.raises(TypeError, match="gradient .* fwd.rhs, a QTensor"):
             jax.grad(lambda q: DOT(X, q, MATMUL).sum(), allow_int=True)(rhs)
+
+
+def test_refuses_an_output_that_is_not_floating():
+    dot = aqtlite.make_dot_general(config.fully_quantized())
+    dims = (((1,), (0,)), ((), ()))
+    x = jnp.ones((2, 3))
+    with pytest.raises(TypeError, match="preferred_element_type=int8"):
+        dot(x, x.T, dims, preferred_element_type=jnp.int8)
+    with pytest.raises(TypeError, match=r"fwd\.lhs must be an array, got NoneType"):
+        dot(None, x.T, dims)
+
+
+def test_gradients_with_debug_nans():
+    dot = aqtlite.make_dot_general(config.fully_quantized())
+    x = jnp.ones((2, 3))
+    with jax.debug_nans(True):
+        got = jax.grad(lambda x: dot(x, x.T, (((1,), (0,)), ((), ()))).sum())(x)
+    assert got.shape == x.shape

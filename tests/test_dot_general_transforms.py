@@ -133,6 +133,15 @@ def test_remat_saves_the_inputs_alone():
     assert dtypes == {"float32"}
 
 
+def test_a_policy_that_saves_dots_sees_the_integer_dot():
+    policy = jax.checkpoint_policies.dots_saveable
+    _, vjp = jax.vjp(
+        jax.checkpoint(lambda x, w: jnp.sin(matmul(x, w)), policy=policy), X, W
+    )
+    saved = {(leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(vjp)}
+    assert ("int32", (X.shape[0], W.shape[1])) in saved
+
+
 def test_inside_a_custom_vjp():
     @jax.custom_vjp
     def scaled(x, w):

@@ -137,3 +137,35 @@ def test_index_under_jit_with_a_traced_int():
 def test_refuses_index(index, error):
     with pytest.raises(error):
         make()[index]
+
+
+def test_iterates_over_its_first_axis():
+    q = make()
+    assert len(q) == q.shape[0] == len(list(q))
+    for row, wanted in zip(q, q.dequant(), strict=True):
+        np.testing.assert_array_equal(row.dequant(), wanted)
+    for index in (q.shape[0], -q.shape[0] - 1):
+        with pytest.raises(IndexError, match="out of range"):
+            q[index]
+    with pytest.raises(TypeError, match="no length"):
+        len(q[0, 0, 0])
+
+
+def test_reads_in_its_own_order_whatever_the_order_it_is_stored_in():
+    q = make()
+    stored = q.stored_in((2, 0, 1))
+    assert stored.shape == q.shape != stored.qvalue.shape
+    np.testing.assert_array_equal(stored.dequant(), q.dequant())
+    np.testing.assert_array_equal(stored[:, 1].dequant(), q[:, 1].dequant())
+    # Stacked by a scan: the order is that of the trailing axes.
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), stored)
+    assert stack.shape == (2, *q.shape)
+    np.testing.assert_array_equal(stack.dequant()[1], q.dequant())
+
+
+def test_a_stored_order_is_contracted_where_it_lies():
+    x, w = normal((4, 8)), normal((8, 3), 1)
+    dot = aqtlite.make_dot_general(aqtlite.config.fully_quantized())
+    q = aqtlite.quantize(w, tensor(8), 0)
+    dims = (((1,), (0,)), ((), ()))
+    np.testing.assert_array_equal(dot(x, q.stored_in((1, 0)), dims), dot(x, w, dims))

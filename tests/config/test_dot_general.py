@@ -202,3 +202,13 @@ def test_dot_general_refuses(arguments, error, match):
 def test_local_aqt_refuses(count, error):
     with pytest.raises(error, match="contraction_axis_shard_count must be"):
         LocalAqt(contraction_axis_shard_count=count)
+
+
+def test_refuses_dtypes_that_lose_integers():
+    int8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
+    with pytest.raises(ValueError, match="does not hold the int8 integers of lhs"):
+        DotGeneralRaw(lhs=int8, rhs=int8, dg_in_dtype=jnp.float8_e4m3fn)
+    with pytest.raises(ValueError, match="'float16' overflows"):
+        DotGeneralRaw(lhs=int8, rhs=int8, dg_accumulator_dtype=jnp.float16)
+    narrow = Tensor(numerics=numerics.IntSymmetric(bits=4))
+    DotGeneralRaw(lhs=narrow, rhs=narrow, dg_in_dtype=jnp.float8_e4m3fn)

@@ -212,3 +212,30 @@ def test_gradients_of_inputs_and_biases_pass_frozen_weights():
         serving["params"]
     )
     assert len(jax.tree.leaves(params)) == 3
+
+
+def test_float_kernels_beside_frozen_weights_are_refused():
+    model = nn.Dense(24, dot_general=DG)
+    variables = init(model, X)
+    mixed = {**variables, "aqt": _serving(model)["aqt"]}
+    with pytest.raises(ValueError, match="'kernel' of / is a float"):
+        model.apply(mixed, X)
+
+
+def test_gradients_of_a_parameter_that_is_read_elsewhere_are_refused():
+    """Its float values are kept, but the contraction would not see them move."""
+
+    class Tied(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            embed = nn.Embed(20, 8)
+            return AqtEinsum(INT8)("...k,nk->...n", embed(tokens), embed.embedding)
+
+    model, tokens = Tied(), jnp.arange(3)
+    serving = convert(model, init(model, tokens), tokens)
+
+    def loss(params):
+        return model.apply({**serving, "params": params}, tokens).sum()
+
+    with pytest.raises(TypeError, match="not for training"):
+        jax.grad(loss)(serving["params"])
