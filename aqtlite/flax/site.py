@@ -81,7 +81,9 @@ class AqtContraction(nn.Module):
     """
 
     def __post_init__(self):
-        # Flax may refuse the child, but has told the parent by then.
+        # Flax may refuse the child, but has told the parent by then. It is the one
+        # public way to the module that is running: should Flax come to check first,
+        # `find_scope` returns None, nothing is frozen, and the tests of this file fail.
         try:
             super().__post_init__()
         except errors.AssignSubModuleError:

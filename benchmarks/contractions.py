@@ -1,0 +1,163 @@
+"""How XLA runs an int8 contraction, bare and as aqtlite hands it over.
+
+    python -m benchmarks.contractions [--json FILE]
+
+Medians in milliseconds of float32, of a bare int8 `lax.dot_general`, and of
+`aqtlite.lowering.integer_dot` with the same operands, in turn in one process. The last
+two are compared element by element. ``MK,KN`` names the axes of lhs and rhs as stored.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "8589934592",
+}
+
+
+class Case(NamedTuple):
+    """One contraction."""
+
+    name: str
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    dims: Any
+
+
+MK_KN = (((1,), (0,)), ((), ()))
+MK_NK = (((1,), (1,)), ((), ()))
+KM_KN = (((0,), (0,)), ((), ()))
+KM_NK = (((0,), (1,)), ((), ()))
+
+CASES = [
+    Case("MK,KN  1024 x 1024 x 4096", (1024, 1024), (1024, 4096), MK_KN),
+    Case("MK,NK  1024 x 1024 x 4096", (1024, 1024), (4096, 1024), MK_NK),
+    Case("KM,KN  1024^3 (drhs, 2-D inputs)", (1024, 1024), (1024, 1024), KM_KN),
+    Case("KM,NK  1024^3", (1024, 1024), (1024, 1024), KM_NK),
+    Case(
+        "BTK,BTN (drhs, 3-D inputs) 8 x 128",
+        (8, 128, 1024),
+        (8, 128, 1024),
+        (((0, 1), (0, 1)), ((), ())),
+    ),
+    Case("1 row, weights KN  4096^2", (1, 4096), (4096, 4096), MK_KN),
+    Case("1 row, weights NK  4096^2", (1, 4096), (4096, 4096), MK_NK),
+    Case("2 rows, weights NK  4096^2", (2, 4096), (4096, 4096), MK_NK),
+    Case("8 rows, weights NK  4096^2", (8, 4096), (4096, 4096), MK_NK),
+    Case("64 rows, weights NK  4096^2", (64, 4096), (4096, 4096), MK_NK),
+    Case("1 column  4096^2", (4096, 4096), (4096, 1), MK_KN),
+    Case("K = 8  1024 x 8 x 1024", (1024, 8), (8, 1024), MK_KN),
+    Case("odd sizes  1023 x 1021 x 1019", (1023, 1021), (1021, 1019), MK_KN),
+    Case(
+        "batched BKM,BKN  8 of 512^3",
+        (8, 512, 512),
+        (8, 512, 512),
+        (((1,), (1,)), ((0,), (0,))),
+    ),
+    Case(
+        "attention scores  bqhd,bkhd->bhqk",
+        (4, 256, 8, 64),
+        (4, 256, 8, 64),
+        (((3,), (3,)), ((0, 2), (0, 2))),
+    ),
+    Case(
+        "attention values  bhqk,bkhd->bhqd",
+        (4, 8, 256, 256),
+        (4, 256, 8, 64),
+        (((3,), (1,)), ((0, 1), (0, 2))),
+    ),
+    Case(
+        "their gradient  bhqk,bqhd->bhkd",
+        (4, 8, 256, 256),
+        (4, 256, 8, 64),
+        (((2,), (1,)), ((0, 1), (0, 2))),
+    ),
+    Case(
+        "decoding scores, one token  bqhd,bkhd->bhqk",
+        (8, 1, 8, 64),
+        (8, 256, 8, 64),
+        (((3,), (3,)), ((0, 2), (0, 2))),
+    ),
+    Case("K = 200,000 (past int32)  8 x K x 64", (8, 200_000), (200_000, 64), MK_KN),
+]
+
+
+def measure(case: Case, repeats: int) -> dict[str, Any]:
+    """Medians of the three contestants, and whether the integers agree."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+
+    from aqtlite import lowering
+
+    rng = np.random.default_rng(0)
+    operands = [
+        jnp.asarray(rng.integers(-127, 128, shape, np.int8))
+        for shape in (case.lhs, case.rhs)
+    ]
+
+    def bare(lhs, rhs):
+        return lax.dot_general(lhs, rhs, case.dims, preferred_element_type=jnp.int32)
+
+    contestants = {
+        "float32": (
+            jax.jit(lambda lhs, rhs: lax.dot_general(lhs, rhs, case.dims)),
+            [x.astype(jnp.float32) for x in operands],
+        ),
+        "bare int8": (jax.jit(bare), operands),
+        "aqtlite": (
+            jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, case.dims)),
+            operands,
+        ),
+    }
+    results = {
+        name: np.asarray(function(*arguments), np.float64)
+        for name, (function, arguments) in contestants.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, (function, arguments) in contestants.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*arguments))
+            times[name].append(time.perf_counter() - start)
+    return {
+        "case": case.name,
+        **{name: float(np.median(taken)) * 1e3 for name, taken in times.items()},
+        "equal": bool((results["bare int8"] == results["aqtlite"]).all()),
+    }
+
+
+def main() -> None:
+    """Prints the table, and writes JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", metavar="FILE", help="where to write the figures")
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        # glibc reads them at start: page faults would be half of what is measured.
+        command = [sys.executable, "-m", "benchmarks.contractions", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, **ALLOCATOR})
+
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [measure(case, options.repeats) for case in CASES]
+    names = ("float32", "bare int8", "aqtlite")
+    table = Table("contraction", *(f"{name}, ms" for name in names), "integers")
+    for row in rows:
+        agreement = "equal" if row["equal"] else "differ"
+        table.add_row(row["case"], *(f"{row[name]:.2f}" for name in names), agreement)
+    Console().print(table)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
