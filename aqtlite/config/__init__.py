@@ -1,6 +1,7 @@
 """What is quantized, and how: frozen, hashable, validated data."""
 
 from aqtlite.config.describe import describe
+from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import fully_quantized, unquantized, weight_only
 from aqtlite.config.serialization import from_json, to_json
@@ -13,6 +14,7 @@ __all__ = [
     "LocalAqt",
     "Tensor",
     "describe",
+    "differences",
     "from_json",
     "fully_quantized",
     "to_json",

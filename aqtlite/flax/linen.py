@@ -227,9 +227,10 @@ def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any
             "jax.eval_shape(lambda v: convert(model, v, *args), variables) as target"
         )
     if stored.cfg != here.cfg:
+        changes = "; ".join(config.differences(stored.cfg, here.cfg))
         raise ValueError(
-            f"the frozen weights of {where} were converted with another config.\n"
-            f"converted with: {stored.cfg}\ncalled with: {here.cfg}"
+            f"the frozen weights of {where} were converted with another config than "
+            f"they are called with: {changes}"
         )
     site.check_removed(scope, stored)
     operands = {"lhs": lhs, "rhs": rhs}

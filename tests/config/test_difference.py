@@ -1,0 +1,27 @@
+from hypothesis import given, settings
+
+from aqtlite import config, numerics
+from tests.config import strategies
+
+
+@settings(max_examples=30, deadline=None)
+@given(strategies.dot_generals())
+def test_none_between_equal_configs(cfg):
+    assert config.differences(cfg, config.from_json(config.to_json(cfg))) == []
+
+
+def test_names_every_path():
+    first = config.fully_quantized(bwd_bits=None)
+    second = config.update(
+        first,
+        {
+            "fwd.lhs.numerics": numerics.NoNumerics(),
+            "drhs.rhs.use_fwd_quant": False,
+            "fwd.rhs.po2_scale": True,
+        },
+    )
+    assert config.differences(first, second) == [
+        f"fwd.lhs.numerics: {first.fwd.lhs.numerics!r} against NoNumerics()",
+        "fwd.rhs.po2_scale: False against True",
+        "drhs.rhs.use_fwd_quant: True against False",
+    ]
