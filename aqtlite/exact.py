@@ -40,4 +40,4 @@ def float32(x: jax.Array) -> jax.Array:
         steps = lax.round(wide * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN)
         normal = lax.reduce_precision(wide, exponent_bits=5, mantissa_bits=10)
         return jnp.where(jnp.abs(wide) < 2.0**-14, steps * 2.0**-24, normal)
-    return opaque(wide)
+    return wide

@@ -98,7 +98,7 @@ def calibrate(
 
 def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
     """``x / scale`` as the grid sees it: float32, by the scale's reciprocal."""
-    return exact.float32(x) * (1 / scale)
+    return exact.opaque(exact.float32(x)) * (1 / scale)
 
 
 @functools.partial(jax.jit, static_argnames="tensor_config")
