@@ -53,7 +53,12 @@ def seed_from_key(key: jax.Array) -> jax.Array:
             "key must be jax.random.key(...) or jax.random.PRNGKey(...), got "
             f"{key.dtype} of shape {key.shape}"
         )
-    return jax.jit(lambda words: _two_words(_digest(words, 0)))(data)
+    return _seed_from_words(data)
+
+
+@jax.jit
+def _seed_from_words(words: jax.Array) -> jax.Array:
+    return _two_words(_digest(words, 0))
 
 
 @jax.jit

@@ -9,15 +9,10 @@ two are compared element by element. ``MK,KN`` names the axes of lhs and rhs as 
 
 import argparse
 import json
-import os
-import sys
 import time
 from typing import Any, NamedTuple
 
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "8589934592",
-}
+from benchmarks import allocator
 
 
 class Case(NamedTuple):
@@ -139,10 +134,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        # glibc reads them at start: page faults would be half of what is measured.
-        command = [sys.executable, "-m", "benchmarks.contractions", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **ALLOCATOR})
+    allocator.keep_memory("benchmarks.contractions")
 
     from rich.console import Console
     from rich.table import Table

@@ -4,24 +4,22 @@
 
 Two layers, width -> 4 width -> relu -> width, on 1024 tokens, as a 2-D and a 3-D input;
 medians in milliseconds, the contestants in turn in one process, with glibc told to keep
-its memory (see `benchmarks.contractions`). Needs the `test` extra.
+its memory (see `benchmarks.allocator`). Needs the `test` extra.
 """
 
 import argparse
 import functools
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.contractions import ALLOCATOR
+from benchmarks import allocator
 
 TOKENS = 1024
 
 
-def contestants(width: int) -> dict[str, Callable[..., Any]]:
+def contestants() -> dict[str, Callable[..., Any]]:
     """Functions ``(x, w1, w2) -> out``."""
     import jax
     from aqt.jax.v2 import config as aqt_config
@@ -78,7 +76,7 @@ def measure(width: int, shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
         return out, vjp(g)
 
     programs = {}
-    for name, forward in contestants(width).items():
+    for name, forward in contestants().items():
         programs[name, "forward"] = jax.jit(forward), (x, w1, w2)
         both = jax.jit(functools.partial(step, forward))
         programs[name, "forward + backward"] = both, (x, w1, w2, g)
@@ -103,9 +101,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", metavar="FILE", help="where to write the figures")
     options = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        command = [sys.executable, "-m", "benchmarks.mlp", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **ALLOCATOR})
+    allocator.keep_memory("benchmarks.mlp")
 
     from rich.console import Console
     from rich.table import Table

@@ -269,10 +269,8 @@ def _records(traced: _Traced) -> tuple[dict[tuple[str, ...], site.Site], list[_R
                 "other than 'params'; use frozen_operands='auto'"
             )
     decided = {
-        scope: site.Site(
-            cfg=node.cfg,
-            dimension_numbers=node.dimension_numbers,
-            shapes=node.shapes,
+        scope: dataclasses.replace(
+            node,
             frozen=tuple(record.side for record in records if record.path == scope),
         )
         for scope, node in sites.items()
