@@ -21,6 +21,7 @@ from jax import lax
 from aqtlite import config, exact, lowering, noise, quantizer, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
+from aqtlite.sharding import explicit_sharding
 
 _FLOAT = config.DotGeneralRaw()
 
@@ -37,7 +38,9 @@ class Call:
     path: str  # where `fwd` stands in the user's config
     dims: dn.DimensionNumbers
     out_dtype: np.dtype
-    out_sharding: Any = None
+    # How the result's axes are permuted, from the order of `lax.dot_general`.
+    order: dn.Axes | None = None
+    out_sharding: Any = None  # of the permuted result
     # With respect to which operands the enclosing differentiation, if there is one,
     # differentiates.
     lhs_is_differentiated: bool = False
@@ -114,13 +117,17 @@ def _sum_products(
     integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs_in, rhs_in)]
     accumulator = raw.dg_accumulator_dtype
     if all(integers) and (accumulator is None or accumulator == jnp.int32):
-        return lowering.integer_dot(lhs_in, rhs_in, call.dims, call.out_sharding)
+        return lowering.integer_dot(
+            lhs_in, rhs_in, call.dims, call.order, call.out_sharding
+        )
     if all(integers):
         lhs_in = lhs_in.astype(accumulator)
     if accumulator is None:
         is_plain = not any(integers) and raw.dg_in_dtype is None
         accumulator = call.out_dtype if is_plain else np.dtype("float32")
-    return lowering.float_dot(lhs_in, rhs_in, call.dims, accumulator, call.out_sharding)
+    return lowering.float_dot(
+        lhs_in, rhs_in, call.dims, accumulator, call.order, call.out_sharding
+    )
 
 
 def _dot_input(
@@ -153,10 +160,16 @@ def _straight_through(
     if any(is_scaled):
         out = out.astype(jnp.float32)
     if lhs_q is not None and is_scaled[0]:
-        out = out * dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
+        scale = dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
+        out = out * _in_order(scale, call.order)
     if rhs_q is not None and is_scaled[1]:
-        out = out * dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
+        scale = dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
+        out = out * _in_order(scale, call.order)
     return out.astype(call.out_dtype)
+
+
+def _in_order(x: jax.Array, order: dn.Axes | None) -> jax.Array:
+    return x if order is None else x.transpose(order)
 
 
 def _straight_through_fwd(call, *primals):
@@ -250,12 +263,11 @@ class _Like:
 
     ndim: int
     dtype: np.dtype
-    sharding: Any
+    sharding: jax.sharding.NamedSharding | None
 
     @classmethod
     def of(cls, x: jax.Array | QTensor) -> "_Like":
-        is_array = not isinstance(x, QTensor)
-        sharding = getattr(jax.typeof(x), "sharding", None) if is_array else None
+        sharding = None if isinstance(x, QTensor) else explicit_sharding(x)
         return cls(x.ndim, np.dtype(x.dtype), sharding)
 
 
@@ -264,6 +276,8 @@ def _straight_through_bwd(call, residuals, g):
     dlhs = drhs = None
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None, None, None
+    if call.order is not None:
+        g = g.transpose(np.argsort(call.order))
     if seeding:
         # Flat, so that the order in which frozen weights are stored does not matter.
         bits = (exact.float32(x).reshape(-1) for x in seeding)
@@ -316,9 +330,12 @@ def _backward(
     if raw.rhs.use_fwd_quant:
         # The forward's operand is used as it is: nothing left to quantize on it.
         raw = dataclasses.replace(raw, rhs=config.Tensor(), dg_accumulator_dtype=None)
-    out_sharding = _gradient_sharding(like.sharding, order)
+    out_sharding = like.sharding
     if raw.local_aqt is not None:
         g, other, dims = tiles.split(raw.local_aqt, path, g, other, dims)
+        order = (0, *(axis + 1 for axis in order))
+        if out_sharding is not None:
+            out_sharding = out_sharding.update(spec=(None, *out_sharding.spec))
     call = Call(
         fwd=raw,
         dlhs=_FLOAT,
@@ -326,6 +343,7 @@ def _backward(
         path=path,
         dims=dims,
         out_dtype=like.dtype if raw.local_aqt is None else np.dtype("float32"),
+        order=order,
         out_sharding=out_sharding,
     )
     if seed is not None:
@@ -333,21 +351,8 @@ def _backward(
     out = quantize_and_contract(call, g, other, seed)
     if raw.local_aqt is not None:
         out = jnp.sum(out, axis=0).astype(like.dtype)
-    return out.transpose(order)
+    return out
 
 
 def _wide_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")
-
-
-def _gradient_sharding(sharding: Any, order: dn.Axes) -> Any:
-    """The operand's sharding, for a result whose axes `order` will permute."""
-    if sharding is None or sharding.mesh.empty:
-        return None
-    if not sharding.mesh.are_all_axes_explicit:
-        return None
-    spec = tuple(sharding.spec) + (None,) * (len(order) - len(sharding.spec))
-    permuted = [spec[int(axis)] for axis in np.argsort(order)]
-    return jax.sharding.NamedSharding(
-        sharding.mesh, jax.sharding.PartitionSpec(*permuted)
-    )

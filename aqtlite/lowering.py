@@ -12,13 +12,15 @@ import numpy as np
 from jax import lax
 
 from aqtlite import dimension_numbers as dn
+from aqtlite.sharding import explicit_sharding
 
 
 def integer_dot(
     lhs: jax.Array,
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
-    out_sharding: object | None = None,
+    order: dn.Axes | None = None,
+    out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """Contracts stored integers.
 
@@ -26,12 +28,15 @@ def integer_dot(
         lhs: int4, int8 or int16.
         rhs: int4, int8 or int16.
         dims: canonical dimension numbers.
-        out_sharding: as `lax.dot_general` takes it.
+        order: a permutation of the axes of `lax.dot_general`'s result.
+        out_sharding: of the permuted result.
 
     Returns:
         The exact sums in int32 where int32 is certain to hold them, otherwise in
         float32, summed over pieces that int32 does hold.
     """
+    if order is not None:
+        return _dot_in_order(lhs, rhs, dims, order, out_sharding)
     if jnp.int16 in (lhs.dtype, rhs.dtype):
         # Doubled 8-bit halves. No platform multiplies int16 matrices fast; products
         # of 9-bit odd numbers are exact in float32, and so are sums of a few hundred.
@@ -49,6 +54,30 @@ def integer_dot(
     if isinstance(products, int) and products > piece:
         return _dot_in_pieces(lhs, rhs, dims, out_sharding, piece)
     return _narrow_dot(lhs, rhs, dims, out_sharding)
+
+
+def _dot_in_order(lhs, rhs, dims, order, out_sharding):
+    """Exchanges the operands where that spares a transposition of the sums."""
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    lhs_rank = lhs.ndim - len(lhs_ca)
+    rhs_rank = rhs.ndim - len(rhs_ca) - len(batch)
+    if rhs_rank and len(batch) <= order[-1] < lhs_rank:
+        lhs, rhs, dims = rhs, lhs, dn.transpose(dims)
+        axes = range(lhs_rank + rhs_rank)
+        exchanged = [
+            *axes[: len(batch)],
+            *axes[lhs_rank:],
+            *axes[len(batch) : lhs_rank],
+        ]
+        order = tuple(exchanged.index(axis) for axis in order)
+    if out_sharding is not None:
+        out_sharding = _before_permutation(out_sharding, order)
+    return integer_dot(lhs, rhs, dims, out_sharding=out_sharding).transpose(order)
+
+
+def _before_permutation(sharding, order):
+    spec = tuple(sharding.spec) + (None,) * (len(order) - len(sharding.spec))
+    return sharding.update(spec=[spec[int(axis)] for axis in np.argsort(order)])
 
 
 def _narrow_dot(lhs, rhs, dims, out_sharding):
@@ -102,6 +131,8 @@ def _dot_on_cpu(lhs, rhs, dims):
     - A transposed lhs falls off it, whatever is done about the transposition, but not
       with a second contracting axis, which may have size one.
     """
+    if _contracts_leading_axes(lhs, dims):
+        return _dot_over_blocks(lhs, rhs, contracted=len(dims[0][0]))
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     one_lhs_row = _has_one_row(lhs.shape, dims)
     one_rhs_row = _has_one_row(rhs.shape, dn.transpose(dims))
@@ -121,6 +152,35 @@ def _dot_on_cpu(lhs, rhs, dims):
     if one_rhs_row:
         out = lax.index_in_dim(out, 0, axis=-1, keepdims=False)
     return out.reshape(shape)
+
+
+def _contracts_leading_axes(lhs, dims):
+    """Whether both operands are transposed and can be reshaped to a matrix each."""
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    is_leading = lhs_ca == rhs_ca == tuple(range(len(lhs_ca)))
+    is_known = all(isinstance(size, int) for size in lhs.shape)
+    can_reshape = is_known and explicit_sharding(lhs) is None
+    return is_leading and not batch and can_reshape
+
+
+def _dot_over_blocks(lhs, rhs, contracted):
+    """Contracts the leading axes, of which lhs's lie the wrong way round.
+
+    XLA:CPU copies lhs with its axes exchanged. Left alone, it fuses what computed lhs
+    into that copy and runs it a second time, in strides that miss the cache at every
+    element. It fuses nothing into a loop, and 16 rows at a time stay in the cache.
+    """
+    products = math.prod(lhs.shape[:contracted])
+
+    def blocks(x):
+        matrix = x.reshape(products, math.prod(x.shape[contracted:]))
+        matrix = jnp.pad(matrix, ((0, -products % 16), (0, 0)))
+        return matrix.reshape(matrix.shape[0] // 16, 16, matrix.shape[1])
+
+    columns = lax.map(jnp.transpose, blocks(lhs))
+    dims = ((0, 2), (0, 1)), ((), ())
+    out = _dot(columns, blocks(rhs), dims, jnp.int32, None)
+    return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
 
 
 def _with_two_rows(x, contracting, batch):
@@ -171,7 +231,7 @@ def _dot_in_pieces(lhs, rhs, dims, out_sharding, piece):
             lax.slice_in_dim(lhs, start, stop, axis=lhs_axis),
             lax.slice_in_dim(rhs, start, stop, axis=rhs_axis),
             dims,
-            out_sharding,
+            out_sharding=out_sharding,
         ).astype(jnp.float32)
         total = part if total is None else total + part
     return total
@@ -194,7 +254,8 @@ def float_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     accumulator: np.dtype,
-    out_sharding: object | None = None,
+    order: dn.Axes | None = None,
+    out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """Contracts operands of which at least one is floating; integers are widened.
 
@@ -205,4 +266,8 @@ def float_dot(
         lhs = lhs.astype(rhs.dtype)
     if not jnp.issubdtype(rhs.dtype, jnp.floating):
         rhs = rhs.astype(lhs.dtype)
-    return _dot(lhs, rhs, dims, accumulator, out_sharding)
+    if order is None:
+        return _dot(lhs, rhs, dims, accumulator, out_sharding)
+    if out_sharding is not None:
+        out_sharding = _before_permutation(out_sharding, order)
+    return _dot(lhs, rhs, dims, accumulator, out_sharding).transpose(order)

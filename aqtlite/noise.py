@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.sharding import explicit_sharding
+
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive salts.
 
 
@@ -77,9 +79,32 @@ def seed_from_bits(*arrays: jax.Array) -> jax.Array:
         words = lax.bitcast_convert_type(x, jnp.uint32)
         # The full array is read once, with little arithmetic; the rest is one row.
         spread = (words * np.uint32(_GOLDEN)) ^ (words >> 15)
-        row = jnp.sum(spread, axis=tuple(range(x.ndim - 1)), dtype=jnp.uint32)
-        total = total + _digest(row.reshape(-1), salt)
+        total = total + _digest(_sum_to_row(spread), salt)
     return _two_words(total)
+
+
+def _sum_to_row(x: jax.Array) -> jax.Array:
+    """Sums over all axes but the last."""
+    if x.ndim < 2:
+        return x.reshape(-1)
+    is_known = all(isinstance(size, int) for size in x.shape)
+    rows = math.prod(x.shape[:-1]) if is_known else 0
+    # A power of two, of which rows holds more than 32.
+    terms = 1 << min(5, (rows // 33).bit_length() - 1) if rows >= 66 else 1
+
+    def at_once(x):
+        return jnp.sum(x, axis=tuple(range(x.ndim - 1)), dtype=jnp.uint32)
+
+    def in_two_steps(x):
+        # XLA:CPU fuses a sum of up to 32 terms with what it sums, and no other: the
+        # first one is taken as the array is made, the second one ends the fusion.
+        x = jnp.pad(x.reshape(rows, -1), ((0, -rows % terms), (0, 0)))
+        first = jnp.sum(x.reshape(terms, -1), axis=0, dtype=jnp.uint32)
+        return at_once(first.reshape(-1, x.shape[1]))
+
+    if terms == 1 or x.shape[-1] == 0 or explicit_sharding(x) is not None:
+        return at_once(x)
+    return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
 
 
 @functools.partial(jax.jit, static_argnums=1)

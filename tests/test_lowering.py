@@ -47,12 +47,37 @@ def test_storage_dtypes(lhs_dtype, rhs_dtype):
     np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_any_integers(seed):
-    lhs, rhs = integers((4, 8), "int8", seed), integers((8, 3), "int8", seed + 1)
-    got = lowering.integer_dot(lhs, rhs, MATMUL)
-    np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
+@st.composite
+def contractions(draw):
+    """Two operands' shapes, any dimension numbers, and an order of the result."""
+    sizes = st.integers(0, 20)
+    kinds = draw(st.lists(st.sampled_from("bclr"), min_size=1, max_size=5))
+    named = [(kind, draw(sizes)) for kind in kinds]
+    lhs = draw(
+        st.permutations([i for i, (kind, _) in enumerate(named) if kind in "bcl"])
+    )
+    rhs = draw(
+        st.permutations([i for i, (kind, _) in enumerate(named) if kind in "bcr"])
+    )
+
+    def axes(side, kind):
+        return tuple(side.index(i) for i in range(len(named)) if named[i][0] == kind)
+
+    dims = tuple((axes(lhs, kind), axes(rhs, kind)) for kind in "cb")
+    order = tuple(draw(st.permutations(range(len(named) - kinds.count("c")))))
+    return [named[i][1] for i in lhs], [named[i][1] for i in rhs], dims, order
+
+
+@settings(max_examples=60, deadline=None)
+@given(contractions(), st.sampled_from(["int4", "int8"]), st.booleans())
+def test_any_contraction_in_any_order(contraction, dtype, permute):
+    """Every path gives the integers of the plain contraction."""
+    lhs_shape, rhs_shape, dims, order = contraction
+    lhs, rhs = integers(lhs_shape, dtype), integers(rhs_shape, "int8", 1)
+    wanted = exact(lhs, rhs, dims)
+    got = lowering.integer_dot(lhs, rhs, dims, order if permute else None)
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, wanted.transpose(order) if permute else wanted)
 
 
 @pytest.mark.parametrize("size", [131_071, 131_072, 300_001])

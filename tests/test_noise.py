@@ -242,3 +242,26 @@ def test_seed_from_bits_sees_every_bit_and_position():
         variants.append(flipped)
     seeds = {tuple(np.asarray(noise.seed_from_bits(jnp.asarray(v)))) for v in variants}
     assert len(seeds) == len(variants)
+
+
+@pytest.mark.parametrize("shape", [(70, 3), (2, 99, 5), (1, 512, 8), (3, 0), (0, 3)])
+def test_seed_from_bits_of_many_rows(shape):
+    """Every row counts, however the sum over them is split."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    variants = [x]
+    for row in range(min(x.size, 70)):
+        changed = x.copy()
+        changed.reshape(-1)[row * (x.size // 70)] += 1
+        variants.append(changed)
+    seeds = {tuple(np.asarray(noise.seed_from_bits(jnp.asarray(v)))) for v in variants}
+    assert len(seeds) == len(variants)
+
+
+def test_seed_from_bits_is_the_same_on_every_mesh():
+    """An array with an explicit sharding is summed another way."""
+    x = jax.random.normal(jax.random.key(0), (256, 8))
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        seed = noise.seed_from_bits(jax.device_put(x, sharding))
+    np.testing.assert_array_equal(seed, noise.seed_from_bits(x))
