@@ -60,49 +60,50 @@ def seed_from_key(key: jax.Array) -> jax.Array:
 
 @jax.jit
 def _seed_from_words(words: jax.Array) -> jax.Array:
-    return _two_words(_digest(words, 0))
+    place = _mix(lax.iota(jnp.uint32, words.size))
+    return _two_words(jnp.sum(_mix(words + place), dtype=jnp.uint32))
 
 
 @jax.jit
-def seed_from_bits(*arrays: jax.Array) -> jax.Array:
-    """A seed that changes when any bit of any of the arrays changes.
+def seed_from_bits(x: jax.Array, *others: jax.Array) -> jax.Array:
+    """A seed that changes when any bit of an array changes.
 
     Args:
-        arrays: float32, any shapes. Their order matters.
+        x: float32, any shape.
+        others: float32, any shapes, whose largest values go into the seed too. Their
+            order matters.
 
     Returns:
-        uint32 of shape ``(2,)``. The sums that make it wrap, so that the order of
-        summation, and with it the sharding of the arrays, does not matter.
+        uint32 of shape ``(2,)``. The sum that makes it wraps, so that the order of
+        summation, and with it the sharding of x, does not matter.
     """
-    total = jnp.zeros((), jnp.uint32)
-    for salt, x in enumerate(arrays):
-        words = lax.bitcast_convert_type(x, jnp.uint32)
-        # The full array is read once, with little arithmetic; the rest is one row.
-        spread = (words * np.uint32(_GOLDEN)) ^ (words >> 15)
-        total = total + _digest(_sum_to_row(spread), salt)
+    words = lax.bitcast_convert_type(x, jnp.uint32)
+    # The array is read once, with little arithmetic.
+    spread = (words * np.uint32(_GOLDEN)) ^ (words >> 15)
+    if x.ndim:
+        place = lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
+        spread = spread * (place * np.uint32(_GOLDEN - 1) + np.uint32(1))
+    total = _sum(spread)
+    for other in others:
+        largest = jnp.max(other, initial=-jnp.inf)
+        total = _mix(total + lax.bitcast_convert_type(largest, jnp.uint32))
     return _two_words(total)
 
 
-def _sum_to_row(x: jax.Array) -> jax.Array:
-    """Sums over all axes but the last."""
-    if x.ndim < 2:
-        return x.reshape(-1)
-    is_known = all(isinstance(size, int) for size in x.shape)
-    rows = math.prod(x.shape[:-1]) if is_known else 0
-    # A power of two, of which rows holds more than 32.
-    terms = 1 << min(5, (rows // 33).bit_length() - 1) if rows >= 66 else 1
+def _sum(x: jax.Array) -> jax.Array:
+    """The sum over all elements, modulo 2^32."""
 
     def at_once(x):
-        return jnp.sum(x, axis=tuple(range(x.ndim - 1)), dtype=jnp.uint32)
+        return jnp.sum(x, dtype=jnp.uint32)
 
     def in_two_steps(x):
         # XLA:CPU fuses a sum of up to 32 terms with what it sums, and no other: the
         # first one is taken as the array is made, the second one ends the fusion.
-        x = jnp.pad(x.reshape(rows, -1), ((0, -rows % terms), (0, 0)))
-        first = jnp.sum(x.reshape(terms, -1), axis=0, dtype=jnp.uint32)
-        return at_once(first.reshape(-1, x.shape[1]))
+        flat = jnp.pad(x.reshape(-1), (0, -x.size % 32))
+        return at_once(jnp.sum(flat.reshape(32, -1), axis=0, dtype=jnp.uint32))
 
-    if terms == 1 or x.shape[-1] == 0 or explicit_sharding(x) is not None:
+    is_known = all(isinstance(size, int) for size in x.shape)
+    if not is_known or x.size < 2**14 or explicit_sharding(x) is not None:
         return at_once(x)
     return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
 
@@ -111,12 +112,6 @@ def _sum_to_row(x: jax.Array) -> jax.Array:
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
     """Another seed, independent of the first, for each salt."""
     return _mix(seed + np.uint32((_GOLDEN * (salt + 1)) & 0xFFFFFFFF))
-
-
-def _digest(words: jax.Array, salt: int) -> jax.Array:
-    """One word that depends on every bit of the given ones."""
-    place = _mix(_flat_index(words.shape) + np.uint32((_GOLDEN * salt) & 0xFFFFFFFF))
-    return jnp.sum(_mix(words + place), dtype=jnp.uint32)
 
 
 def _two_words(total: jax.Array) -> jax.Array:
