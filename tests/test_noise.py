@@ -244,7 +244,9 @@ def test_seed_from_bits_sees_every_bit_and_position():
     assert len(seeds) == len(variants)
 
 
-@pytest.mark.parametrize("shape", [(701, 31), (2, 99, 101), (1, 512, 64), (3, 0), (0, 3)])
+@pytest.mark.parametrize(
+    "shape", [(701, 31), (2, 99, 101), (1, 512, 64), (3, 0), (0, 3)]
+)
 def test_seed_from_bits_of_a_large_array(shape):
     """Every element counts, however the sum over them is split."""
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
