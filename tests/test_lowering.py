@@ -78,6 +78,27 @@ def test_any_contraction_in_any_order(contraction, dtype, permute):
     got = lowering.integer_dot(lhs, rhs, dims, order if permute else None)
     assert got.dtype == jnp.int32
     np.testing.assert_array_equal(got, wanted.transpose(order) if permute else wanted)
+    # The forms of all platforms are plain JAX, which runs here too.
+    for platform in (lowering.cpu, lowering.gpu):
+        form = platform.dot(lhs.astype(jnp.int8), rhs, dims)
+        assert form.dtype == jnp.int32
+        np.testing.assert_array_equal(form, wanted)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_sizes_are_aligned_on_gpus(platform):
+    def dot_lines(lhs, rhs, dims):
+        dot = jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, dims))
+        module = jax.export.export(dot, platforms=(platform,))(lhs, rhs).mlir_module()
+        return [line for line in module.splitlines() if "stablehlo.dot" in line]
+
+    (line,) = dot_lines(integers((5, 30), "int8"), integers((30, 17), "int8"), MATMUL)
+    assert "(tensor<5x32xi8>, tensor<32x32xi8>)" in line
+    dims = (((1, 2), (0, 1)), ((), ()))
+    (line,) = dot_lines(integers((5, 6, 8), "int8"), integers((6, 8, 1), "int8"), dims)
+    assert "(tensor<5x6x8xi8>, tensor<6x8x1xi8>)" in line
+    (line,) = dot_lines(integers((5, 6, 9), "int8"), integers((6, 9, 48), "int8"), dims)
+    assert "(tensor<5x6x16xi8>, tensor<6x16x48xi8>)" in line
 
 
 @pytest.mark.parametrize("size", [131_071, 131_072, 300_001])
@@ -100,7 +121,7 @@ def test_long_contraction_over_two_axes():
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_lowers_for_every_platform(dtype):
     """From a CPU host, integers to the dot on each of them."""
-    lhs, rhs = integers((4, 8), dtype), integers((8, 3), dtype)
+    lhs, rhs = integers((16, 32), dtype), integers((32, 48), dtype)
     for platform in ("cpu", "cuda", "tpu"):
         exported = jax.export.export(
             jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, MATMUL)),
@@ -109,7 +130,18 @@ def test_lowers_for_every_platform(dtype):
         module = exported.mlir_module()
         narrow = "i4" if dtype == "int4" and platform == "tpu" else "i8"
         (dot,) = [line for line in module.splitlines() if "stablehlo.dot" in line]
-        assert f"tensor<4x8x{narrow}>" in dot and "tensor<4x3xi32>" in dot, platform
+        assert f"(tensor<16x32x{narrow}>, tensor<32x48x{narrow}>)" in dot, platform
+        assert "tensor<16x48xi32>" in dot, platform
+
+
+@pytest.mark.parametrize("case", DIMENSION_NUMBERS)
+def test_tpus_get_the_contraction_as_it_is(case):
+    lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
+    lhs, rhs = integers(lhs_shape, "int8"), integers(rhs_shape, "int8")
+    dot = jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, dims))
+    module = jax.export.export(dot, platforms=("tpu",))(lhs, rhs).mlir_module()
+    operations = [line for line in module.splitlines() if "= stablehlo." in line]
+    assert len(operations) == 1 and "dot_general" in operations[0]
 
 
 def test_float_dot_widens_the_integer_side():
