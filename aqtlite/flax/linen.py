@@ -194,20 +194,22 @@ class AqtDotGeneral:
         lhs_q, rhs_q = dot_general.quantize_operands(
             here.cfg, lhs, rhs, here.dimension_numbers
         )
-        wanted: dict[str, QTensor] = {}
-        for side, qtensor in (("lhs", lhs_q), ("rhs", rhs_q)):
+        wanted: dict[str, Any] = {}
+        required: tuple[str, ...] = ()
+        for side, x, qtensor in (("lhs", lhs, lhs_q), ("rhs", rhs, rhs_q)):
             if side in sides and qtensor is not None:
                 order = here.serving_order(side, qtensor.ndim)
                 wanted[side] = qtensor.stored_in(order)
-        required = () if self.frozen_operands == "auto" else tuple(wanted)
+                wanted[site.ORIGINAL + side] = x
+                required += () if self.frozen_operands == "auto" else (side,)
         here = dataclasses.replace(here, frozen=required)
         # A module that is called twice records twice; `convert` compares.
         repeat = 0
         while scope.has_variable(site.COLLECTION, _repeated("site", repeat)):
             repeat += 1
         scope.put_variable(site.COLLECTION, _repeated("site", repeat), here)
-        for side, qtensor in wanted.items():
-            scope.put_variable(site.COLLECTION, _repeated(side, repeat), qtensor)
+        for name, value in wanted.items():
+            scope.put_variable(site.COLLECTION, _repeated(name, repeat), value)
 
 
 def _repeated(name: str, repeat: int) -> str:

@@ -23,6 +23,9 @@ from aqtlite.flax.placeholder import FrozenKernel
 COLLECTION = "aqt"
 """The collection of frozen weights, and the name of the optional rng stream."""
 
+ORIGINAL = "original "
+"""In front of the name under which a conversion records a float operand."""
+
 _converting = contextvars.ContextVar("aqtlite_converting", default=False)
 
 
