@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import aqtlite
+from aqtlite import checkpoint_options
 from aqtlite.demo import options as demo_options
-from aqtlite.demo.errors import UserError
+from aqtlite.errors import UserError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -55,6 +56,20 @@ def _run_demo(args: argparse.Namespace) -> int:
     return EXIT_OK if run.run(options) else EXIT_FAILED
 
 
+def _run_convert(args: argparse.Namespace) -> int:
+    from aqtlite.checkpoint import commands
+
+    commands.convert(args)
+    return EXIT_OK
+
+
+def _run_show(args: argparse.Namespace) -> int:
+    from aqtlite.checkpoint import commands
+
+    commands.show(args)
+    return EXIT_OK
+
+
 COMMANDS = (
     Command(
         name="demo",
@@ -62,6 +77,20 @@ COMMANDS = (
         description=demo_options.DESCRIPTION,
         add_arguments=demo_options.add_arguments,
         run=_run_demo,
+    ),
+    Command(
+        name="convert",
+        summary="turn the checkpoint of a trained model into one for serving",
+        description=checkpoint_options.CONVERT_DESCRIPTION,
+        add_arguments=checkpoint_options.add_convert_arguments,
+        run=_run_convert,
+    ),
+    Command(
+        name="show",
+        summary="list what a converted checkpoint holds",
+        description=checkpoint_options.SHOW_DESCRIPTION,
+        add_arguments=checkpoint_options.add_show_arguments,
+        run=_run_show,
     ),
 )
 

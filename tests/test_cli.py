@@ -8,7 +8,7 @@ import pytest
 
 import aqtlite
 from aqtlite import cli
-from aqtlite.demo.errors import UserError
+from aqtlite.errors import UserError
 
 
 def _exit_code(argv):

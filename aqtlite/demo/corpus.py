@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aqtlite.demo.errors import UserError
+from aqtlite.errors import UserError
 
 VOCABULARY = 256
 """Tokens are bytes."""

@@ -1,10 +1,6 @@
-"""Errors that the command line reports in one line."""
+"""How the demo fails."""
 
-
-class UserError(Exception):
-    """Something the user can put right; `str` of it is one line that says what."""
-
-    exit_code = 2
+from aqtlite.errors import UserError
 
 
 class ServingError(UserError):

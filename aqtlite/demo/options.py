@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from aqtlite.demo.errors import UserError
+from aqtlite.errors import UserError
 
 DESCRIPTION = """\
 Train a small byte-level transformer twice, side by side: once in float32 and once

@@ -11,9 +11,9 @@ import rich.console
 
 from aqtlite import config
 from aqtlite.demo import artifact, corpus, progress, report, serving, training
-from aqtlite.demo.errors import UserError
 from aqtlite.demo.model import Transformer
 from aqtlite.demo.options import Options
+from aqtlite.errors import UserError
 
 
 def run(options: Options, console: rich.console.Console | None = None) -> bool:

@@ -48,6 +48,21 @@ class Plan:
     weights: tuple[Weight, ...]
 
 
+class _Programs:
+    """Compiles programs, those that are the same only once: layers tend to be."""
+
+    def __init__(self):
+        self._compiled: dict[str, Any] = {}
+
+    def run(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+        """Calls a function, compiled."""
+        lowered = jax.jit(function).lower(*values)
+        text = lowered.as_text()
+        if text not in self._compiled:
+            self._compiled[text] = lowered.compile()
+        return self._compiled[text](*values)
+
+
 def plan(
     model: nn.Module,
     variables: Mapping[str, Any],
@@ -71,10 +86,11 @@ def plan(
     variables = checked(variables)
     traced = recording.trace_recording(model, variables, args, kwargs)
     sites, records = recording.records(traced)
+    programs = _Programs()
     weights = []
     frozen = []
     for record in records:
-        weight = _weight(traced, record)
+        weight = _weight(traced, record, programs)
         if not keep_float(weight.path, weight.inputs):
             weights.append(weight)
             frozen.append(record)
@@ -83,12 +99,15 @@ def plan(
     return Plan(serving, tuple(weights))
 
 
-def _weight(traced: recording.Traced, record: recording.Record) -> Weight:
+def _weight(
+    traced: recording.Traced, record: recording.Record, programs: _Programs
+) -> Weight:
     (original,) = record.original.outputs
     wanted = [i for operand in record.operands for i in operand.outputs]
     cut, kept = program.cut(traced.program, [*wanted, original])
+    treedef = record.operands[0].treedef
 
-    def make(*params: jax.Array) -> Made:
+    def flat(*params: jax.Array) -> tuple[list[jax.Array], jax.Array, jax.Array]:
         *leaves, x = core.jaxpr_as_fun(cut)(*params)
         values = iter(leaves)
         first, *repeats = (
@@ -96,8 +115,17 @@ def _weight(traced: recording.Traced, record: recording.Record) -> Weight:
             for operand in record.operands
         )
         qtensor = check_repeats(first, repeats, record.path, record.side)
-        x = x.astype(jnp.float32)
-        noise = x - dataclasses.replace(qtensor, dtype=jnp.dtype("float32")).dequant()
-        return Made(qtensor, jnp.sum(x * x), jnp.sum(noise * noise))
+        return jax.tree.leaves(qtensor), *signal_and_noise(x, qtensor)
 
-    return Weight((*record.path, record.side), tuple(kept), jax.jit(make))
+    def make(*params: Any) -> Made:
+        leaves, signal, noise = programs.run(flat, params)
+        return Made(jax.tree.unflatten(treedef, leaves), signal, noise)
+
+    return Weight((*record.path, record.side), tuple(kept), make)
+
+
+def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
+    """The sums of squares of an array, and of what its quantization changed."""
+    x = x.astype(jnp.float32)
+    noise = x - dataclasses.replace(qtensor, dtype=jnp.dtype("float32")).dequant()
+    return jnp.sum(x * x), jnp.sum(noise * noise)

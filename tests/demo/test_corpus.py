@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aqtlite.demo import corpus
-from aqtlite.demo.errors import UserError
+from aqtlite.errors import UserError
 
 
 def _file(tmp_path, data):

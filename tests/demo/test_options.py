@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from aqtlite.demo import options as options_lib
-from aqtlite.demo.errors import UserError
+from aqtlite.errors import UserError
 
 
 def _parse(*argv):

@@ -1,0 +1,68 @@
+"""Named arrays that are read when they are needed."""
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayInfo:
+    """What is known of an array before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LazyArray:
+    """An array to be written, which `read` brings into memory."""
+
+    name: str
+    info: ArrayInfo
+    read: Callable[[], np.ndarray]
+
+
+def path_name(path: Iterable[Any]) -> str:
+    """A path of `jax.tree_util` as a name: its steps, joined by slashes."""
+    return "/".join(_step(key) for key in path)
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def as_bytes(x: np.ndarray) -> memoryview:
+    """The bytes of an array, in row-major order."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+
+
+def checksum(x: np.ndarray) -> int:
+    """CRC-32 of the bytes, in row-major order."""
+    return zlib.crc32(as_bytes(x))
+
+
+def is_finite(x: np.ndarray) -> bool:
+    """Whether no value is NaN or infinite; looks at a few million at a time."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return True
+    flat = x.reshape(-1)
+    starts = range(0, flat.size, _CHUNK)
+    return all(bool(np.isfinite(flat[i : i + _CHUNK]).all()) for i in starts)

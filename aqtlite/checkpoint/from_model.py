@@ -1,0 +1,205 @@
+"""Finding the weights of a Flax model in a checkpoint."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from aqtlite.checkpoint import sample as sample_lib
+from aqtlite.checkpoint.arrays import ArrayInfo, path_name
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.from_rules import grid_name
+from aqtlite.checkpoint.job import Job, Task
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.flax import plan as plan_lib
+from aqtlite.flax.placeholder import FrozenKernel
+from aqtlite.flax.site import COLLECTION, Site
+from aqtlite.qtensor import QTensor
+
+_PARAMS = "params"
+
+
+def job_from_model(
+    arrays: Mapping[str, ArrayInfo],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    keep_float: Sequence[str],
+) -> Job:
+    """Plans what `aqtlite.flax.convert` would do, from shapes alone.
+
+    Args:
+        arrays: what the source holds: variables, or their collection "params" alone.
+        model: as `convert` takes it.
+        args: as `convert` takes them; shapes will do.
+        kwargs: the same.
+        keep_float: patterns of paths of weights, or of the parameters that they are
+            made of, to leave in float.
+
+    Raises:
+        CheckpointError: if the source is not of this model, or a pattern matches
+            nothing.
+        ValueError: as `convert` does.
+    """
+    variables, origin = _variables(arrays, model, args, kwargs)
+    params = [name for name in origin if name.startswith(f"{_PARAMS}/")]
+    unused = set(keep_float)
+
+    def keep(path: tuple[str, ...], inputs: tuple[int, ...]) -> bool:
+        named = ["/".join((COLLECTION, *path)), *(params[i] for i in inputs)]
+        named += [name.removeprefix(f"{_PARAMS}/") for name in named]
+        matching = {
+            pattern
+            for pattern in keep_float
+            if any(fnmatch.fnmatchcase(name, pattern) for name in named)
+        }
+        unused.difference_update(matching)
+        return bool(matching)
+
+    plan = plan_lib.plan(model, variables, args, kwargs, keep)
+    if unused:
+        weights = ", ".join(params[i] for w in plan.weights[:8] for i in w.inputs)
+        raise CheckpointError(
+            f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
+        )
+    nodes, stored = describe(plan.serving)
+    tasks = []
+    for weight in plan.weights:
+        path = "/".join((COLLECTION, *weight.path))
+        node = nodes[path]
+        assert isinstance(node, Frozen)
+        inputs = [params[i] for i in weight.inputs]
+        site = nodes["/".join((COLLECTION, *weight.path[:-1], "site"))]
+        assert isinstance(site, Site)
+        nodes[path] = _with_origin(node, inputs, arrays, origin, site, weight.path[-1])
+        fields = {
+            field: (name, stored[name].info)
+            for field, name in (("qvalue", node.qvalue), ("scale", node.scale))
+        }
+        sources = tuple(origin[name] for name in inputs)
+        tasks.append(Task(path, sources, fields, weight.make))
+    copies = {
+        node.array: origin[node.array]
+        for node in nodes.values()
+        if isinstance(node, Plain)
+    }
+    sample = sample_lib.encode(args, kwargs)
+    manifest = Manifest(nodes, stored, model=repr(model), sample=sample)
+    return Job(manifest, tuple(tasks), copies)
+
+
+def _with_origin(node, inputs, arrays, origin, site, side) -> Frozen:
+    tensor = site.cfg.fwd.lhs if side == "lhs" else site.cfg.fwd.rhs
+    return Frozen(
+        qvalue=node.qvalue,
+        scale=node.scale,
+        dtype=node.dtype,
+        order=node.order,
+        origin={name: arrays[origin[name]] for name in inputs},
+        grid=grid_name(tensor),
+    )
+
+
+def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
+    """The nodes of serving variables, given as shapes, and the arrays in them."""
+    nodes: dict[str, Node] = {}
+    arrays: dict[str, Stored] = {}
+
+    def is_node(x: Any) -> bool:
+        return isinstance(x, QTensor | Site) or nn.meta.is_axis_metadata(x)
+
+    for key_path, node in jax.tree_util.tree_flatten_with_path(serving, is_node)[0]:
+        path = path_name(key_path)
+        if isinstance(node, Site | FrozenKernel):
+            nodes[path] = node
+            continue
+        named = {
+            "/".join(filter(None, (path, path_name(below)))): Stored(_info(leaf))
+            for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]
+        }
+        arrays.update(named)
+        if isinstance(node, QTensor):
+            qvalue, scale = named
+            dtype = jnp.dtype(node.dtype)
+            nodes[path] = Frozen(qvalue, scale, dtype, node.order, origin={}, grid="")
+        else:
+            (name,) = named
+            nodes[path] = Plain(name)
+    return nodes, arrays
+
+
+def abstract_variables(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The shapes of a model's float variables."""
+    leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
+    dynamic = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
+
+    def init(key: jax.Array, values: list[Any]) -> Any:
+        filled = list(leaves)
+        for i, value in zip(dynamic, values, strict=True):
+            filled[i] = value
+        call_args, call_kwargs = jax.tree.unflatten(treedef, filled)
+        # These are of `apply` alone.
+        init_kwargs = {
+            k: v for k, v in call_kwargs.items() if k not in ("mutable", "rngs")
+        }
+        return model.init(key, *call_args, **init_kwargs)
+
+    shapes = jax.eval_shape(init, jax.random.key(0), [leaves[i] for i in dynamic])
+    return {name: value for name, value in shapes.items() if name != COLLECTION}
+
+
+def _info(leaf: Any) -> ArrayInfo:
+    return ArrayInfo(tuple(leaf.shape), jnp.dtype(leaf.dtype))
+
+
+def _variables(
+    arrays: Mapping[str, ArrayInfo],
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Shapes of the variables that the source holds, and its names of them."""
+    template = abstract_variables(model, args, kwargs)
+    if any(name.startswith(f"{COLLECTION}/") for name in arrays):
+        raise CheckpointError(
+            f"the source holds frozen weights already (collection '{COLLECTION}'); "
+            "convert the float checkpoint of training"
+        )
+    has_collections = any(name.startswith(f"{_PARAMS}/") for name in arrays)
+    # A collection that the source lacks is one that serving makes, such as "cache".
+    found = {
+        name: value
+        for name, value in template.items()
+        if name == _PARAMS or any(array.startswith(f"{name}/") for array in arrays)
+    }
+    origin: dict[str, str] = {}
+    wrong: list[str] = []
+
+    def look_up(key_path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        name = path_name(key_path)
+        source = name if has_collections else name.removeprefix(f"{_PARAMS}/")
+        origin[name] = source
+        if source not in arrays:
+            wrong.append(f"{source} is missing")
+            return leaf
+        info = arrays[source]
+        if info.shape != tuple(leaf.shape):
+            wrong.append(f"{source} is {info}, the model's is {_info(leaf)}")
+        return jax.ShapeDtypeStruct(leaf.shape, info.dtype)
+
+    variables = jax.tree_util.tree_map_with_path(look_up, found)
+    wrong += [
+        f"{name} is not in the model" for name in arrays if name not in origin.values()
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise CheckpointError(
+            f"the source does not hold the variables of this model: "
+            f"{'; '.join(wrong[:5])}{more}"
+        )
+    return variables, origin

@@ -1,0 +1,248 @@
+"""What a converted checkpoint says of itself, as JSON beside its arrays.
+
+It is all that is static in serving variables, so that they can be put together again
+without the model; and what each frozen weight was made of, and at what cost.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import aqtlite
+from aqtlite import config
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.flax.placeholder import FrozenKernel
+from aqtlite.flax.site import Site
+
+FORMAT = 1
+"""Grows when a manifest is written that older versions cannot read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """One array of the checkpoint."""
+
+    info: ArrayInfo
+    checksum: int | None = None
+    """CRC-32 of its bytes in row-major order; None until it is written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A node that is an array: a parameter that was copied."""
+
+    array: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A node that is a `QTensor`."""
+
+    qvalue: str
+    scale: str
+    dtype: np.dtype
+    order: tuple[int, ...] | None
+    origin: Mapping[str, ArrayInfo]
+    """The parameters that it was made of."""
+
+    grid: str
+    """For people to read, such as "int8"."""
+
+    decibels: float | None = None
+    """Signal to noise of the quantization; None until it is known, and if there is no
+    noise."""
+
+
+Node = Plain | Frozen | FrozenKernel | Site
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """The whole."""
+
+    nodes: Mapping[str, Node]
+    """By path in the tree of serving variables, joined by slashes."""
+
+    arrays: Mapping[str, Stored]
+    """By name in the checkpoint."""
+
+    model: str | None = None
+    """The model, as it prints; None where rules chose the weights."""
+
+    sample: Any = None
+    """The shapes of the inputs with which the model was traced, as JSON."""
+
+    version: str = aqtlite.__version__
+    """Of the library that wrote it."""
+
+
+def to_json(manifest: Manifest) -> str:
+    """Writes a manifest; its length does not depend on checksums and decibels."""
+    configs: list[config.DotGeneral] = []
+    nodes = {path: _encode_node(node, configs) for path, node in manifest.nodes.items()}
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": manifest.version,
+            "model": manifest.model,
+            "sample": manifest.sample,
+            "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
+            "nodes": nodes,
+            "arrays": {
+                name: {**_encode_info(one.info), "crc32": f"{one.checksum or 0:08x}"}
+                for name, one in manifest.arrays.items()
+            },
+        }
+    )
+
+
+def from_json(text: str, where: str) -> Manifest:
+    """Reads a manifest.
+
+    Args:
+        text: the JSON.
+        where: the checkpoint, for error messages.
+
+    Raises:
+        CheckpointError: if it is no manifest, or one of a newer format.
+    """
+    try:
+        data = json.loads(text)
+        found = data["format"]
+        if isinstance(found, int) and found > FORMAT:
+            raise CheckpointError(
+                f"{where} was written in format {found} by aqtlite {data['version']}; "
+                f"this is aqtlite {aqtlite.__version__}, which reads formats up to "
+                f"{FORMAT}: upgrade it"
+            )
+        configs = [config.from_json(json.dumps(cfg)) for cfg in data["configs"]]
+        manifest = Manifest(
+            nodes={k: _decode_node(v, configs) for k, v in data["nodes"].items()},
+            arrays={
+                name: Stored(_decode_info(entry), int(entry["crc32"], 16))
+                for name, entry in data["arrays"].items()
+            },
+            model=data["model"],
+            sample=data["sample"],
+            version=str(data["version"]),
+        )
+        _check_references(manifest)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise CheckpointError(
+            f"the manifest of {where} is damaged: {type(error).__name__}: {error}"
+        ) from error
+    return manifest
+
+
+def _check_references(manifest: Manifest) -> None:
+    for path, node in manifest.nodes.items():
+        named = [node.array] if isinstance(node, Plain) else []
+        if isinstance(node, Frozen):
+            named = [node.qvalue, node.scale]
+        for name in named:
+            if name not in manifest.arrays:
+                raise ValueError(f"{path} names an array {name!r} that is not there")
+
+
+def _encode_info(info: ArrayInfo) -> dict[str, Any]:
+    return {"shape": info.shape, "dtype": info.dtype.name}
+
+
+def _decode_info(data: Any) -> ArrayInfo:
+    shape = tuple(int(size) for size in data["shape"])
+    if min(shape, default=0) < 0:
+        raise ValueError(f"a shape of {shape}")
+    return ArrayInfo(shape, jnp.dtype(data["dtype"]))
+
+
+def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]:
+    match node:
+        case Plain():
+            return {"kind": "array", "array": node.array}
+        case Frozen():
+            decibels = float("nan") if node.decibels is None else node.decibels
+            return {
+                "kind": "frozen",
+                "qvalue": node.qvalue,
+                "scale": node.scale,
+                "dtype": node.dtype.name,
+                "order": node.order,
+                "origin": {k: _encode_info(v) for k, v in node.origin.items()},
+                "grid": node.grid,
+                "decibels": f"{decibels:8.2f}",
+            }
+        case FrozenKernel():
+            info = ArrayInfo(node.shape, np.dtype(node.dtype))
+            return {"kind": "kernel", **_encode_info(info)}
+        case Site():
+            if node.cfg not in configs:
+                configs.append(node.cfg)
+            return {
+                "kind": "site",
+                "config": configs.index(node.cfg),
+                "dimension_numbers": node.dimension_numbers,
+                "shapes": node.shapes,
+                "frozen": node.frozen,
+                "removed": node.removed,
+            }
+
+
+def _decode_node(data: Any, configs: list[Any]) -> Node:
+    match data["kind"]:
+        case "array":
+            return Plain(str(data["array"]))
+        case "frozen":
+            decibels = float(data["decibels"])
+            return Frozen(
+                qvalue=str(data["qvalue"]),
+                scale=str(data["scale"]),
+                dtype=jnp.dtype(data["dtype"]),
+                order=None if data["order"] is None else tuple(data["order"]),
+                origin={k: _decode_info(v) for k, v in data["origin"].items()},
+                grid=str(data["grid"]),
+                decibels=None if np.isnan(decibels) else decibels,
+            )
+        case "kernel":
+            info = _decode_info(data)
+            return FrozenKernel(info.shape, info.dtype)
+        case "site":
+            (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = data["dimension_numbers"]
+            lhs_shape, rhs_shape = data["shapes"]
+            return Site(
+                cfg=configs[data["config"]],
+                dimension_numbers=(
+                    (tuple(lhs_ca), tuple(rhs_ca)),
+                    (tuple(lhs_ba), tuple(rhs_ba)),
+                ),
+                shapes=(tuple(lhs_shape), tuple(rhs_shape)),
+                frozen=tuple(data["frozen"]),
+                removed=tuple(data["removed"]),
+            )
+        case kind:
+            raise ValueError(f"a node of unknown kind {kind!r}")
+
+
+def completed(
+    manifest: Manifest,
+    checksums: Mapping[str, int],
+    decibels: Mapping[str, float | None],
+) -> Manifest:
+    """A manifest with checksums by array, and decibels by path of a node."""
+    nodes = {
+        path: dataclasses.replace(node, decibels=decibels.get(path))
+        if isinstance(node, Frozen)
+        else node
+        for path, node in manifest.nodes.items()
+    }
+    arrays = {
+        name: Stored(one.info, checksums.get(name))
+        for name, one in manifest.arrays.items()
+    }
+    return dataclasses.replace(manifest, nodes=nodes, arrays=arrays)

@@ -1,0 +1,27 @@
+"""What every format of checkpoint has to offer for writing."""
+
+import abc
+import pathlib
+from collections.abc import Callable, Sequence
+
+from aqtlite.checkpoint.arrays import LazyArray
+
+
+class Target(abc.ABC):
+    """Writes a checkpoint array by array."""
+
+    @abc.abstractmethod
+    def write(
+        self,
+        path: pathlib.Path,
+        arrays: Sequence[LazyArray],
+        manifest: Callable[[], str],
+    ) -> None:
+        """Writes a checkpoint where there is nothing yet.
+
+        Args:
+            path: a file or a folder, as the format has it.
+            arrays: read one after the other, once each.
+            manifest: the text to store with them. It is asked for before the first
+                array and after the last, and must have the same length both times.
+        """

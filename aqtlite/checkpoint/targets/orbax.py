@@ -1,0 +1,55 @@
+"""Orbax checkpoints, written without holding all arrays in memory."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from aqtlite.checkpoint.arrays import LazyArray
+from aqtlite.checkpoint.sources.orbax import MANIFEST
+from aqtlite.checkpoint.targets import base
+
+
+class Orbax(base.Target):
+    """A folder, as `orbax.checkpoint.PyTreeCheckpointer` writes it."""
+
+    def write(
+        self,
+        path: pathlib.Path,
+        arrays: Sequence[LazyArray],
+        manifest: Callable[[], str],
+    ) -> None:
+        tree: dict[str, Any] = {}
+        for array in arrays:
+            *parents, last = array.name.split("/")
+            node = tree
+            for step in parents:
+                node = node.setdefault(step, {})
+            node[last] = array
+        registry = ocp.type_handlers.create_type_handler_registry(
+            (LazyArray, _LazyArrayHandler()),
+            (jax.Array, ocp.type_handlers.ArrayHandler()),
+        )
+        # Not OCDBT, which writes its index again after every array.
+        handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=False, type_handler_registry=registry
+        )
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(tree))
+        (path / MANIFEST).write_text(manifest())
+
+
+class _LazyArrayHandler(ocp.type_handlers.NumpyHandler):
+    """Reads an array, writes it and forgets it, before it reads the next."""
+
+    def __init__(self):
+        super().__init__(deepcopy_host_arrays=False)
+
+    async def serialize(self, values, infos, args=None):
+        args = args or [ocp.SaveArgs()] * len(values)
+        for value, info, arg in zip(values, infos, args, strict=True):
+            for written in await super().serialize([value.read()], [info], [arg]):
+                written.result()
+        return []
