@@ -154,10 +154,11 @@ def _convert(
     console: rich.console.Console | None,
 ) -> Report:
     """The pass itself."""
+    _check_names(job, source)
     if dry_run:
         return report_of(job.manifest, seconds=None)
     folder = target.parent / f".{target.name}.converting"
-    _undo_half_a_replacement(target, folder)
+    _finish_a_replacement(target, folder)
     _check_target(source, target, overwrite)
     writer = targets.target_for(target)
     start = time.perf_counter()
@@ -194,6 +195,13 @@ def _convert(
     if console is not None:
         console.print(report.table())
     return report
+
+
+def _check_names(job: Job, source: Source) -> None:
+    """Refuses names that could lead out of the target's folder."""
+    for name in job.manifest.arrays:
+        if any(step in ("", ".", "..") or "\0" in step for step in name.split("/")):
+            raise CheckpointError(f"{source.path} names an array {name!r}")
 
 
 def _check_target(source: Source, target: pathlib.Path, overwrite: bool) -> None:
@@ -343,8 +351,12 @@ def _publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> N
     staging_lib.sync(target.parent)
 
 
-def _undo_half_a_replacement(target: pathlib.Path, folder: pathlib.Path) -> None:
-    """Brings an old target back that was put aside when the process ended."""
+def _finish_a_replacement(target: pathlib.Path, folder: pathlib.Path) -> None:
+    """Where the process ended in one: the new target counts, or else the old one."""
     aside = folder / _REPLACED
-    if aside.exists() and not target.exists():
+    if not aside.exists():
+        return
+    if target.exists():
+        staging_lib.remove(aside)
+    else:
         aside.rename(target)

@@ -106,13 +106,12 @@ def _task(name: str, info: ArrayInfo, rule: Rule) -> tuple[Task, Frozen]:
     axes = tuple(sorted(axis % max(len(info.shape), 1) for axis in rule.contracting))
     others = (axis for axis in range(len(info.shape)) if axis not in axes)
     make = jax.jit(
-        functools.partial(_make, tensor=rule.tensor, axes=axes, order=(*others, *axes))
+        functools.partial(
+            _make, tensor=rule.tensor, axes=rule.contracting, order=(*others, *axes)
+        )
     )
     shape = jax.ShapeDtypeStruct(info.shape, info.dtype)
     try:
-        aqtlite.quantizer.shared_axes(
-            rule.tensor, info.shape, rule.contracting, f"rule {rule.pattern!r}"
-        )
         made = jax.eval_shape(make, shape)
     except (TypeError, ValueError) as error:
         raise CheckpointError(

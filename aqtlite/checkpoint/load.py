@@ -46,7 +46,9 @@ def load_serving(
         mesh: the devices to load onto, by the model's own partitioning: a scale is
             sharded as its weight is. A host reads only what its devices hold. None
             loads onto the default device.
-        rules: logical axis rules, for `nn.LogicallyPartitioned`.
+        rules: logical axis rules, where the names of the model's partitioning are
+            logical (`nn.with_logical_partitioning`); None takes them for axes of the
+            mesh.
 
     Returns:
         The serving variables.
@@ -64,17 +66,28 @@ def load_serving(
             )
         return _tree(source, manifest)
     serving = _abstract_serving(manifest, model, str(path))
-    shardings: dict[str, jax.sharding.Sharding] = {}
-    if mesh is not None:
-        specs = nn.get_partition_spec(serving)
-        tree = nn.logical_to_mesh_sharding(specs, mesh, rules or ())
-        shardings = {
-            path_name(key): sharding
-            for key, sharding in jax.tree_util.tree_flatten_with_path(tree)[0]
-        }
+    shardings = {} if mesh is None else _shardings(serving, mesh, rules)
     return jax.tree_util.tree_map_with_path(
         lambda key, _: _read(source, manifest, path_name(key), shardings), serving
     )
+
+
+def _shardings(
+    serving: Any, mesh: jax.sharding.Mesh, rules: Any
+) -> dict[str, jax.sharding.Sharding]:
+    """Where the model's own partitioning puts each array."""
+    specs = nn.get_partition_spec(serving)
+    if rules is not None:
+        specs = nn.logical_to_mesh(specs, rules)
+    tree = jax.tree.map(
+        lambda spec: jax.sharding.NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
+    )
+    names = [
+        path_name(key) for key, _ in jax.tree_util.tree_flatten_with_path(serving)[0]
+    ]
+    return dict(zip(names, jax.tree.leaves(tree), strict=True))
 
 
 def summarize(path: str | os.PathLike) -> Report:

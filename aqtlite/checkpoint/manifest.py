@@ -114,7 +114,9 @@ def from_json(text: str, where: str) -> Manifest:
     try:
         data = json.loads(text)
         found = data["format"]
-        if isinstance(found, int) and found > FORMAT:
+        if not isinstance(found, int):
+            raise TypeError(f"a format of {found!r}")
+        if found > FORMAT:
             raise CheckpointError(
                 f"{where} was written in format {found} by aqtlite {data['version']}; "
                 f"this is aqtlite {aqtlite.__version__}, which reads formats up to "
@@ -159,7 +161,10 @@ def _decode_info(data: Any) -> ArrayInfo:
     shape = tuple(int(size) for size in data["shape"])
     if min(shape, default=0) < 0:
         raise ValueError(f"a shape of {shape}")
-    return ArrayInfo(shape, jnp.dtype(data["dtype"]))
+    dtype = jnp.dtype(data["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"a dtype of {dtype}")
+    return ArrayInfo(shape, dtype)
 
 
 def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""Memory and throughput of converting a checkpoint on disk.
+
+    python -m benchmarks.convert_checkpoint [--layers 32] [--width 4096] [--json FILE]
+
+Writes an Orbax checkpoint of a float32 model (32 layers of 4096 x 8192: 4.3 GB) into a
+temporary folder, copies it (the copy synced to disk, as the conversion's target is),
+and converts it in a process of its own, whose resident memory is read every 100 ms.
+Reported are the peak over the start, in units of the largest weight, and the
+throughput beside the copy's, in float32 bytes a second.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+_CHILD = "--child"
+
+
+def factory(layers: int, width: int) -> Any:
+    """The model and its sample inputs."""
+    import jax
+    from flax import linen as nn
+
+    from aqtlite import config
+    from aqtlite.flax import AqtDotGeneral
+
+    dot_general = AqtDotGeneral(config.fully_quantized())
+    stack = [
+        nn.Dense(width * (2 if i % 2 == 0 else 1), dot_general=dot_general)
+        for i in range(layers)
+    ]
+    return nn.Sequential(stack), (jax.ShapeDtypeStruct((1, width), "float32"),)
+
+
+def write_source(path: pathlib.Path, layers: int, width: int) -> int:
+    """Writes the float checkpoint; returns the bytes of its largest weight."""
+    import jax
+    import numpy as np
+
+    from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, path_name
+    from aqtlite.checkpoint.targets.orbax import Orbax
+
+    model, args = factory(layers, width)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *args)
+    rng = np.random.default_rng(0)
+
+    def lazy(name: str, info: ArrayInfo) -> LazyArray:
+        return LazyArray(
+            name, info, lambda: rng.standard_normal(info.shape, np.float32)
+        )
+
+    leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
+    infos = {
+        path_name(key): ArrayInfo(leaf.shape, np.dtype("float32"))
+        for key, leaf in leaves
+    }
+    Orbax().write(path, [lazy(n, i) for n, i in infos.items()], lambda: "")
+    (path / "aqtlite.json").unlink()
+    return max(info.nbytes for info in infos.values())
+
+
+def child(source: str, target: str, layers: int, width: int) -> None:
+    """Converts; says when everything is imported."""
+    from aqtlite import checkpoint
+
+    model, args = factory(layers, width)
+    print("ready", flush=True)
+    start = time.perf_counter()
+    checkpoint.convert_checkpoint(source, target, model, *args)
+    print(time.perf_counter() - start, flush=True)
+
+
+def resident(pid: int) -> int:
+    """Bytes of resident memory of a process; 0 if it is gone."""
+    try:
+        pages = pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(folder: pathlib.Path, layers: int, width: int) -> dict[str, float]:
+    """Runs the whole; returns the figures."""
+    source, copy, target = folder / "source", folder / "copy", folder / "target"
+    largest = write_source(source, layers, width)
+    total = sum(f.stat().st_size for f in source.rglob("*") if f.is_file())
+    os.sync()
+    start = time.perf_counter()
+    shutil.copytree(source, copy)
+    os.sync()
+    copy_seconds = time.perf_counter() - start
+    shutil.rmtree(copy)
+    arguments = [_CHILD, str(source), str(target)]
+    sizes = ["--layers", str(layers), "--width", str(width)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.convert_checkpoint", *arguments, *sizes],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    base = peak = resident(process.pid)
+    while process.poll() is None:
+        peak = max(peak, resident(process.pid))
+        time.sleep(0.1)
+    seconds = float(process.stdout.read())
+    after = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
+    bytes_before = sum(layers * [width * 2 * width * 4])
+    return {
+        "checkpoint GB": total / 1e9,
+        "largest weight MB": largest / 1e6,
+        "peak over the start MB": (peak - base) / 1e6,
+        "peak over the start / largest weight": (peak - base) / largest,
+        "copy MB/s": bytes_before / 1e6 / copy_seconds,
+        "convert MB/s": bytes_before / 1e6 / seconds,
+        "convert / copy throughput": copy_seconds / seconds,
+        "size after / before": after / total,
+    }
+
+
+def main() -> None:
+    """Prints the figures, and writes JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--json", metavar="FILE", help="where to write the figures")
+    parser.add_argument(_CHILD, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(*options.child, options.layers, options.width)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(pathlib.Path(folder), options.layers, options.width)
+    for name, value in figures.items():
+        print(f"{name:>40} {value:.2f}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(figures, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""Sources and targets that are damaged, wrong or malicious: one clear error each."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+from flax import serialization
+from safetensors import numpy as safetensors_numpy
+
+from aqtlite import checkpoint, config
+from aqtlite.flax import AqtDotGeneral, convert
+from tests.checkpoint.support import FORMATS, assert_same, save
+from tests.flax import models
+from tests.flax.support import INT8, X, init
+
+MODEL = models.MlpBlock(INT8)
+VARIABLES = init(MODEL, X)
+
+
+def convert_error(tmp_path, source, model=MODEL, **options):
+    """The error of a conversion, which leaves no target."""
+    with pytest.raises(checkpoint.CheckpointError) as info:
+        checkpoint.convert_checkpoint(source, tmp_path / "out", model, X, **options)
+    assert not (tmp_path / "out").exists()
+    assert "\n" not in str(info.value)
+    return str(info.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["kernel", "bias"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_nonfinite(bad, name, dtype, tmp_path):
+    variables = jax.tree.map(lambda x: x.astype(dtype), VARIABLES)
+    layer = variables["params"]["Dense_1"]
+    layer[name] = layer[name].at[..., 3].set(bad)
+    source = save(tmp_path / "float", variables, "msgpack")
+    message = convert_error(tmp_path, source)
+    assert f"params/Dense_1/{name}" in message and "--allow-nonfinite" in message
+    checkpoint.convert_checkpoint(
+        source, tmp_path / "out", MODEL, X, allow_nonfinite=True
+    )
+    loaded = checkpoint.load_serving(tmp_path / "out")
+    if name == "bias":
+        assert_same(loaded["params"]["Dense_1"]["bias"], layer["bias"])
+    else:
+        frozen = loaded["aqt"]["Dense_1"]["AqtContraction_0"]["rhs"]
+        assert not np.isfinite(frozen.scale.ravel()[3])
+
+
+def test_existing_target(tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("mine")
+    with pytest.raises(checkpoint.CheckpointError, match="exists; --overwrite"):
+        checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+    assert (tmp_path / "out" / "precious").read_text() == "mine"
+    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X, overwrite=True)
+    checkpoint.load_serving(tmp_path / "out")
+
+
+@pytest.mark.parametrize("inside", [".", "sub", ".."])
+def test_target_in_source(inside, tmp_path):
+    source = save(tmp_path / "a" / "float", VARIABLES, "orbax")
+    with pytest.raises(checkpoint.CheckpointError, match="lie in one another"):
+        checkpoint.convert_checkpoint(source, source / inside, MODEL, X, overwrite=True)
+    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+
+
+@pytest.mark.parametrize("target", ["out", "out.safetensors"])
+def test_source_that_is_converted(target, tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    checkpoint.convert_checkpoint(source, tmp_path / target, MODEL, X)
+    with pytest.raises(checkpoint.CheckpointError, match="is converted already"):
+        checkpoint.convert_checkpoint(tmp_path / target, tmp_path / "2", MODEL, X)
+
+
+def test_no_checkpoint(tmp_path):
+    assert "does not exist" in convert_error(tmp_path, tmp_path / "nothing")
+    (tmp_path / "folder").mkdir()
+    assert "_METADATA" in convert_error(tmp_path, tmp_path / "folder")
+    (tmp_path / "file.bin").write_bytes(b"x")
+    assert "neither" in convert_error(tmp_path, tmp_path / "file.bin")
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    with pytest.raises(checkpoint.CheckpointError, match="read, not written"):
+        checkpoint.convert_checkpoint(source, tmp_path / "x.msgpack", MODEL, X)
+
+
+@pytest.mark.parametrize("how", FORMATS)
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_truncated_source(how, share, tmp_path):
+    source = save(tmp_path / "float", VARIABLES, how)
+    wanted = convert(MODEL, VARIABLES, X)
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
+    seen = 0
+    for file in [f for f in files if f.is_file() and f.stat().st_size > 500]:
+        whole = file.read_bytes()
+        file.write_bytes(whole[: int(len(whole) * share)])
+        try:
+            checkpoint.convert_checkpoint(
+                source, tmp_path / "out", MODEL, X, overwrite=True
+            )
+        except checkpoint.CheckpointError:
+            seen += 1
+            assert not (tmp_path / "out").exists()
+        else:  # Orbax leaves files that it does not read.
+            assert_same(checkpoint.load_serving(tmp_path / "out"), wanted)
+            shutil.rmtree(tmp_path / "out")
+        file.write_bytes(whole)
+    assert seen
+
+
+@pytest.mark.parametrize("target", ["out", "out.safetensors"])
+def test_every_flipped_bit_of_a_target_is_seen(target, tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    target = tmp_path / target
+    checkpoint.convert_checkpoint(source, target, MODEL, X)
+    wanted = checkpoint.load_serving(target)
+    files = [target] if target.is_file() else sorted(target.rglob("*"))
+    files = [f for f in files if f.is_file() and f.stat().st_size]
+    rng = np.random.default_rng(0)
+    seen = 0
+    for _ in range(40):
+        file = files[rng.integers(len(files))]
+        whole = file.read_bytes()
+        data = bytearray(whole)
+        data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        file.write_bytes(data)
+        try:
+            loaded = checkpoint.load_serving(target)
+        except checkpoint.CheckpointError:
+            seen += 1
+        else:  # A bit of what nothing depends on: a comment, a name of the model.
+            pairs = zip(jax.tree.leaves(loaded), jax.tree.leaves(wanted), strict=True)
+            assert all(bool((a == b).all()) for a, b in pairs)
+        file.write_bytes(whole)
+    assert seen > 5
+
+
+def test_missing_array_in_a_target(tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    target = tmp_path / "out.safetensors"
+    checkpoint.convert_checkpoint(source, target, MODEL, X)
+    tensors = safetensors_numpy.load_file(target)
+    import safetensors
+
+    with safetensors.safe_open(target, framework="numpy") as file:
+        metadata = file.metadata()
+    del tensors["params.Dense_0.bias"]
+    safetensors_numpy.save_file(tensors, target, metadata)
+    with pytest.raises(checkpoint.CheckpointError, match="Dense_0/bias .* is missing"):
+        checkpoint.load_serving(target)
+
+
+def manifest_of(tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+    return tmp_path / "out" / "aqtlite.json"
+
+
+def test_newer_format(tmp_path):
+    file = manifest_of(tmp_path)
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps({**data, "format": 2, "version": "9.1"}))
+    with pytest.raises(checkpoint.CheckpointError, match="format 2 by aqtlite 9.1"):
+        checkpoint.load_serving(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": 3},
+        {"arrays": {}},
+        {"configs": []},
+        {"nodes": {"a": {"kind": "pickle"}}},
+        {"nodes": {"a": {"kind": "kernel", "shape": [-1], "dtype": "float32"}}},
+        {"nodes": {"a": {"kind": "kernel", "shape": [1], "dtype": "object_"}}},
+        {"format": None},
+    ],
+)
+def test_damaged_manifest(change, tmp_path):
+    file = manifest_of(tmp_path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(checkpoint.CheckpointError, match=r"manifest of .* is damaged"):
+        checkpoint.load_serving(tmp_path / "out")
+
+
+def test_manifest_that_is_gone(tmp_path):
+    manifest_of(tmp_path).unlink()
+    with pytest.raises(checkpoint.CheckpointError, match="not a converted checkpoint"):
+        checkpoint.load_serving(tmp_path / "out")
+
+
+def test_model_config_and_shapes_that_differ(tmp_path):
+    manifest_of(tmp_path)
+
+    def error(model):
+        with pytest.raises(checkpoint.CheckpointError, match="another model") as info:
+            checkpoint.load_serving(tmp_path / "out", model)
+        return str(info.value)
+
+    assert "fwd.lhs.numerics" in error(
+        models.MlpBlock(config.fully_quantized(fwd_bits=4))
+    )
+    assert "bias" in error(models.MlpBlock(INT8, use_bias=False))
+    assert "the checkpoint has not" in error(
+        nn.Dense(8, dot_general=AqtDotGeneral(INT8))
+    )
+    assert "fails with the sample inputs" in error(models.Tied(INT8))
+
+
+def test_names_that_lead_out(tmp_path):
+    array = msgpack.ExtType(1, msgpack.packb(([2], "float32", b"\0" * 8)))
+    for name in ("../../evil", "a//b", "/etc", "."):
+        source = tmp_path / "evil.msgpack"
+        source.write_bytes(msgpack.packb({name: array, "w": array}))
+        with pytest.raises(checkpoint.CheckpointError, match="names an array"):
+            checkpoint.convert_by_rules(
+                source, tmp_path / "out", [checkpoint.Rule("w", (0,))]
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.msgpack"]
+
+
+def test_sizes_are_checked_before_anything_is_read(tmp_path):
+    huge = msgpack.packb(([1 << 40, 1 << 20], "float32", b"\0" * 8))
+    source = tmp_path / "huge.msgpack"
+    source.write_bytes(msgpack.packb({"w": msgpack.ExtType(1, huge)}))
+    with pytest.raises(checkpoint.CheckpointError, match="does not fit"):
+        checkpoint.convert_by_rules(source, tmp_path / "out", [])
+    header = json.dumps(
+        {"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+    ).encode()
+    source = tmp_path / "huge.safetensors"
+    source.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be read"):
+        checkpoint.convert_by_rules(source, tmp_path / "out", [])
+
+
+def test_no_pickle(tmp_path):
+    """An object array, which NumPy would unpickle, is no array here."""
+    source = tmp_path / "x.msgpack"
+    evil = msgpack.packb(([1], "object", b"cos\nsystem\n"))
+    source.write_bytes(msgpack.packb({"w": msgpack.ExtType(1, evil)}))
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.convert_by_rules(
+            source, tmp_path / "out", [checkpoint.Rule("w", (0,))]
+        )
+
+
+def test_full_disk_is_seen_before(tmp_path, monkeypatch):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert "0.00 GB free" in convert_error(tmp_path, source)
+
+
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_disk_that_fills_up(name, tmp_path):
+    """A limit on the size of files stands for a full disk."""
+    model = nn.Dense(256, dot_general=AqtDotGeneral(INT8))
+    x = jnp.ones((1, 256))
+    source = tmp_path / "float.msgpack"
+    source.write_bytes(serialization.to_bytes(init(model, x)))
+    script = """
+        import resource, signal, sys
+        import flax.linen as nn, jax.numpy as jnp
+        from aqtlite import checkpoint, config
+        from aqtlite.flax import AqtDotGeneral, convert
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        model = nn.Dense(256, dot_general=AqtDotGeneral(config.fully_quantized()))
+        target = sys.argv[2]
+        for limit in (1000, 70_000 if target.endswith("s") else 60_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            try:
+                checkpoint.convert_checkpoint(
+                    sys.argv[1], target, model, jnp.ones((1, 256))
+                )
+            except checkpoint.CheckpointError as error:
+                print(error)
+    """
+    target = tmp_path / name
+    command = [sys.executable, "-c", textwrap.dedent(script), source, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all("goes on from there" in line for line in lines)
+    assert not target.exists()
+    checkpoint.convert_checkpoint(source, target, model, x)
+    checkpoint.load_serving(target, model)
