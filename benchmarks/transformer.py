@@ -21,7 +21,7 @@ from benchmarks.figures import Figure
 from benchmarks.options import Options
 
 LAYERS, WIDTH, HEADS, SHAPE = 4, 1024, 16, (4, 128)
-QUICK_LAYERS, QUICK_WIDTH, QUICK_HEADS, QUICK_SHAPE = 2, 64, 4, (2, 32)
+QUICK_LAYERS, QUICK_WIDTH, QUICK_HEADS, QUICK_SHAPE = 1, 64, 4, (2, 32)
 
 NAMES = (
     contestants.FLOAT32,
