@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     versions = ", ".join(f"{k} {v}" for k, v in described["versions"].items())
     console.print(
         f"{described['backend']}, {described['cores']} cores; {versions}; "
-        f"copies at {described['bytes_per_second'] / 1e9:.1f} GB/s",
+        f"memory at {described['bytes_per_second'] / 1e9:.1f} GB/s",
         soft_wrap=True,
     )
     figures = []

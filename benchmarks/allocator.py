@@ -7,6 +7,9 @@ from collections.abc import Sequence
 _SETTING = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
+    # The heaps of further arenas hold 64 MiB at most: what is larger would be mapped.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TOP_PAD_": "1073741824",
 }
 
 

@@ -6,8 +6,11 @@ from typing import Any
 
 from benchmarks.timing import Spread
 
+BARE = "bare int8"
+"""The contestant that runs the integer contractions and nothing else."""
+
 FLOOR = "floor"
-"""The contestant that stands for the bare contractions; see `benchmarks.floor`."""
+"""The same plus the traffic of quantization; see `benchmarks.floor`."""
 
 
 @dataclasses.dataclass(frozen=True)

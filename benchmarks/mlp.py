@@ -14,7 +14,7 @@ import jax
 
 from benchmarks import contestants, figures, floor, phases, timing
 from benchmarks.contestants import Contestant
-from benchmarks.figures import FLOOR, Figure
+from benchmarks.figures import BARE, Figure
 from benchmarks.options import Options
 
 WIDTHS = (512, 1024, 2048)
@@ -57,11 +57,11 @@ def measure(
         *floor.matmul(lead, width, 4 * width, phase),
         *floor.matmul(lead, 4 * width, width, phase),
     ]
-    programs[FLOOR] = floor.program(contractions)
+    programs[BARE] = floor.program(contractions)
     spreads = timing.alternate(
         programs, repeats=options.repeats, seconds=options.seconds
     )
-    spreads[FLOOR] = floor.with_traffic(spreads[FLOOR], contractions)
+    floor.add(spreads, contractions)
     return spreads
 
 

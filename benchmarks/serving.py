@@ -20,7 +20,7 @@ from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert
 from benchmarks import contestants, figures, floor, timing
 from benchmarks.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
-from benchmarks.figures import FLOOR, Figure
+from benchmarks.figures import BARE, Figure
 from benchmarks.options import Options
 
 WIDTH, ROWS = 4096, (1, 2, 8, 32, 128)
@@ -107,11 +107,11 @@ def measure_layer(
     }
     dims = (((1,), (1,)), ((), ()))
     contractions = [floor.Contraction((rows, width), (width, width), dims, frozen=True)]
-    programs[FLOOR] = floor.program(contractions)
+    programs[BARE] = floor.program(contractions)
     spreads = timing.alternate(
         programs, repeats=4 * options.repeats, seconds=options.seconds
     )
-    spreads[FLOOR] = floor.with_traffic(spreads[FLOOR], contractions)
+    floor.add(spreads, contractions)
     return spreads
 
 

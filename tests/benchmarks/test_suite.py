@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import figures, floor, gpu, memory, phases, suite, tables, timing
 from benchmarks.contestants import NAMES
-from benchmarks.figures import FLOOR
+from benchmarks.figures import BARE, FLOOR
 
 FIGURE_KEYS = {
     "workload",
@@ -74,7 +74,7 @@ def test_every_contestant_is_in_every_case(quick):
             cases.setdefault(str(figure["case"]), []).append(figure)
     assert len(cases) == 4  # 2-D and 3-D, forward and forward + backward
     for case in cases.values():
-        assert [figure["contestant"] for figure in case] == [*NAMES, FLOOR]
+        assert [figure["contestant"] for figure in case] == [*NAMES, BARE, FLOOR]
         assert case[0]["relative"] == 1.0
         assert case[-1]["share_of_floor"] == 1.0
 
@@ -203,4 +203,4 @@ def test_gpu_script_runs_a_tiny_size_on_a_cpu(tmp_path, capsys):
     assert "forward + backward, ms" in capsys.readouterr().out
     measured = json.loads(written.read_text())["figures"]
     contestants = {figure["contestant"] for figure in measured}
-    assert contestants == {"bfloat16", "aqtp", "aqtlite", FLOOR}
+    assert contestants == {"bfloat16", "aqtp", "aqtlite", BARE, FLOOR}
