@@ -15,6 +15,9 @@ from benchmarks import figures, floor, gpu, memory, phases, suite, tables, timin
 from benchmarks.contestants import NAMES
 from benchmarks.figures import BARE, FLOOR
 
+# Most of the time of a quick run is compilation.
+FAST_COMPILATION = "--xla_backend_optimization_level=0"
+
 FIGURE_KEYS = {
     "workload",
     "case",
@@ -41,7 +44,7 @@ def quick(tmp_path_factory):
             *("--json", str(written), "--plot", str(picture)),
         ],
         cwd=pathlib.Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILATION},
         capture_output=True,
         text=True,
         check=False,
