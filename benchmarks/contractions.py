@@ -9,10 +9,13 @@ two are compared element by element. ``MK,KN`` names the axes of lhs and rhs as 
 
 import argparse
 import json
-import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks import allocator
+from benchmarks.options import Options
+
+NAMES = ("float32", "bare int8", "aqtlite")
 
 
 class Case(NamedTuple):
@@ -81,51 +84,62 @@ CASES = [
     Case("K = 200,000 (past int32)  8 x K x 64", (8, 200_000), (200_000, 64), MK_KN),
 ]
 
+QUICK_CASES = [case for case in CASES if case.name.startswith(("K = 8 ", "decoding"))]
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """Medians of the three contestants, and whether the integers agree."""
+
+def measure(case: Case, options: Options) -> tuple[dict[str, Any], bool]:
+    """The spread of each contestant's seconds, and whether the integers agree."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax import lax
 
     from aqtlite import lowering
+    from benchmarks import timing
 
     rng = np.random.default_rng(0)
     operands = [
         jnp.asarray(rng.integers(-127, 128, shape, np.int8))
         for shape in (case.lhs, case.rhs)
     ]
+    floats = [x.astype(jnp.float32) for x in operands]
 
-    def bare(lhs, rhs):
-        return lax.dot_general(lhs, rhs, case.dims, preferred_element_type=jnp.int32)
+    plain = jax.jit(lambda lhs, rhs: lax.dot_general(lhs, rhs, case.dims))
+    bare = jax.jit(
+        lambda lhs, rhs: lax.dot_general(
+            lhs, rhs, case.dims, preferred_element_type=jnp.int32
+        )
+    )
+    ours = jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, case.dims))
+    programs = (
+        lambda: plain(*floats),
+        lambda: bare(*operands),
+        lambda: ours(*operands),
+    )
+    agree = np.asarray(bare(*operands), np.float64) == np.asarray(
+        ours(*operands), np.float64
+    )
+    spreads = timing.alternate(
+        dict(zip(NAMES, programs, strict=True)),
+        repeats=options.repeats,
+        seconds=options.seconds,
+    )
+    return spreads, bool(agree.all())
 
-    contestants = {
-        "float32": (
-            jax.jit(lambda lhs, rhs: lax.dot_general(lhs, rhs, case.dims)),
-            [x.astype(jnp.float32) for x in operands],
-        ),
-        "bare int8": (jax.jit(bare), operands),
-        "aqtlite": (
-            jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, case.dims)),
-            operands,
-        ),
-    }
-    results = {
-        name: np.asarray(function(*arguments), np.float64)
-        for name, (function, arguments) in contestants.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, (function, arguments) in contestants.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function(*arguments))
-            times[name].append(time.perf_counter() - start)
-    return {
-        "case": case.name,
-        **{name: float(np.median(taken)) * 1e3 for name, taken in times.items()},
-        "equal": bool((results["bare int8"] == results["aqtlite"]).all()),
-    }
+
+def run(options: Options, report: Callable[[str], None]) -> list[Any]:
+    """Every case; the smallest of them where the suite is to be quick."""
+    from benchmarks import figures
+
+    measured = []
+    for case in QUICK_CASES if options.quick else CASES:
+        report(case.name)
+        spreads, agree = measure(case, options)
+        if not agree:
+            raise ArithmeticError(f"contractions: the integers of {case.name} differ")
+        what = {"contraction": case.name}
+        measured += figures.compare("contractions", what, spreads)
+    return measured
 
 
 def main() -> None:
@@ -139,12 +153,15 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = [measure(case, options.repeats) for case in CASES]
-    names = ("float32", "bare int8", "aqtlite")
-    table = Table("contraction", *(f"{name}, ms" for name in names), "integers")
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        spreads, agree = measure(case, Options(repeats=options.repeats))
+        medians = {name: spreads[name].median * 1e3 for name in NAMES}
+        rows.append({"case": case.name, **medians, "equal": agree})
+    table = Table("contraction", *(f"{name}, ms" for name in NAMES), "integers")
     for row in rows:
         agreement = "equal" if row["equal"] else "differ"
-        table.add_row(row["case"], *(f"{row[name]:.2f}" for name in names), agreement)
+        table.add_row(row["case"], *(f"{row[name]:.2f}" for name in NAMES), agreement)
     Console().print(table)
     if options.json:
         with open(options.json, "w") as file:

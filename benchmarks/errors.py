@@ -8,18 +8,21 @@ aqtp and qwix.
 """
 
 import argparse
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from aqt.jax.v2 import config as aqt_config
-from qwix._src.core import dot_general_qt as qwix_qt
 from rich.console import Console
 from rich.table import Table
 
-import aqtlite
-from aqtlite import config
+from benchmarks import contestants, figures
+from benchmarks.figures import Figure
+from benchmarks.options import Options
 
 DIMS = (((1,), (0,)), ((), ()))
+KINDS = ("gaussian", "heavy-tailed")
+RESULTS = ("output", "dlhs", "drhs")
+DRAWS = 10
 
 
 def draw(kind: str, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -29,22 +32,16 @@ def draw(kind: str, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.t(key, 3.0, shape)
 
 
-def contestants() -> dict:
+def dots() -> dict[str, Callable[..., jax.Array]]:
     """Functions ``(lhs, rhs) -> out`` with quantized gradients."""
-    ours = aqtlite.make_dot_general(
-        config.fully_quantized(use_stochastic_rounding=False)
-    )
-    aqtp = aqt_config.fully_quantized(use_stochastic_rounding=False)
-    qwix = qwix_qt.DotGeneralQtConfig(
-        lhs_qtype="int8",
-        rhs_qtype="int8",
-        dlhs_grad_qtype="int8",
-        drhs_grad_qtype="int8",
+    names = (
+        contestants.AQTLITE_NEAREST,
+        contestants.AQTP_NEAREST,
+        contestants.QWIX_NEAREST,
     )
     return {
-        "aqtlite": lambda x, w: ours(x, w, DIMS),
-        "aqtp": lambda x, w: aqtp(x, w, DIMS),
-        "qwix": lambda x, w: qwix_qt.dot_general_qt(x, w, DIMS, qwix),
+        c.name: lambda x, w, dot=c.dot_general: dot(x, w, DIMS)
+        for c in contestants.select(names)
     }
 
 
@@ -53,7 +50,9 @@ def relative_error(value: jax.Array, exact: jax.Array) -> jax.Array:
     return jnp.linalg.norm(value - exact) / jnp.linalg.norm(exact)
 
 
-def errors(dot, kind: str, key: jax.Array, draws: int) -> jax.Array:
+def errors(
+    dot: Callable[..., jax.Array], kind: str, key: jax.Array, draws: int
+) -> jax.Array:
     """Mean relative error of the output, of dlhs and of drhs."""
 
     def one(key: jax.Array) -> jax.Array:
@@ -70,14 +69,30 @@ def errors(dot, kind: str, key: jax.Array, draws: int) -> jax.Array:
     return jnp.stack([one(k) for k in jax.random.split(key, draws)]).mean(axis=0)
 
 
+def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
+    """Both kinds of data; no times, so that nothing spreads."""
+    measured = []
+    for kind in KINDS[:1] if options.quick else KINDS:
+        report(kind)
+        rows = {
+            name: errors(dot, kind, jax.random.key(0), 1 if options.quick else DRAWS)
+            for name, dot in dots().items()
+        }
+        for index, what in enumerate(RESULTS):
+            values = {name: float(row[index]) for name, row in rows.items()}
+            case = {"data": kind, "result": what}
+            measured += figures.exact("errors", case, values, "relative error")
+    return measured
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--draws", type=int, default=DRAWS)
     draws = parser.parse_args().draws
-    table = Table("data", "library", "output", "dlhs", "drhs")
-    for kind in ("gaussian", "heavy-tailed"):
-        for name, dot in contestants().items():
+    table = Table("data", "library", *RESULTS)
+    for kind in KINDS:
+        for name, dot in dots().items():
             row = errors(dot, kind, jax.random.key(0), draws)
             table.add_row(kind, name, *(f"{value:.5f}" for value in row.tolist()))
     Console().print(table)

@@ -1,124 +1,85 @@
-"""An MLP block forward and forward + backward, beside float and the peers.
+"""An MLP block forward and forward + backward, beside float, the peers and the floor.
 
-    python -m benchmarks.mlp [--width 1024] [--json FILE]
+    python -m benchmarks --only mlp
 
-Two layers, width -> 4 width -> relu -> width, on 1024 tokens, as a 2-D and a 3-D input;
-medians in milliseconds, the contestants in turn in one process, with glibc told to keep
-its memory (see `benchmarks.allocator`). Needs the `test` extra.
+Two layers, width -> 4 width -> relu -> width, on 1024 tokens, as a 2-D and a 3-D input.
 """
 
-import argparse
 import functools
-import json
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import allocator
+import jax
 
+from benchmarks import contestants, figures, floor, phases, timing
+from benchmarks.contestants import Contestant
+from benchmarks.figures import BARE, Figure
+from benchmarks.options import Options
+
+WIDTHS = (512, 1024, 2048)
 TOKENS = 1024
+QUICK_WIDTHS = (128,)
+QUICK_TOKENS = 128
+SEQUENCES = 8
+"""Leading axis of the 3-D input."""
 
 
-def contestants() -> dict[str, Callable[..., Any]]:
-    """Functions ``(x, w1, w2) -> out``."""
-    import jax
-    from aqt.jax.v2 import config as aqt_config
-    from qwix._src.core import dot_general_qt as qwix_qt
+def block(contestant: Contestant, x: Any, w1: Any, w2: Any) -> jax.Array:
+    """The two layers, without biases."""
+    x, w1, w2 = (array.astype(contestant.dtype) for array in (x, w1, w2))
+    dims = (((x.ndim - 1,), (0,)), ((), ()))
+    hidden = jax.nn.relu(contestant.dot_general(x, w1, dims))
+    return contestant.dot_general(hidden, w2, dims).astype("float32")
 
-    import aqtlite
-    from aqtlite import config
 
-    def block(dot: Callable[..., Any], x: Any, w1: Any, w2: Any) -> Any:
-        dims = (((x.ndim - 1,), (0,)), ((), ()))
-        return dot(jax.nn.relu(dot(x, w1, dims)), w2, dims)
-
-    def bfloat16(x: Any, w1: Any, w2: Any) -> Any:
-        cast = (a.astype("bfloat16") for a in (x, w1, w2))
-        return block(jax.lax.dot_general, *cast).astype("float32")
-
-    # aqtp's configs hold the key of their noise, and are callable.
-    aqtp = aqt_config.set_context(
-        aqt_config.fully_quantized(), jax.random.key(0), train_step=None
+def weights(width: int) -> tuple[jax.Array, jax.Array]:
+    """Gaussian weights of the two layers, as a fresh model has them."""
+    up, down = jax.random.split(jax.random.key(1))
+    return (
+        jax.random.normal(up, (width, 4 * width)) / width**0.5,
+        jax.random.normal(down, (4 * width, width)) / (4 * width) ** 0.5,
     )
-    nearest = aqt_config.fully_quantized(use_stochastic_rounding=False)
-    qwix = qwix_qt.DotGeneralQtConfig(
-        lhs_qtype="int8",
-        rhs_qtype="int8",
-        dlhs_grad_qtype="int8",
-        drhs_grad_qtype="int8",
+
+
+def measure(
+    lead: tuple[int, ...],
+    width: int,
+    phase: str,
+    compared: Sequence[Contestant],
+    options: Options,
+) -> dict[str, timing.Spread]:
+    """Seconds of each contestant and of the floor, for an input ``(*lead, width)``."""
+    x = jax.random.normal(jax.random.key(2), (*lead, width))
+    forwards = {c.name: functools.partial(block, c) for c in compared}
+    programs = phases.programs(forwards, (x, *weights(width)), phase)
+    contractions = [
+        *floor.matmul(lead, width, 4 * width, phase),
+        *floor.matmul(lead, 4 * width, width, phase),
+    ]
+    programs[BARE] = floor.program(contractions)
+    spreads = timing.alternate(
+        programs, repeats=options.repeats, seconds=options.seconds
     )
-    ours = config.fully_quantized()
-    return {
-        "float32": functools.partial(block, jax.lax.dot_general),
-        "bfloat16": bfloat16,
-        "aqtp": functools.partial(block, aqtp),
-        "aqtp, nearest rounding": functools.partial(block, nearest),
-        "qwix, nearest rounding": functools.partial(
-            block, lambda lhs, rhs, dims: qwix_qt.dot_general_qt(lhs, rhs, dims, qwix)
-        ),
-        "aqtlite": functools.partial(block, aqtlite.make_dot_general(ours)),
-    }
+    floor.add(spreads, contractions)
+    return spreads
 
 
-def measure(width: int, shape: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """Milliseconds forward and forward + backward, for each contestant."""
-    import jax
-    import numpy as np
-
-    keys = jax.random.split(jax.random.key(1), 4)
-    x = jax.random.normal(keys[0], shape)
-    w1 = jax.random.normal(keys[1], (width, 4 * width)) / width**0.5
-    w2 = jax.random.normal(keys[2], (4 * width, width)) / (4 * width) ** 0.5
-    g = jax.random.normal(keys[3], shape)
-
-    def step(forward: Callable[..., Any], x: Any, w1: Any, w2: Any, g: Any) -> Any:
-        out, vjp = jax.vjp(forward, x, w1, w2)
-        return out, vjp(g)
-
-    programs = {}
-    for name, forward in contestants().items():
-        programs[name, "forward"] = jax.jit(forward), (x, w1, w2)
-        both = jax.jit(functools.partial(step, forward))
-        programs[name, "forward + backward"] = both, (x, w1, w2, g)
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in programs}
-    for program, arguments in programs.values():
-        jax.block_until_ready(program(*arguments))
-    for _ in range(repeats):
-        for key, (program, arguments) in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(*arguments))
-            times[key].append(time.perf_counter() - start)
-    result: dict[str, Any] = {}
-    for (name, what), taken in times.items():
-        result.setdefault(name, {})[what] = float(np.median(taken)) * 1e3
-    return result
-
-
-def main() -> None:
-    """Prints a table for each input, and writes JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", metavar="FILE", help="where to write the figures")
-    options = parser.parse_args()
-    allocator.keep_memory("benchmarks.mlp")
-
-    from rich.console import Console
-    from rich.table import Table
-
-    figures = {}
-    for shape in ((TOKENS, options.width), (8, TOKENS // 8, options.width)):
-        figures[str(shape)] = measure(options.width, shape, options.repeats)
-        table = Table(f"input {shape}", "forward", "forward + backward", "of float32")
-        base = figures[str(shape)]["float32"]["forward + backward"]
-        for name, row in figures[str(shape)].items():
-            forward, both = row["forward"], row["forward + backward"]
-            table.add_row(name, f"{forward:.1f}", f"{both:.1f}", f"{both / base:.2f} x")
-        Console().print(table)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(figures, file, indent=2)
+def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
+    """All widths, both inputs, both phases."""
+    widths, tokens = (QUICK_WIDTHS, QUICK_TOKENS) if options.quick else (WIDTHS, TOKENS)
+    measured = []
+    for width in widths:
+        for lead in ((tokens,), (SEQUENCES, tokens // SEQUENCES)):
+            for phase in phases.PHASES:
+                case = {"width": width, "input": f"{len(lead) + 1}-D", "phase": phase}
+                report(f"width {width}, {case['input']}, {phase}")
+                spreads = measure(lead, width, phase, contestants.select(), options)
+                measured += figures.compare("mlp", case, spreads)
+    return measured
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks import __main__ as suite
+
+    suite.main(["--only", "mlp", *sys.argv[1:]])

@@ -1,0 +1,105 @@
+"""Runs the suite.
+
+    python -m benchmarks [--quick] [--only NAME ...] [--json FILE] [--plot FILE.png]
+
+Needs the `test` extra, which installs the peers. docs/benchmarks.md says what each
+figure means.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from benchmarks import allocator, suite
+from benchmarks.options import Options
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    defaults = Options()
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures aqtlite, float and the peers.",
+    )
+    result.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that everything runs"
+    )
+    result.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        choices=suite.WORKLOADS,
+        default=list(suite.WORKLOADS),
+        help=f"of {', '.join(suite.WORKLOADS)}",
+    )
+    result.add_argument(
+        "--repeats", type=_positive, help="rounds of a comparison, at most"
+    )
+    result.add_argument(
+        "--seconds",
+        type=float,
+        default=defaults.seconds,
+        help="a comparison starts no further round after so long (default %(default)s)",
+    )
+    result.add_argument("--json", metavar="FILE", type=pathlib.Path)
+    result.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
+    return result
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints a table for each workload, and writes what was asked for."""
+    command = parser()
+    asked = command.parse_args(arguments)
+    workloads = list(dict.fromkeys(asked.only))
+    options = Options(
+        quick=asked.quick,
+        repeats=asked.repeats or (QUICK_REPEATS if asked.quick else Options().repeats),
+        seconds=asked.seconds,
+    )
+    allocator.keep_memory("benchmarks", arguments)
+
+    from benchmarks import machine, plot, progress, tables
+
+    if asked.plot:
+        try:
+            plot.check(workloads)
+        except plot.PlotError as error:
+            command.error(str(error))
+
+    console = tables.console()
+    described = machine.describe()
+    versions = ", ".join(f"{k} {v}" for k, v in described["versions"].items())
+    console.print(
+        f"{described['backend']}, {described['cores']} cores; {versions}; "
+        f"memory at {described['bytes_per_second'] / 1e9:.1f} GB/s",
+        soft_wrap=True,
+    )
+    figures = []
+    with progress.shown(console, workloads) as report:
+        for measured in suite.run(workloads, options, report):
+            figures += measured
+            console.print(tables.table(measured, markdown=not console.is_terminal))
+            if asked.json:
+                tables.write_json(
+                    asked.json,
+                    figures,
+                    machine=described,
+                    options={"only": workloads, **dataclasses.asdict(options)},
+                )
+    if asked.plot:
+        plot.draw(figures, asked.plot)
+
+
+QUICK_REPEATS = 3
+
+
+if __name__ == "__main__":
+    main()

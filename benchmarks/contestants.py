@@ -1,0 +1,122 @@
+"""Who is compared: float, the peers, and aqtlite."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from aqt.jax.v2 import config as aqt_config
+from aqt.jax.v2.flax import aqt_flax
+from jax import lax
+from qwix._src.core import dot_general_qt as qwix_qt
+from qwix._src.core import stochastic_rounding as qwix_noise
+
+import aqtlite
+from aqtlite import config
+from aqtlite.flax import AqtDotGeneral
+
+FLOAT32 = "float32"
+BFLOAT16 = "bfloat16"
+AQTP = "aqtp"
+AQTP_NEAREST = "aqtp, nearest"
+QWIX_STOCHASTIC = "qwix, stochastic"
+QWIX_NEAREST = "qwix, nearest"
+AQTLITE = "aqtlite"
+AQTLITE_NEAREST = "aqtlite, nearest"
+
+NAMES = (
+    FLOAT32,
+    BFLOAT16,
+    AQTP,
+    AQTP_NEAREST,
+    QWIX_STOCHASTIC,
+    QWIX_NEAREST,
+    AQTLITE,
+    AQTLITE_NEAREST,
+)
+
+RNG_STREAM = "params"
+"""The rng stream that aqtp's Flax layers draw their noise from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """How one library, in one setting, contracts."""
+
+    name: str
+    dot_general: Callable[..., jax.Array]
+    """Called as ``dot_general(lhs, rhs, dimension_numbers)``."""
+    dot_general_cls: Callable[[], Any] | None
+    """What Flax's layers take; None is their own."""
+    dtype: Any = jnp.float32
+    """What the operands are cast to."""
+
+
+def select(names: Sequence[str] = NAMES) -> list[Contestant]:
+    """The contestants of these names, in this order."""
+    return [_MAKERS[name](name) for name in names]
+
+
+def _float(name: str) -> Contestant:
+    return Contestant(name, lax.dot_general, None, jnp.dtype(name))
+
+
+def aqtp_config(*, stochastic: bool = True) -> Any:
+    """aqtp's preset for training in int8."""
+    return aqt_config.fully_quantized(use_stochastic_rounding=stochastic)
+
+
+def _aqtp(name: str, *, stochastic: bool) -> Contestant:
+    # aqtp's configs hold the key of their noise, and are callable.
+    keyed = aqt_config.set_context(
+        aqtp_config(stochastic=stochastic), jax.random.key(0), train_step=None
+    )
+    cfg = aqtp_config(stochastic=stochastic)
+    return Contestant(name, keyed, functools.partial(aqt_flax.AqtDotGeneral, cfg))
+
+
+def _qwix(name: str, *, stochastic: bool) -> Contestant:
+    # The noise varies along the first axis and is shared along the others: Qwix's
+    # default.
+    noise = (
+        qwix_noise.get_noise_fn("uniform", jax.random.key(0)) if stochastic else None
+    )
+    cfg = qwix_qt.DotGeneralQtConfig(
+        lhs_qtype="int8",
+        rhs_qtype="int8",
+        dlhs_grad_qtype="int8",
+        drhs_grad_qtype="int8",
+        dlhs_stochastic_rounding_noise_fn=noise,
+        drhs_stochastic_rounding_noise_fn=noise,
+    )
+
+    def dot_general(lhs: Any, rhs: Any, dims: Any, **_: Any) -> jax.Array:
+        return qwix_qt.dot_general_qt(lhs, rhs, dims, cfg)
+
+    return Contestant(name, dot_general, lambda: dot_general)
+
+
+def aqtlite_config(*, stochastic: bool = True) -> config.DotGeneral:
+    """aqtlite's preset for training in int8."""
+    return config.fully_quantized(use_stochastic_rounding=stochastic)
+
+
+def _aqtlite(name: str, *, stochastic: bool) -> Contestant:
+    cfg = aqtlite_config(stochastic=stochastic)
+    return Contestant(
+        name, aqtlite.make_dot_general(cfg), functools.partial(AqtDotGeneral, cfg)
+    )
+
+
+_MAKERS: dict[str, Callable[[str], Contestant]] = {
+    FLOAT32: _float,
+    BFLOAT16: _float,
+    AQTP: functools.partial(_aqtp, stochastic=True),
+    AQTP_NEAREST: functools.partial(_aqtp, stochastic=False),
+    QWIX_STOCHASTIC: functools.partial(_qwix, stochastic=True),
+    QWIX_NEAREST: functools.partial(_qwix, stochastic=False),
+    AQTLITE: functools.partial(_aqtlite, stochastic=True),
+    AQTLITE_NEAREST: functools.partial(_aqtlite, stochastic=False),
+}

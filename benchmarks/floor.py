@@ -1,0 +1,117 @@
+"""The time below which no quantized contraction can be expected.
+
+The bare integer contractions in their fastest form, plus the traffic that quantization
+cannot do without, at the bandwidth of a plain pass in place: each operand is read once
+as float32 and written once as int8, each result is read once as int32 and written once
+as float32.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import lowering
+from benchmarks import figures, phases, timing
+
+PASSED_BYTES = 512 << 20
+"""Size of the array that measures the bandwidth: larger than caches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """Shapes and dimension numbers of one contraction."""
+
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    dims: Any
+    frozen: bool = False
+    """Whether rhs is stored as int8, so that quantizing it moves no bytes."""
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """Shape of the result."""
+        operands = (jax.ShapeDtypeStruct(x, jnp.int8) for x in (self.lhs, self.rhs))
+        dot = functools.partial(lax.dot_general, dimension_numbers=self.dims)
+        return jax.eval_shape(dot, *operands).shape
+
+    @property
+    def traffic(self) -> int:
+        """Bytes read and written to quantize the operands and scale the result."""
+        quantized = math.prod(self.lhs)
+        if not self.frozen:
+            quantized += math.prod(self.rhs)
+        return (4 + 1) * quantized + (4 + 4) * math.prod(self.out)
+
+
+def matmul(lead: tuple[int, ...], k: int, n: int, phase: str) -> list[Contraction]:
+    """The contractions of ``(*lead, k) @ (k, n)``: one, or with both gradients three.
+
+    Args:
+        lead: leading axes of lhs.
+        k: size that is contracted forward.
+        n: columns of rhs.
+        phase: one of `phases.PHASES`.
+    """
+    last, leading = len(lead), tuple(range(len(lead)))
+    none: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    forward = Contraction((*lead, k), (k, n), (((last,), (0,)), none))
+    if phase == phases.FORWARD:
+        return [forward]
+    dlhs = Contraction((*lead, n), (k, n), (((last,), (1,)), none))
+    drhs = Contraction((*lead, k), (*lead, n), ((leading, leading), none))
+    return [forward, dlhs, drhs]
+
+
+def program(contractions: Sequence[Contraction]) -> Callable[[], Any]:
+    """The bare integer contractions of random operands, as one program."""
+    rng = np.random.default_rng(0)
+    operands = [
+        [jnp.asarray(rng.integers(-127, 128, x, np.int8)) for x in (c.lhs, c.rhs)]
+        for c in contractions
+    ]
+
+    @jax.jit
+    def dots(operands: Any) -> list[jax.Array]:
+        return [
+            lowering.integer_dot(lhs, rhs, c.dims)
+            for c, (lhs, rhs) in zip(contractions, operands, strict=True)
+        ]
+
+    return lambda: dots(operands)
+
+
+@functools.cache
+def bandwidth() -> float:
+    """Bytes per second, read and written, of a compiled pass over a large array.
+
+    In place: a new array for the result would measure page faults.
+    """
+    x = jnp.zeros(PASSED_BYTES // 4, jnp.float32)
+    increment = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+    def pass_over() -> jax.Array:
+        nonlocal x
+        x = increment(x)
+        return x
+
+    taken = timing.alternate({"pass": pass_over}, repeats=15)["pass"]
+    return 2 * PASSED_BYTES / taken.median
+
+
+def add(spreads: dict[str, timing.Spread], contractions: Sequence[Contraction]) -> None:
+    """Adds the floor to spreads that have `program`'s as `figures.BARE`."""
+    traffic = sum(c.traffic for c in contractions) / bandwidth()
+    dots = spreads[figures.BARE]
+    spreads[figures.FLOOR] = dataclasses.replace(
+        dots,
+        median=dots.median + traffic,
+        lower_quartile=dots.lower_quartile + traffic,
+        upper_quartile=dots.upper_quartile + traffic,
+    )

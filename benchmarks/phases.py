@@ -1,0 +1,43 @@
+"""A function's forward pass, and its forward and backward passes, as programs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+FORWARD = "forward"
+BOTH = "forward + backward"
+PHASES = (FORWARD, BOTH)
+
+
+def programs(
+    forwards: Mapping[str, Callable[..., jax.Array]], arguments: tuple, phase: str
+) -> dict[str, Callable[[], Any]]:
+    """Compiled calls of each function.
+
+    Args:
+        forwards: functions of `arguments`, all with the same result's shape, by name.
+        arguments: what they are called with.
+        phase: `FORWARD`, or `BOTH` for the gradients of all arguments as well, for a
+            Gaussian gradient of the result.
+    """
+    return {
+        name: _program(forward, arguments, phase) for name, forward in forwards.items()
+    }
+
+
+def _program(
+    forward: Callable[..., jax.Array], arguments: tuple, phase: str
+) -> Callable[[], Any]:
+    if phase == FORWARD:
+        compiled = jax.jit(forward)
+        return lambda: compiled(*arguments)
+    out = jax.eval_shape(forward, *arguments)
+    gradient = jax.random.normal(jax.random.key(7), out.shape, out.dtype)
+
+    def both(gradient: jax.Array, *arguments: Any) -> Any:
+        out, vjp = jax.vjp(forward, *arguments)
+        return out, vjp(gradient)
+
+    compiled = jax.jit(both)
+    return lambda: compiled(gradient, *arguments)

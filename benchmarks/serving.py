@@ -1,0 +1,143 @@
+"""Serving frozen weights, beside float and aqtp; and the time per generated token.
+
+    python -m benchmarks --only serving
+
+One layer of square weights at several numbers of rows, and the decoding step of the
+demo's transformer, in float32 and frozen.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from aqt.jax.v2.flax import aqt_flax
+
+from aqtlite.demo import generate
+from aqtlite.demo.model import Transformer
+from aqtlite.flax import AqtDotGeneral, convert
+from benchmarks import contestants, figures, floor, timing
+from benchmarks.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
+from benchmarks.figures import BARE, Figure
+from benchmarks.options import Options
+
+WIDTH, ROWS = 4096, (1, 2, 8, 32, 128)
+QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)
+
+TRANSFORMER = Transformer(layers=4, width=512, heads=8, length=256)
+QUICK_TRANSFORMER = Transformer(layers=2, width=64, heads=4, length=64)
+
+
+def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
+    """The layer at all numbers of rows, and one token."""
+    width, rows = (QUICK_WIDTH, QUICK_ROWS) if options.quick else (WIDTH, ROWS)
+    applies = served_layers(width)
+    measured = []
+    for count in rows:
+        report(f"{width} x {width} weights, {count} rows")
+        case = {"program": f"layer, {width} x {width}", "rows": count}
+        spreads = measure_layer(applies, width, count, options)
+        measured += figures.compare("serving", case, spreads)
+    model = QUICK_TRANSFORMER if options.quick else TRANSFORMER
+    report(f"{model.layers} layers, width {model.width}, one token")
+    case = {"program": f"token, {model.layers} layers, width {model.width}", "rows": 1}
+    return measured + figures.compare("serving", case, measure_token(model, options))
+
+
+def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
+    """Compiled ``x -> x @ kernel + bias`` as each contestant serves it.
+
+    Each holds its variables as a server would: aqtp's and aqtlite's without the float
+    kernel.
+    """
+    x = jnp.ones((1, width))
+    key = jax.random.key(0)
+    variables = nn.Dense(width).init(key, x)
+
+    def layer(dtype: Any = None, **how: Any) -> nn.Dense:
+        return nn.Dense(width, dtype=dtype, **how)
+
+    def aqtp(mode: aqt_flax.QuantMode) -> nn.Dense:
+        dot_general = aqt_flax.AqtDotGeneral(
+            contestants.aqtp_config(),
+            rhs_quant_mode=mode,
+            rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
+        )
+        return layer(dot_general=dot_general)
+
+    converting = aqtp(aqt_flax.QuantMode.CONVERT)
+    _, frozen = converting.apply(variables, x, rngs={RNG_STREAM: key}, mutable=["aqt"])
+    ours = layer(dot_general=AqtDotGeneral(contestants.aqtlite_config()))
+    served = {
+        FLOAT32: (layer(), variables),
+        BFLOAT16: (
+            layer(jnp.bfloat16),
+            jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables),
+        ),
+        # Serving, aqtp still asks for the float kernel, and does not read it.
+        AQTP: (aqtp(aqt_flax.QuantMode.SERVE), {**variables, **frozen}),
+        AQTLITE: (ours, convert(ours, variables, x)),
+    }
+
+    def apply(model: nn.Module, variables: Any) -> Callable[[jax.Array], jax.Array]:
+        compiled = jax.jit(
+            lambda variables, x: model.apply(variables, x, rngs={RNG_STREAM: key})
+        )
+        return lambda x: compiled(variables, x)
+
+    return {name: apply(*model) for name, model in served.items()}
+
+
+def measure_layer(
+    applies: dict[str, Callable[[jax.Array], jax.Array]],
+    width: int,
+    rows: int,
+    options: Options,
+) -> dict[str, timing.Spread]:
+    """Seconds for one call with so many rows, and of the floor.
+
+    The floor's weights are stored as int8, their contracting axis last.
+    """
+    x = jax.random.normal(jax.random.key(1), (rows, width))
+    inputs = {name: x for name in applies} | {BFLOAT16: x.astype(jnp.bfloat16)}
+    programs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(apply, inputs[name]) for name, apply in applies.items()
+    }
+    dims = (((1,), (1,)), ((), ()))
+    contractions = [floor.Contraction((rows, width), (width, width), dims, frozen=True)]
+    programs[BARE] = floor.program(contractions)
+    spreads = timing.alternate(
+        programs, repeats=4 * options.repeats, seconds=options.seconds
+    )
+    floor.add(spreads, contractions)
+    return spreads
+
+
+def measure_token(model: Transformer, options: Options) -> dict[str, timing.Spread]:
+    """Seconds for one generated token, in float32 and frozen."""
+    tokens = jnp.zeros((1, model.length), jnp.int32)
+    variables = model.init(jax.random.key(0), tokens)
+    quantized = model.clone(cfg=contestants.aqtlite_config())
+    programs = {
+        FLOAT32: _decoding(model, variables),
+        AQTLITE: _decoding(quantized, convert(quantized, variables, tokens)),
+    }
+    # The first, unmeasured call takes one place of the context.
+    repeats = min(8 * options.repeats, model.length - 1)
+    return timing.alternate(programs, repeats=repeats, seconds=options.seconds)
+
+
+def _decoding(model: Transformer, variables: Any) -> Callable[[], jax.Array]:
+    """A function that feeds the last token and samples the next, at every call."""
+    decoder = model.clone(decode=True)
+    cache, token = generate.init_cache(decoder), jnp.zeros((1, 1), jnp.int32)
+    key = jax.random.key(0)
+
+    def decode() -> jax.Array:
+        nonlocal cache, token
+        cache, token = generate.decode_step(decoder, variables, cache, token, key)
+        return token
+
+    return decode

@@ -1,0 +1,114 @@
+"""Figures as tables and as JSON."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import rich.box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figures import Figure
+
+PHASE = "phase"
+"""The part of a case whose values stand side by side, in columns."""
+
+WIDTH = 200
+"""Of tables that go to a file."""
+
+_UNITS = {"s": ("ms", 1e3), "bytes": ("MB", 1e-6), "relative error": ("%", 1e2)}
+
+
+def console() -> Console:
+    """A console that leaves tables whole where it writes to a file."""
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=WIDTH)
+
+
+def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
+    """The figures of one workload.
+
+    A row for each contestant in each case, the phases of a case side by side. A cell
+    holds the median and, in brackets, the quartiles.
+
+    Args:
+        figures: of one workload.
+        markdown: whether to draw it in Markdown.
+    """
+    first = figures[0]
+    unit, _ = _UNITS[first.unit]
+    labels = [name for name in first.case if name != PHASE]
+    phases = list(dict.fromkeys(figure.case.get(PHASE, "median") for figure in figures))
+    floored = any(figure.share_of_floor is not None for figure in figures)
+
+    drawn = Table(
+        title=None if markdown else first.workload,
+        box=rich.box.MARKDOWN if markdown else rich.box.SIMPLE,
+    )
+    for label in (*labels, ""):
+        drawn.add_column(label)
+    for phase in phases:
+        drawn.add_column(f"{phase}, {unit}", justify="right", no_wrap=True)
+        drawn.add_column("relative", justify="right")
+        if floored:
+            drawn.add_column("of floor", justify="right")
+
+    rows: dict[tuple[Any, ...], dict[Any, Figure]] = {}
+    for figure in figures:
+        key = (*(figure.case[label] for label in labels), figure.contestant)
+        rows.setdefault(key, {})[figure.case.get(PHASE, "median")] = figure
+    previous: tuple[Any, ...] | None = None
+    for key, row in rows.items():
+        if previous is not None and key[:-1] != previous and not markdown:
+            drawn.add_section()
+        previous = key[:-1]
+        cells = [cell for phase in phases for cell in _cells(row[phase], floored)]
+        drawn.add_row(*map(str, key), *cells)
+    return drawn
+
+
+def _cells(figure: Figure, floored: bool) -> list[str]:
+    _, factor = _UNITS[figure.unit]
+    text = _number(figure.median * factor)
+    if figure.repeats > 1:
+        quartiles = (figure.lower_quartile, figure.upper_quartile)
+        lower, upper = (_number(value * factor) for value in quartiles)
+        text += f" ({lower}-{upper})"
+    relative = figure.relative
+    cells = [text, "" if relative is None else f"{relative:.2f} x"]
+    if floored:
+        share = figure.share_of_floor
+        cells.append("" if share is None else f"{share:.0%}")
+    return cells
+
+
+def _number(value: float) -> str:
+    """Three digits, no exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def write_json(
+    path: pathlib.Path,
+    figures: Sequence[Figure],
+    *,
+    machine: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Writes everything that was measured.
+
+    Args:
+        path: the file.
+        figures: of all workloads.
+        machine: see `benchmarks.machine`.
+        options: what the run was asked for.
+    """
+    document = {
+        "machine": machine,
+        "options": options,
+        "figures": [dataclasses.asdict(figure) for figure in figures],
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
