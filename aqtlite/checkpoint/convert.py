@@ -1,12 +1,14 @@
 """The conversion of a checkpoint on disk, one weight at a time."""
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from flax import linen as nn
 from aqtlite.checkpoint import manifest as manifest_lib
 from aqtlite.checkpoint import staging as staging_lib
 from aqtlite.checkpoint import targets
-from aqtlite.checkpoint.arrays import LazyArray, checksum, is_finite
+from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.from_model import job_from_model
 from aqtlite.checkpoint.from_rules import Rule, job_from_rules
@@ -167,12 +169,15 @@ def _convert(
         staging = staging_lib.Staging(folder, _key(job, source))
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
+    done = _Done(job)
     try:
         _check_space(job, target)
-        with byte_progress(console, _work(job, source)) as on_bytes:
-            done = _freeze(job, source, staging, allow_nonfinite, on_bytes)
+        with (
+            byte_progress(console, _work(job, source)) as on_bytes,
+            _freezing(job, source, staging, allow_nonfinite, on_bytes) as frozen,
+        ):
             arrays = [
-                *_staged_arrays(job, staging),
+                *_frozen_arrays(job, staging, frozen, done),
                 *_copied_arrays(job, source, done, allow_nonfinite, on_bytes),
             ]
             out = staging.folder / f"out{target.suffix}"
@@ -256,64 +261,90 @@ class _Done:
         return manifest_lib.completed(self._job.manifest, self.checksums, self.decibels)
 
 
-def _freeze(
+_Frozen = futures.Future["futures.Future[staging_lib.Finished]"]
+
+
+@contextlib.contextmanager
+def _freezing(
     job: Job,
     source: Source,
     staging: staging_lib.Staging,
     allow_nonfinite: bool,
     on_bytes: OnBytes,
-) -> _Done:
-    """Makes every weight that does not lie ready."""
-    done = _Done(job)
-    for index, task in enumerate(job.tasks):
-        size = sum(source.arrays[name].nbytes for name in task.inputs)
-        finished = staging.finished(index)
-        if finished is None:
-            finished = _freeze_one(task, source, staging, index, allow_nonfinite)
-        for field, (name, _) in task.fields.items():
-            done.checksums[name] = finished.checksums[field]
-        done.decibels[task.path] = finished.decibels
-        on_bytes(size, task.path)
-    return done
+) -> Iterator[list[_Frozen]]:
+    """Makes every weight that does not lie ready, beside what else is done.
+
+    One thread reads and computes, one weight at a time; another one keeps the weight
+    before it on disk. What waits for a weight is the writing of the target.
+    """
+    with (
+        futures.ThreadPoolExecutor(1) as keeper,
+        futures.ThreadPoolExecutor(1) as maker,
+    ):
+        kept: list[futures.Future[staging_lib.Finished]] = []
+
+        def make(index: int, task: Task) -> futures.Future[staging_lib.Finished]:
+            finished = staging.finished(index)
+            if finished is not None:
+                keep = keeper.submit(lambda: finished)
+            else:
+                arrays, decibels = _make(task, source, allow_nonfinite)
+                if kept:
+                    kept.pop().result()
+                keep = keeper.submit(staging.put, index, arrays, decibels)
+                kept.append(keep)
+            on_bytes(sum(source.arrays[n].nbytes for n in task.inputs), task.path)
+            return keep
+
+        made = [maker.submit(make, i, task) for i, task in enumerate(job.tasks)]
+        try:
+            yield made
+        finally:
+            maker.shutdown(cancel_futures=True)
 
 
-def _freeze_one(
-    task: Task,
-    source: Source,
-    staging: staging_lib.Staging,
-    index: int,
-    allow_nonfinite: bool,
-) -> staging_lib.Finished:
-    inputs = [_read(source, name, allow_nonfinite) for name in task.inputs]
+def _make(
+    task: Task, source: Source, allow_nonfinite: bool
+) -> tuple[dict[str, np.ndarray], float | None]:
+    """One weight, and its signal-to-noise ratio in dB."""
+    inputs = [source.read(name) for name in task.inputs]
     made = task.make(*inputs)
-    del inputs
     arrays = {
         "qvalue": np.asarray(made.qtensor.qvalue),
         "scale": np.asarray(made.qtensor.scale),
     }
+    # NaN and infinities of a weight are in its scales.
     if not allow_nonfinite and not is_finite(arrays["scale"]):
+        for name, x in zip(task.inputs, inputs, strict=True):
+            _check_finite(source, name, x)
         raise CheckpointError(
             f"{task.path} is contracted with different weights in different calls; "
             "give each its own module, or an AqtDotGeneral with a name of its own"
         )
     signal, noise = float(made.signal), float(made.noise)
     decibels = 10 * float(np.log10(signal / noise)) if signal and noise else None
-    return staging.put(index, arrays, decibels)
+    return arrays, decibels
 
 
-def _read(source: Source, name: str, allow_nonfinite: bool) -> np.ndarray:
-    x = source.read(name)
-    if not allow_nonfinite and not is_finite(x):
+def _check_finite(source: Source, name: str, x: np.ndarray) -> None:
+    if not is_finite(x):
         raise CheckpointError(
             f"{name} in {source.path} holds NaN or infinite values; "
             "--allow-nonfinite (allow_nonfinite=True) converts it all the same"
         )
-    return x
 
 
-def _staged_arrays(job: Job, staging: staging_lib.Staging) -> list[LazyArray]:
-    def lazy(index: int, field: str, name: str, info: Any) -> LazyArray:
-        return LazyArray(name, info, lambda: staging.get(index, field, info))
+def _frozen_arrays(
+    job: Job, staging: staging_lib.Staging, frozen: Sequence[_Frozen], done: "_Done"
+) -> list[LazyArray]:
+    def lazy(index: int, field: str, name: str, info: ArrayInfo) -> LazyArray:
+        def read() -> np.ndarray:
+            finished = frozen[index].result().result()
+            done.checksums[name] = finished.checksums[field]
+            done.decibels[job.tasks[index].path] = finished.decibels
+            return staging.get(index, field, info)
+
+        return LazyArray(name, info, read)
 
     return [
         lazy(index, field, name, info)
@@ -333,7 +364,9 @@ def _copied_arrays(
         info = source.arrays[origin]
 
         def read() -> np.ndarray:
-            x = _read(source, origin, allow_nonfinite)
+            x = source.read(origin)
+            if not allow_nonfinite:
+                _check_finite(source, origin, x)
             done.checksums[name] = checksum(x)
             on_bytes(info.nbytes, name)
             return x

@@ -81,6 +81,8 @@ def job_from_model(
         }
         sources = tuple(origin[name] for name in inputs)
         tasks.append(Task(path, sources, fields, weight.make))
+    # In the order in which a target is written.
+    tasks.sort(key=lambda task: task.path.split("/"))
     copies = {
         node.array: origin[node.array]
         for node in nodes.values()
