@@ -1,10 +1,12 @@
 """Memory and throughput of converting a checkpoint on disk.
 
-    python -m benchmarks.convert_checkpoint [--layers 34] [--width 4096] [--json FILE]
+    python -m benchmarks.convert_checkpoint [--format safetensors] [--layers 34]
+        [--width 4096] [--json FILE]
 
-Writes an Orbax checkpoint of a float32 model (34 layers of 4096 x 8192: 4.6 GB) into a
-temporary folder, copies it (the copy synced to disk, as the conversion's target is),
-and converts it in a process of its own, whose resident memory is read every 100 ms.
+Writes an Orbax checkpoint (or a safetensors file) of a float32 model, 34 layers of
+4096 x 8192 or 4.6 GB, into a temporary folder, copies it (the copy synced to disk, as
+the conversion's target is), and converts it in a process of its own, whose resident
+memory is read every 100 ms.
 Reported are the peak over the start, in units of the largest weight, and the
 throughput beside the copy's, in float32 bytes a second.
 """
@@ -45,7 +47,7 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
     import numpy as np
 
     from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, path_name
-    from aqtlite.checkpoint.targets.orbax import Orbax
+    from aqtlite.checkpoint.targets import target_for
 
     model, args = factory(layers, width)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *args)
@@ -61,8 +63,8 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
         path_name(key): ArrayInfo(leaf.shape, np.dtype("float32"))
         for key, leaf in leaves
     }
-    Orbax().write(path, [lazy(n, i) for n, i in infos.items()], lambda: "")
-    (path / "aqtlite.json").unlink()
+    arrays = [lazy(n, i) for n, i in infos.items()]
+    target_for(path).write(path, arrays, lambda: "")
     return max(info.nbytes for info in infos.values())
 
 
@@ -86,17 +88,27 @@ def resident(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(folder: pathlib.Path, layers: int, width: int) -> dict[str, float]:
+def size(path: pathlib.Path) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def measure(
+    folder: pathlib.Path, suffix: str, layers: int, width: int
+) -> dict[str, float]:
     """Runs the whole; returns the figures."""
-    source, copy, target = folder / "source", folder / "copy", folder / "target"
+    from aqtlite.checkpoint.staging import remove
+
+    source, copy, target = (folder / (n + suffix) for n in ("source", "copy", "target"))
     largest = write_source(source, layers, width)
-    total = sum(f.stat().st_size for f in source.rglob("*") if f.is_file())
+    total = size(source)
     os.sync()
     start = time.perf_counter()
-    shutil.copytree(source, copy)
+    (shutil.copytree if source.is_dir() else shutil.copyfile)(source, copy)
     os.sync()
     copy_seconds = time.perf_counter() - start
-    shutil.rmtree(copy)
+    remove(copy)
     arguments = [_CHILD, str(source), str(target)]
     sizes = ["--layers", str(layers), "--width", str(width)]
     process = subprocess.Popen(
@@ -111,7 +123,6 @@ def measure(folder: pathlib.Path, layers: int, width: int) -> dict[str, float]:
         peak = max(peak, resident(process.pid))
         time.sleep(0.1)
     seconds = float(process.stdout.read())
-    after = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
     bytes_before = sum(layers * [width * 2 * width * 4])
     return {
         "checkpoint GB": total / 1e9,
@@ -121,7 +132,7 @@ def measure(folder: pathlib.Path, layers: int, width: int) -> dict[str, float]:
         "copy MB/s": bytes_before / 1e6 / copy_seconds,
         "convert MB/s": bytes_before / 1e6 / seconds,
         "convert / copy throughput": copy_seconds / seconds,
-        "size after / before": after / total,
+        "size after / before": size(target) / total,
     }
 
 
@@ -132,12 +143,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--json", metavar="FILE", help="where to write the figures")
     parser.add_argument(_CHILD, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--format", choices=("orbax", "safetensors"), default="orbax")
     options = parser.parse_args()
     if options.child:
         child(*options.child, options.layers, options.width)
         return
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(pathlib.Path(folder), options.layers, options.width)
+        suffix = ".safetensors" if options.format == "safetensors" else ""
+        sizes = options.layers, options.width
+        figures = measure(pathlib.Path(folder), suffix, *sizes)
     for name, value in figures.items():
         print(f"{name:>40} {value:.2f}")
     if options.json:

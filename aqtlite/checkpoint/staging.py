@@ -1,7 +1,6 @@
 """Finished weights on disk, so that an interrupted conversion goes on where it was.
 
-A weight is two files of bytes and, written last, a record in JSON: where there is a
-record, the bytes are whole.
+A weight is two files of bytes and, written last, a record in JSON with their checksums.
 """
 
 import fcntl
@@ -54,9 +53,20 @@ class Staging:
         self.close()
 
     def finished(self, index: int) -> Finished | None:
-        """What is known of a weight that lies ready."""
+        """What is known of a weight that lies ready, and whole."""
         record = self.folder / f"{index}.json"
-        return Finished(**json.loads(record.read_text())) if record.exists() else None
+        if not record.exists():
+            return None
+        try:
+            finished = Finished(**json.loads(record.read_text()))
+            for field, wanted in finished.checksums.items():
+                found = np.fromfile(self.folder / f"{index}.{field}", np.uint8)
+                if checksum(found) != wanted:
+                    return None
+        except (OSError, ValueError, TypeError):
+            # The machine stopped before the disk had all of it.
+            return None
+        return finished
 
     def put(
         self, index: int, arrays: dict[str, np.ndarray], decibels: float | None
@@ -90,11 +100,9 @@ def _locked(folder: pathlib.Path) -> IO[bytes]:
 
 
 def write_file(path: pathlib.Path, data: bytes | memoryview) -> None:
-    """Writes a file and waits until the disk has it."""
+    """Writes a file."""
     with path.open("wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync_tree(path: pathlib.Path) -> None:

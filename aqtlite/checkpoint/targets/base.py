@@ -22,6 +22,7 @@ class Target(abc.ABC):
         Args:
             path: a file or a folder, as the format has it.
             arrays: read one after the other, once each.
-            manifest: the text to store with them. It is asked for before the first
-                array and after the last, and must have the same length both times.
+            manifest: the text to store with them; empty for none. It is asked for
+                before the first array and after the last, and must have the same
+                length both times.
         """

@@ -38,7 +38,8 @@ class Orbax(base.Target):
         )
         with ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(tree))
-        (path / MANIFEST).write_text(manifest())
+        if text := manifest():
+            (path / MANIFEST).write_text(text)
 
 
 class _LazyArrayHandler(ocp.type_handlers.NumpyHandler):

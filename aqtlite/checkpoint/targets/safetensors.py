@@ -45,7 +45,9 @@ def _stored_dtype(array: LazyArray) -> np.dtype:
 
 
 def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {METADATA_KEY: manifest}}
+    entries: dict[str, object] = {}
+    if manifest:
+        entries["__metadata__"] = {METADATA_KEY: manifest}
     position = 0
     for array in arrays:
         dtype = _stored_dtype(array)
