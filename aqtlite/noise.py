@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.sharding import explicit_sharding
+from aqtlite import reduction
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive salts.
 
@@ -83,29 +83,11 @@ def seed_from_bits(x: jax.Array, *others: jax.Array) -> jax.Array:
     if x.ndim:
         place = lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
         spread = spread * (place * np.uint32(_GOLDEN - 1) + np.uint32(1))
-    total = _sum(spread)
+    total = reduction.wrapping_sum(spread)
     for other in others:
         largest = jnp.max(other, initial=-jnp.inf)
         total = _mix(total + lax.bitcast_convert_type(largest, jnp.uint32))
     return _two_words(total)
-
-
-def _sum(x: jax.Array) -> jax.Array:
-    """The sum over all elements, modulo 2^32."""
-
-    def at_once(x):
-        return jnp.sum(x, dtype=jnp.uint32)
-
-    def in_two_steps(x):
-        # XLA:CPU fuses a sum of up to 32 terms with what it sums, and no other: the
-        # first one is taken as the array is made, the second one ends the fusion.
-        flat = jnp.pad(x.reshape(-1), (0, -x.size % 32))
-        return at_once(jnp.sum(flat.reshape(32, -1), axis=0, dtype=jnp.uint32))
-
-    is_known = all(isinstance(size, int) for size in x.shape)
-    if not is_known or x.size < 2**14 or explicit_sharding(x) is not None:
-        return at_once(x)
-    return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
 
 
 @functools.partial(jax.jit, static_argnums=1)

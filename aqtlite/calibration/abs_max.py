@@ -3,9 +3,9 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import reduction
 from aqtlite.calibration import base
 
 
@@ -38,8 +38,7 @@ class AbsMax(base.Calibration):
         object.__setattr__(self, "clipping_scale", float(scale))
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-        # `initial` defines the maximum over an axis of size zero.
-        largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+        largest = reduction.largest_magnitude(x, axes)
         if self.clipping_scale is None:
             return largest
         return largest * np.float32(self.clipping_scale)
