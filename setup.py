@@ -10,7 +10,7 @@ version = re.search(
     r'^__version__ = "(.+)"$', (here / "aqtlite/__init__.py").read_text(), re.M
 ).group(1)
 
-demo = ["matplotlib", "optax", "orbax-checkpoint", "rich"]
+demo = ["matplotlib"]
 test = [
     *demo,
     "aqtp==0.9.0",
@@ -23,6 +23,7 @@ test = [
     "pytest-xdist",
     "qwix==0.1.8",
     "ruff",
+    "safetensors",
 ]
 
 setuptools.setup(
@@ -37,13 +38,13 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["aqtlite", "aqtlite.*"]),
     package_data={"aqtlite": ["py.typed"]},
     install_requires=[
-        "flax>=0.12",
+        "flax>=0.12",  # and what it brings: msgpack, optax, orbax-checkpoint, rich
         "jax>=0.10",
         "jaxlib>=0.10",
         "numpy",
         "opt_einsum",  # that JAX itself depends on
     ],
-    extras_require={"demo": demo, "test": test},
+    extras_require={"demo": demo, "safetensors": ["safetensors"], "test": test},
     entry_points={"console_scripts": ["aqtlite = aqtlite.cli:main"]},
     classifiers=[
         "Intended Audience :: Developers",

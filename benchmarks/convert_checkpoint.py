@@ -13,6 +13,7 @@ throughput beside the copy's, in float32 bytes a second.
 
 import argparse
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -72,6 +73,8 @@ def child(source: str, target: str, layers: int, width: int) -> None:
     """Converts; says when everything is imported."""
     from aqtlite import checkpoint
 
+    # Orbax tells every step of a save through absl.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     model, args = factory(layers, width)
     print("ready", flush=True)
     start = time.perf_counter()

@@ -79,7 +79,8 @@ def saved_bytes(function: Callable[..., Any], *arguments: Any) -> int:
 
 
 def layers(contestant: Contestant, x: jax.Array, *kernels: jax.Array) -> jax.Array:
-    """Plain layers, nothing in between."""
+    """Plain layers, nothing in between; none of their inputs is an argument."""
+    x = x + 1.0
     for kernel in kernels:
         x = contestant.dot_general(x, kernel, (((1,), (0,)), ((), ())))
     return x
