@@ -74,7 +74,6 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         "--fwd-bits",
         metavar="N",
         type=int,
-        default=8,
         help="bits of the preset's forward contraction (default 8)",
     )
     parser.add_argument(

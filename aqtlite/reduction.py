@@ -6,10 +6,12 @@ the first of 16 terms, no such array is needed; the second step reads what is le
 Results are the same as in one step, bit for bit.
 """
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from aqtlite.sharding import explicit_sharding
@@ -33,27 +35,52 @@ def wrapping_sum(x: jax.Array) -> jax.Array:
     return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """``max(|x|)`` over some axes of a float32 array, keepdims; 0 over an empty axis.
 
-    A NaN makes its maximum NaN.
+    A NaN makes its maximum NaN or, on CPUs, infinite.
     """
 
-    def at_once(x):
-        return jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+    def as_floats(x):
+        return _largest_of_floats(x, axes)
+
+    def as_bits(x):
+        # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in
+        # the order of their bits, and NaN comes last.
+        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+        largest = jnp.max(bits, axis=axes, keepdims=True, initial=0)
+        return lax.bitcast_convert_type(largest, jnp.float32)
 
     def in_two_steps(x):
-        # Without a sign, floats are in the order of their bits, and NaN is the last.
         bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
-        pieces = (_TERMS, x.shape[axis] // _TERMS)
+        pieces = (terms, x.shape[axis] // terms)
         bits = bits.reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
-        return at_once(lax.bitcast_convert_type(bits.max(axis), jnp.float32))
+        first = jnp.minimum(bits.max(axis), infinity)
+        return as_floats(lax.bitcast_convert_type(first, jnp.float32))
 
-    divisible = [a for a in axes if _is_worthwhile(x) and x.shape[a] % _TERMS == 0]
-    if not divisible:
-        return at_once(x)
-    axis = max(divisible, key=lambda a: x.shape[a])
-    return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
+    infinity = np.float32(np.inf).view(np.int32)
+    cuts = [
+        (terms, x.shape[axis], axis)
+        for axis in axes
+        for terms in (_TERMS, _TERMS // 2)
+        if _is_worthwhile(x) and x.shape[axis] % terms == 0
+    ]
+    terms, _, axis = max(cuts, default=(0, 0, 0))
+    on_cpu = in_two_steps if cuts else as_bits
+    return lax.platform_dependent(x, cpu=on_cpu, default=as_floats)
+
+
+def _largest_of_floats(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+
+
+@largest_magnitude.defjvp
+def _largest_magnitude_jvp(axes, primals, tangents):
+    """The derivative is that of the floats, which their bits do not have."""
+    (x,) = primals
+    _, tangent = jax.jvp(lambda x: _largest_of_floats(x, axes), primals, tangents)
+    return largest_magnitude(x, axes), tangent
 
 
 def _is_worthwhile(x: jax.Array) -> bool:

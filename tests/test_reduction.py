@@ -24,12 +24,26 @@ def test_largest_magnitude(shape):
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-def test_largest_magnitude_of_what_is_not_finite(bad):
-    x = np.zeros((128, 256), np.float32)
-    x[3, 7], x[3, 8], x[5, 1] = bad, -np.inf, -0.0
-    got = np.asarray(reduction.largest_magnitude(jnp.asarray(x), (1,)))
-    np.testing.assert_array_equal(got, np.abs(x).max(1, keepdims=True))
-    assert got[5, 0] == 0 and not np.signbit(got).any()
+@pytest.mark.parametrize("size", [8, 33, 64, 100, 128, 200, 256, 513])
+def test_what_is_not_finite_shows_at_every_size(size, bad):
+    x = np.ones((size, size), np.float32)
+    x[3, 7], x[5, 1] = bad, -0.0
+    for axis in (0, 1):
+        got = jax.jit(reduction.largest_magnitude, static_argnums=1)(x, (axis,))
+        finite = np.isfinite(np.asarray(got)).ravel()
+        assert not finite[7 if axis == 0 else 3]
+        assert finite.sum() == size - 1
+        assert not np.signbit(got).any()
+
+
+def test_gradient_of_the_largest_magnitude():
+    x = jax.random.normal(jax.random.key(0), (128, 256))
+
+    def total(function):
+        return jax.grad(lambda x: (function(x) ** 2).sum())(x)
+
+    got = total(lambda x: reduction.largest_magnitude(x, (1,)))
+    np.testing.assert_array_equal(got, total(lambda x: jnp.abs(x).max(1)))
 
 
 @settings(max_examples=20, deadline=None)

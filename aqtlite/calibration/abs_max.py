@@ -13,6 +13,7 @@ from aqtlite.calibration import base
 class AbsMax(base.Calibration):
     """``max(|x|)`` over the shared axes, times `clipping_scale` if there is one.
 
+    >>> import jax.numpy as jnp
     >>> AbsMax().bound(jnp.array([[1.0, -3.0], [2.0, 0.5]]), (1,)).tolist()
     [[3.0], [2.0]]
 

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import rich.console
+from flax import linen as nn
 
 from aqtlite import checkpoint, config
 from aqtlite.errors import UserError
@@ -26,7 +27,7 @@ def convert(args: argparse.Namespace) -> None:
         "console": console,
     }
     if args.rules is not None:
-        for name in ("config", "preset", "keep_float"):
+        for name in ("config", "preset", "fwd_bits", "keep_float"):
             if getattr(args, name):
                 raise UserError(
                     f"--{name.replace('_', '-')} goes with --model, not with --rules"
@@ -45,7 +46,7 @@ def convert(args: argparse.Namespace) -> None:
                 keep_float=args.keep_float,
                 **options,
             )
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(" ".join(str(error).split())) from error
@@ -68,18 +69,24 @@ def _console() -> rich.console.Console:
 
 
 def _config(args: argparse.Namespace) -> Any:
+    if args.fwd_bits is not None and args.preset is None:
+        raise UserError("--fwd-bits goes with --preset")
     if args.config is not None:
         try:
-            return config.from_json(_read(args.config))
+            cfg = config.from_json(_read(args.config))
         except (ValueError, TypeError) as error:
             raise UserError(f"{args.config} is no config: {error}") from error
+        if not isinstance(cfg, config.DotGeneral):
+            raise UserError(f"{args.config} holds a {type(cfg).__name__}")
+        return cfg
+    bits = 8 if args.fwd_bits is None else args.fwd_bits
     try:
         if args.preset == "fully_quantized":
-            return config.fully_quantized(fwd_bits=args.fwd_bits)
+            return config.fully_quantized(fwd_bits=bits)
         if args.preset == "weight_only":
-            return config.weight_only(bits=args.fwd_bits)
+            return config.weight_only(bits=bits)
     except (ValueError, TypeError) as error:
-        raise UserError(f"--fwd-bits {args.fwd_bits}: {error}") from error
+        raise UserError(f"--fwd-bits {bits}: {error}") from error
     return None
 
 
@@ -98,15 +105,16 @@ def _made(name: str, cfg: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         raise UserError(f"--model {name}: write it as package.module:factory")
     # As `python -m` does: modules of the working directory come first.
     sys.path.insert(0, os.getcwd())
+    called_with = "nothing" if cfg is None else "the config"
+    # What is the user's own may raise anything; -v shows where.
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"--model {name}: {error}") from error
-    try:
         made = factory() if cfg is None else factory(cfg)
-    except TypeError as error:
-        call = "no argument" if cfg is None else "one argument, the config"
-        raise UserError(f"--model {name} was called with {call}: {error}") from error
+    except Exception as error:
+        raise UserError(
+            f"--model {name} (called with {called_with}) raised "
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UserError(
             f"--model {name} has to return (model, sample_args) or (model, "
@@ -117,5 +125,13 @@ def _made(name: str, cfg: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         raise UserError(
             f"--model {name}: sample_args has to be a tuple, not a "
             f"{type(sample_args).__name__}"
+        )
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"--model {name}: the model has to be a Linen module, not {model!r}"
+        )
+    if rest and not isinstance(rest[0], dict):
+        raise UserError(
+            f"--model {name}: sample_kwargs has to be a dict, not {rest[0]!r}"
         )
     return model, sample_args, dict(*rest)

@@ -157,14 +157,15 @@ def _convert(
 ) -> Report:
     """The pass itself."""
     _check_names(job, source)
-    if dry_run:
-        return report_of(job.manifest, seconds=None)
-    folder = target.parent / f".{target.name}.converting"
-    _finish_a_replacement(target, folder)
-    _check_target(source, target, overwrite)
     writer = targets.target_for(target)
+    writer.check(job.manifest.arrays)
+    folder = target.parent / f".{target.name}.converting"
     start = time.perf_counter()
     try:
+        _finish_a_replacement(target, folder)
+        _check_target(source, target, overwrite)
+        if dry_run:
+            return report_of(job.manifest, seconds=None)
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = staging_lib.Staging(folder, _key(job, source))
     except OSError as error:
@@ -210,6 +211,8 @@ def _check_names(job: Job, source: Source) -> None:
 
 
 def _check_target(source: Source, target: pathlib.Path, overwrite: bool) -> None:
+    if target.is_symlink():
+        raise CheckpointError(f"{target} is a symbolic link; name what it points to")
     if target.exists() and not overwrite:
         raise CheckpointError(
             f"{target} exists; --overwrite (overwrite=True) replaces it"
@@ -220,6 +223,20 @@ def _check_target(source: Source, target: pathlib.Path, overwrite: bool) -> None
             f"the target {target} and the source {source.path} lie in one another; "
             "name a target beside it"
         )
+    if target.exists() and not _is_converted(target):
+        raise CheckpointError(
+            f"{target} is no converted checkpoint, and is not replaced; remove it first"
+        )
+
+
+def _is_converted(target: pathlib.Path) -> bool:
+    """Whether it is a converted checkpoint, or an empty folder."""
+    if target.is_dir() and not any(target.iterdir()):
+        return True
+    try:
+        return open_source(target).manifest() is not None
+    except CheckpointError:
+        return False
 
 
 def _key(job: Job, source: Source) -> str:

@@ -20,6 +20,7 @@ from aqtlite.flax.site import COLLECTION, Site
 from aqtlite.qtensor import QTensor
 
 _PARAMS = "params"
+_FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 
 
 def job_from_model(
@@ -80,6 +81,12 @@ def job_from_model(
             for field, name in (("qvalue", node.qvalue), ("scale", node.scale))
         }
         sources = tuple(origin[name] for name in inputs)
+        for name in sources:
+            if arrays[name].dtype not in _FLOATS:
+                raise CheckpointError(
+                    f"{name} is {arrays[name]}; weights are converted from "
+                    f"{', '.join(dtype.name for dtype in _FLOATS)}"
+                )
         tasks.append(Task(path, sources, fields, weight.make))
     # In the order in which a target is written.
     tasks.sort(key=lambda task: task.path.split("/"))

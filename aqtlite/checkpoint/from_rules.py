@@ -50,7 +50,10 @@ def rules_from_json(text: str) -> tuple[Rule, ...]:
     (0,)
     """
     try:
-        return tuple(_rule(entry) for entry in json.loads(text))
+        entries = json.loads(text)
+        if not isinstance(entries, list) or not entries:
+            raise TypeError(f"it is {text.strip()[:40]!r}")
+        return tuple(_rule(entry) for entry in entries)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(
             'rules are a JSON list of {"pattern": ..., "contracting": [...], '
@@ -62,7 +65,9 @@ def _rule(entry: Any) -> Rule:
     unknown = set(entry) - {"pattern", "contracting", "bits", "tensor"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))} in {entry}")
-    contracting = tuple(int(axis) for axis in entry["contracting"])
+    if not all(type(axis) is int for axis in entry["contracting"]):
+        raise TypeError(f"contracting is {entry['contracting']!r}")
+    contracting = tuple(entry["contracting"])
     if "tensor" in entry:
         tensor = config.from_json(json.dumps(entry["tensor"]))
         if not isinstance(tensor, config.Tensor) or not tensor.is_quantized:

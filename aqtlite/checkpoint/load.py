@@ -59,6 +59,8 @@ def load_serving(
     """
     source = open_source(pathlib.Path(path))
     manifest = _manifest(source)
+    if model is not None and not isinstance(model, nn.Module):
+        raise CheckpointError(f"model has to be a Linen module, got {model!r}")
     if model is None:
         if mesh is not None:
             raise CheckpointError(

@@ -35,11 +35,14 @@ class Staging:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._lock = _locked(folder)
         key_file = folder / "key"
+        # Without a key there is no more than a lock, unless it is somebody else's.
+        if not key_file.exists() and {f.name for f in folder.iterdir()} - {"lock"}:
+            raise CheckpointError(f"{folder} is in the way; move it")
+        self._lock = _locked(folder)
         if not key_file.exists() or key_file.read_text() != key:
             for entry in folder.iterdir():
-                if entry.name != "lock":
+                if entry.name not in ("lock", "key"):
                     remove(entry)
             write_file(key_file, key.encode())
 

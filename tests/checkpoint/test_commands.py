@@ -33,6 +33,9 @@ def wrong():
 def no_tuple():
     return models.MlpBlock(None), None
 
+def raising():
+    raise KeyError("mine")
+
 def plain():
     return factory(None)
 """
@@ -112,6 +115,10 @@ def test_rules_keep_float_dry_run_and_overwrite(folder, capsys):
     [
         (["nothing", "out", "--model", "serving_model:factory"], "does not exist"),
         (["float", "float", "--model", "serving_model:factory"], "float exists"),
+        (["float", "out", "--model", "serving_model:raising"], "KeyError: 'mine'"),
+        ([*MODEL, "--fwd-bits", "4"], "goes with --preset"),
+        (["float", "out", "--rules", "none.json", "--fwd-bits", "4"], "--fwd-bits"),
+        (["float", "x" * 300, "--model", "serving_model:factory"], "too long"),
         (["float", "out", "--model", "serving_model"], "package.module:factory"),
         (["float", "out", "--model", "nowhere:factory"], "No module named 'nowhere'"),
         (["float", "out", "--model", "serving_model:nothing"], "'nothing'"),
@@ -128,7 +135,7 @@ def test_rules_keep_float_dry_run_and_overwrite(folder, capsys):
                 "--preset",
                 "weight_only",
             ],
-            "one argument, the config",
+            "called with the config",
         ),
         (
             [

@@ -61,9 +61,56 @@ def test_existing_target(tmp_path):
     (tmp_path / "out" / "precious").write_text("mine")
     with pytest.raises(checkpoint.CheckpointError, match="exists; --overwrite"):
         checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+    with pytest.raises(checkpoint.CheckpointError, match="no converted checkpoint"):
+        checkpoint.convert_checkpoint(
+            source, tmp_path / "out", MODEL, X, overwrite=True
+        )
     assert (tmp_path / "out" / "precious").read_text() == "mine"
+    (tmp_path / "out" / "precious").unlink()
     checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X, overwrite=True)
     checkpoint.load_serving(tmp_path / "out")
+
+
+def test_a_folder_of_somebody_else(tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    folder = tmp_path / ".out.converting"
+    folder.mkdir()
+    (folder / "precious").write_text("mine")
+    assert "is in the way" in convert_error(tmp_path, source)
+    assert (folder / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("size", [32, 64, 256])
+def test_one_nan_in_a_large_weight(size, tmp_path):
+    model = nn.Dense(size, dot_general=AqtDotGeneral(INT8))
+    x = jnp.ones((1, size))
+    variables = init(model, x)
+    kernel = variables["params"]["kernel"]
+    variables["params"]["kernel"] = kernel.at[3, 5].set(np.nan)
+    source = save(tmp_path / "float", variables, "msgpack")
+    with pytest.raises(checkpoint.CheckpointError, match="holds NaN"):
+        checkpoint.convert_checkpoint(source, tmp_path / "out", model, x)
+
+
+def test_what_the_formats_cannot_hold(tmp_path):
+    variables = {"a.b": jnp.ones(3), "w": jnp.ones((2, 2))}
+    source = save(tmp_path / "float", variables, "msgpack")
+    rules = [checkpoint.Rule("w", (0,))]
+    with pytest.raises(checkpoint.CheckpointError, match="levels by dots"):
+        checkpoint.convert_by_rules(source, tmp_path / "x.safetensors", rules)
+    checkpoint.convert_by_rules(source, tmp_path / "out", rules)
+    variables = {"empty": jnp.ones((0, 3)), "w": jnp.ones((2, 2))}
+    source = save(tmp_path / "float", variables, "msgpack")
+    with pytest.raises(checkpoint.CheckpointError, match="which is empty"):
+        checkpoint.convert_by_rules(source, tmp_path / "out2", rules)
+    checkpoint.convert_by_rules(source, tmp_path / "out.safetensors", rules)
+    assert checkpoint.load_serving(tmp_path / "out.safetensors")["empty"].size == 0
+
+
+def test_weights_that_are_not_floats(tmp_path):
+    variables = jax.tree.map(lambda x: x.astype("int32"), VARIABLES)
+    source = save(tmp_path / "float", variables, "msgpack")
+    assert "is int32[8]" in convert_error(tmp_path, source).replace("[8, 8]", "[8]")
 
 
 @pytest.mark.parametrize("inside", [".", "sub", ".."])

@@ -15,6 +15,13 @@ def open_source(path: pathlib.Path) -> Source:
     Raises:
         CheckpointError: if there is none.
     """
+    try:
+        return _open(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _open(path: pathlib.Path) -> Source:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_dir():

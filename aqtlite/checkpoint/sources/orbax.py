@@ -61,7 +61,7 @@ class Orbax(base.Source):
         )
         try:
             restored = self._checkpointer.restore(self.path.resolve(), args=args)
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{name} cannot be read from {self.path}: {error}"
             ) from error
@@ -71,7 +71,10 @@ class Orbax(base.Source):
 
     def manifest(self) -> str | None:
         file = self.path / MANIFEST
-        return file.read_text() if file.exists() else None
+        try:
+            return file.read_text(encoding="utf-8") if file.exists() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     def files(self) -> list[pathlib.Path]:
         return sorted(file for file in self.path.rglob("*") if file.is_file())

@@ -71,8 +71,6 @@ class Safetensors(base.Source):
     def read(self, name: str) -> np.ndarray:
         file, key, info = self._entries[name]
         with _opened(file) as tensors:
-            if info.shape:
-                return _to_numpy(tensors.get_slice(key)[:], info)
             return _to_numpy(tensors.get_tensor(key), info)
 
     def read_sharded(self, name: str, sharding: jax.sharding.Sharding) -> jax.Array:

@@ -2,13 +2,22 @@
 
 import abc
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aqtlite.checkpoint.arrays import LazyArray
+from aqtlite.checkpoint.manifest import Stored
 
 
 class Target(abc.ABC):
     """Writes a checkpoint array by array."""
+
+    @abc.abstractmethod
+    def check(self, arrays: Mapping[str, Stored]) -> None:
+        """Refuses arrays that the format cannot hold.
+
+        Raises:
+            CheckpointError: naming the first of them.
+        """
 
     @abc.abstractmethod
     def write(

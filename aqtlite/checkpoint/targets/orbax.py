@@ -1,19 +1,34 @@
 """Orbax checkpoints, written without holding all arrays in memory."""
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from aqtlite.checkpoint.arrays import LazyArray
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.manifest import Stored
 from aqtlite.checkpoint.sources.orbax import MANIFEST
 from aqtlite.checkpoint.targets import base
 
 
 class Orbax(base.Target):
     """A folder, as `orbax.checkpoint.PyTreeCheckpointer` writes it."""
+
+    def check(self, arrays: Mapping[str, Stored]) -> None:
+        for name, stored in arrays.items():
+            if 0 in stored.info.shape:
+                raise CheckpointError(
+                    f"Orbax cannot hold {name}, {stored.info}, which is empty; "
+                    "name a target that ends in .safetensors"
+                )
+            if len(name) > 200:
+                raise CheckpointError(
+                    f"{name} is too long a name for a file; name a target that ends "
+                    "in .safetensors"
+                )
 
     def write(
         self,

@@ -7,13 +7,14 @@ from arrays that are all in memory.
 
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.arrays import LazyArray, as_bytes
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.manifest import Stored
 from aqtlite.checkpoint.sources.safetensors import DTYPES, METADATA_KEY
 from aqtlite.checkpoint.targets import base
 
@@ -22,6 +23,16 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 class Safetensors(base.Target):
     """One file. int4, which the format lacks, is stored as int8."""
+
+    def check(self, arrays: Mapping[str, Stored]) -> None:
+        for name, stored in arrays.items():
+            if "." in name:
+                raise CheckpointError(
+                    f"safetensors separates levels by dots, which {name} has in a "
+                    "step; name a folder as target, for Orbax"
+                )
+            if _stored_dtype(stored.info.dtype) not in _NAMES:
+                raise CheckpointError(f"safetensors cannot hold {name}, {stored.info}")
 
     def write(
         self,
@@ -33,15 +44,14 @@ class Safetensors(base.Target):
         with path.open("xb") as file:
             file.write(header)
             for array in arrays:
-                x = array.read().astype(_stored_dtype(array), copy=False)
+                x = array.read().astype(_stored_dtype(array.info.dtype), copy=False)
                 file.write(as_bytes(x))
             file.seek(0)
             file.write(_header(arrays, manifest()))
 
 
-def _stored_dtype(array: LazyArray) -> np.dtype:
-    is_int4 = array.info.dtype == jnp.int4
-    return np.dtype("int8") if is_int4 else array.info.dtype
+def _stored_dtype(dtype: np.dtype) -> np.dtype:
+    return np.dtype("int8") if dtype == jnp.int4 else dtype
 
 
 def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
@@ -50,9 +60,7 @@ def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
         entries["__metadata__"] = {METADATA_KEY: manifest}
     position = 0
     for array in arrays:
-        dtype = _stored_dtype(array)
-        if dtype not in _NAMES:
-            raise CheckpointError(f"safetensors cannot hold {array.name}, {array.info}")
+        dtype = _stored_dtype(array.info.dtype)
         stop = position + array.info.nbytes
         entries[array.name.replace("/", ".")] = {
             "dtype": _NAMES[dtype],
