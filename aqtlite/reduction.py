@@ -42,20 +42,20 @@ def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     A NaN makes its maximum NaN or, on CPUs, infinite.
     """
 
-    def as_floats(x):
-        return _largest_of_floats(x, axes)
+    as_floats = functools.partial(_largest_of_floats, axes=axes)
+
+    # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in the
+    # order of their bits, and NaN comes last.
+    def bits_of(x):
+        return lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
 
     def as_bits(x):
-        # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in
-        # the order of their bits, and NaN comes last.
-        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
-        largest = jnp.max(bits, axis=axes, keepdims=True, initial=0)
+        largest = jnp.max(bits_of(x), axis=axes, keepdims=True, initial=0)
         return lax.bitcast_convert_type(largest, jnp.float32)
 
     def in_two_steps(x):
-        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
         pieces = (terms, x.shape[axis] // terms)
-        bits = bits.reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
+        bits = bits_of(x).reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
         first = jnp.minimum(bits.max(axis), infinity)
         return as_floats(lax.bitcast_convert_type(first, jnp.float32))
 
@@ -79,7 +79,8 @@ def _largest_of_floats(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 def _largest_magnitude_jvp(axes, primals, tangents):
     """The derivative is that of the floats, which their bits do not have."""
     (x,) = primals
-    _, tangent = jax.jvp(lambda x: _largest_of_floats(x, axes), primals, tangents)
+    as_floats = functools.partial(_largest_of_floats, axes=axes)
+    _, tangent = jax.jvp(as_floats, primals, tangents)
     return largest_magnitude(x, axes), tangent
 
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -352,7 +352,7 @@ def _check_finite(source: Source, name: str, x: np.ndarray) -> None:
 
 
 def _frozen_arrays(
-    job: Job, staging: staging_lib.Staging, frozen: Sequence[_Frozen], done: "_Done"
+    job: Job, staging: staging_lib.Staging, frozen: Sequence[_Frozen], done: _Done
 ) -> list[LazyArray]:
     def lazy(index: int, field: str, name: str, info: ArrayInfo) -> LazyArray:
         def read() -> np.ndarray:
@@ -375,7 +375,7 @@ def _copied_arrays(
     source: Source,
     done: _Done,
     allow_nonfinite: bool,
-    on_bytes: Callable[[int, str], None],
+    on_bytes: OnBytes,
 ) -> list[LazyArray]:
     def lazy(name: str, origin: str) -> LazyArray:
         info = source.arrays[origin]

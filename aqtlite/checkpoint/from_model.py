@@ -1,5 +1,6 @@
 """Finding the weights of a Flax model in a checkpoint."""
 
+import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from aqtlite.checkpoint.from_rules import grid_name
 from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.flax import plan as plan_lib
+from aqtlite.flax import recording
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import COLLECTION, Site
 from aqtlite.qtensor import QTensor
@@ -67,15 +69,17 @@ def job_from_model(
             f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
         )
     nodes, stored = describe(plan.serving)
+    frozen = {path: node for path, node in nodes.items() if isinstance(node, Frozen)}
     tasks = []
     for weight in plan.weights:
         path = "/".join((COLLECTION, *weight.path))
-        node = nodes[path]
-        assert isinstance(node, Frozen)
+        node = frozen[path]
         inputs = [params[i] for i in weight.inputs]
-        site = nodes["/".join((COLLECTION, *weight.path[:-1], "site"))]
-        assert isinstance(site, Site)
-        nodes[path] = _with_origin(node, inputs, arrays, origin, site, weight.path[-1])
+        nodes[path] = dataclasses.replace(
+            node,
+            origin={name: arrays[origin[name]] for name in inputs},
+            grid=grid_name(weight.tensor),
+        )
         fields = {
             field: (name, stored[name].info)
             for field, name in (("qvalue", node.qvalue), ("scale", node.scale))
@@ -98,18 +102,6 @@ def job_from_model(
     sample = sample_lib.encode(args, kwargs)
     manifest = Manifest(nodes, stored, model=repr(model), sample=sample)
     return Job(manifest, tuple(tasks), copies)
-
-
-def _with_origin(node, inputs, arrays, origin, site, side) -> Frozen:
-    tensor = site.cfg.fwd.lhs if side == "lhs" else site.cfg.fwd.rhs
-    return Frozen(
-        qvalue=node.qvalue,
-        scale=node.scale,
-        dtype=node.dtype,
-        order=node.order,
-        origin={name: arrays[origin[name]] for name in inputs},
-        grid=grid_name(tensor),
-    )
 
 
 def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
@@ -144,21 +136,16 @@ def abstract_variables(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The shapes of a model's float variables."""
-    leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
-    dynamic = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
 
-    def init(key: jax.Array, values: list[Any]) -> Any:
-        filled = list(leaves)
-        for i, value in zip(dynamic, values, strict=True):
-            filled[i] = value
-        call_args, call_kwargs = jax.tree.unflatten(treedef, filled)
+    def init(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
         # These are of `apply` alone.
         init_kwargs = {
             k: v for k, v in call_kwargs.items() if k not in ("mutable", "rngs")
         }
-        return model.init(key, *call_args, **init_kwargs)
+        return model.init(jax.random.key(0), *call_args, **init_kwargs)
 
-    shapes = jax.eval_shape(init, jax.random.key(0), [leaves[i] for i in dynamic])
+    flat, inputs = recording.of_inputs(init, (args, dict(kwargs)), recording.is_array)
+    shapes = jax.eval_shape(flat, inputs)
     return {name: value for name, value in shapes.items() if name != COLLECTION}
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax import traverse_util
 
 from aqtlite import config
 from aqtlite.checkpoint import from_model
@@ -113,25 +114,23 @@ def _manifest(source: Source) -> Manifest:
 
 def _tree(source: Source, manifest: Manifest) -> dict[str, Any]:
     """The variables by the manifest alone."""
-    tree: dict[str, Any] = {}
-    for path, node in manifest.nodes.items():
-        *parents, last = path.split("/")
-        at = tree
-        for step in parents:
-            at = at.setdefault(step, {})
+
+    def value(node: Node) -> Any:
         match node:
             case Plain():
-                at[last] = _read(source, manifest, node.array, {})
+                return _read(source, manifest, node.array, {})
             case Frozen():
-                at[last] = QTensor(
+                return QTensor(
                     qvalue=_read(source, manifest, node.qvalue, {}),
                     scale=_read(source, manifest, node.scale, {}),
                     dtype=node.dtype,
                     order=node.order,
                 )
             case _:
-                at[last] = node
-    return tree
+                return node
+
+    values = {path: value(node) for path, node in manifest.nodes.items()}
+    return traverse_util.unflatten_dict(values, sep="/")
 
 
 def _read(

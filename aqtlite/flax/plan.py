@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.extend import core
 
+from aqtlite import config
 from aqtlite.flax import program, recording
 from aqtlite.flax.convert import assemble, check_repeats, checked
 from aqtlite.qtensor import QTensor
@@ -33,6 +34,9 @@ class Weight:
 
     inputs: tuple[int, ...]
     """The leaves of "params" that it is made of."""
+
+    tensor: config.Tensor
+    """How it is quantized."""
 
     make: Callable[..., Made]
     """Takes the values of these leaves."""
@@ -90,7 +94,7 @@ def plan(
     weights = []
     frozen = []
     for record in records:
-        weight = _weight(traced, record, programs)
+        weight = _weight(traced, record, sites[record.path].cfg.fwd, programs)
         if not keep_float(weight.path, weight.inputs):
             weights.append(weight)
             frozen.append(record)
@@ -100,7 +104,10 @@ def plan(
 
 
 def _weight(
-    traced: recording.Traced, record: recording.Record, programs: _Programs
+    traced: recording.Traced,
+    record: recording.Record,
+    raw: config.DotGeneralRaw,
+    programs: _Programs,
 ) -> Weight:
     (original,) = record.original.outputs
     wanted = [i for operand in record.operands for i in operand.outputs]
@@ -121,7 +128,8 @@ def _weight(
         leaves, signal, noise = programs.run(flat, params)
         return Made(jax.tree.unflatten(treedef, leaves), signal, noise)
 
-    return Weight((*record.path, record.side), tuple(kept), make)
+    tensor = raw.lhs if record.side == "lhs" else raw.rhs
+    return Weight((*record.path, record.side), tuple(kept), tensor, make)
 
 
 def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:

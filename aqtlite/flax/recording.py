@@ -1,7 +1,7 @@
 """What a model's contractions quantize, found by tracing it once."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -115,18 +115,9 @@ def trace_function(function, *trees):
     Returns:
         The closed jaxpr, the tree of outputs (as shapes), and the inputs.
     """
-    leaves, treedef = jax.tree.flatten(trees)
 
     def trace(is_input):
-        dynamic = [i for i, leaf in enumerate(leaves) if is_input(leaf)]
-
-        def flat(values):
-            filled = list(leaves)
-            for i, value in zip(dynamic, values, strict=True):
-                filled[i] = value
-            return function(*jax.tree.unflatten(treedef, filled))
-
-        inputs = [leaves[i] for i in dynamic]
+        flat, inputs = of_inputs(function, trees, is_input)
         closed, out_tree = jax.make_jaxpr(flat, return_shape=True)(inputs)
         return closed, out_tree, inputs
 
@@ -137,6 +128,24 @@ def trace_function(function, *trees):
         jax.errors.TracerIntegerConversionError,
     ):
         return trace(is_array)
+
+
+def of_inputs(
+    function: Callable[..., Any],
+    trees: tuple[Any, ...],
+    is_input: Callable[[Any], bool],
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """A call as a function of some leaves of its arguments, and these leaves."""
+    leaves, treedef = jax.tree.flatten(trees)
+    dynamic = [i for i, leaf in enumerate(leaves) if is_input(leaf)]
+
+    def flat(values: list[Any]) -> Any:
+        filled = list(leaves)
+        for i, value in zip(dynamic, values, strict=True):
+            filled[i] = value
+        return function(*jax.tree.unflatten(treedef, filled))
+
+    return flat, [leaves[i] for i in dynamic]
 
 
 def is_array(leaf: Any) -> bool:

@@ -68,12 +68,13 @@ def _dot_in_order(lhs, rhs, dims, order, out_sharding):
             *axes[len(batch) : lhs_rank],
         ]
         order = tuple(exchanged.index(axis) for axis in order)
-    if out_sharding is not None:
-        out_sharding = _before_permutation(out_sharding, order)
+    out_sharding = _before_permutation(out_sharding, order)
     return integer_dot(lhs, rhs, dims, out_sharding=out_sharding).transpose(order)
 
 
 def _before_permutation(sharding, order):
+    if sharding is None:
+        return None
     spec = tuple(sharding.spec) + (None,) * (len(order) - len(sharding.spec))
     return sharding.update(spec=[spec[int(axis)] for axis in np.argsort(order)])
 
@@ -162,6 +163,5 @@ def float_dot(
         rhs = rhs.astype(lhs.dtype)
     if order is None:
         return plain.dot(lhs, rhs, dims, accumulator, out_sharding)
-    if out_sharding is not None:
-        out_sharding = _before_permutation(out_sharding, order)
+    out_sharding = _before_permutation(out_sharding, order)
     return plain.dot(lhs, rhs, dims, accumulator, out_sharding).transpose(order)

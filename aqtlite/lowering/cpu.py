@@ -103,9 +103,7 @@ def _with_two_rows(x, contracting, batch):
     contracting = tuple(named.index(axis) for axis in contracting)
     batch = tuple(named.index(axis) for axis in batch)
     row = min(contracting, default=x.ndim)
-    x = jnp.expand_dims(x, row)
-    padding = [(0, int(axis == row), 0) for axis in range(x.ndim)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), padding)
+    x = plain.with_zeros(jnp.expand_dims(x, row), row, 1)
     return x, _after_insertion(contracting, row), _after_insertion(batch, row)
 
 

@@ -37,12 +37,12 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     products = _missing(lhs.shape, lhs_ca)
     if products:
-        lhs = _with_zeros(lhs, lhs_ca[-1], products)
-        rhs = _with_zeros(rhs, rhs_ca[-1], products)
+        lhs = plain.with_zeros(lhs, lhs_ca[-1], products)
+        rhs = plain.with_zeros(rhs, rhs_ca[-1], products)
     columns = dn.remaining_axes(rhs.ndim, rhs_ca, rhs_ba)
     extra = _missing(rhs.shape, columns)
     if extra:
-        rhs = _with_zeros(rhs, columns[-1], extra)
+        rhs = plain.with_zeros(rhs, columns[-1], extra)
     out = plain.dot(lhs, rhs, dims, jnp.int32)
     return lax.slice(out, (0,) * out.ndim, shape)
 
@@ -54,8 +54,3 @@ def _missing(shape: tuple[int, ...], axes: dn.Axes) -> int:
         return 0
     multiple = _ALIGNMENT // math.gcd(_ALIGNMENT, math.prod(sizes[:-1]))
     return -sizes[-1] % multiple
-
-
-def _with_zeros(x: jax.Array, axis: int, count: int) -> jax.Array:
-    padding = [(0, count if a == axis else 0, 0) for a in range(x.ndim)]
-    return lax.pad(x, jnp.zeros((), x.dtype), padding)

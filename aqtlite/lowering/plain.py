@@ -1,6 +1,7 @@
-"""`lax.dot_general`, with an optional sharding."""
+"""What the forms of all platforms are made of."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -25,3 +26,9 @@ def dot(
         preferred_element_type=accumulator,
         **sharding,
     )
+
+
+def with_zeros(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """An array with zeros behind its end along one axis; they add nothing to a sum."""
+    padding = [(0, count if a == axis else 0, 0) for a in range(x.ndim)]
+    return lax.pad(x, jnp.zeros((), x.dtype), padding)

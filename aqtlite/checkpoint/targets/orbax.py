@@ -2,10 +2,10 @@
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from flax import traverse_util
 
 from aqtlite.checkpoint.arrays import LazyArray
 from aqtlite.checkpoint.errors import CheckpointError
@@ -36,13 +36,8 @@ class Orbax(base.Target):
         arrays: Sequence[LazyArray],
         manifest: Callable[[], str],
     ) -> None:
-        tree: dict[str, Any] = {}
-        for array in arrays:
-            *parents, last = array.name.split("/")
-            node = tree
-            for step in parents:
-                node = node.setdefault(step, {})
-            node[last] = array
+        named = {array.name: array for array in arrays}
+        tree = traverse_util.unflatten_dict(named, sep="/")
         registry = ocp.type_handlers.create_type_handler_registry(
             (LazyArray, _LazyArrayHandler()),
             (jax.Array, ocp.type_handlers.ArrayHandler()),
