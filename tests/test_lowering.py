@@ -136,6 +136,22 @@ def test_lowers_for_every_platform(dtype):
         assert "tensor<16x48xi32>" in dot, platform
 
 
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "contracted"),
+    [((1, 512), (8, 64, 512), 1), ((2, 3, 8, 64), (512, 8, 64), 2)],
+)
+def test_cpus_get_a_matrix_where_rhs_has_its_products_last(lhs, rhs, contracted):
+    """As frozen weights lie: anything but a matrix is copied at every call."""
+    last = tuple(tuple(range(len(s) - contracted, len(s))) for s in (lhs, rhs))
+    dims = (last, ((), ()))
+    dot = jax.jit(lambda *operands: lowering.integer_dot(*operands, dims))
+    operands = integers(lhs, "int8"), integers(rhs, "int8", 1)
+    module = jax.export.export(dot, platforms=("cpu",))(*operands).mlir_module()
+    (line,) = [line for line in module.splitlines() if "stablehlo.dot" in line]
+    assert ", tensor<512x512xi8>)" in line
+    np.testing.assert_array_equal(dot(*operands), exact(*operands, dims))
+
+
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
 def test_tpus_get_the_contraction_as_it_is(case):
     lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]

@@ -17,6 +17,7 @@ def is_fast(
     """Whether the contraction is on the fast path as it stands."""
     return not (
         _is_transposed(len(lhs_shape), dims)
+        or _contracts_last_axes(lhs_shape, rhs_shape, dims)
         or _has_one_row(lhs_shape, dims)
         or _has_one_row(rhs_shape, dn.transpose(dims))
     )
@@ -28,12 +29,15 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     - A product with a vector falls off it: one row, of either side, is made two.
     - A transposed lhs falls off it, whatever is done about the transposition, but not
       with a second contracting axis, which may have size one.
+    - rhs's contracting axes are moved to its front, by a copy, unless it is a matrix.
     """
+    if _contracts_last_axes(lhs.shape, rhs.shape, dims) and _can_reshape(lhs, rhs):
+        return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     one_lhs_row = _has_one_row(lhs.shape, dims)
     one_rhs_row = _has_one_row(rhs.shape, dn.transpose(dims))
     has_rows = not (one_lhs_row or one_rhs_row)
-    if has_rows and _contracts_leading_axes(lhs, dims):
+    if has_rows and _contracts_leading_axes(dims) and _can_reshape(lhs, rhs):
         return _dot_over_blocks(lhs, rhs, contracted=len(dims[0][0]))
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     if one_lhs_row:
@@ -67,13 +71,41 @@ def _has_one_row(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> bool:
     return math.prod(lhs_shape[axis] for axis in remaining) == 1
 
 
-def _contracts_leading_axes(lhs, dims):
+def _contracts_last_axes(
+    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
+) -> bool:
+    """Whether rhs is a matrix ``(rows, products)`` by more than two axes."""
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    lhs_last, rhs_last = (
+        tuple(range(len(shape) - len(rhs_ca), len(shape)))
+        for shape in (lhs_shape, rhs_shape)
+    )
+    is_last = (lhs_ca, rhs_ca) == (lhs_last, rhs_last)
+    return is_last and bool(rhs_ca) and not batch and len(rhs_shape) > 2
+
+
+def _dot_with_matrix(lhs, rhs, contracted):
+    """Contracts the last axes, the remaining ones of rhs taken as one."""
+    products = math.prod(rhs.shape[-contracted:])
+    out = dot(
+        lhs.reshape(*lhs.shape[:-contracted], products),
+        rhs.reshape(math.prod(rhs.shape[:-contracted]), products),
+        (((lhs.ndim - contracted,), (1,)), ((), ())),
+    )
+    return out.reshape(lhs.shape[:-contracted] + rhs.shape[:-contracted])
+
+
+def _contracts_leading_axes(dims):
     """Whether both operands are transposed and can be reshaped to a matrix each."""
     (lhs_ca, rhs_ca), (batch, _) = dims
-    is_leading = lhs_ca == rhs_ca == tuple(range(len(lhs_ca)))
-    is_known = all(isinstance(size, int) for size in lhs.shape)
-    can_reshape = is_known and explicit_sharding(lhs) is None
-    return is_leading and not batch and can_reshape
+    return lhs_ca == rhs_ca == tuple(range(len(lhs_ca))) and not batch
+
+
+def _can_reshape(*operands):
+    """Whether all sizes are known, and no axis has an explicit sharding."""
+    sizes = [size for x in operands for size in x.shape]
+    is_known = all(isinstance(size, int) for size in sizes)
+    return is_known and all(explicit_sharding(x) is None for x in operands)
 
 
 def _dot_over_blocks(lhs, rhs, contracted):
