@@ -2,12 +2,13 @@
 
 XLA:CPU fuses a reduction of integers with its operand only up to a few terms, and one
 of floats never: others read an array that was written to memory first. In two steps,
-the first of 16 terms, no such array is needed; the second step reads what is left.
+the first of few terms, no such array is needed; the second step reads what is left.
 Results are the same as in one step, bit for bit.
 """
 
 import functools
 import math
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from jax import lax
 
 from aqtlite.sharding import explicit_sharding
 
-_TERMS = 16
+# LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
+# them where a term takes long to compute.
+_TERMS = 8
 _WORTHWHILE = 2**14  # elements
 
 
@@ -27,10 +30,12 @@ def wrapping_sum(x: jax.Array) -> jax.Array:
         return jnp.sum(x, dtype=jnp.uint32)
 
     def in_two_steps(x):
-        flat = jnp.pad(x.reshape(-1), (0, -x.size % _TERMS))
-        return at_once(jnp.sum(flat.reshape(_TERMS, -1), axis=0, dtype=jnp.uint32))
+        first = jnp.sum(_in_pieces(x, axis, terms), axis, dtype=jnp.uint32)
+        # XLA makes one sum of two, unless something stands between them.
+        return at_once(lax.clamp(np.uint32(0), first, np.uint32(2**32 - 1)))
 
-    if not _is_worthwhile(x):
+    axis, terms = _cut(x, range(x.ndim))
+    if not terms:
         return at_once(x)
     return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
 
@@ -54,20 +59,13 @@ def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         return lax.bitcast_convert_type(largest, jnp.float32)
 
     def in_two_steps(x):
-        pieces = (terms, x.shape[axis] // terms)
-        bits = bits_of(x).reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
+        bits = _in_pieces(bits_of(x), axis, terms)
         first = jnp.minimum(bits.max(axis), infinity)
         return as_floats(lax.bitcast_convert_type(first, jnp.float32))
 
     infinity = np.float32(np.inf).view(np.int32)
-    cuts = [
-        (terms, x.shape[axis], axis)
-        for axis in axes
-        for terms in (_TERMS, _TERMS // 2)
-        if _is_worthwhile(x) and x.shape[axis] % terms == 0
-    ]
-    terms, _, axis = max(cuts, default=(0, 0, 0))
-    on_cpu = in_two_steps if cuts else as_bits
+    axis, terms = _cut(x, axes)
+    on_cpu = in_two_steps if terms else as_bits
     return lax.platform_dependent(x, cpu=on_cpu, default=as_floats)
 
 
@@ -84,8 +82,24 @@ def _largest_magnitude_jvp(axes, primals, tangents):
     return largest_magnitude(x, axes), tangent
 
 
-def _is_worthwhile(x: jax.Array) -> bool:
+def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int]:
+    """Which axis the first step cuts, and into how many terms; 0 is for one step."""
     is_known = all(isinstance(size, int) for size in x.shape)
     is_large = is_known and math.prod(x.shape) >= _WORTHWHILE
     # An axis with an explicit sharding cannot be cut.
-    return is_large and explicit_sharding(x) is None
+    if not is_large or explicit_sharding(x) is not None:
+        return 0, 0
+    cuts = [
+        (terms, x.shape[axis], axis)
+        for axis in axes
+        for terms in (_TERMS, _TERMS // 2)
+        if x.shape[axis] % terms == 0
+    ]
+    terms, _, axis = max(cuts, default=(0, 0, 0))
+    return axis, terms
+
+
+def _in_pieces(x: jax.Array, axis: int, terms: int) -> jax.Array:
+    """x with an axis cut into so many pieces, of which the terms are the elements."""
+    pieces = (terms, x.shape[axis] // terms)
+    return x.reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])

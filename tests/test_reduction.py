@@ -53,6 +53,27 @@ def test_wrapping_sum(size, seed):
     assert reduction.wrapping_sum(jnp.asarray(x)) == x.sum(dtype=np.uint32)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what CPUs need")
+@pytest.mark.parametrize("shape", [(1024, 512), (4, 128, 1024), (8, 64, 8, 128)])
+def test_no_array_of_what_is_reduced(shape):
+    """Neither reduction writes its operand to memory."""
+
+    def temporary_bytes(reduce):
+        compiled = jax.jit(lambda x: reduce(3 * x)).lower(x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    def total(x):
+        words = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        return reduction.wrapping_sum(words * jnp.uint32(5))
+
+    def largest(axis):
+        return lambda x: reduction.largest_magnitude(x, (axis,))
+
+    x = jax.random.normal(jax.random.key(0), shape)
+    for reduce in (total, largest(0), largest(x.ndim - 1)):
+        assert temporary_bytes(reduce) < 0.3 * x.nbytes
+
+
 def test_sharded_arrays():
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     x = jax.random.normal(jax.random.key(0), (256, 128))
