@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aqtlite import lowering
+from aqtlite.lowering import processor
 from tests.common import DIMENSION_NUMBERS, MATMUL
 
 
@@ -24,6 +25,13 @@ def integers(shape, dtype, seed=0, extreme=False):
     return jnp.asarray(values, jnp.int32).astype(dtype)
 
 
+@pytest.fixture(params=[False, True], ids=["int8", "uint8"])
+def unsigned(request, monkeypatch):
+    """Both kinds of processor, whichever this is."""
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: request.param)
+    return request.param
+
+
 def exact(lhs, rhs, dims):
     """In float64, where all these sums are exact."""
     with jax.enable_x64(True):
@@ -32,6 +40,7 @@ def exact(lhs, rhs, dims):
 
 
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
+@pytest.mark.usefixtures("unsigned")
 def test_dimension_numbers(case):
     lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
     lhs, rhs = integers(lhs_shape, "int8"), integers(rhs_shape, "int8", 1)
@@ -70,8 +79,13 @@ def contractions(draw):
     return [named[i][1] for i in lhs], [named[i][1] for i in rhs], dims, order
 
 
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(contractions(), st.sampled_from(["int4", "int8"]), st.booleans())
+@pytest.mark.usefixtures("unsigned")
 def test_any_contraction_in_any_order(contraction, dtype, permute):
     """Every path gives the integers of the plain contraction."""
     lhs_shape, rhs_shape, dims, order = contraction
@@ -121,8 +135,9 @@ def test_long_contraction_over_two_axes():
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
-def test_lowers_for_every_platform(dtype):
+def test_lowers_for_every_platform(dtype, monkeypatch):
     """From a CPU host, integers to the dot on each of them."""
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: False)
     lhs, rhs = integers((16, 32), dtype), integers((32, 48), dtype)
     for platform in ("cpu", "cuda", "tpu"):
         exported = jax.export.export(
@@ -136,20 +151,68 @@ def test_lowers_for_every_platform(dtype):
         assert "tensor<16x48xi32>" in dot, platform
 
 
+def cpu_dots(lhs, rhs, dims):
+    """The contractions that a CPU gets for one, as StableHLO."""
+    dot = jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, dims))
+    module = jax.export.export(dot, platforms=("cpu",))(lhs, rhs).mlir_module()
+    return [line for line in module.splitlines() if "stablehlo.dot" in line]
+
+
 @pytest.mark.parametrize(
     ("lhs", "rhs", "contracted"),
     [((1, 512), (8, 64, 512), 1), ((2, 3, 8, 64), (512, 8, 64), 2)],
 )
+@pytest.mark.usefixtures("unsigned")
 def test_cpus_get_a_matrix_where_rhs_has_its_products_last(lhs, rhs, contracted):
     """As frozen weights lie: anything but a matrix is copied at every call."""
     last = tuple(tuple(range(len(s) - contracted, len(s))) for s in (lhs, rhs))
     dims = (last, ((), ()))
-    dot = jax.jit(lambda *operands: lowering.integer_dot(*operands, dims))
-    operands = integers(lhs, "int8"), integers(rhs, "int8", 1)
-    module = jax.export.export(dot, platforms=("cpu",))(*operands).mlir_module()
-    (line,) = [line for line in module.splitlines() if "stablehlo.dot" in line]
+    lhs, rhs = integers(lhs, "int8"), integers(rhs, "int8", 1)
+    (line,) = cpu_dots(lhs, rhs, dims)
     assert ", tensor<512x512xi8>)" in line
-    np.testing.assert_array_equal(dot(*operands), exact(*operands, dims))
+    np.testing.assert_array_equal(
+        lowering.integer_dot(lhs, rhs, dims), exact(lhs, rhs, dims)
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 65, 200])
+def test_cpus_get_the_dtypes_that_they_multiply_fast(rows, unsigned):
+    lhs = integers((rows, 96), "int8", extreme=True)
+    rhs = integers((96, 48), "int8", 1, extreme=True)
+    dots = cpu_dots(lhs, rhs, MATMUL)
+    assert all(("ui8>, tensor<96x48xi8>)" in line) == unsigned for line in dots)
+    # What to take off comes with a row of zeros, or else by a contraction of its own.
+    assert len(dots) == (2 if unsigned and rows > 64 else 1)
+    got = jax.jit(lambda *xs: lowering.integer_dot(*xs, MATMUL))(lhs, rhs)
+    np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
+
+
+def test_unsigned_sums_may_pass_int32_on_the_way(monkeypatch):
+    """Raised by 128 they do; only the result has to fit."""
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: True)
+    products = 133_000
+    lhs = jnp.full((70, products), 127, jnp.int8)
+    rhs = jnp.full((2, products), 127, jnp.int8)
+    dims = (((1,), (1,)), ((), ()))
+    got = lowering.integer_dot(lhs, rhs, dims)
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, 127**2 * products)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu avx2 avx512f avx512_vnni", True),
+        ("fpu avx512_vnni amx_int8 amx_tile", False),
+        ("fpu avx2 avx_vnni", False),
+        ("", False),
+    ],
+)
+def test_which_processors_multiply_unsigned(flags, expected, tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor : 0\nmodel name : any\nflags\t\t: {flags}\n\n" * 2)
+    assert processor.reads_as_unsigned(path) == expected
+    assert not processor.reads_as_unsigned(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)

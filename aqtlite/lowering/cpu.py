@@ -7,8 +7,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import dimension_numbers as dn
-from aqtlite.lowering import plain
+from aqtlite.lowering import plain, processor, unsigned
 from aqtlite.sharding import explicit_sharding
+
+# Up to so many rows, reading rhs is what takes time.
+_FEW_ROWS = 64
+
+# Rows that are transposed at a time.
+_BLOCK = 16
 
 
 def is_fast(
@@ -16,10 +22,11 @@ def is_fast(
 ) -> bool:
     """Whether the contraction is on the fast path as it stands."""
     return not (
-        _is_transposed(len(lhs_shape), dims)
+        processor.multiplies_unsigned()
+        or _is_transposed(len(lhs_shape), dims)
         or _contracts_last_axes(lhs_shape, rhs_shape, dims)
-        or _has_one_row(lhs_shape, dims)
-        or _has_one_row(rhs_shape, dn.transpose(dims))
+        or _rows(lhs_shape, dims) == 1
+        or _rows(rhs_shape, dn.transpose(dims)) == 1
     )
 
 
@@ -30,29 +37,38 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     - A transposed lhs falls off it, whatever is done about the transposition, but not
       with a second contracting axis, which may have size one.
     - rhs's contracting axes are moved to its front, by a copy, unless it is a matrix.
+    - Some processors multiply only uint8 by int8 fast (`unsigned`).
     """
     if _contracts_last_axes(lhs.shape, rhs.shape, dims) and _can_reshape(lhs, rhs):
         return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
+    is_unsigned = processor.multiplies_unsigned()
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
-    one_lhs_row = _has_one_row(lhs.shape, dims)
-    one_rhs_row = _has_one_row(rhs.shape, dn.transpose(dims))
-    has_rows = not (one_lhs_row or one_rhs_row)
-    if has_rows and _contracts_leading_axes(dims) and _can_reshape(lhs, rhs):
-        return _dot_over_blocks(lhs, rhs, contracted=len(dims[0][0]))
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    if one_lhs_row:
-        lhs, lhs_ca, lhs_ba = _with_two_rows(lhs, lhs_ca, lhs_ba)
-    if one_rhs_row:
-        rhs, rhs_ca, rhs_ba = _with_two_rows(rhs, rhs_ca, rhs_ba)
-    dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
-    if len(lhs_ca) == 1 and _is_transposed(lhs.ndim, dims):
-        lhs, lhs_ca, lhs_ba = _with_unit_axis(lhs, lhs_ca, lhs_ba)
-        rhs, rhs_ca, rhs_ba = _with_unit_axis(rhs, rhs_ca, rhs_ba)
-        dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
-    out = plain.dot(lhs, rhs, dims, jnp.int32)
-    if one_lhs_row:
-        out = lax.index_in_dim(out, 0, axis=len(lhs_ba), keepdims=False)
-    if one_rhs_row:
+    rows = _rows(lhs.shape, dims)
+    has_few_rows = isinstance(rows, int) and rows <= (_FEW_ROWS if is_unsigned else 1)
+    has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
+    if (
+        not (has_few_rows or has_one_column)
+        and _contracts_leading_axes(dims)
+        and _can_reshape(lhs, rhs)
+    ):
+        return _dot_of_transposed(lhs, rhs, contracted=len(dims[0][0]))
+    if has_few_rows:
+        lhs, dims = _with_row_of_zeros(lhs, dims)
+    if has_one_column:
+        rhs, exchanged = _with_row_of_zeros(rhs, dn.transpose(dims))
+        dims = dn.transpose(exchanged)
+    if len(dims[0][0]) == 1 and _is_transposed(lhs.ndim, dims):
+        lhs, rhs, dims = _with_unit_axis(lhs, rhs, dims)
+    batch_rank = len(dims[1][0])
+    if not is_unsigned:
+        out = plain.dot(lhs, rhs, dims, jnp.int32)
+    elif has_few_rows:
+        out = unsigned.dot_with_last_row_zero(unsigned.raised(lhs), rhs, dims)
+    else:
+        out = unsigned.dot(unsigned.raised(lhs), rhs, dims)
+    if has_few_rows:
+        out = lax.slice_in_dim(out, 0, rows, axis=batch_rank)
+    if has_one_column:
         out = lax.index_in_dim(out, 0, axis=-1, keepdims=False)
     return out.reshape(shape)
 
@@ -64,11 +80,11 @@ def _is_transposed(lhs_ndim: int, dims: dn.DimensionNumbers) -> bool:
     return bool(remaining and lhs_ca) and max(remaining) > min(lhs_ca)
 
 
-def _has_one_row(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> bool:
-    """Whether lhs is a single row of its matrix."""
+def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
+    """How many rows lhs's matrix has."""
     (lhs_ca, _), (lhs_ba, _) = dims
     remaining = dn.remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
-    return math.prod(lhs_shape[axis] for axis in remaining) == 1
+    return math.prod(lhs_shape[axis] for axis in remaining)
 
 
 def _contracts_last_axes(
@@ -108,42 +124,58 @@ def _can_reshape(*operands):
     return is_known and all(explicit_sharding(x) is None for x in operands)
 
 
-def _dot_over_blocks(lhs, rhs, contracted):
-    """Contracts the leading axes, of which lhs's lie the wrong way round.
-
-    XLA:CPU copies lhs with its axes exchanged. Left alone, it fuses what computed lhs
-    into that copy and runs it a second time, in strides that miss the cache at every
-    element. It fuses nothing into a loop, and 16 rows at a time stay in the cache.
-    """
+def _dot_of_transposed(lhs, rhs, contracted):
+    """Contracts the leading axes, of which lhs's lie the wrong way round."""
     products = math.prod(lhs.shape[:contracted])
 
-    def blocks(x):
-        matrix = x.reshape(products, math.prod(x.shape[contracted:]))
-        matrix = jnp.pad(matrix, ((0, -products % 16), (0, 0)))
-        return matrix.reshape(matrix.shape[0] // 16, 16, matrix.shape[1])
+    def matrix(x):
+        x = x.reshape(products, math.prod(x.shape[contracted:]))
+        return plain.with_zeros(x, 0, -products % _BLOCK)
 
-    columns = lax.map(jnp.transpose, blocks(lhs))
-    dims = ((0, 2), (0, 1)), ((), ())
-    out = plain.dot(columns, blocks(rhs), dims, jnp.int32)
+    dims = ((1,), (0,)), ((), ())
+    if processor.multiplies_unsigned():
+        out = unsigned.dot(_transpose(unsigned.raised(matrix(lhs))), matrix(rhs), dims)
+    else:
+        out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims, jnp.int32)
     return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
 
 
-def _with_two_rows(x, contracting, batch):
-    """Gives an operand with one row a second one, of zeros, before its sums."""
-    named = [axis for axis in range(x.ndim) if axis in contracting + batch]
-    x = x.reshape([x.shape[axis] for axis in named])
-    contracting = tuple(named.index(axis) for axis in contracting)
-    batch = tuple(named.index(axis) for axis in batch)
-    row = min(contracting, default=x.ndim)
-    x = plain.with_zeros(jnp.expand_dims(x, row), row, 1)
-    return x, _after_insertion(contracting, row), _after_insertion(batch, row)
+def _transpose(x):
+    """The transpose of a matrix of whole blocks of rows, a block at a time.
+
+    XLA:CPU fuses what computed x into a transposing copy, and runs it a second time, in
+    strides that miss the cache at every element. It fuses nothing into a loop, and the
+    rows of a block stay in the cache.
+    """
+    rows, columns = x.shape
+    blocks = x.reshape(rows // _BLOCK, _BLOCK, columns)
+
+    def insert(index, transposed):
+        block = lax.dynamic_index_in_dim(blocks, index, keepdims=False)
+        start = index * _BLOCK
+        return lax.dynamic_update_slice_in_dim(transposed, block.T, start, axis=1)
+
+    out = jnp.zeros((columns, rows), x.dtype)
+    return lax.fori_loop(0, len(blocks), insert, out)
 
 
-def _with_unit_axis(x, contracting, batch):
-    """Gives the operand's one contracting axis a neighbour of size one."""
-    (axis,) = contracting
-    return jnp.expand_dims(x, axis), (axis, axis + 1), _after_insertion(batch, axis)
+def _with_row_of_zeros(lhs, dims):
+    """lhs as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    sizes = [lhs.shape[axis] for axis in lhs_ba], [lhs.shape[axis] for axis in lhs_ca]
+    remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)
+    ordered = lhs.transpose(lhs_ba + remaining + lhs_ca)
+    matrix = ordered.reshape(*sizes[0], _rows(lhs.shape, dims), *sizes[1])
+    row, last = len(lhs_ba), len(lhs_ba) + len(lhs_ca)
+    dims = (tuple(range(row + 1, last + 1)), rhs_ca), (tuple(range(row)), rhs_ba)
+    return plain.with_zeros(matrix, row, 1), dims
 
 
-def _after_insertion(axes, at):
-    return tuple(axis + (axis >= at) for axis in axes)
+def _with_unit_axis(lhs, rhs, dims):
+    """Gives the one contracting axis of both operands a neighbour of size one."""
+    sides = []
+    for x, (axis,), batch in zip((lhs, rhs), *dims, strict=True):
+        after = tuple(a + (a >= axis) for a in batch)
+        sides.append((jnp.expand_dims(x, axis), (axis, axis + 1), after))
+    operands, contracting, batch = zip(*sides, strict=True)
+    return *operands, (contracting, batch)

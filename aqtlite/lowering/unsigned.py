@@ -1,0 +1,61 @@
+"""int8 contractions by way of uint8, for processors that multiply that by int8.
+
+With 128 added, lhs is unsigned, and ``lhs . rhs = (lhs + 128) . rhs - 128 . rhs``. All
+of it is modulo 2^32, so that the sums are exact wherever int32 holds the result.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import dimension_numbers as dn
+
+
+def raised(x: jax.Array) -> jax.Array:
+    """int8 plus 128, as uint8: the bit of the sign, turned."""
+    return lax.bitcast_convert_type(x ^ np.int8(-128), jnp.uint8)
+
+
+def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
+    """Contracts a raised lhs with int8 to the sums, in int32, of lhs itself.
+
+    What to take off, 128 . rhs, is a contraction of two rows: one would be a vector,
+    for which XLA:CPU has no fast path.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    rank = len(lhs_ba)
+    batch, products = (tuple(lhs.shape[a] for a in axes) for axes in (lhs_ba, lhs_ca))
+    rows = jnp.full((*batch, 2, *products), 128, jnp.uint8)
+    rows_ca, rows_ba = tuple(range(rank + 1, rows.ndim)), tuple(range(rank))
+    excess = _mixed_dot(rows, rhs, ((rows_ca, rhs_ca), (rows_ba, rhs_ba)))
+    excess = lax.index_in_dim(excess, 0, axis=rank, keepdims=False)
+    remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)
+    axes = tuple(range(rank, rank + len(remaining)))
+    return _mixed_dot(lhs, rhs, dims) - jnp.expand_dims(excess, axes)
+
+
+def dot_with_last_row_zero(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """The same where lhs was a batch of matrices of which the last row was zeros.
+
+    That row's sums are 128 . rhs.
+    """
+    out = _mixed_dot(lhs, rhs, dims)
+    return out - lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))
+
+
+def _mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
+    """uint8 by int8 to int32.
+
+    With a preset, JAX leaves the operands their dtypes; otherwise it casts both to
+    int32 on CPUs.
+    """
+    return lax.dot_general(
+        lhs,
+        rhs,
+        dims,
+        precision=lax.DotAlgorithmPreset.DEFAULT,
+        preferred_element_type=jnp.int32,
+    )
