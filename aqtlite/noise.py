@@ -117,8 +117,8 @@ def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
         seed: uint32 of shape ``(2,)``.
 
     Returns:
-        uint32 of `shape`.
+        uint32 of `shape`, of which the high bits are the good ones.
     """
-    # The second word enters between two rounds: without it, every seed would give
-    # the same bits in another order.
-    return _mix(_mix(_flat_index(shape) ^ seed[0]) + seed[1])
+    # Without the second word, every seed would give the same bits in another order. The
+    # high bits of a product depend on all bits of both factors.
+    return _mix(_flat_index(shape) ^ seed[0]) * (seed[1] | np.uint32(1))

@@ -1,6 +1,7 @@
 """Symmetric integer grids: int8, int4, ternary, binary and what lies between."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,6 @@ import numpy as np
 from jax import lax
 
 from aqtlite.numerics import base
-
-# Stochastic rounding resolves the position between two grid points to this many bits.
-_FRACTION_BITS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ class IntSymmetric(base.Numerics):
                 raise ValueError("stochastic rounding needs random bits, got None")
             whole = self._round_stochastically(clipped, noise)
         elif self.preserve_zero:
-            whole = lax.round(clipped, lax.RoundingMethod.TO_NEAREST_EVEN)
+            whole = _fixed_point(clipped, 0)
         else:
             whole = jnp.floor(clipped)
         if not self.preserve_zero:
@@ -146,15 +144,24 @@ class IntSymmetric(base.Numerics):
         multiplication by the scale's reciprocal into one rounding, in one program and
         not in another. Integers leave it no such choice.
         """
-        one = 1 << _FRACTION_BITS
-        offset = 0 if self.preserve_zero else one // 2
-        fixed = lax.round(
-            clipped * np.float32(one), lax.RoundingMethod.TO_NEAREST_EVEN
-        ).astype(jnp.int32)
-        fraction = (noise >> (32 - _FRACTION_BITS)).astype(jnp.int32)
-        return (fixed - offset + fraction) >> _FRACTION_BITS
+        bits = 22 - math.ceil(math.log2(self._clip_bound))
+        offset = 0 if self.preserve_zero else 1 << (bits - 1)
+        fraction = (noise >> (32 - bits)).astype(jnp.int32)
+        return (_fixed_point(clipped, bits) - offset + fraction) >> bits
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):
             return None
         return jnp.abs(scaled) <= self._clip_bound
+
+
+def _fixed_point(x: jax.Array, fraction_bits: int) -> jax.Array:
+    """float32 to int32 in units of ``2^-fraction_bits``, half to even.
+
+    x must be within 2^22 units. Floats from 2^23 to 2^24 are the integers, in the order
+    of their bits: adding 1.5 * 2^23 units rounds x, and leaves it in the lowest bits. A
+    conversion, which looks for NaN and overflow, takes longer.
+    """
+    anchor = np.float32(1.5 * 2.0 ** (23 - fraction_bits))
+    bits = lax.bitcast_convert_type(x + anchor, jnp.int32)
+    return bits - anchor.view(np.int32)
