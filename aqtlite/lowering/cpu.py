@@ -148,15 +148,14 @@ def _transpose(x):
     rows of a block stay in the cache.
     """
     rows, columns = x.shape
-    blocks = x.reshape(rows // _BLOCK, _BLOCK, columns)
 
     def insert(index, transposed):
-        block = lax.dynamic_index_in_dim(blocks, index, keepdims=False)
         start = index * _BLOCK
+        block = lax.dynamic_slice_in_dim(x, start, _BLOCK)
         return lax.dynamic_update_slice_in_dim(transposed, block.T, start, axis=1)
 
     out = jnp.zeros((columns, rows), x.dtype)
-    return lax.fori_loop(0, len(blocks), insert, out)
+    return lax.fori_loop(0, rows // _BLOCK, insert, out)
 
 
 def _with_row_of_zeros(lhs, dims):
