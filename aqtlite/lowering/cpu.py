@@ -41,11 +41,12 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """
     if _contracts_last_axes(lhs.shape, rhs.shape, dims) and _can_reshape(lhs, rhs):
         return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
-    is_unsigned = processor.multiplies_unsigned()
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
+    # For one column, reading lhs is what takes time, and raising it reads it once more.
+    is_unsigned = processor.multiplies_unsigned() and not has_one_column
     rows = _rows(lhs.shape, dims)
     has_few_rows = isinstance(rows, int) and rows <= (_FEW_ROWS if is_unsigned else 1)
-    has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
     if (
         not (has_few_rows or has_one_column)
         and _contracts_leading_axes(dims)
