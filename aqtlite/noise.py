@@ -6,7 +6,6 @@ finalizer, with the constants of C. Wellons' "hash prospector" (lowbias32).
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -100,12 +99,16 @@ def _two_words(total: jax.Array) -> jax.Array:
     return _mix(total + np.array([1, _GOLDEN], np.uint32))
 
 
-def _flat_index(shape: tuple[int, ...]) -> jax.Array:
-    """Each element's position in row-major order, modulo 2^32."""
-    index = jnp.zeros(shape, jnp.uint32)
-    for axis in range(len(shape)):
-        stride = np.uint32(math.prod(shape[axis + 1 :]) & 0xFFFFFFFF)
-        index = index + lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
+def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
+    """Each element's position in row-major order, counted from anywhere, modulo 2^32.
+
+    Every step depends on `first`: XLA takes what depends on nothing out of a loop, and
+    would keep an array of indices in memory for as long as the loop runs.
+    """
+    index = jnp.broadcast_to(first, shape)
+    for axis, size in enumerate(shape):
+        index = index * np.uint32(size)
+        index = index + lax.broadcasted_iota(jnp.uint32, shape, axis)
     return index
 
 
@@ -121,4 +124,5 @@ def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     """
     # Without the second word, every seed would give the same bits in another order. The
     # high bits of a product depend on all bits of both factors.
-    return _mix(_flat_index(shape) ^ seed[0]) * (seed[1] | np.uint32(1))
+    index = _flat_index(shape, first=seed[1])
+    return _mix(index ^ seed[0]) * (seed[1] | np.uint32(1))

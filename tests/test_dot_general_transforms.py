@@ -224,3 +224,22 @@ def test_out_sharding():
         out = DOT(X, W, MATMUL, out_sharding=sharding)
         assert jax.typeof(out).sharding.spec == sharding.spec
     assert_same(np.asarray(out), np.asarray(matmul(X, W)))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA:CPU's allocations")
+def test_a_rematerialized_scan_needs_no_more_memory_than_float():
+    def temporary_bytes(dot):
+        @jax.checkpoint
+        def block(x, weights):
+            up, down = weights
+            return x + dot(jax.nn.relu(dot(x, up, MATMUL)), down, MATMUL), None
+
+        def loss(weights, x):
+            return jnp.square(jax.lax.scan(block, x, weights)[0]).mean()
+
+        weights = normal((4, 256, 1024)), normal((4, 1024, 256))
+        lowered = jax.jit(jax.grad(loss)).lower(weights, normal((1024, 256)))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    quantized = aqtlite.make_dot_general(config.fully_quantized())
+    assert temporary_bytes(quantized) <= temporary_bytes(jax.lax.dot_general)
