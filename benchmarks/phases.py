@@ -26,6 +26,16 @@ def programs(
     }
 
 
+def forward_and_backward(forward: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """A function of the result's gradient and the arguments: the result, and theirs."""
+
+    def both(gradient: jax.Array, *arguments: Any) -> Any:
+        out, vjp = jax.vjp(forward, *arguments)
+        return out, vjp(gradient)
+
+    return both
+
+
 def _program(
     forward: Callable[..., jax.Array], arguments: tuple, phase: str
 ) -> Callable[[], Any]:
@@ -34,10 +44,5 @@ def _program(
         return lambda: compiled(*arguments)
     out = jax.eval_shape(forward, *arguments)
     gradient = jax.random.normal(jax.random.key(7), out.shape, out.dtype)
-
-    def both(gradient: jax.Array, *arguments: Any) -> Any:
-        out, vjp = jax.vjp(forward, *arguments)
-        return out, vjp(gradient)
-
-    compiled = jax.jit(both)
+    compiled = jax.jit(forward_and_backward(forward))
     return lambda: compiled(gradient, *arguments)

@@ -23,7 +23,7 @@ from benchmarks.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
 from benchmarks.figures import BARE, Figure
 from benchmarks.options import Options
 
-WIDTH, ROWS = 4096, (1, 2, 8, 32, 128)
+WIDTH, ROWS = 4096, (1, 2, 8, 32, 64, 128)
 QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)
 
 TRANSFORMER = Transformer(layers=4, width=512, heads=8, length=256)

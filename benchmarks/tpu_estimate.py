@@ -1,0 +1,89 @@
+"""The MLP block as XLA compiles it for a TPU that is not there.
+
+    pip install libtpu
+    python -m benchmarks.tpu_estimate [--topology v5e:2x2]
+
+Compiles the training step of the block at width 4096 with 8192 tokens and prints, for
+each contestant, the cycles that XLA estimates for its kernels, the bytes that they read
+and write, and the step's temporary memory. Nothing runs: these are no measurements. A
+topology is named as in `jax.experimental.topologies`, such as ``v5p:2x2x1``.
+"""
+
+import argparse
+import functools
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import rich.box
+from jax.experimental import topologies
+from rich.table import Table
+
+from benchmarks import contestants, mlp, phases, tables
+from benchmarks.contestants import Contestant
+
+WIDTH, TOKENS = 4096, 8192
+NAMES = (contestants.BFLOAT16, contestants.AQTP, contestants.AQTLITE)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compiles for the first chip of the topology, and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tpu_estimate", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--topology", default="v5e:2x2")
+    asked = parser.parse_args(arguments)
+    try:
+        chip = topologies.get_topology_desc(asked.topology, platform="tpu").devices[0]
+    except (RuntimeError, NotImplementedError) as error:
+        sys.exit(f"no topology {asked.topology!r} (pip install libtpu): {error}")
+
+    console = tables.console()
+    drawn = Table(
+        "", "cycles, 10^6", "relative", "traffic, GB", "temporary, MB",
+        title=f"{chip.device_kind}: width {WIDTH}, {TOKENS} tokens, forward + backward",
+        box=rich.box.SIMPLE if console.is_terminal else rich.box.MARKDOWN,
+    )  # fmt: skip
+    first = None
+    for contestant in contestants.select(NAMES):
+        compiled = compile_step(contestant, chip)
+        cycles = estimated_cycles(compiled.as_text())
+        first = first or cycles
+        traffic = compiled.cost_analysis()["bytes accessed"]
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+        drawn.add_row(
+            contestant.name,
+            f"{cycles / 1e6:.1f}",
+            f"{cycles / first:.2f} x",
+            f"{traffic / 1e9:.1f}",
+            f"{temporary / 1e6:.0f}",
+        )
+    console.print(drawn)
+
+
+def compile_step(contestant: Contestant, chip: jax.Device) -> Any:
+    """The block's training step, compiled for a device."""
+    sharding = jax.sharding.SingleDeviceSharding(chip)
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        for shape in ((TOKENS, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+    ]
+    step = phases.forward_and_backward(functools.partial(mlp.block, contestant))
+    gradient = arguments[0]
+    return jax.jit(step).lower(gradient, *arguments).compile()
+
+
+def estimated_cycles(program: str) -> int:
+    """The sum over all kernels of what XLA notes in a compiled TPU program.
+
+    >>> estimated_cycles('... "estimated_cycles":"20" ... "estimated_cycles":"4"')
+    24
+    """
+    return sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', program))
+
+
+if __name__ == "__main__":
+    main()
