@@ -1,6 +1,7 @@
 """What stands in "params" where a float kernel was before it was frozen."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,11 @@ import numpy as np
 from flax import linen as nn
 
 
-@jax.tree_util.register_static
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["shape", "dtype", "removed"],
+)
 @dataclasses.dataclass(frozen=True)
 class FrozenKernel(nn.meta.AxisMetadata):
     """Holds no numbers: a pytree without leaves.

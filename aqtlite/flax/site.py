@@ -8,6 +8,7 @@ has a scope of its own.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,7 +45,11 @@ def is_converting() -> bool:
     return _converting.get()
 
 
-@jax.tree_util.register_static
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["cfg", "dimension_numbers", "shapes", "frozen", "removed"],
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
     """What `convert` knew of a contraction: a pytree without leaves.
