@@ -107,7 +107,8 @@ def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
     """
     index = jnp.broadcast_to(first, shape)
     for axis, size in enumerate(shape):
-        index = index * np.uint32(size)
+        if axis > 0:  # The first one's size, which may be symbolic, does not matter.
+            index = index * np.uint32(size)
         index = index + lax.broadcasted_iota(jnp.uint32, shape, axis)
     return index
 

@@ -42,8 +42,8 @@ def quantize(
     Returns:
         A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
         that share one. A channel of zeros has scale 1. A NaN or an infinity makes
-        the scale of its channel NaN or infinite, so that the whole channel
-        dequantizes to NaN, as it would poison a float contraction.
+        the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
+        it would poison a float contraction.
 
     Raises:
         TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.

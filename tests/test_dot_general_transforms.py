@@ -197,6 +197,16 @@ def test_export_for_every_platform(fwd_bits):
     assert_same(tuple(program.call(X, W, KEY)), jax.jit(step)(X, W, KEY))
 
 
+def test_export_of_a_gradient_with_a_symbolic_batch():
+    """The noise's index takes a size that is not known."""
+    (batch,) = jax.export.symbolic_shape("batch")
+    grad = jax.jit(jax.grad(lambda w, x, key: DOT(x, w, MATMUL, key=key).sum()))
+    exported = jax.export.export(grad)(
+        W, jax.ShapeDtypeStruct((batch, 8), "float32"), KEY
+    )
+    assert_same(exported.call(W, X, KEY), grad(W, X, KEY))
+
+
 def on_a_mesh(axis_type):
     mesh = jax.make_mesh((1,), ("x",), axis_types=(axis_type,))
     return mesh, jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None))
@@ -216,6 +226,22 @@ def test_data_parallel_gradients(axis_type, use_fwd_quant):
         dx, dw = grad(jax.device_put(X, sharding), jax.device_put(W, replicated))
     assert dx.sharding.is_equivalent_to(sharding, 2)
     assert_same((np.asarray(dx), np.asarray(dw)), jax.tree.map(np.asarray, alone))
+
+
+@pytest.mark.parametrize("rows", [8, 62, 128])
+def test_types_on_a_mesh_of_two(rows):
+    """What JAX refuses to do with a sharded axis shows in tracing."""
+    explicit = jax.sharding.AxisType.Explicit
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(explicit,))
+    spec = jax.sharding.PartitionSpec("x", None)
+    x = jax.ShapeDtypeStruct(
+        (rows, 8), jnp.float32, sharding=jax.NamedSharding(mesh, spec)
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        out = jax.eval_shape(lambda x: matmul(x, W), x)
+        gradient = jax.eval_shape(jax.grad(lambda x: matmul(x, W).sum()), x)
+    assert (out.shape, out.sharding.spec) == ((rows, 3), spec)
+    assert (gradient.shape, gradient.sharding.spec) == (x.shape, spec)
 
 
 def test_out_sharding():

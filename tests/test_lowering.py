@@ -187,6 +187,33 @@ def test_cpus_get_the_dtypes_that_they_multiply_fast(rows, unsigned):
     np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
 
 
+@pytest.mark.parametrize("products", [0, 1, 15, 16, 17, 32, 33])
+@pytest.mark.usefixtures("unsigned")
+def test_both_operands_transposed(products):
+    """As for drhs. Compiled: XLA folds a transposition into the contraction."""
+    lhs = integers((products, 80), "int8")
+    rhs = integers((products, 5), "int8", 1)
+    dims = (((0,), (0,)), ((), ()))
+    got = jax.jit(lambda *xs: lowering.integer_dot(*xs, dims))(lhs, rhs)
+    np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
+
+
+@pytest.mark.usefixtures("unsigned")
+def test_inside_shard_map():
+    lhs, rhs = integers((64, 80), "int8"), integers((64, 72), "int8", 1)
+    dims = (((0,), (0,)), ((), ()))
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.PartitionSpec("data")
+
+    def summed(lhs, rhs):
+        return jax.lax.psum(lowering.integer_dot(lhs, rhs, dims), "data")
+
+    mapped = jax.shard_map(
+        summed, mesh=mesh, in_specs=(rows, rows), out_specs=jax.sharding.PartitionSpec()
+    )
+    np.testing.assert_array_equal(jax.jit(mapped)(lhs, rhs), exact(lhs, rhs, dims))
+
+
 def test_unsigned_sums_may_pass_int32_on_the_way(monkeypatch):
     """Raised by 128 they do; only the result has to fit."""
     monkeypatch.setattr(processor, "multiplies_unsigned", lambda: True)

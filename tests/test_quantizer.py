@@ -136,6 +136,28 @@ def test_what_is_not_finite_poisons_its_channel_alone(value):
     np.testing.assert_array_equal(got[::2], clean[::2])
 
 
+@pytest.mark.parametrize("stochastic_rounding", [False, True])
+@pytest.mark.parametrize("preserve_zero", [None, False])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_what_is_not_finite_dequantizes_to_nan(
+    bits, preserve_zero, stochastic_rounding
+):
+    """On every grid, whatever integers it gives; NaN may have any bits."""
+    grid = {
+        "preserve_zero": preserve_zero,
+        "preserve_max_val": True,
+        "stochastic_rounding": stochastic_rounding,
+    }
+    payload = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
+    for value in (np.inf, -np.inf, np.nan, payload):
+        for size in (4, 8192):
+            x = jnp.ones((3, size)).at[1, 0].set(value)
+            q = aqtlite.quantize(x, tensor(bits, grid=grid), 1)
+            finite = np.isfinite(np.asarray(q.dequant()))
+            np.testing.assert_array_equal(finite.all(1), [True, False, True])
+            assert np.isnan(np.asarray(q.dequant())[1]).all()
+
+
 @pytest.mark.parametrize("magnitude", [1e-30, 1e30, 3e38])
 def test_extreme_magnitudes(magnitude):
     x = jnp.array([[1.0, -0.5, 0.25]]) * magnitude

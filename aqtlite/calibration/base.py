@@ -28,14 +28,17 @@ class Calibration(abc.ABC):
 def scale_from_bound(bound: jax.Array, grid_bound: float) -> jax.Array:
     """The scale that maps `bound` onto `grid_bound`; 1 where there is nothing to map.
 
+    It is NaN where the bound is not finite, whatever the integers of that channel are.
+
     The quotient is a product with the constant's reciprocal: XLA rewrites a division
     by a scalar that way in some programs and not in others, and the scale must be the
     same in all of them. Where the quotient would be subnormal (which CPUs flush to
     zero), the channel counts as zero.
     """
     scale = exact.opaque(bound) * (np.float32(1) / np.float32(grid_bound))
-    tiny = jnp.finfo(jnp.float32).tiny
-    return jnp.where(scale < tiny, jnp.float32(1), scale)
+    limits = jnp.finfo(jnp.float32)
+    finite = jnp.where(scale <= limits.max, scale, jnp.float32(jnp.nan))
+    return jnp.where(scale < limits.tiny, jnp.float32(1), finite)
 
 
 def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:

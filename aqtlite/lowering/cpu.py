@@ -34,8 +34,9 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts int8 with int8 to int32.
 
     - A product with a vector falls off it: one row, of either side, is made two.
-    - A transposed lhs falls off it, whatever is done about the transposition, but not
-      with a second contracting axis, which may have size one.
+    - A transposed lhs falls off it, and XLA folds a transposition in front of the dot
+      back into it; but not in a loop, nor with a second contracting axis, which may
+      have size one.
     - rhs's contracting axes are moved to its front, by a copy, unless it is a matrix.
     - Some processors multiply only uint8 by int8 fast (`unsigned`).
     """
@@ -46,11 +47,13 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     # For one column, reading lhs is what takes time, and raising it reads it once more.
     is_unsigned = processor.multiplies_unsigned() and not has_one_column
     rows = _rows(lhs.shape, dims)
-    has_few_rows = isinstance(rows, int) and rows <= (_FEW_ROWS if is_unsigned else 1)
+    few = _FEW_ROWS if is_unsigned and _can_reshape(lhs) else 1
+    has_few_rows = isinstance(rows, int) and rows <= few
     if (
         not (has_few_rows or has_one_column)
         and _contracts_leading_axes(dims)
         and _can_reshape(lhs, rhs)
+        and dn.contraction_size(dims, lhs.shape) > _BLOCK
     ):
         return _dot_of_transposed(lhs, rhs, contracted=len(dims[0][0]))
     if has_few_rows:
@@ -91,7 +94,7 @@ def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
 def _contracts_last_axes(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Whether rhs is a matrix ``(rows, products)`` by more than two axes."""
+    """Whether rhs has more than two axes, those that both contract being the last."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     lhs_last, rhs_last = (
         tuple(range(len(shape) - len(rhs_ca), len(shape)))
@@ -155,7 +158,7 @@ def _transpose(x):
         block = lax.dynamic_slice_in_dim(x, start, _BLOCK)
         return lax.dynamic_update_slice_in_dim(transposed, block.T, start, axis=1)
 
-    out = jnp.zeros((columns, rows), x.dtype)
+    out = lax.full_like(x, 0, shape=(columns, rows))
     return lax.fori_loop(0, rows // _BLOCK, insert, out)
 
 

@@ -38,9 +38,9 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 def dot_with_last_row_zero(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
 ) -> jax.Array:
-    """The same where lhs was a batch of matrices of which the last row was zeros.
+    """The same where lhs, before it was raised, had zeros for a last row.
 
-    That row's sums are 128 . rhs.
+    That row's sums are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
     out = _mixed_dot(lhs, rhs, dims)
     return out - lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))

@@ -144,7 +144,7 @@ class IntSymmetric(base.Numerics):
         multiplication by the scale's reciprocal into one rounding, in one program and
         not in another. Integers leave it no such choice.
         """
-        bits = 22 - math.ceil(math.log2(self._clip_bound))
+        bits = _FIXED_POINT_BITS - math.ceil(math.log2(self._clip_bound))
         offset = 0 if self.preserve_zero else 1 << (bits - 1)
         fraction = (noise >> (32 - bits)).astype(jnp.int32)
         return (_fixed_point(clipped, bits) - offset + fraction) >> bits
@@ -155,13 +155,18 @@ class IntSymmetric(base.Numerics):
         return jnp.abs(scaled) <= self._clip_bound
 
 
+# A sign and so many bits are what `_fixed_point` has room for.
+_FIXED_POINT_BITS = 22
+
+
 def _fixed_point(x: jax.Array, fraction_bits: int) -> jax.Array:
     """float32 to int32 in units of ``2^-fraction_bits``, half to even.
 
-    x must be within 2^22 units. Floats from 2^23 to 2^24 are the integers, in the order
-    of their bits: adding 1.5 * 2^23 units rounds x, and leaves it in the lowest bits. A
-    conversion, which looks for NaN and overflow, takes longer.
+    x must be within 2^22 units; NaN gives some integer or other. Floats from 2^23 to
+    2^24 are the integers, in the order of their bits: adding 1.5 * 2^23 units rounds x,
+    and leaves it in the lowest bits. A conversion, which looks for NaN and overflow,
+    takes longer.
     """
-    anchor = np.float32(1.5 * 2.0 ** (23 - fraction_bits))
-    bits = lax.bitcast_convert_type(x + anchor, jnp.int32)
+    anchor = np.float32(1.5 * 2.0 ** (_FIXED_POINT_BITS + 1 - fraction_bits))
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
     return bits - anchor.view(np.int32)

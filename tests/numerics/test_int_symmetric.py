@@ -143,3 +143,11 @@ def test_static_argument_of_jit():
 def test_refuses(kwargs, error, match):
     with pytest.raises(error, match=match):
         IntSymmetric(**kwargs)
+
+
+def test_rounds_float64_too():
+    with jax.enable_x64(True):
+        rounded = IntSymmetric(bits=8).round(
+            jnp.array([0.3, 2.5, -0.0, 200.0], jnp.float64), None
+        )
+    assert rounded.tolist() == [0, 2, 0, 127]
