@@ -15,9 +15,9 @@ from jax import lax
 def opaque(x: jax.Array) -> jax.Array:
     """x itself, of which a compiler does not see what it was computed from.
 
-    Clamping is not arithmetic that a factor could move through, and costs nothing:
-    code generators know that no value lies outside of the infinities. An optimization
-    barrier would do as well, but splits the loop that reads x.
+    Clamping is not arithmetic that a factor could move through, and it uses x once, so
+    that no fusion is split at it. An optimization barrier would do as well, but splits
+    the loop that reads x.
     """
     return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
 

@@ -10,6 +10,9 @@ from jax import lax
 
 from aqtlite.numerics import base
 
+# A sign and so many bits are what `_fixed_point` has room for.
+_FIXED_POINT_BITS = 22
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IntSymmetric(base.Numerics):
@@ -153,10 +156,6 @@ class IntSymmetric(base.Numerics):
         if not (self.clip and self.clip_gradient):
             return None
         return jnp.abs(scaled) <= self._clip_bound
-
-
-# A sign and so many bits are what `_fixed_point` has room for.
-_FIXED_POINT_BITS = 22
 
 
 def _fixed_point(x: jax.Array, fraction_bits: int) -> jax.Array:
