@@ -11,7 +11,7 @@ derivatives exist.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +45,15 @@ class Call:
     # differentiates.
     lhs_is_differentiated: bool = False
     rhs_is_differentiated: bool = False
+    salt: int = 0  # tells the noise of this contraction from that of its sibling
 
 
 def quantize_and_contract(
-    call: Call, lhs: Operand, rhs: Operand, seed: jax.Array | None
+    call: Call,
+    lhs: Operand,
+    rhs: Operand,
+    seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
     """Quantizes what the config quantizes, contracts, and scales the sums.
 
@@ -57,16 +62,40 @@ def quantize_and_contract(
         lhs: float array, or a `QTensor` in place of one that the config quantizes.
         rhs: the same.
         seed: of the noise, uint32 of shape ``(2,)``; None seeds from the gradient.
+        forward_scales: the scales of the forward pass, laid out so that they would
+            multiply lhs; with them, gradients that are equal have other noise.
 
     Returns:
         The result, in `call.out_dtype`.
     """
     (lhs_ca, rhs_ca), _ = call.dims
     fixed_lhs, fixed_rhs = lax.stop_gradient((lhs, rhs))
-    lhs_q = quantize_operand(fixed_lhs, call.fwd.lhs, lhs_ca, f"{call.path}.lhs", seed)
-    rhs_q = quantize_operand(fixed_rhs, call.fwd.rhs, rhs_ca, f"{call.path}.rhs", None)
+    noise_of = _Noise(seed, lax.stop_gradient(forward_scales), call.salt)
+    lhs_path, rhs_path = f"{call.path}.lhs", f"{call.path}.rhs"
+    lhs_q = quantize_operand(fixed_lhs, call.fwd.lhs, lhs_ca, lhs_path, noise_of)
+    rhs_q = quantize_operand(fixed_rhs, call.fwd.rhs, rhs_ca, rhs_path)
     sums = _sum_products(call, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     return _straight_through(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
+
+
+class _Noise(NamedTuple):
+    """What seeds the noise of one operand."""
+
+    seed: jax.Array | None
+    forward_scales: tuple[jax.Array, ...]
+    salt: int
+
+    def of_channels(self, bound: jax.Array) -> jax.Array:
+        """The seed of each channel of an operand with these bounds."""
+        seed = self.seed
+        if seed is None:
+            local = [
+                scale
+                for scale in self.forward_scales
+                if np.broadcast_shapes(scale.shape, bound.shape) == bound.shape
+            ]
+            seed = noise.seed_from_bounds(bound, *local)
+        return noise.fold_in(seed, self.salt)
 
 
 def quantize_operand(
@@ -74,7 +103,7 @@ def quantize_operand(
     tensor: config.Tensor,
     contracting: dn.Axes,
     path: str,
-    seed: jax.Array | None,
+    noise_of: _Noise | None = None,
 ) -> QTensor | None:
     """The integers of one operand, or None if it stays in floating point."""
     if isinstance(x, QTensor):
@@ -82,9 +111,12 @@ def quantize_operand(
         return x
     if not tensor.is_quantized:
         return None
-    scale = quantizer.calibrate(x, tensor, contracting, path)
+    bound, scale = quantizer.calibrate(x, tensor, contracting, path)
     _check_scale(scale.shape, tensor, contracting, path)
-    return quantizer.round_to_grid(x, scale, tensor, seed)
+    needs_seed = noise_of is not None and tensor.needs_noise
+    seed = noise_of.of_channels(bound) if needs_seed else None
+    q = quantizer.round_to_grid(x, scale, tensor, seed)
+    return dataclasses.replace(q, scale=exact.materialized(scale))
 
 
 def _check_scale(
@@ -159,11 +191,13 @@ def _straight_through(
     ]
     if any(is_scaled):
         out = out.astype(jnp.float32)
-    if lhs_q is not None and is_scaled[0]:
-        scale = dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
-        out = out * _in_order(scale, call.order)
+    # That of rhs, mostly weights, goes first: integers times the scale of a large lhs
+    # would overflow where the result does not.
     if rhs_q is not None and is_scaled[1]:
         scale = dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
+        out = out * _in_order(scale, call.order)
+    if lhs_q is not None and is_scaled[0]:
+        scale = dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
         out = out * _in_order(scale, call.order)
     return out.astype(call.out_dtype)
 
@@ -203,21 +237,26 @@ def _straight_through_fwd(call, *primals):
     if differentiate_rhs:
         lhs_saved = _residual(lhs, lhs_q, call.drhs)
         rhs_mask = _gradient_mask(rhs, rhs_q, call.fwd.rhs)
-    # The operands tell apart two layers that will see the same gradient.
-    is_seeded_by_bits = seed is None and _needs_noise(call)
-    operands = (lhs, lhs_q), (rhs, rhs_q)
-    seeding = [_seeding(*one) for one in operands] if is_seeded_by_bits else []
+    scales = None, None
+    if seed is None and (call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise):
+        scales = _scale_of(lhs_q), _scale_of(rhs_q)
     like = _Like.of(lhs), _Like.of(rhs)
-    return out, (like, lhs_saved, rhs_saved, lhs_mask, rhs_mask, seed, seeding)
+    return out, (like, lhs_saved, rhs_saved, lhs_mask, rhs_mask, seed, scales)
 
 
-def _needs_noise(call: Call) -> bool:
-    return call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise
+def _scale_of(q: QTensor | None) -> jax.Array | None:
+    return None if q is None else q.scale
 
 
-def _seeding(x: jax.Array | QTensor, q: QTensor | None) -> jax.Array:
-    """What of an operand goes into the seed: an array that is saved or small."""
-    return jnp.asarray(x) if q is None else q.scale
+def _scales_on_output(call: Call, lhs_scale, rhs_scale, lhs_ndim, rhs_ndim):
+    """The scales of a forward contraction that multiply its output, laid out so."""
+    (lhs_ca, rhs_ca), _ = call.dims
+    scales = []
+    if lhs_scale is not None and all(lhs_scale.shape[axis] == 1 for axis in lhs_ca):
+        scales.append(dn.lhs_scale_to_output(lhs_scale, call.dims, rhs_ndim))
+    if rhs_scale is not None and all(rhs_scale.shape[axis] == 1 for axis in rhs_ca):
+        scales.append(dn.rhs_scale_to_output(rhs_scale, call.dims, lhs_ndim))
+    return tuple(scales)
 
 
 def _is_primal(x: Any) -> bool:
@@ -251,9 +290,7 @@ def _residual(x, q: QTensor | None, backward: config.DotGeneralRaw):
 def _gradient_mask(x, q: QTensor | None, tensor: config.Tensor):
     if q is None or not tensor.is_quantized or isinstance(x, QTensor):
         return None
-    return tensor.grid.gradient_mask(
-        quantizer.scaled(x, q.scale / jnp.float32(tensor.grid.unit))
-    )
+    return tensor.grid.gradient_mask(quantizer.scaled(x, q.scale, tensor.grid))
 
 
 @jax.tree_util.register_static
@@ -272,26 +309,23 @@ class _Like:
 
 
 def _straight_through_bwd(call, residuals, g):
-    (lhs_like, rhs_like), lhs, rhs, lhs_mask, rhs_mask, seed, seeding = residuals
+    (lhs_like, rhs_like), lhs, rhs, lhs_mask, rhs_mask, seed, scales = residuals
     dlhs = drhs = None
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None, None, None
     if call.order is not None:
         g = g.transpose(np.argsort(call.order))
-    if seeding:
-        # Flat, so that the order in which frozen weights are stored does not matter.
-        bits = (exact.float32(x).reshape(-1) for x in seeding)
-        seed = noise.seed_from_bits(exact.float32(g), *bits)
+    scales = _scales_on_output(call, *scales, lhs_like.ndim, rhs_like.ndim)
     if rhs is not None:
         dims, order = dn.for_dlhs(call.dims, lhs_like.ndim, rhs_like.ndim)
         dlhs = _backward(
-            call.dlhs, "dlhs", g, rhs, call.fwd.rhs, dims, order, lhs_like, seed
+            call.dlhs, "dlhs", g, rhs, call.fwd.rhs, dims, order, lhs_like, seed, scales
         )
         dlhs = dlhs if lhs_mask is None else jnp.where(lhs_mask, dlhs, 0)
     if lhs is not None:
         dims, order = dn.for_drhs(call.dims, lhs_like.ndim, rhs_like.ndim)
         drhs = _backward(
-            call.drhs, "drhs", g, lhs, call.fwd.lhs, dims, order, rhs_like, seed
+            call.drhs, "drhs", g, lhs, call.fwd.lhs, dims, order, rhs_like, seed, scales
         )
         drhs = drhs if rhs_mask is None else jnp.where(rhs_mask, drhs, 0)
     return None, dlhs, drhs, None, None, None
@@ -312,6 +346,7 @@ def _backward(
     order: dn.Axes,
     like: _Like,
     seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...],
 ) -> jax.Array:
     """One backward contraction: the gradient with what the forward pass left."""
     if isinstance(other, QTensor):
@@ -333,6 +368,7 @@ def _backward(
     out_sharding = like.sharding
     if raw.local_aqt is not None:
         g, other, dims = tiles.split(raw.local_aqt, path, g, other, dims)
+        forward_scales = tuple(jnp.expand_dims(scale, 0) for scale in forward_scales)
         order = (0, *(axis + 1 for axis in order))
         if out_sharding is not None:
             out_sharding = out_sharding.update(spec=(None, *out_sharding.spec))
@@ -345,10 +381,9 @@ def _backward(
         out_dtype=like.dtype if raw.local_aqt is None else np.dtype("float32"),
         order=order,
         out_sharding=out_sharding,
+        salt={"dlhs": 1, "drhs": 2}[path],
     )
-    if seed is not None:
-        seed = noise.fold_in(seed, {"dlhs": 1, "drhs": 2}[path])
-    out = quantize_and_contract(call, g, other, seed)
+    out = quantize_and_contract(call, g, other, seed, forward_scales)
     if raw.local_aqt is not None:
         out = jnp.sum(out, axis=0).astype(like.dtype)
     return out

@@ -184,6 +184,6 @@ def quantize_operands(
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     (lhs_ca, rhs_ca), _ = dims
     return (
-        contraction.quantize_operand(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs", None),
-        contraction.quantize_operand(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs", None),
+        contraction.quantize_operand(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs"),
+        contraction.quantize_operand(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs"),
     )

@@ -22,6 +22,34 @@ def opaque(x: jax.Array) -> jax.Array:
     return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
 
 
+@jax.jit
+def materialized(x: jax.Array) -> jax.Array:
+    """x itself, which a compiler computes in full before anything that reads it.
+
+    It fuses no part of what computed x into what follows, so that what follows is
+    compiled alike where x is computed and where x is given. XLA:CPU removes an
+    optimization barrier before it fuses, and fuses a reduction of several arrays with
+    nothing that reads it; on other platforms the barrier stays.
+
+    Args:
+        x: any shape. Meant for small arrays: a CPU writes as many int32 beside it.
+    """
+    return lax.platform_dependent(x, cpu=_last_of_two, default=lax.optimization_barrier)
+
+
+def _last_of_two(x: jax.Array) -> jax.Array:
+    """x, as the second one of itself and itself."""
+    pair = jnp.broadcast_to(x, (2, *x.shape))
+    position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
+
+    def later(one, other):
+        is_later = other[1] >= one[1]
+        return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
+
+    start = np.zeros((), x.dtype), np.int32(-1)
+    return lax.reduce((pair, position), start, later, (0,))[0]
+
+
 def float32(x: jax.Array) -> jax.Array:
     """x in float32, with x's own rounding in every program.
 

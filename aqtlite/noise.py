@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import reduction
+from aqtlite import exact
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive salts.
 
@@ -64,39 +64,35 @@ def _seed_from_words(words: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def seed_from_bits(x: jax.Array, *others: jax.Array) -> jax.Array:
-    """A seed that changes when any bit of an array changes.
+def seed_from_bounds(bound: jax.Array, *others: jax.Array) -> jax.Array:
+    """A seed for each channel, from what calibration found in it.
+
+    No element is read, and nothing is summed over channels or devices: the bounds are
+    there anyway, and change with the array.
 
     Args:
-        x: float32, any shape.
-        others: float32, any shapes, whose largest values go into the seed too. Their
-            order matters.
+        bound: float32; the bound of each channel, of size 1 along the others.
+        others: float32, more that tells channels apart (the scales of the forward
+            pass, say); each broadcasts to the shape of `bound`. Their order matters.
 
     Returns:
-        uint32 of shape ``(2,)``. The sum that makes it wraps, so that the order of
-        summation, and with it the sharding of x, does not matter.
+        uint32 of shape ``(2, *bound.shape)``.
     """
-    words = lax.bitcast_convert_type(x, jnp.uint32)
-    # The array is read once, with little arithmetic.
-    spread = (words * np.uint32(_GOLDEN)) ^ (words >> 15)
-    if x.ndim:
-        place = lax.broadcasted_iota(jnp.uint32, x.shape, x.ndim - 1)
-        spread = spread * (place * np.uint32(_GOLDEN - 1) + np.uint32(1))
-    total = reduction.wrapping_sum(spread)
+    total = _mix(lax.bitcast_convert_type(bound, jnp.uint32))
     for other in others:
-        largest = jnp.max(other, initial=-jnp.inf)
-        total = _mix(total + lax.bitcast_convert_type(largest, jnp.uint32))
-    return _two_words(total)
+        total = _mix(total + lax.bitcast_convert_type(other, jnp.uint32))
+    return exact.materialized(_two_words(total))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
-    """Another seed, independent of the first, for each salt."""
+    """Other seeds, independent of the first ones, for each salt."""
     return _mix(seed + np.uint32((_GOLDEN * (salt + 1)) & 0xFFFFFFFF))
 
 
 def _two_words(total: jax.Array) -> jax.Array:
-    return _mix(total + np.array([1, _GOLDEN], np.uint32))
+    words = np.array([1, _GOLDEN], np.uint32).reshape(2, *(1,) * total.ndim)
+    return _mix(total + words)
 
 
 def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
@@ -118,7 +114,8 @@ def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
 
     Args:
         shape: the shape of the array to be rounded.
-        seed: uint32 of shape ``(2,)``.
+        seed: uint32 of shape ``(2,)``, or ``(2, *channels)`` with one for each
+            channel, where `channels` broadcasts to `shape`.
 
     Returns:
         uint32 of `shape`, of which the high bits are the good ones.

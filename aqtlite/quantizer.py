@@ -19,8 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import calibration, config, exact, noise
+from aqtlite import calibration, config, exact, noise, numerics
 from aqtlite.qtensor import QTensor
+
+# Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
+_SAFE_BOUND = 4.0
 
 
 def quantize(
@@ -37,7 +40,8 @@ def quantize(
         axes: the axes to be contracted, which share a scale unless
             ``tensor_config.calib_shared_axes`` says otherwise.
         key: a `jax.random` key for stochastic rounding. Without one the noise is
-            seeded from the array's own bits.
+            seeded, for each channel, from the bits of the bound that calibration
+            found for it.
 
     Returns:
         A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
@@ -70,35 +74,52 @@ def quantize(
         ) from error
     seed = None if key is None else noise.seed_from_key(key)
     contracting = _normalize_axes(contracting, x.shape, "axes")
-    scale = calibrate(x, tensor_config, contracting, "tensor_config")
+    bound, scale = calibrate(x, tensor_config, contracting, "tensor_config")
     if tensor_config.scale_stop_grad:
         scale = lax.stop_gradient(scale)
+    if tensor_config.needs_noise and seed is None:
+        seed = noise.seed_from_bounds(lax.stop_gradient(bound))
     return round_to_grid(x, scale, tensor_config, seed)
 
 
 @functools.partial(jax.jit, static_argnames=("tensor_config", "contracting", "path"))
 def calibrate(
     x: jax.Array, tensor_config: config.Tensor, contracting: tuple[int, ...], path: str
-) -> jax.Array:
-    """The scale of an array: float32, keepdims.
+) -> tuple[jax.Array, jax.Array]:
+    """The bound that the grid has to reach, and the scale of the stored values.
 
     Args:
         x: floating, any shape.
         tensor_config: calibration, granularity and grid.
         contracting: the axes that share a scale by default.
         path: where the config stands, for error messages.
+
+    Returns:
+        Both float32, keepdims.
     """
     shared = shared_axes(tensor_config, x.shape, contracting, path)
     bound = tensor_config.calibration.bound(exact.float32(x), shared)
-    scale = calibration.scale_from_bound(bound, tensor_config.grid.bound)
+    grid = tensor_config.grid
+    scale = calibration.scale_from_bound(bound, grid.bound, grid.unit)
     if tensor_config.po2_scale:
         scale = calibration.ceil_to_power_of_two(scale)
-    return scale
+    return bound, scale
 
 
-def scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """``x / scale`` as the grid sees it: float32, by the scale's reciprocal."""
-    return exact.opaque(exact.float32(x)) * (1 / scale)
+def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
+    """An array as the grid sees it: float32, times the reciprocal of its scale.
+
+    Args:
+        x: floating, any shape.
+        scale: that of the stored values, keepdims.
+        grid: the grid.
+    """
+    values = exact.opaque(exact.float32(x))
+    if grid.bound < _SAFE_BOUND:
+        # The reciprocal of a large scale would be subnormal.
+        shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
+        values, scale = values * shrink, scale * shrink
+    return values * (jnp.float32(grid.unit) / scale)
 
 
 @functools.partial(jax.jit, static_argnames="tensor_config")
@@ -114,16 +135,11 @@ def round_to_grid(
         x: floating, any shape.
         scale: float32, keepdims.
         tensor_config: names the grid.
-        seed: of the noise, uint32 of shape ``(2,)``; None seeds from x.
+        seed: of the noise, if the grid needs any; see `noise.random_bits`.
     """
     grid = tensor_config.grid
-    bits = None
-    if grid.needs_noise:
-        if seed is None:
-            seed = noise.seed_from_bits(exact.float32(x))
-        bits = noise.random_bits(x.shape, seed)
-    qvalue = grid.round(scaled(x, scale), bits)
-    return QTensor(qvalue, scale * jnp.float32(grid.unit), x.dtype)
+    bits = noise.random_bits(x.shape, seed) if grid.needs_noise else None
+    return QTensor(grid.round(scaled(x, scale, grid), bits), scale, x.dtype)
 
 
 def shared_axes(

@@ -23,23 +23,6 @@ _TERMS = 8
 _WORTHWHILE = 2**14  # elements
 
 
-def wrapping_sum(x: jax.Array) -> jax.Array:
-    """The sum over all elements of a uint32 array, modulo 2^32."""
-
-    def at_once(x):
-        return jnp.sum(x, dtype=jnp.uint32)
-
-    def in_two_steps(x):
-        first = jnp.sum(_in_pieces(x, axis, terms), axis, dtype=jnp.uint32)
-        # XLA makes one sum of two, unless something stands between them.
-        return at_once(lax.clamp(np.uint32(0), first, np.uint32(2**32 - 1)))
-
-    axis, terms = _cut(x, range(x.ndim))
-    if not terms:
-        return at_once(x)
-    return lax.platform_dependent(x, cpu=in_two_steps, default=at_once)
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """``max(|x|)`` over some axes of a float32 array, keepdims; 0 over an empty axis.

@@ -234,37 +234,35 @@ def test_fold_in_gives_other_seeds():
     assert len(folded | {tuple(np.asarray(seed))}) == 6
 
 
-def test_seed_from_bits_sees_every_bit_and_position():
-    x = np.arange(1.0, 9.0, dtype=np.float32)
-    variants = [x, x[::-1], x.reshape(2, 4) * 2]
-    for bit in (0, 12, 31):
-        flipped = x.copy()
-        flipped.view(np.uint32)[5] ^= np.uint32(1 << bit)
-        variants.append(flipped)
-    seeds = {tuple(np.asarray(noise.seed_from_bits(jnp.asarray(v)))) for v in variants}
-    assert len(seeds) == len(variants)
+def test_seeds_of_channels():
+    """Every bit of a bound, and every further scale, gives another seed."""
+    bound = np.arange(1.0, 9.0, dtype=np.float32).reshape(8, 1)
+    variants = [bound]
+    for bit in (0, 12, 30):
+        variants.append((bound.view(np.uint32) ^ np.uint32(1 << bit)).view(np.float32))
+    others = [(), (bound,), (2 * bound,), (bound, bound), (np.float32([[3]]),)]
+    seeds = [noise.seed_from_bounds(x, *more) for x in variants for more in others]
+    words = np.stack([np.asarray(seed) for seed in seeds])
+    assert words.shape == (20, 2, 8, 1)
+    assert len({tuple(pair) for pair in words.swapaxes(1, 2).reshape(-1, 2)}) == 160
 
 
-@pytest.mark.parametrize(
-    "shape", [(701, 31), (2, 99, 101), (1, 512, 64), (3, 0), (0, 3)]
-)
-def test_seed_from_bits_of_a_large_array(shape):
-    """Every element counts, however the sum over them is split."""
-    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    variants = [x]
-    for row in range(min(x.size, 70)):
-        changed = x.copy()
-        changed.reshape(-1)[row * (x.size // 70)] += 1
-        variants.append(changed)
-    seeds = {tuple(np.asarray(noise.seed_from_bits(jnp.asarray(v)))) for v in variants}
-    assert len(seeds) == len(variants)
+def test_channels_have_independent_noise_without_a_key():
+    """Rows that are equal but for their scale are rounded in other places."""
+    row = np.random.default_rng(0).uniform(0.5, 1, 4096).astype(np.float32)
+    x = jnp.asarray(np.stack([row * 2**-i for i in range(8)]))
+    up = np.asarray(aqtlite.quantize(x, noisy(), 1).qvalue, np.float64)
+    up -= up.mean(0)
+    correlation = np.corrcoef(up)[np.triu_indices(8, 1)]
+    assert np.abs(correlation + 1 / 7).max() < 5 / np.sqrt(4096)
 
 
-def test_seed_from_bits_is_the_same_on_every_mesh():
-    """An array with an explicit sharding is summed another way."""
-    x = jax.random.normal(jax.random.key(0), (512, 64))
-    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-        seed = noise.seed_from_bits(jax.device_put(x, sharding))
-    np.testing.assert_array_equal(seed, noise.seed_from_bits(x))
+def test_seeds_read_no_element_twice():
+    """The noise costs no reduction beside the one of calibration."""
+    lowered = jax.jit(lambda x: aqtlite.quantize(x, noisy(), 1).qvalue).lower(X)
+    plain = jax.jit(lambda x: aqtlite.quantize(x, tensor(8), 1).qvalue).lower(X)
+
+    def reductions(program):
+        return program.as_text().count("applies stablehlo.maximum across")
+
+    assert reductions(lowered) == reductions(plain) > 0
