@@ -98,12 +98,15 @@ class _Noise(NamedTuple):
         return noise.fold_in(seed, self.salt)
 
 
+_NO_NOISE = _Noise(None, (), 0)
+
+
 def quantize_operand(
     x: Operand,
     tensor: config.Tensor,
     contracting: dn.Axes,
     path: str,
-    noise_of: _Noise | None = None,
+    noise_of: _Noise = _NO_NOISE,
 ) -> QTensor | None:
     """The integers of one operand, or None if it stays in floating point."""
     if isinstance(x, QTensor):
@@ -113,8 +116,7 @@ def quantize_operand(
         return None
     bound, scale = quantizer.calibrate(x, tensor, contracting, path)
     _check_scale(scale.shape, tensor, contracting, path)
-    needs_seed = noise_of is not None and tensor.needs_noise
-    seed = noise_of.of_channels(bound) if needs_seed else None
+    seed = noise_of.of_channels(bound) if tensor.needs_noise else None
     q = quantizer.round_to_grid(x, scale, tensor, seed)
     return dataclasses.replace(q, scale=exact.materialized(scale))
 
@@ -146,29 +148,41 @@ def _sum_products(
     raw = call.fwd
     lhs_in = _dot_input(lhs, lhs_q, raw.lhs, raw.dg_in_dtype)
     rhs_in = _dot_input(rhs, rhs_q, raw.rhs, raw.dg_in_dtype)
+    result = call.order, call.out_sharding
     integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs_in, rhs_in)]
-    accumulator = raw.dg_accumulator_dtype
-    if all(integers) and (accumulator is None or accumulator == jnp.int32):
-        return lowering.integer_dot(
-            lhs_in, rhs_in, call.dims, call.order, call.out_sharding
+    largest = _largest_stored(raw.lhs), _largest_stored(raw.rhs)
+    if not any(integers):
+        sums = lowering.float_dot(lhs_in, rhs_in, call.dims, *result)
+    elif not all(integers):
+        sums = lowering.mixed_dot(
+            lhs_in, rhs_in, call.dims, *result, out_dtype=call.out_dtype
         )
-    if all(integers):
-        lhs_in = lhs_in.astype(accumulator)
-    if accumulator is None:
-        is_plain = not any(integers) and raw.dg_in_dtype is None
-        accumulator = call.out_dtype if is_plain else np.dtype("float32")
-    return lowering.float_dot(
-        lhs_in, rhs_in, call.dims, accumulator, call.order, call.out_sharding
-    )
+    elif raw.dg_in_dtype is None:
+        sums = lowering.integer_dot(lhs_in, rhs_in, call.dims, *result, largest=largest)
+    else:
+        sums = lowering.integer_dot_in_float(
+            lhs_in, rhs_in, call.dims, raw.dg_in_dtype, *result, largest=largest
+        )
+    accumulator = raw.dg_accumulator_dtype
+    is_float = accumulator is not None and jnp.issubdtype(accumulator, jnp.floating)
+    return sums.astype(accumulator) if is_float else sums
+
+
+def _largest_stored(tensor: config.Tensor) -> int | None:
+    return tensor.grid.largest_stored if tensor.is_quantized else None
 
 
 def _dot_input(
     x: Operand, q: QTensor | None, tensor: config.Tensor, in_dtype: np.dtype | None
 ) -> jax.Array:
-    if q is None:
-        values = jnp.asarray(x)
+    if q is not None and not tensor.use_fake_quant:
+        return q.qvalue
+    if q is not None:
+        # Given or made here, it is contracted as the same array.
+        wide = dataclasses.replace(q, dtype=_wide_dtype(q.dtype))
+        values = exact.materialized(wide.dequant())
     else:
-        values = q.dequant() if tensor.use_fake_quant else q.qvalue
+        values = jnp.asarray(x)
     return values if in_dtype is None else values.astype(in_dtype)
 
 
@@ -237,7 +251,7 @@ def _straight_through_fwd(call, *primals):
     if differentiate_rhs:
         lhs_saved = _residual(lhs, lhs_q, call.drhs)
         rhs_mask = _gradient_mask(rhs, rhs_q, call.fwd.rhs)
-    scales = None, None
+    scales: tuple[jax.Array | None, ...] = (None, None)
     if seed is None and (call.dlhs.lhs.needs_noise or call.drhs.lhs.needs_noise):
         scales = _scale_of(lhs_q), _scale_of(rhs_q)
     like = _Like.of(lhs), _Like.of(rhs)
@@ -248,15 +262,18 @@ def _scale_of(q: QTensor | None) -> jax.Array | None:
     return None if q is None else q.scale
 
 
-def _scales_on_output(call: Call, lhs_scale, rhs_scale, lhs_ndim, rhs_ndim):
+def _scales_on_output(
+    call: Call, scales: tuple[Any, Any], lhs_ndim: int, rhs_ndim: int
+) -> tuple[jax.Array, ...]:
     """The scales of a forward contraction that multiply its output, laid out so."""
+    lhs_scale, rhs_scale = scales
     (lhs_ca, rhs_ca), _ = call.dims
-    scales = []
+    laid_out = []
     if lhs_scale is not None and all(lhs_scale.shape[axis] == 1 for axis in lhs_ca):
-        scales.append(dn.lhs_scale_to_output(lhs_scale, call.dims, rhs_ndim))
+        laid_out.append(dn.lhs_scale_to_output(lhs_scale, call.dims, rhs_ndim))
     if rhs_scale is not None and all(rhs_scale.shape[axis] == 1 for axis in rhs_ca):
-        scales.append(dn.rhs_scale_to_output(rhs_scale, call.dims, lhs_ndim))
-    return tuple(scales)
+        laid_out.append(dn.rhs_scale_to_output(rhs_scale, call.dims, lhs_ndim))
+    return tuple(laid_out)
 
 
 def _is_primal(x: Any) -> bool:
@@ -315,7 +332,7 @@ def _straight_through_bwd(call, residuals, g):
         return None, None, None, None, None, None
     if call.order is not None:
         g = g.transpose(np.argsort(call.order))
-    scales = _scales_on_output(call, *scales, lhs_like.ndim, rhs_like.ndim)
+    scales = _scales_on_output(call, scales, lhs_like.ndim, rhs_like.ndim)
     if rhs is not None:
         dims, order = dn.for_dlhs(call.dims, lhs_like.ndim, rhs_like.ndim)
         dlhs = _backward(
@@ -350,21 +367,19 @@ def _backward(
 ) -> jax.Array:
     """One backward contraction: the gradient with what the forward pass left."""
     if isinstance(other, QTensor):
-        reuses_integers = raw.rhs.use_fwd_quant and raw.lhs.is_quantized
-        if reuses_integers and not other_fwd.use_fake_quant:
+        if _moves_onto_gradient(raw, other.scale, dims):
             moved = dn.rhs_scale_to_lhs(other.scale, dims, g.ndim)
             g = (exact.float32(g) * moved).astype(_wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = QTensor(other.qvalue, unit, other.dtype)
+            is_simulated = raw.lhs.use_fake_quant
+            taken = dataclasses.replace(other_fwd, use_fake_quant=is_simulated)
         else:
             other = other.dequant()
-            if other_fwd.use_fake_quant:
-                raw = dataclasses.replace(
-                    raw, rhs=dataclasses.replace(raw.rhs, use_fwd_quant=False)
-                )
-    if raw.rhs.use_fwd_quant:
-        # The forward's operand is used as it is: nothing left to quantize on it.
-        raw = dataclasses.replace(raw, rhs=config.Tensor(), dg_accumulator_dtype=None)
+            taken = dataclasses.replace(raw.rhs, use_fwd_quant=False)
+            if not other_fwd.use_fake_quant:
+                taken = config.Tensor()
+        raw = dataclasses.replace(raw, rhs=taken, dg_accumulator_dtype=None)
     out_sharding = like.sharding
     if raw.local_aqt is not None:
         g, other, dims = tiles.split(raw.local_aqt, path, g, other, dims)
@@ -387,6 +402,20 @@ def _backward(
     if raw.local_aqt is not None:
         out = jnp.sum(out, axis=0).astype(like.dtype)
     return out
+
+
+def _moves_onto_gradient(
+    raw: config.DotGeneralRaw, scale: jax.Array, dims: dn.DimensionNumbers
+) -> bool:
+    """Whether a reused operand is contracted as integers, its scale on the gradient.
+
+    A scale that varies along axes which remain, as one that varied along contracting
+    axes in the forward pass does, cannot move there.
+    """
+    (_, other_ca), (_, other_ba) = dims
+    remaining = dn.remaining_axes(scale.ndim, other_ca, other_ba)
+    is_constant = all(scale.shape[axis] == 1 for axis in remaining)
+    return raw.lhs.is_quantized and is_constant
 
 
 def _wide_dtype(dtype: np.dtype) -> np.dtype:

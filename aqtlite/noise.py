@@ -78,7 +78,7 @@ def seed_from_bounds(bound: jax.Array, *others: jax.Array) -> jax.Array:
     Returns:
         uint32 of shape ``(2, *bound.shape)``.
     """
-    total = _mix(lax.bitcast_convert_type(bound, jnp.uint32))
+    total = _mix(lax.bitcast_convert_type(bound, jnp.uint32) + np.uint32(_GOLDEN))
     for other in others:
         total = _mix(total + lax.bitcast_convert_type(other, jnp.uint32))
     return exact.materialized(_two_words(total))

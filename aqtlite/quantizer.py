@@ -135,10 +135,10 @@ def round_to_grid(
         x: floating, any shape.
         scale: float32, keepdims.
         tensor_config: names the grid.
-        seed: of the noise, if the grid needs any; see `noise.random_bits`.
+        seed: of the noise, None for a grid that needs none; see `noise.random_bits`.
     """
     grid = tensor_config.grid
-    bits = noise.random_bits(x.shape, seed) if grid.needs_noise else None
+    bits = None if seed is None else noise.random_bits(x.shape, seed)
     return QTensor(grid.round(scaled(x, scale, grid), bits), scale, x.dtype)
 
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aqtlite import dimension_numbers as dn
 from aqtlite import lowering
-from aqtlite.lowering import processor
-from tests.common import DIMENSION_NUMBERS, MATMUL
+from aqtlite.lowering import digits, processor
+from tests.common import DIMENSION_NUMBERS, MATMUL, normal
 
 
 def integers(shape, dtype, seed=0, extreme=False):
@@ -254,11 +255,82 @@ def test_tpus_get_the_contraction_as_it_is(case):
     assert module.count("stablehlo.dot_general") == 1
 
 
-def test_float_dot_widens_the_integer_side():
-    lhs = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8)), jnp.bfloat16)
-    rhs = integers((8, 3), "int8")
-    wanted = exact(lhs, rhs, MATMUL)
-    for args, result in (((lhs, rhs), wanted), ((rhs.T, lhs.T), wanted.T)):
-        got = lowering.float_dot(*args, MATMUL, jnp.float32)
-        assert got.dtype == jnp.float32
-        np.testing.assert_allclose(got, result, rtol=1e-5, atol=1e-4)
+@pytest.mark.parametrize("case", DIMENSION_NUMBERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.usefixtures("unsigned")
+def test_mixed_dot(case, dtype):
+    """Floats in digits: within 2^-22 of the largest magnitude, 2^-14 for two."""
+    lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
+    floats = [normal(lhs_shape, 1, dtype), normal(rhs_shape, 2, dtype)]
+    stored = [integers(lhs_shape, "int8"), integers(rhs_shape, "int8", 1)]
+    for lhs, rhs in ((floats[0], stored[1]), (stored[0], floats[1])):
+        for out_dtype in ("float32", dtype):
+            got = lowering.mixed_dot(lhs, rhs, dims, out_dtype=jnp.dtype(out_dtype))
+            assert got.dtype == jnp.float32
+            step = 2.0**-22 if out_dtype == "float32" else 2.0**-14
+            largest = [float(jnp.abs(x).max()) for x in (lhs, rhs)]
+            products = dn.contraction_size(dims, lhs_shape)
+            bound = products * step * largest[0] * largest[1]
+            assert np.abs(got - exact(lhs, rhs, dims)).max() <= bound
+
+
+def test_digits_of_integers():
+    x = np.array([0, 1, -1, 127, 128, 255, -255, -129, 32639, -32768], np.int16)
+    parts = np.asarray(digits.of_integers(jnp.asarray(x), 2), np.int64)
+    np.testing.assert_array_equal(parts[0] + 256 * parts[1], x)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(-30, 30), st.sampled_from([2, 3]))
+def test_digits_of_floats(seed, exponent, count):
+    """Nothing but the rounding to half a unit differs."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((3, 50)) * 10.0**exponent).astype(np.float32)
+    parts, unit = digits.of_floats(jnp.asarray(x), (1,), count)
+    powers = 256.0 ** np.arange(count).reshape(-1, 1, 1)
+    value = (np.asarray(parts, np.float64) * powers).sum(0) * np.float64(unit)
+    error = np.abs(value - x)
+    assert np.all(error <= np.float64(unit) / 2)
+    largest = np.abs(x).max(1, keepdims=True)
+    assert np.all(unit <= largest * 2.0 ** (3 - 8 * count))
+    assert parts.dtype == jnp.int8 and np.all(np.log2(unit) % 1 == 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_mixed_dot_of_what_is_not_finite(bad):
+    """The row of a NaN or an infinity is NaN, and no other."""
+    lhs = jnp.ones((3, 8)).at[1, 2].set(bad)
+    got = lowering.mixed_dot(
+        lhs, integers((8, 4), "int8"), MATMUL, out_dtype=jnp.dtype("float32")
+    )
+    finite = np.isfinite(np.asarray(got))
+    np.testing.assert_array_equal(finite, [[True] * 4, [False] * 4, [True] * 4])
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1e-40, 1e-30, 3e38])
+def test_mixed_dot_of_extreme_magnitudes(magnitude):
+    lhs = jnp.full((2, 1), magnitude, jnp.float32)
+    rhs = jnp.full((1, 2), 1, jnp.int8)
+    got = lowering.mixed_dot(lhs, rhs, MATMUL, out_dtype=jnp.dtype("float32"))
+    np.testing.assert_allclose(got, lhs @ np.ones((1, 2)), rtol=2e-7, atol=1e-38)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", DIMENSION_NUMBERS)
+def test_float_dot_of_halves(case, dtype):
+    """Summed in float32, in every layout."""
+    lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
+    lhs, rhs = normal(lhs_shape, 1, dtype), normal(rhs_shape, 2, dtype)
+    got = jax.jit(lambda *xs: lowering.float_dot(*xs, dims))(lhs, rhs)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, exact(lhs, rhs, dims), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [300, 4096])
+def test_sums_of_int16_are_exact(size):
+    """Of the doubled halves of 8 bits, as long as int32 holds the sums."""
+    lhs, rhs = integers((2, size), "int16", extreme=True), jnp.full((size, 2), 255)
+    rhs = rhs.astype(jnp.int16)
+    got = lowering.integer_dot(lhs, rhs, MATMUL, largest=(255, 255))
+    assert got.dtype == jnp.int32
+    np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))

@@ -77,6 +77,18 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     return out.reshape(shape)
 
 
+def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
+    """Whether XLA:CPU contracts these floats in float32, widened or not.
+
+    Of bfloat16 and float16 it does so in few layouts, and has no kernel for others.
+    """
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    is_matrices = lhs.ndim == rhs.ndim == 2 and not batch
+    is_row_by_column = lhs_ca == (1,) and len(rhs_ca) == 1
+    is_wide = jnp.finfo(lhs.dtype).bits > 16
+    return is_wide or (is_matrices and is_row_by_column)
+
+
 def _is_transposed(lhs_ndim: int, dims: dn.DimensionNumbers) -> bool:
     """Whether lhs has a remaining axis after a contracting one."""
     (lhs_ca, _), (lhs_ba, _) = dims

@@ -3,6 +3,7 @@
 import abc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -27,6 +28,11 @@ class Numerics(abc.ABC):
     @abc.abstractmethod
     def unit(self) -> float:
         """What one stored unit stands for on the scaled axis (a power of two)."""
+
+    @property
+    def largest_stored(self) -> int:
+        """The largest magnitude of a stored value: how far sums can grow."""
+        return int(jnp.iinfo(self.storage_dtype).max)
 
     @property
     @abc.abstractmethod

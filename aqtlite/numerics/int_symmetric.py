@@ -115,6 +115,10 @@ class IntSymmetric(base.Numerics):
         return jnp.dtype(jnp.int16)
 
     @property
+    def largest_stored(self) -> int:
+        return int(self._clip_bound / self.unit)
+
+    @property
     def needs_noise(self) -> bool:
         return self.stochastic_rounding
 
