@@ -1,6 +1,7 @@
-"""Compares random contractions with the reference: ``python -m tests.against_reference``.
+"""Compares random contractions with the reference.
 
-Every failure is printed with the seed that repeats it:
+``python -m tests.against_reference`` runs as many as are wanted. Every failure is
+printed with the seed that repeats it:
 ``python -m tests.against_reference --seed SEED --count 1``.
 """
 

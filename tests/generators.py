@@ -35,10 +35,10 @@ class Case:
 
     def __str__(self) -> str:
         program = "jit" if self.is_jitted else "eager"
+        lhs, rhs, out = (f"{x.dtype}{x.shape}" for x in (self.lhs, self.rhs, self.g))
         return (
-            f"seed {self.seed}, draw {self.draw}, {program}: {self.lhs.dtype.name}{self.lhs.shape} x "
-            f"{self.rhs.dtype.name}{self.rhs.shape} -> {self.g.dtype.name}"
-            f"{self.g.shape}, {self.dims}, key={self.has_key}\n{self.cfg}"
+            f"seed {self.seed}, draw {self.draw}, {program}: {lhs} x {rhs} -> {out}, "
+            f"{self.dims}, key={self.has_key}\n{self.cfg}"
         )
 
 
