@@ -232,7 +232,7 @@ def _contraction(
     own_axes = tiles is None
     left = _tensor(random, *lhs, kind, own_axes, noise=is_backward)
     right = _tensor(random, *rhs, kind, own_axes, use_fwd_quant=is_reused)
-    if not (left.is_quantized or right.is_quantized):
+    if not (left.is_quantized or (right.is_quantized and not is_reused)):
         tiles = None
     in_dtype = _in_dtype(random, left, right, kind)
     return config.DotGeneralRaw(

@@ -235,9 +235,11 @@ def _dequantized(q: Quantized, dtypes: Sequence[np.dtype | None]) -> Factor:
     scale = q.scale.astype(np.float64)
     values = (q.values + q.spread / 2) * scale
     radius = q.spread / 2 * scale
-    epsilons = [float(jnp.finfo(one).eps) / 2 for one in dtypes if one is not None]
-    roundings = UNIT + sum(epsilons)
-    return Factor(values, radius + roundings * (np.abs(values) + radius), None, False)
+    limits = [jnp.finfo(one) for one in dtypes if one is not None]
+    relative = UNIT + sum(float(one.eps) / 2 for one in limits)
+    absolute = sum(float(one.smallest_subnormal) / 2 for one in limits)
+    radius = radius + relative * (np.abs(values) + radius) + absolute
+    return Factor(values, radius, None, False)
 
 
 # Contractions.
