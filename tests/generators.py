@@ -16,6 +16,7 @@ from aqtlite import calibration, config, numerics
 
 DTYPES = ("float32", "bfloat16", "float16")
 _LARGEST_CASE = 2**15  # products
+_LARGEST_TILED_RANK = 5  # of a gradient; its tiles are an axis more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,9 +199,9 @@ def _config(
     out_axes = _out_axes(dims, len(lhs_shape), len(rhs_shape))
     fwd = _contraction(random, (lhs_shape, lhs_ca), (rhs_shape, rhs_ca), kind)
     gradients = {}
-    for name, side, shape, other_ca, other_ba, forward in (
-        ("dlhs", 1, rhs_shape, rhs_ca, rhs_ba, fwd.rhs),
-        ("drhs", 0, lhs_shape, lhs_ca, lhs_ba, fwd.lhs),
+    for name, side, shape, other_ca, other_ba, forward, rank in (
+        ("dlhs", 1, rhs_shape, rhs_ca, rhs_ba, fwd.rhs, len(lhs_shape)),
+        ("drhs", 0, lhs_shape, lhs_ca, lhs_ba, fwd.lhs, len(rhs_shape)),
     ):
         summed = _remaining(len(shape), other_ca, other_ba)
         g_ca = tuple(
@@ -209,7 +210,7 @@ def _config(
             if which == side and axis in summed
         )
         gradients[name] = _contraction(
-            random, (g_shape, g_ca), (shape, summed), kind, forward
+            random, (g_shape, g_ca), (shape, summed), kind, forward, rank
         )
     cfg = config.DotGeneral(fwd=fwd, **gradients)
     if cfg.is_quantized:
@@ -218,9 +219,23 @@ def _config(
 
 
 def _contraction(
-    random: _Random, lhs, rhs, kind: str, forward: config.Tensor | None = None
+    random: _Random,
+    lhs,
+    rhs,
+    kind: str,
+    forward: config.Tensor | None = None,
+    rank: int = 0,
 ) -> config.DotGeneralRaw:
-    """A contraction's config; `forward` is what a backward one may reuse."""
+    """A contraction's config.
+
+    Args:
+        random: decides.
+        lhs: shape and contracting axes.
+        rhs: the same.
+        kind: of the data.
+        forward: what a backward contraction may reuse.
+        rank: of its result.
+    """
     lhs_shape, lhs_ca = lhs
     is_backward = forward is not None
     tiles = None
@@ -232,7 +247,10 @@ def _contraction(
     own_axes = tiles is None
     left = _tensor(random, *lhs, kind, own_axes, noise=is_backward)
     right = _tensor(random, *rhs, kind, own_axes, use_fwd_quant=is_reused)
-    if not (left.is_quantized or (right.is_quantized and not is_reused)):
+    has_tiles = left.is_quantized or (right.is_quantized and not is_reused)
+    # XLA:CPU (jaxlib 0.10.2) crashes on sums of products of rank 7:
+    # jax.jit(lambda x, s: (x * s).sum(0)) with a broadcast s.
+    if not has_tiles or rank > _LARGEST_TILED_RANK:
         tiles = None
     in_dtype = _in_dtype(random, left, right, kind)
     return config.DotGeneralRaw(
