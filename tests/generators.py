@@ -80,13 +80,16 @@ def case(seed: int, draw: int = 0) -> Case:
     cfg = _config(random, lhs_shape, rhs_shape, out_shape, dims, kind)
     has_key, is_jitted = random.chance(0.5), random.chance(0.9)
     random = _Random(seed, draw)
+    is_huge = kind == "huge"
+    gradient = random.one_of((cfg.dlhs.lhs, cfg.drhs.lhs))
+    rhs_kind, g_kind = ("normal", "small") if is_huge else (kind, kind)
     return Case(
         seed=seed,
         draw=draw,
         cfg=cfg,
-        lhs=_data(random, lhs_shape, lhs_dtype, kind),
-        rhs=_data(random, rhs_shape, rhs_dtype, "normal" if kind == "huge" else kind),
-        g=_data(random, out_shape, out_dtype, "small" if kind == "huge" else "normal"),
+        lhs=_data(random, lhs_shape, lhs_dtype, kind, cfg.fwd.lhs),
+        rhs=_data(random, rhs_shape, rhs_dtype, rhs_kind, cfg.fwd.rhs),
+        g=_data(random, out_shape, out_dtype, g_kind, gradient),
         dims=dims,
         preferred_element_type=preferred,
         has_key=has_key,
@@ -147,9 +150,9 @@ def _out_axes(dims, lhs_ndim: int, rhs_ndim: int) -> list[tuple[int, int]]:
 def _kind(random: _Random, is_long: bool) -> str:
     if is_long and random.chance(0.5):
         return "level"
-    kinds = {"normal": 50, "heavy": 14, "ties": 14, "channels": 14, "nan": 3, "huge": 5}
-    weights = np.array(list(kinds.values())) / sum(kinds.values())
-    return str(random.rng.choice(list(kinds), p=weights))
+    kinds = {"normal": 8, "heavy": 3, "ties": 3, "edges": 8, "channels": 3}
+    kinds |= {"nan": 1, "huge": 1}
+    return random.one_of([kind for kind, count in kinds.items() for _ in range(count)])
 
 
 def _dtypes(random: _Random, kind: str):
@@ -161,13 +164,23 @@ def _dtypes(random: _Random, kind: str):
     return jnp.dtype(lhs), jnp.dtype(rhs), preferred and jnp.dtype(preferred)
 
 
-def _data(random: _Random, shape, dtype, kind: str) -> np.ndarray:
+def _data(
+    random: _Random, shape, dtype, kind: str, tensor: config.Tensor
+) -> np.ndarray:
+    """An array of a kind; `tensor` is how it will be quantized."""
     rng = random.rng
     x = rng.standard_normal(shape)
     if kind == "heavy":
         x = rng.standard_t(2.0, shape)
     elif kind == "ties":
         x = rng.integers(-6, 7, shape) * 0.5
+    elif kind == "edges":
+        # Halfway between the points of a grid: the last bit decides.
+        reach = tensor.grid.bound if tensor.is_quantized else 127.5
+        largest = 1 + rng.random()
+        steps = rng.integers(-int(reach), int(reach) + 1, shape)
+        x = np.where(rng.random(shape) < 0.3, largest, largest * (steps + 0.5) / reach)
+        x = np.clip(x, -largest, largest)
     elif kind == "channels" and x.ndim:
         axis = random.upto(x.ndim - 1)
         sizes = [n if i == axis else 1 for i, n in enumerate(shape)]
