@@ -9,8 +9,13 @@ import pytest
 
 from tests.flax import random_models, served_equals_trained
 
-MODELS = 10
-"""Of each kind of config."""
+# Most of these were once served with other last bits.
+SEEDS = {
+    "integers": (0, 1, 2, 11, 12, 24, 64, 101, 126, 143),
+    "weight_only": (0, 1, 9, 17, 20, 21, 24, 25, 27, 30),
+    "fake_quant": (0, 1, 7, 20, 21, 22, 24, 25, 26, 34),
+    "dg_in_dtype": (0, 1, 5, 8, 11, 26, 40, 42, 88, 145),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,8 +25,9 @@ def memory():
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("seed", range(MODELS))
-@pytest.mark.parametrize("kind", random_models.KINDS)
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds]
+)
 def test_served_equals_trained(kind, seed):
     sample = random_models.sample(kind, seed)
     found = served_equals_trained.differences(sample, ("jit",))
