@@ -265,7 +265,7 @@ def _contraction(
     # jax.jit(lambda x, s: (x * s).sum(0)) with a broadcast s.
     if not has_tiles or rank > _LARGEST_TILED_RANK:
         tiles = None
-    in_dtype = _in_dtype(random, left, right, kind)
+    in_dtype = _in_dtype(random, left, forward if is_reused else right, kind)
     return config.DotGeneralRaw(
         lhs=left,
         rhs=right,
