@@ -265,7 +265,8 @@ def _contraction(
     # jax.jit(lambda x, s: (x * s).sum(0)) with a broadcast s.
     if not has_tiles or rank > _LARGEST_TILED_RANK:
         tiles = None
-    in_dtype = _in_dtype(random, left, forward if is_reused else right, kind)
+    contracted = (left, right, forward) if is_reused else (left, right)
+    in_dtype = _in_dtype(random, contracted, kind)
     return config.DotGeneralRaw(
         lhs=left,
         rhs=right,
@@ -275,12 +276,11 @@ def _contraction(
     )
 
 
-def _in_dtype(random: _Random, left, right, kind: str) -> str | None:
+def _in_dtype(random: _Random, contracted, kind: str) -> str | None:
     if kind == "huge" or not random.chance(0.3):
         return None
     wide = any(
-        one.is_quantized and one.grid.storage_dtype == jnp.int16
-        for one in (left, right)
+        one.is_quantized and one.grid.storage_dtype == jnp.int16 for one in contracted
     )
     if wide:
         return "float32"
@@ -313,7 +313,7 @@ def _tensor(
     if kind == "huge" or random.chance(0.7):
         clipping = None
     return config.Tensor(
-        numerics=_grid(random, noise),
+        numerics=_grid(random, noise, kind),
         calib_shared_axes=_shared_axes(random, len(shape), contracting, fake)
         if own_axes
         else None,
@@ -326,7 +326,10 @@ def _tensor(
     )
 
 
-def _grid(random: _Random, noise: bool) -> numerics.IntSymmetric:
+def _grid(random: _Random, noise: bool, kind: str) -> numerics.IntSymmetric:
+    if kind == "level" and random.chance(0.8):
+        # The largest integers, whose long sums float32 does not hold.
+        return numerics.IntSymmetric(bits=8, preserve_zero=False)
     bits = 8 if random.chance(0.4) else 1 + random.upto(7)
     stochastic = noise and random.chance(0.4)
     return numerics.IntSymmetric(
