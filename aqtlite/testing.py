@@ -1,0 +1,148 @@
+"""Checks for the tests of models that are quantized with this library."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from aqtlite.flax import convert
+
+_ADVICE = (
+    "Contractions of integers give the same in both programs, but float code around "
+    "them is compiled anew in each and may be fused otherwise: the README says what is "
+    "promised. To find the operation, compare the outputs of parts of the model"
+)
+
+
+def assert_served_equals_trained(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    *args: Any,
+    serving: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Asserts that a converted model gives what the trained one gives, bit for bit.
+
+    Runs ``model.apply`` under `jax.jit`, with the float variables and with the serving
+    variables, and compares all that it returns. NaN equals NaN; ``0.0`` and ``-0.0``
+    differ.
+
+    Args:
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
+        variables: its trained variables.
+        *args: what ``model.apply(variables, *args, **kwargs)`` takes.
+        serving: serving variables that `convert` or `load_serving` made; for a model
+            with several methods or calls, convert once and compare each. None converts
+            `variables` for this call.
+        **kwargs: the same. `method`, `rngs` and `mutable` are `apply`'s; keyword
+            arguments that are not arrays are constants of the program. With
+            `mutable`, the returned collections are compared too, but not the frozen
+            weights among them.
+
+    Raises:
+        AssertionError: if the results differ; it names the first leaf that does, how
+            many of its elements do, and by how much.
+
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtDotGeneral
+    >>> model = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> x = jnp.linspace(-1, 1, 6).reshape(2, 3)
+    >>> variables = model.init(jax.random.key(0), x)
+    >>> assert_served_equals_trained(model, variables, x)
+
+    With serving variables that are there already:
+
+    >>> serving = convert(model, variables, x)
+    >>> assert_served_equals_trained(model, variables, 2 * x, serving=serving)
+    >>> other = jax.tree.map(lambda v: 2 * v, variables)
+    >>> assert_served_equals_trained(model, other, x, serving=serving)
+    Traceback (most recent call last):
+    ...
+    AssertionError: the served Dense differs from the trained one in its output, \
+float32 of shape (2, 4): 8 of 8 elements ...
+    """
+    if serving is None:
+        serving = convert(model, variables, *args, **kwargs)
+    trained, served = (_run(model, one, args, kwargs) for one in (variables, serving))
+    _assert_equal(type(model).__name__, trained, served)
+
+
+def _run(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """``model.apply`` under jit: arrays are traced, and all else is a constant."""
+    leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
+    traced = {
+        i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)
+    }
+
+    @jax.jit
+    def apply(variables: Any, arrays: dict[int, Any]) -> Any:
+        filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        call_args, call_kwargs = jax.tree.unflatten(treedef, filled)
+        out = model.apply(variables, *call_args, **call_kwargs)
+        if not call_kwargs.get("mutable"):
+            return out
+        out, updated = out
+        return out, {k: v for k, v in updated.items() if k != "aqt"}
+
+    return apply(variables, traced)
+
+
+def _assert_equal(name: str, trained: Any, served: Any) -> None:
+    trained_tree, served_tree = (str(jax.tree.structure(x)) for x in (trained, served))
+    if trained_tree != served_tree:
+        raise AssertionError(
+            f"the trained {name} returns {trained_tree}, the served one {served_tree}"
+        )
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(trained),
+        jax.tree.leaves(served),
+        strict=True,
+    )
+    for (path, one), other in pairs:
+        difference = _difference(jnp.asarray(one), jnp.asarray(other))
+        if difference is not None:
+            where = f"output{jax.tree_util.keystr(path)}"
+            raise AssertionError(
+                f"the served {name} differs from the trained one in its {where}, "
+                f"{difference}. {_ADVICE}"
+            )
+
+
+def _difference(trained: jax.Array, served: jax.Array) -> str | None:
+    """What differs, or None."""
+    kinds = [f"{x.dtype} of shape {x.shape}" for x in (trained, served)]
+    if kinds[0] != kinds[1]:
+        return f"{kinds[0]}: it is served as {kinds[1]}"
+    if jnp.issubdtype(trained.dtype, jax.dtypes.prng_key):
+        trained, served = jax.random.key_data(trained), jax.random.key_data(served)
+    first, second = np.asarray(trained), np.asarray(served)
+    differs = (_bytes(first) != _bytes(second)).any(-1)
+    if jnp.issubdtype(trained.dtype, jnp.inexact):
+        differs &= ~(np.isnan(first) & np.isnan(second))
+    if not differs.any():
+        return None
+    wide = np.complex128 if jnp.iscomplexobj(trained) else np.float64
+    first, second = first.astype(wide), second.astype(wide)
+    with np.errstate(all="ignore"):
+        distance = np.abs(first - second)[differs]
+        relative = distance / np.abs(first)[differs]
+    at = tuple(int(i) for i in np.argwhere(differs)[0])
+    return (
+        f"{kinds[0]}: {differs.sum()} of {differs.size} elements differ, by up to "
+        f"{np.max(distance):.3g} (relative {np.max(relative):.3g}); the first at {at}, "
+        f"{first[at]!s} trained and {second[at]!s} served"
+    )
+
+
+def _bytes(x: np.ndarray) -> np.ndarray:
+    """The bytes of each element, along a new last axis."""
+    flat = np.frombuffer(x.tobytes(), np.uint8)
+    return flat.reshape(*x.shape, x.dtype.itemsize)

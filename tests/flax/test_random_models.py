@@ -1,0 +1,50 @@
+"""A fixed sample of random models is served as it was trained.
+
+``python -m tests.flax.served_equals_trained`` compares as many as are wanted.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.flax import random_models, served_equals_trained
+
+# Most of these were once served with other last bits.
+SEEDS = {
+    "integers": (0, 1, 2, 11, 12, 24, 64, 101, 126, 143),
+    "weight_only": (0, 1, 9, 17, 20, 21, 24, 25, 27, 30),
+    "fake_quant": (0, 1, 7, 20, 21, 22, 24, 25, 26, 34),
+    "dg_in_dtype": (0, 1, 5, 8, 11, 26, 40, 42, 88, 145),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory():
+    """Gives back the compiled programs, of which no other test has use."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds]
+)
+def test_served_equals_trained(kind, seed):
+    sample = random_models.sample(kind, seed)
+    found = served_equals_trained.differences(sample, ("jit",))
+    assert not found, "\n".join(str(one) for one in found)
+
+
+def test_samples_are_repeatable():
+    first, again, other = (random_models.sample("integers", s) for s in (0, 0, 1))
+    assert first.model == again.model
+    jax.tree.map(np.testing.assert_array_equal, first.variables, again.variables)
+    np.testing.assert_array_equal(first.args[0], again.args[0])
+    assert str(first) == str(again) != str(other)
+
+
+def test_sample_models_have_numbers():
+    """No output is all zeros or NaN, where a difference could not be seen."""
+    sample = random_models.sample("integers", 0)
+    out = np.asarray(sample.model.apply(sample.variables, *sample.args), np.float32)
+    assert np.isfinite(out).all()
+    assert out.any()
