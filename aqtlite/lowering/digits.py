@@ -22,7 +22,7 @@ _BITS = 8
 def of_integers(x: jax.Array, count: int) -> jax.Array:
     """The digits of int16 or int32, on a new leading axis, the lowest first.
 
-    Two digits hold integers from -32896 to 32639, three from -2^23 - 2^15 to 2^23 - 2^15.
+    Two digits hold magnitudes up to 32639, three up to 2^23 - 2^15.
     """
     x = x.astype(jnp.int32)
     digits = []

@@ -1,5 +1,7 @@
 """What the forms of all platforms are made of."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ def dot(
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """The contraction as it stands, summed in `accumulator`."""
-    sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
+    sharding: dict[str, Any] = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.dot_general(
         lhs, rhs, dims, preferred_element_type=accumulator, **sharding
     )
