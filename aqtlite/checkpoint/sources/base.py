@@ -9,11 +9,14 @@ import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 
+Value = bool | int | float | str | None
+"""A leaf that is no array. It is copied as it is."""
+
 
 class Source(abc.ABC):
     """A checkpoint whose arrays are read one by one.
 
-    Arrays are named by their path in the tree, joined by slashes.
+    Arrays are named by their path in the tree, as `names.name_of` writes it.
     """
 
     path: pathlib.Path
@@ -22,6 +25,15 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def arrays(self) -> Mapping[str, ArrayInfo]:
         """The arrays that it holds."""
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> Mapping[str, Value]:
+        """The leaves that are no arrays.
+
+        Raises:
+            CheckpointError: naming a leaf that is neither an array nor a `Value`.
+        """
 
     @abc.abstractmethod
     def read(self, name: str) -> np.ndarray:
