@@ -158,8 +158,9 @@ def _convert(
     writer.check(job.manifest.arrays)
     start = time.perf_counter()
     try:
-        replacement.check(source.path, target, overwrite)
+        replacement.check_place(source.path, target)
         if dry_run:
+            replacement.check_existing(target, overwrite)
             return report_of(job.manifest, seconds=None)
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = staging_lib.Staging(target.parent / f".{target.name}.converting")
@@ -172,8 +173,7 @@ def _convert(
 
     try:
         replacement.recover(target, staging.folder)
-        # Again: another process may have written it since.
-        replacement.check(source.path, target, overwrite)
+        replacement.check_existing(target, overwrite)
         _check_space(job, target)
         staging.claim(_key(job, source))
         with (

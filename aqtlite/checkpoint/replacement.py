@@ -15,26 +15,36 @@ from aqtlite.checkpoint.sources import open_source
 _REPLACED = "replaced"
 
 
-def check(source: pathlib.Path, target: pathlib.Path, overwrite: bool) -> None:
-    """Checks that a target may be written, or replaced.
+def check_place(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Checks that a target would lie beside its source.
 
     Raises:
-        CheckpointError: if it is there and `overwrite` is False, if it is anything but
-            a converted checkpoint, or if it and the source contain one another.
+        CheckpointError: if one contains the other, or if the target is a link.
     """
     if target.is_symlink():
         raise CheckpointError(f"{target} is a symbolic link; name what it points to")
-    if target.exists() and not overwrite:
-        raise CheckpointError(
-            f"{target} exists; --overwrite (overwrite=True) replaces it"
-        )
     here, there = source.resolve(), target.resolve()
     if here == there or here in there.parents or there in here.parents:
         raise CheckpointError(
             f"one of the target {target} and the source {source} contains the other; "
             "name a target beside it"
         )
-    if target.exists() and not _is_converted(target):
+
+
+def check_existing(target: pathlib.Path, overwrite: bool) -> None:
+    """Checks that what lies in a target's place, if anything does, may be replaced.
+
+    Raises:
+        CheckpointError: if `overwrite` is False, or if it is anything but a converted
+            checkpoint.
+    """
+    if not target.exists():
+        return
+    if not overwrite:
+        raise CheckpointError(
+            f"{target} exists; --overwrite (overwrite=True) replaces it"
+        )
+    if not _is_converted(target):
         raise CheckpointError(
             f"{target} is no converted checkpoint, or holds something else beside it, "
             "and is not replaced; remove it first"

@@ -84,7 +84,7 @@ def test_a_crash_at_every_step(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
-def test_a_crash_while_replacing(name, tmp_path, monkeypatch):
+def test_a_crash_while_replacing(name, tmp_path, tmp_path_factory, monkeypatch):
     """There is always one target that is whole: the old one or the new one."""
     source = save(tmp_path / "float", VARIABLES, "msgpack")
     target = tmp_path / name
@@ -94,13 +94,15 @@ def test_a_crash_while_replacing(name, tmp_path, monkeypatch):
     other["params"]["Dense_0"]["kernel"] = -other["params"]["Dense_0"]["kernel"]
     again = save(tmp_path / "other", other, "msgpack")
     new = convert(MODEL, other, X)
+    # What is being replaced, under a name that says of which format it is.
+    aside = tmp_path_factory.mktemp("aside") / name
+    aside.symlink_to(tmp_path / f".{name}.converting" / "replaced")
     for count in range(1000):
         with monkeypatch.context() as patch:
             crash_at(patch, count)
             try:
                 checkpoint.convert_checkpoint(again, target, MODEL, X, overwrite=True)
             except Crash:
-                aside = tmp_path / f".{name}.converting" / "replaced"
                 stored = checkpoint.load_serving(target if target.exists() else aside)
                 equal = jax.tree.map(np.array_equal, stored, new)
                 assert_same(stored, new if all(jax.tree.leaves(equal)) else old)
