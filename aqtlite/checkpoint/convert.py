@@ -53,7 +53,8 @@ def convert_checkpoint(
     Args:
         source: an Orbax checkpoint of the variables, or of their collection "params"
             alone; a safetensors file or a folder of them; or a ``.msgpack`` file of
-            `flax.serialization.to_bytes`. float32, bfloat16 or float16.
+            `flax.serialization.to_bytes`. float32, bfloat16 or float16, with or
+            without the model's partitioning metadata (`nn.with_partitioning`).
         target: where to write: a file if it ends in ``.safetensors``, else a folder,
             for Orbax.
         model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
@@ -112,7 +113,8 @@ def convert_by_rules(
     """Converts a checkpoint without its model: parameters are named by rules.
 
     A parameter that is frozen becomes a `QTensor` where it was, which
-    `aqtlite.make_dot_general` takes as an operand.
+    `aqtlite.make_dot_general` takes as an operand. All else is copied: arrays, and of
+    msgpack files and Orbax numbers, strings and None.
 
     Args:
         source: as in `convert_checkpoint`.
@@ -124,7 +126,9 @@ def convert_by_rules(
         console: the same.
 
     Raises:
-        CheckpointError: as `convert_checkpoint`, and if a rule matches nothing.
+        CheckpointError: as `convert_checkpoint`; if a rule matches nothing; and if
+            something cannot be copied, or the names of two arrays do not fit into one
+            tree of dictionaries, or not into the format of the target.
     """
     opened = _open_float(pathlib.Path(source))
     job = job_from_rules(opened, rules)

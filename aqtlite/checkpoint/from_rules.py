@@ -1,4 +1,4 @@
-"""Freezing parameters by their path, for want of the model."""
+"""Freezing parameters by their path, without a model."""
 
 import dataclasses
 import fnmatch
@@ -30,7 +30,8 @@ class Rule:
     """
 
     pattern: str
-    """Of the path, with the wildcards of a shell; ``*`` matches slashes too."""
+    """Of the path, its steps joined by slashes, with the wildcards of a shell; ``*``
+    matches slashes too."""
 
     contracting: tuple[int, ...]
     """The axes that contractions sum over, and that share a scale."""

@@ -44,7 +44,8 @@ def load_serving(
         model: what will serve. It is traced with the shapes of the conversion's sample
             inputs, and has to freeze the same weights, of the same shapes and with the
             same configs, as the converted model. None takes the checkpoint as it is;
-            partitioning metadata (`nn.Partitioned`) then is left out.
+            partitioning metadata (`nn.Partitioned`) then is left out. With a model the
+            metadata is the model's own, whether the source had it or not.
         mesh: the devices to load onto, by the model's own partitioning: a scale is
             sharded as its weight is. A host reads only what its devices hold. None
             loads onto the default device.

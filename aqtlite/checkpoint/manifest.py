@@ -72,7 +72,7 @@ Node = Plain | Value | Frozen | FrozenKernel | Site
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The whole."""
+    """All nodes and arrays of a checkpoint, and where they came from."""
 
     nodes: Mapping[str, Node]
     """By path in the tree of serving variables, as `names.name_of` writes it."""
@@ -248,10 +248,13 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             return Value(value)
         case "frozen":
             decibels = float(data["decibels"])
+            dtype = jnp.dtype(data["dtype"])
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(f"a frozen weight of {dtype}")
             return Frozen(
                 qvalue=str(data["qvalue"]),
                 scale=str(data["scale"]),
-                dtype=jnp.dtype(data["dtype"]),
+                dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
                 grid=str(data["grid"]),
