@@ -8,8 +8,6 @@ import tempfile
 import textwrap
 import time
 
-import pytest
-
 from aqtlite import checkpoint
 from tests import two_processes
 from tests.checkpoint.support import save
@@ -116,22 +114,23 @@ def test_convert():
     )
 
 
-@pytest.mark.parametrize("name", ["out", "out.safetensors"])
-def test_load_serving(name, tmp_path):
+def test_load_serving(tmp_path):
     """Each process reads its shards of what one process converted."""
     model = two_processes.Mlp()
     source = save(tmp_path / "float", two_processes.variables(), "msgpack")
-    target = tmp_path / name
-    checkpoint.convert_checkpoint(source, target, model, two_processes.X)
+    targets = [str(tmp_path / name) for name in ("out", "out.safetensors")]
+    for target in targets:
+        checkpoint.convert_checkpoint(source, target, model, two_processes.X)
     run(
         """
         wanted = convert(model, variables, X)
-        serving = checkpoint.load_serving(sys.argv[3], model, mesh=mesh)
-        two.assert_sharded(serving)
-        two.assert_equal(serving, wanted)
-        apply = jax.jit(model.apply)
         x = two.put(mesh, X, "data", None)
-        two.assert_equal(apply(serving, x), apply(wanted, X))
+        apply = jax.jit(model.apply)
+        for path in sys.argv[3:]:
+            serving = checkpoint.load_serving(path, model, mesh=mesh)
+            two.assert_sharded(serving)
+            two.assert_equal(serving, wanted)
+            two.assert_equal(apply(serving, x), apply(wanted, X))
         """,
-        str(target),
+        *targets,
     )
