@@ -16,6 +16,7 @@ import aqtlite
 from aqtlite import config
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.flax.placeholder import FrozenKernel
@@ -45,7 +46,7 @@ class Plain:
 class Value:
     """A node that is no array, and that was copied."""
 
-    value: bool | int | float | str | None
+    value: Constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,10 +243,9 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
         case "array":
             return Plain(str(data["array"]))
         case "value":
-            value = data["value"]
-            if value is not None and type(value) not in (bool, int, float, str):
-                raise ValueError(f"a value that is a {type(value).__name__}")
-            return Value(value)
+            if not is_constant(data["value"]):
+                raise ValueError(f"a value that is a {type(data['value']).__name__}")
+            return Value(data["value"])
         case "frozen":
             decibels = float(data["decibels"])
             dtype = jnp.dtype(data["dtype"])

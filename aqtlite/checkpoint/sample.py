@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aqtlite.checkpoint.constants import is_constant
+
 _LONGEST = 1 << 24
 """Of an axis. A contraction over more is traced in hundreds of pieces, so that a
 manifest could keep the reader busy for hours."""
@@ -42,7 +44,7 @@ def _encode(x: Any) -> Any:
         return {"dict": {key: _encode(value) for key, value in x.items()}}
     if type(x) in (list, tuple):
         return {type(x).__name__: [_encode(value) for value in x]}
-    if x is None or type(x) in (bool, int, float, str):
+    if is_constant(x):
         return {"value": x}
     raise TypeError(f"a {type(x).__name__}")
 
@@ -61,6 +63,6 @@ def _decode(data: Any) -> Any:
             return [_decode(value) for value in entries]
         case {"tuple": list(entries)}:
             return tuple(_decode(value) for value in entries)
-        case {"value": bool() | int() | float() | str() | None as value}:
+        case {"value": value} if is_constant(value):
             return value
     raise ValueError(f"a sample input of {sorted(data)}")

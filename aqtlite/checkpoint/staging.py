@@ -17,6 +17,8 @@ import numpy as np
 from aqtlite.checkpoint.arrays import ArrayInfo, as_bytes, checksum
 from aqtlite.checkpoint.errors import CheckpointError
 
+_ATTEMPTS = 100  # to lock a folder that other conversions keep removing
+
 
 class Finished(NamedTuple):
     """A weight that lies ready."""
@@ -39,10 +41,7 @@ class Staging:
         """
         self.folder = folder
         self._key = folder / "key"
-        _check_links(folder)
-        # The lock is the first that a conversion makes, and the last that it removes.
-        if folder.is_dir() and "lock" not in (there := os.listdir(folder)) and there:
-            raise CheckpointError(f"{folder} is in the way; move it")
+        _check(folder)
         self._lock = _locked(folder)
         if self._contents() and not self._has_key():
             self._lock.close()
@@ -124,35 +123,44 @@ class Staging:
         return data.view(info.dtype).reshape(info.shape)
 
 
-def _check_links(folder: pathlib.Path) -> None:
-    """Refuses symbolic links, which no conversion makes and which lead elsewhere."""
-    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+def _check(folder: pathlib.Path) -> None:
+    """Refuses a folder that no conversion made, before anything is written to it."""
+    entries: list[pathlib.Path] = []
+    if folder.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # It may just be removed.
+            entries = list(folder.iterdir())
+    for path in (folder, *entries):
         if path.is_symlink():
             raise CheckpointError(f"{path} is in the way, a symbolic link; move it")
+    # The lock is the first that a conversion makes, and the last that it removes.
+    if entries and "lock" not in {entry.name for entry in entries}:
+        raise CheckpointError(f"{folder} is in the way; move it")
 
 
 def _locked(folder: pathlib.Path) -> IO[bytes]:
     """The folder's lock file, made if need be, and locked."""
     path = folder / "lock"
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(_ATTEMPTS):
         try:
-            lock = os.fdopen(
-                os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW), "r+b"
-            )
-        except FileNotFoundError:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        except (FileNotFoundError, FileExistsError):
+            if folder.exists() and not folder.is_dir():
+                raise
             continue  # A conversion that is done has just removed the folder.
+        lock = os.fdopen(descriptor, "r+b")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             lock.close()
-            raise CheckpointError(
-                f"another conversion is writing to {folder}; wait for it, or stop it"
-            ) from error
+            break
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                 return lock
         lock.close()  # The file was removed before it was locked: it locks nothing.
+    raise CheckpointError(
+        f"another conversion is writing to {folder}; wait for it, or stop it"
+    )
 
 
 def write_file(path: pathlib.Path, data: bytes | memoryview) -> None:

@@ -8,9 +8,7 @@ import jax
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
-
-Value = bool | int | float | str | None
-"""A leaf that is no array. It is copied as it is."""
+from aqtlite.checkpoint.constants import Constant
 
 
 class Source(abc.ABC):
@@ -28,11 +26,11 @@ class Source(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def values(self) -> Mapping[str, Value]:
+    def values(self) -> Mapping[str, Constant]:
         """The leaves that are no arrays.
 
         Raises:
-            CheckpointError: naming a leaf that is neither an array nor a `Value`.
+            CheckpointError: naming a leaf that is neither an array nor a constant.
         """
 
     @abc.abstractmethod

@@ -17,6 +17,7 @@ import numpy as np
 from flax import serialization
 
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.sources import base
@@ -53,7 +54,7 @@ class Msgpack(base.Source):
         self.path = path
 
     @functools.cached_property
-    def _contents(self) -> tuple[dict[str, _Entry], dict[str, base.Value]]:
+    def _contents(self) -> tuple[dict[str, _Entry], dict[str, Constant]]:
         limit = max(self.path.stat().st_size, 1)
         try:
             with self.path.open("rb") as file, self.path.open("rb") as again:
@@ -76,7 +77,7 @@ class Msgpack(base.Source):
         return {name: entry.info for name, entry in self._contents[0].items()}
 
     @property
-    def values(self) -> Mapping[str, base.Value]:
+    def values(self) -> Mapping[str, Constant]:
         return self._contents[1]
 
     def read(self, name: str) -> np.ndarray:
@@ -136,12 +137,12 @@ def _unique(
 
 def _contents(
     file: IO[bytes], leaves: dict[tuple[str, ...], _Span]
-) -> tuple[dict[str, _Entry], dict[str, base.Value]]:
+) -> tuple[dict[str, _Entry], dict[str, Constant]]:
     """The arrays and the values among the leaves, by name."""
     chunked = {path[:-1] for path in leaves if path[-1] == _CHUNKED}
     arrays = {name_of(path): _chunked(file, leaves, path) for path in chunked}
     parts = {(*path, part) for path in chunked for part in ("shape", "chunks")}
-    values: dict[str, base.Value] = {}
+    values: dict[str, Constant] = {}
     for path, span in leaves.items():
         if path[-1] == _CHUNKED or path[:-1] in parts:
             continue
@@ -170,7 +171,7 @@ def _chunked(
     return _Entry(ArrayInfo(shape, infos[0].dtype), spans)
 
 
-def _value(file: IO[bytes], span: _Span, name: str) -> base.Value:
+def _value(file: IO[bytes], span: _Span, name: str) -> Constant:
     """A leaf that is no array.
 
     Raises:
@@ -178,7 +179,7 @@ def _value(file: IO[bytes], span: _Span, name: str) -> base.Value:
     """
     start, stop = span
     value = msgpack.unpackb(_bytes_at(file, start, stop - start))
-    if value is None or type(value) in (bool, int, float, str):
+    if is_constant(value):
         return value
     raise CheckpointError(
         f"{name} is neither an array, a number, a string nor None but a "

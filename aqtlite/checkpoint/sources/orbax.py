@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.sources import base
@@ -85,11 +86,11 @@ class Orbax(base.Source):
         return infos
 
     @functools.cached_property
-    def values(self) -> Mapping[str, base.Value]:
+    def values(self) -> Mapping[str, Constant]:
         names = self._leaves.keys() - self.arrays.keys()
         return {name: self._value(name) for name in sorted(names)}
 
-    def _value(self, name: str) -> base.Value:
+    def _value(self, name: str) -> Constant:
         if self._leaves[name] is None:
             return None
         value = self._restore(name, ocp.RestoreArgs())

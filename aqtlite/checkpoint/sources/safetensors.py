@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.sources import base
@@ -76,7 +77,7 @@ class Safetensors(base.Source):
         return {name: info for name, (_, _, info) in self._entries.items()}
 
     @property
-    def values(self) -> Mapping[str, base.Value]:
+    def values(self) -> Mapping[str, Constant]:
         return {}
 
     def read(self, name: str) -> np.ndarray:
