@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import linen as nn
 from flax import serialization, traverse_util
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors import numpy as safetensors_numpy
 
@@ -17,6 +17,7 @@ from aqtlite import checkpoint, config
 from aqtlite.checkpoint import names
 from aqtlite.checkpoint.targets import orbax as orbax_target
 from aqtlite.flax import convert
+from aqtlite.qtensor import QTensor
 from tests.checkpoint.support import assert_same, save
 from tests.flax.support import DG, X, init
 
@@ -122,6 +123,8 @@ def test_arrive_or_are_refused(paths, target, tmp_path_factory):
 
 
 @settings(max_examples=60, deadline=None, database=None)
+@example(keys=["kernel"], target="out")
+@example(keys=["a", "a.kernel"], target="out")
 @given(
     keys=st.lists(
         st.lists(STEPS, min_size=1, max_size=3).map(".".join), max_size=4, unique=True
@@ -129,18 +132,19 @@ def test_arrive_or_are_refused(paths, target, tmp_path_factory):
     target=st.sampled_from(TARGETS),
 )
 def test_flat_names_arrive_or_are_refused(keys, target, tmp_path_factory):
-    keys = [key for key in keys if key != "__metadata__"]
-    flat = {key: np.full(4, i, "f4") for i, key in enumerate([*keys, "w.kernel"])}
-    flat["w.kernel"] = np.ones((4, 3), "f4")
+    keys = [key for key in keys if key not in ("__metadata__", "w.kernel")]
+    flat = {key: np.full(4, i, "f4") for i, key in enumerate(keys)}
+    flat["w.kernel"] = np.full((4, 3), len(keys), "f4")
     folder = tmp_path_factory.mktemp("names")
     source = folder / "float.safetensors"
     safetensors_numpy.save_file(flat, source)
     loaded = outcome(source, folder / target)
     if loaded is not None:
-        values = jax.tree.leaves(loaded, is_leaf=lambda x: hasattr(x, "qvalue"))
-        rest = [x for x in values if not hasattr(x, "qvalue")]
-        assert len(values) == len(flat)
-        assert sorted(float(x[0]) for x in rest) == list(map(float, range(len(keys))))
+        leaves = jax.tree.leaves(loaded, is_leaf=lambda x: isinstance(x, QTensor))
+        arrays = [x.dequant() if isinstance(x, QTensor) else x for x in leaves]
+        assert sorted(round(float(x.ravel()[0])) for x in arrays) == list(
+            range(len(flat))
+        )
 
 
 @given(st.lists(st.text(), min_size=1))
