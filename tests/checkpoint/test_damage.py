@@ -265,7 +265,7 @@ def test_model_config_and_shapes_that_differ(tmp_path):
 
 def test_names_that_lead_out(tmp_path):
     array = msgpack.ExtType(1, msgpack.packb(([2], "float32", b"\0" * 8)))
-    for name in ("../../evil", "a//b", "/etc", "."):
+    for name in ("../../evil", "a//b", "/etc", ".", "/", ""):
         source = tmp_path / "evil.msgpack"
         source.write_bytes(msgpack.packb({name: array, "w": array}))
         with pytest.raises(checkpoint.CheckpointError, match="names an array"):
