@@ -47,7 +47,8 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
     import jax
     import numpy as np
 
-    from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, path_name
+    from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
+    from aqtlite.checkpoint.names import path_name
     from aqtlite.checkpoint.targets import target_for
 
     model, args = factory(layers, width)

@@ -3,8 +3,7 @@
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,18 +34,6 @@ class LazyArray:
     name: str
     info: ArrayInfo
     read: Callable[[], np.ndarray]
-
-
-def path_name(path: Iterable[Any]) -> str:
-    """A path of `jax.tree_util` as a name: its steps, joined by slashes."""
-    return "/".join(_step(key) for key in path)
-
-
-def _step(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def as_bytes(x: np.ndarray) -> memoryview:

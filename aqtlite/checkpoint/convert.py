@@ -1,33 +1,29 @@
 """The conversion of a checkpoint on disk, one weight at a time."""
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import rich.console
 from flax import linen as nn
 
 from aqtlite.checkpoint import manifest as manifest_lib
+from aqtlite.checkpoint import pipeline, replacement, targets
 from aqtlite.checkpoint import staging as staging_lib
-from aqtlite.checkpoint import targets
-from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.from_model import job_from_model
 from aqtlite.checkpoint.from_rules import Rule, job_from_rules
-from aqtlite.checkpoint.job import Job, Task
-from aqtlite.checkpoint.progress import OnBytes, byte_progress
+from aqtlite.checkpoint.job import Job
+from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.progress import byte_progress
 from aqtlite.checkpoint.report import Report, report_of
 from aqtlite.checkpoint.sources import Source, open_source
 
-_REPLACED = "replaced"
 _MARGIN = 1 << 24  # of disk space, for metadata
 
 
@@ -57,7 +53,8 @@ def convert_checkpoint(
     Args:
         source: an Orbax checkpoint of the variables, or of their collection "params"
             alone; a safetensors file or a folder of them; or a ``.msgpack`` file of
-            `flax.serialization.to_bytes`. float32, bfloat16 or float16.
+            `flax.serialization.to_bytes`. float32, bfloat16 or float16, with or
+            without the model's partitioning metadata (`nn.with_partitioning`).
         target: where to write: a file if it ends in ``.safetensors``, else a folder,
             for Orbax.
         model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
@@ -97,7 +94,7 @@ def convert_checkpoint(
     """
     opened = _open_float(pathlib.Path(source))
     kwargs = dict(sample_kwargs or {})
-    job = job_from_model(opened.arrays, model, sample_args, kwargs, keep_float)
+    job = job_from_model(opened, model, sample_args, kwargs, keep_float)
     return _convert(
         job, opened, pathlib.Path(target), allow_nonfinite, overwrite, dry_run, console
     )
@@ -116,7 +113,8 @@ def convert_by_rules(
     """Converts a checkpoint without its model: parameters are named by rules.
 
     A parameter that is frozen becomes a `QTensor` where it was, which
-    `aqtlite.make_dot_general` takes as an operand.
+    `aqtlite.make_dot_general` takes as an operand. All else is copied: arrays, and of
+    msgpack files and Orbax numbers, strings and None.
 
     Args:
         source: as in `convert_checkpoint`.
@@ -128,7 +126,9 @@ def convert_by_rules(
         console: the same.
 
     Raises:
-        CheckpointError: as `convert_checkpoint`, and if a rule matches nothing.
+        CheckpointError: as `convert_checkpoint`; if a rule matches nothing; and if
+            something cannot be copied, or the names of two arrays do not fit into one
+            tree of dictionaries, or not into the format of the target.
     """
     opened = _open_float(pathlib.Path(source))
     job = job_from_rules(opened, rules)
@@ -143,6 +143,7 @@ def _open_float(path: pathlib.Path) -> Source:
         raise CheckpointError(
             f"{path} is converted already; name the float checkpoint of training"
         )
+    check_tree([*source.arrays, *source.values], str(path))
     return source
 
 
@@ -155,38 +156,46 @@ def _convert(
     dry_run: bool,
     console: rich.console.Console | None,
 ) -> Report:
-    """The pass itself."""
-    _check_names(job, source)
+    """Does the job."""
     writer = targets.target_for(target)
+    check_tree(job.manifest.arrays, str(source.path))
     writer.check(job.manifest.arrays)
-    folder = target.parent / f".{target.name}.converting"
     start = time.perf_counter()
     try:
-        _finish_a_replacement(target, folder)
-        _check_target(source, target, overwrite)
+        replacement.check_place(source.path, target)
         if dry_run:
+            replacement.check_existing(target, overwrite)
             return report_of(job.manifest, seconds=None)
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging = staging_lib.Staging(folder, _key(job, source))
+        staging = staging_lib.Staging(target.parent / f".{target.name}.converting")
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
-    done = _Done(job)
+    done = pipeline.Done()
+
+    def manifest() -> manifest_lib.Manifest:
+        return manifest_lib.completed(job.manifest, done.checksums, done.decibels)
+
     try:
+        replacement.recover(target, staging.folder)
+        replacement.check_existing(target, overwrite)
         _check_space(job, target)
+        staging.claim(_key(job, source))
         with (
-            byte_progress(console, _work(job, source)) as on_bytes,
-            _freezing(job, source, staging, allow_nonfinite, on_bytes) as frozen,
+            byte_progress(console, pipeline.work(job, source)) as on_bytes,
+            pipeline.freezing(
+                job, source, staging, allow_nonfinite, on_bytes
+            ) as frozen,
         ):
             arrays = [
-                *_frozen_arrays(job, staging, frozen, done),
-                *_copied_arrays(job, source, done, allow_nonfinite, on_bytes),
+                *pipeline.frozen_arrays(job, staging, frozen, done),
+                *pipeline.copied_arrays(job, source, done, allow_nonfinite, on_bytes),
             ]
             out = staging.folder / f"out{target.suffix}"
             if out.exists():
                 staging_lib.remove(out)
-            writer.write(out, arrays, lambda: manifest_lib.to_json(done.manifest()))
+            writer.write(out, arrays, lambda: manifest_lib.to_json(manifest()))
             staging_lib.sync_tree(out)
-        _publish(out, target, staging.folder)
+        replacement.publish(out, target, staging.folder)
         staging.discard()
     except CheckpointError:
         raise
@@ -197,46 +206,10 @@ def _convert(
         ) from error
     finally:
         staging.close()
-    report = report_of(done.manifest(), time.perf_counter() - start)
+    report = report_of(manifest(), time.perf_counter() - start)
     if console is not None:
         console.print(report.table())
     return report
-
-
-def _check_names(job: Job, source: Source) -> None:
-    """Refuses names that could lead out of the target's folder."""
-    for name in job.manifest.arrays:
-        if any(step in ("", ".", "..") or "\0" in step for step in name.split("/")):
-            raise CheckpointError(f"{source.path} names an array {name!r}")
-
-
-def _check_target(source: Source, target: pathlib.Path, overwrite: bool) -> None:
-    if target.is_symlink():
-        raise CheckpointError(f"{target} is a symbolic link; name what it points to")
-    if target.exists() and not overwrite:
-        raise CheckpointError(
-            f"{target} exists; --overwrite (overwrite=True) replaces it"
-        )
-    here, there = source.path.resolve(), target.resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise CheckpointError(
-            f"the target {target} and the source {source.path} lie in one another; "
-            "name a target beside it"
-        )
-    if target.exists() and not _is_converted(target):
-        raise CheckpointError(
-            f"{target} is no converted checkpoint, and is not replaced; remove it first"
-        )
-
-
-def _is_converted(target: pathlib.Path) -> bool:
-    """Whether it is a converted checkpoint, or an empty folder."""
-    if target.is_dir() and not any(target.iterdir()):
-        return True
-    try:
-        return open_source(target).manifest() is not None
-    except CheckpointError:
-        return False
 
 
 def _key(job: Job, source: Source) -> str:
@@ -257,156 +230,3 @@ def _check_space(job: Job, target: pathlib.Path) -> None:
             f"the disk of {target} has {free / 1e9:.2f} GB free, and the conversion "
             f"needs {needed / 1e9:.2f} GB"
         )
-
-
-def _work(job: Job, source: Source) -> int:
-    """How many bytes will be read of the source."""
-    names = [name for task in job.tasks for name in task.inputs]
-    return sum(source.arrays[name].nbytes for name in (*names, *job.copies.values()))
-
-
-class _Done:
-    """What becomes known while a conversion runs."""
-
-    def __init__(self, job: Job):
-        self._job = job
-        self.checksums: dict[str, int] = {}
-        self.decibels: dict[str, float | None] = {}
-
-    def manifest(self) -> manifest_lib.Manifest:
-        """The manifest, with what is known by now."""
-        return manifest_lib.completed(self._job.manifest, self.checksums, self.decibels)
-
-
-_Frozen = futures.Future["futures.Future[staging_lib.Finished]"]
-
-
-@contextlib.contextmanager
-def _freezing(
-    job: Job,
-    source: Source,
-    staging: staging_lib.Staging,
-    allow_nonfinite: bool,
-    on_bytes: OnBytes,
-) -> Iterator[list[_Frozen]]:
-    """Makes every weight that does not lie ready, beside what else is done.
-
-    One thread reads and computes, one weight at a time; another one keeps the weight
-    before it on disk. What waits for a weight is the writing of the target.
-    """
-    with (
-        futures.ThreadPoolExecutor(1) as keeper,
-        futures.ThreadPoolExecutor(1) as maker,
-    ):
-        kept: list[futures.Future[staging_lib.Finished]] = []
-
-        def make(index: int, task: Task) -> futures.Future[staging_lib.Finished]:
-            finished = staging.finished(index)
-            if finished is not None:
-                keep = keeper.submit(lambda: finished)
-            else:
-                arrays, decibels = _make(task, source, allow_nonfinite)
-                if kept:
-                    kept.pop().result()
-                keep = keeper.submit(staging.put, index, arrays, decibels)
-                kept.append(keep)
-            on_bytes(sum(source.arrays[n].nbytes for n in task.inputs), task.path)
-            return keep
-
-        made = [maker.submit(make, i, task) for i, task in enumerate(job.tasks)]
-        try:
-            yield made
-        finally:
-            maker.shutdown(cancel_futures=True)
-
-
-def _make(
-    task: Task, source: Source, allow_nonfinite: bool
-) -> tuple[dict[str, np.ndarray], float | None]:
-    """One weight, and its signal-to-noise ratio in dB."""
-    inputs = [source.read(name) for name in task.inputs]
-    made = task.make(*inputs)
-    arrays = {
-        "qvalue": np.asarray(made.qtensor.qvalue),
-        "scale": np.asarray(made.qtensor.scale),
-    }
-    # NaN and infinities of a weight are in its scales.
-    if not allow_nonfinite and not is_finite(arrays["scale"]):
-        for name, x in zip(task.inputs, inputs, strict=True):
-            _check_finite(source, name, x)
-        raise CheckpointError(
-            f"{task.path} is contracted with different weights in different calls; "
-            "give each its own module, or an AqtDotGeneral with a name of its own"
-        )
-    signal, noise = float(made.signal), float(made.noise)
-    decibels = 10 * float(np.log10(signal / noise)) if signal and noise else None
-    return arrays, decibels
-
-
-def _check_finite(source: Source, name: str, x: np.ndarray) -> None:
-    if not is_finite(x):
-        raise CheckpointError(
-            f"{name} in {source.path} holds NaN or infinite values; "
-            "--allow-nonfinite (allow_nonfinite=True) converts it all the same"
-        )
-
-
-def _frozen_arrays(
-    job: Job, staging: staging_lib.Staging, frozen: Sequence[_Frozen], done: _Done
-) -> list[LazyArray]:
-    def lazy(index: int, field: str, name: str, info: ArrayInfo) -> LazyArray:
-        def read() -> np.ndarray:
-            finished = frozen[index].result().result()
-            done.checksums[name] = finished.checksums[field]
-            done.decibels[job.tasks[index].path] = finished.decibels
-            return staging.get(index, field, info)
-
-        return LazyArray(name, info, read)
-
-    return [
-        lazy(index, field, name, info)
-        for index, task in enumerate(job.tasks)
-        for field, (name, info) in task.fields.items()
-    ]
-
-
-def _copied_arrays(
-    job: Job,
-    source: Source,
-    done: _Done,
-    allow_nonfinite: bool,
-    on_bytes: OnBytes,
-) -> list[LazyArray]:
-    def lazy(name: str, origin: str) -> LazyArray:
-        info = source.arrays[origin]
-
-        def read() -> np.ndarray:
-            x = source.read(origin)
-            if not allow_nonfinite:
-                _check_finite(source, origin, x)
-            done.checksums[name] = checksum(x)
-            on_bytes(info.nbytes, name)
-            return x
-
-        return LazyArray(name, info, read)
-
-    return [lazy(name, origin) for name, origin in job.copies.items()]
-
-
-def _publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> None:
-    """Puts what was written in its place, at once."""
-    if target.exists():
-        target.rename(folder / _REPLACED)
-    out.rename(target)
-    staging_lib.sync(target.parent)
-
-
-def _finish_a_replacement(target: pathlib.Path, folder: pathlib.Path) -> None:
-    """Where the process ended in one: the new target counts, or else the old one."""
-    aside = folder / _REPLACED
-    if not aside.exists():
-        return
-    if target.exists():
-        staging_lib.remove(aside)
-    else:
-        aside.rename(target)

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from aqtlite.checkpoint import sample as sample_lib
-from aqtlite.checkpoint.arrays import ArrayInfo, path_name
+from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.from_rules import grid_name
 from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.names import name_of, path_name, plain
+from aqtlite.checkpoint.sources import Source
 from aqtlite.flax import plan as plan_lib
 from aqtlite.flax import recording
 from aqtlite.flax.placeholder import FrozenKernel
@@ -26,7 +28,7 @@ _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 
 
 def job_from_model(
-    arrays: Mapping[str, ArrayInfo],
+    source: Source,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -35,7 +37,8 @@ def job_from_model(
     """Plans what `aqtlite.flax.convert` would do, from shapes alone.
 
     Args:
-        arrays: what the source holds: variables, or their collection "params" alone.
+        source: variables, or their collection "params" alone. Where the model boxes a
+            parameter (`nn.with_partitioning`), the source may hold it without the box.
         model: as `convert` takes it.
         args: as `convert` takes them; shapes will do.
         kwargs: the same.
@@ -47,12 +50,14 @@ def job_from_model(
             nothing.
         ValueError: as `convert` does.
     """
-    variables, origin = _variables(arrays, model, args, kwargs)
+    arrays = source.arrays
+    variables, origin = _variables(source, model, args, kwargs)
     params = [name for name in origin if name.startswith(f"{_PARAMS}/")]
     unused = set(keep_float)
 
     def keep(path: tuple[str, ...], inputs: tuple[int, ...]) -> bool:
-        named = ["/".join((COLLECTION, *path)), *(params[i] for i in inputs)]
+        own = name_of((COLLECTION, *path))
+        named = [plain(name) for name in (own, *(params[i] for i in inputs))]
         named += [name.removeprefix(f"{_PARAMS}/") for name in named]
         matching = {
             pattern
@@ -72,7 +77,7 @@ def job_from_model(
     frozen = {path: node for path, node in nodes.items() if isinstance(node, Frozen)}
     tasks = []
     for weight in plan.weights:
-        path = "/".join((COLLECTION, *weight.path))
+        path = name_of((COLLECTION, *weight.path))
         node = frozen[path]
         inputs = [params[i] for i in weight.inputs]
         nodes[path] = dataclasses.replace(
@@ -154,13 +159,14 @@ def _info(leaf: Any) -> ArrayInfo:
 
 
 def _variables(
-    arrays: Mapping[str, ArrayInfo],
+    source: Source,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Shapes of the variables that the source holds, and its names of them."""
     template = abstract_variables(model, args, kwargs)
+    arrays = source.arrays
     if any(name.startswith(f"{COLLECTION}/") for name in arrays):
         raise CheckpointError(
             f"the source holds frozen weights already (collection '{COLLECTION}'); "
@@ -173,24 +179,36 @@ def _variables(
         for name, value in template.items()
         if name == _PARAMS or any(array.startswith(f"{name}/") for array in arrays)
     }
+    without_boxes = _names_without_boxes(found)
+    values = {name: value for name, value in source.values.items() if value is not None}
     origin: dict[str, str] = {}
     wrong: list[str] = []
 
     def look_up(key_path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         name = path_name(key_path)
-        source = name if has_collections else name.removeprefix(f"{_PARAMS}/")
-        origin[name] = source
-        if source not in arrays:
-            wrong.append(f"{source} is missing")
+        boxed, unboxed = (
+            n if has_collections else n.removeprefix(f"{_PARAMS}/")
+            for n in (name, without_boxes[name])
+        )
+        found_as = boxed if boxed in arrays else unboxed
+        origin[name] = found_as
+        if found_as in values:
+            wrong.append(f"{found_as} is {values[found_as]!r}, which is no array")
             return leaf
-        info = arrays[source]
+        if found_as not in arrays:
+            wrong.append(f"{found_as} is missing")
+            return leaf
+        info = arrays[found_as]
         if info.shape != tuple(leaf.shape):
-            wrong.append(f"{source} is {info}, the model's is {_info(leaf)}")
+            wrong.append(f"{found_as} is {info}, the model's is {_info(leaf)}")
         return jax.ShapeDtypeStruct(leaf.shape, info.dtype)
 
     variables = jax.tree_util.tree_map_with_path(look_up, found)
+    known = set(origin.values())
     wrong += [
-        f"{name} is not in the model" for name in arrays if name not in origin.values()
+        f"{name} is not in the model"
+        for name in (*arrays, *values)
+        if name not in known
     ]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -199,3 +217,16 @@ def _variables(
             f"{'; '.join(wrong[:5])}{more}"
         )
     return variables, origin
+
+
+def _names_without_boxes(variables: Any) -> dict[str, str]:
+    """For the name of each leaf, its name if the box around it were not there."""
+    names: dict[str, str] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(
+        variables, is_leaf=nn.meta.is_axis_metadata
+    )[0]:
+        below = [sub for sub, _ in jax.tree_util.tree_flatten_with_path(node)[0]]
+        for sub in below:
+            outside = path if len(below) == 1 else (*path, *sub)
+            names[path_name((*path, *sub))] = path_name(outside)
+    return names

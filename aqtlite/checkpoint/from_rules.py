@@ -1,4 +1,4 @@
-"""Freezing parameters by their path, for want of the model."""
+"""Freezing parameters by their path, without a model."""
 
 import dataclasses
 import fnmatch
@@ -15,7 +15,8 @@ from aqtlite import config
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.job import Job, Task
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored, Value
+from aqtlite.checkpoint.names import plain
 from aqtlite.checkpoint.sources import Source
 from aqtlite.flax.plan import Made, signal_and_noise
 
@@ -29,7 +30,8 @@ class Rule:
     """
 
     pattern: str
-    """Of the path, with the wildcards of a shell; ``*`` matches slashes too."""
+    """Of the path, its steps joined by slashes, with the wildcards of a shell; ``*``
+    matches slashes too."""
 
     contracting: tuple[int, ...]
     """The axes that contractions sum over, and that share a scale."""
@@ -54,7 +56,13 @@ def rules_from_json(text: str) -> tuple[Rule, ...]:
         if not isinstance(entries, list) or not entries:
             raise TypeError(f"it is {text.strip()[:40]!r}")
         return tuple(_rule(entry) for entry in entries)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(
             'rules are a JSON list of {"pattern": ..., "contracting": [...], '
             f'"bits": 8 or "tensor": ...}}: {type(error).__name__}: {error}'
@@ -88,9 +96,20 @@ def job_from_rules(source: Source, rules: Sequence[Rule]) -> Job:
     tasks: list[Task] = []
     copies: dict[str, str] = {}
     used: set[Rule] = set()
+
+    def rule_for(name: str) -> Rule | None:
+        matching = (r for r in rules if fnmatch.fnmatchcase(plain(name), r.pattern))
+        return next(matching, None)
+
+    for name, value in source.values.items():
+        if rule := rule_for(name):
+            raise CheckpointError(
+                f"the rule {rule.pattern!r} cannot freeze {name}, which is no array: "
+                f"{value!r}"
+            )
+        nodes[name] = Value(value)
     for name, info in source.arrays.items():
-        matching = (r for r in rules if fnmatch.fnmatchcase(name, r.pattern))
-        rule = next(matching, None)
+        rule = rule_for(name)
         if rule is None:
             nodes[name], arrays[name], copies[name] = Plain(name), Stored(info), name
             continue

@@ -27,7 +27,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The whole of it."""
+    """All weights to freeze and all arrays to copy, and the manifest of both."""
 
     manifest: Manifest
     """Of the target, but for what is known only when it is written."""

@@ -16,9 +16,10 @@ from aqtlite import config
 from aqtlite.checkpoint import from_model
 from aqtlite.checkpoint import manifest as manifest_lib
 from aqtlite.checkpoint import sample as sample_lib
-from aqtlite.checkpoint.arrays import ArrayInfo, checksum, path_name
+from aqtlite.checkpoint.arrays import ArrayInfo, checksum
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Value
+from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.report import Report, report_of
 from aqtlite.checkpoint.sources import Source, open_source
 from aqtlite.flax import plan as plan_lib
@@ -43,7 +44,8 @@ def load_serving(
         model: what will serve. It is traced with the shapes of the conversion's sample
             inputs, and has to freeze the same weights, of the same shapes and with the
             same configs, as the converted model. None takes the checkpoint as it is;
-            partitioning metadata (`nn.Partitioned`) then is left out.
+            partitioning metadata (`nn.Partitioned`) then is left out. With a model the
+            metadata is the model's own, whether the source had it or not.
         mesh: the devices to load onto, by the model's own partitioning: a scale is
             sharded as its weight is. A host reads only what its devices hold. None
             loads onto the default device.
@@ -126,11 +128,15 @@ def _tree(source: Source, manifest: Manifest) -> dict[str, Any]:
                     dtype=node.dtype,
                     order=node.order,
                 )
+            case Value():
+                return node.value
             case _:
                 return node
 
     values = {path: value(node) for path, node in manifest.nodes.items()}
-    return traverse_util.unflatten_dict(values, sep="/")
+    return traverse_util.unflatten_dict(
+        {steps_of(path): value for path, value in values.items()}
+    )
 
 
 def _read(
@@ -138,7 +144,7 @@ def _read(
     manifest: Manifest,
     name: str,
     shardings: Mapping[str, jax.sharding.Sharding],
-) -> jax.Array:
+) -> jax.Array | np.ndarray:
     """One array, of the shape, dtype and checksum that the manifest says."""
     stored = manifest.arrays[name]
     found = source.arrays.get(name)
@@ -149,13 +155,21 @@ def _read(
             f"{name} in {source.path} is {found or 'missing'}; the manifest says "
             f"{stored.info}"
         )
+    # JAX holds 64 bits only where it is told to; elsewhere it would cut them off.
+    fits = jax.dtypes.canonicalize_dtype(stored.info.dtype) == stored.info.dtype
+    x: jax.Array | np.ndarray
     if name in shardings:
+        if not fits:
+            raise CheckpointError(
+                f"{name} in {source.path} is {stored.info}, which JAX cannot hold: "
+                "enable jax_enable_x64"
+            )
         x = source.read_sharded(name, shardings[name])
         x = x.astype(stored.info.dtype)
         host = np.asarray(x) if x.is_fully_addressable else None
     else:
         host = source.read(name).astype(stored.info.dtype, copy=False)
-        x = jnp.asarray(host)
+        x = jnp.asarray(host) if fits else host
     if host is not None and checksum(host) != stored.checksum:
         raise CheckpointError(
             f"{name} in {source.path} is damaged: its checksum is "
@@ -184,7 +198,7 @@ def _abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
             _with_stored_dtypes(template, manifest),
             args,
             kwargs,
-            lambda path, _: "/".join((COLLECTION, *path)) not in frozen,
+            lambda path, _: name_of((COLLECTION, *path)) not in frozen,
         )
     except (TypeError, ValueError) as error:
         raise CheckpointError(

@@ -14,12 +14,15 @@ import numpy as np
 
 import aqtlite
 from aqtlite import config
+from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.names import check_tree
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import Site
 
-FORMAT = 1
+FORMAT = 2
 """Grows when a manifest is written that older versions cannot read."""
 
 
@@ -37,6 +40,13 @@ class Plain:
     """A node that is an array: a parameter that was copied."""
 
     array: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A node that is no array, and that was copied."""
+
+    value: Constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +68,15 @@ class Frozen:
     noise."""
 
 
-Node = Plain | Frozen | FrozenKernel | Site
+Node = Plain | Value | Frozen | FrozenKernel | Site
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The whole."""
+    """All nodes and arrays of a checkpoint, and where they came from."""
 
     nodes: Mapping[str, Node]
-    """By path in the tree of serving variables, joined by slashes."""
+    """By path in the tree of serving variables, as `names.name_of` writes it."""
 
     arrays: Mapping[str, Stored]
     """By name in the checkpoint."""
@@ -133,9 +143,16 @@ def from_json(text: str, where: str) -> Manifest:
             sample=data["sample"],
             version=str(data["version"]),
         )
+        check_tree(manifest.nodes, f"the manifest of {where}")
         _check_references(manifest)
+        if manifest.sample is not None:
+            sample_lib.decode(manifest.sample)
     except CheckpointError:
         raise
+    except RecursionError as error:
+        raise CheckpointError(
+            f"the manifest of {where} is damaged: it is nested too deeply"
+        ) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise CheckpointError(
             f"the manifest of {where} is damaged: {type(error).__name__}: {error}"
@@ -144,13 +161,33 @@ def from_json(text: str, where: str) -> Manifest:
 
 
 def _check_references(manifest: Manifest) -> None:
+    """Each array belongs to the node under whose path it lies, and to no other."""
+    unused = set(manifest.arrays)
     for path, node in manifest.nodes.items():
-        named = [node.array] if isinstance(node, Plain) else []
-        if isinstance(node, Frozen):
-            named = [node.qvalue, node.scale]
-        for name in named:
-            if name not in manifest.arrays:
+        named: dict[str, str] = {}
+        if isinstance(node, Plain):
+            named = {path: node.array}
+        elif isinstance(node, Frozen):
+            named = {f"{path}/qvalue": node.qvalue, f"{path}/scale": node.scale}
+        for above, name in named.items():
+            if name not in unused:
                 raise ValueError(f"{path} names an array {name!r} that is not there")
+            if name != above and not name.startswith(f"{above}/"):
+                raise ValueError(f"{path} names an array of another node, {name!r}")
+            unused.remove(name)
+        if isinstance(node, Frozen):
+            _check_order(path, node.order, manifest.arrays[node.qvalue].info.shape)
+    if unused:
+        raise ValueError(f"no node names the array {min(unused)!r}")
+
+
+def _check_order(
+    path: str, order: tuple[int, ...] | None, shape: tuple[int, ...]
+) -> None:
+    if order is None:
+        return
+    if sorted(order) != list(range(len(order))) or len(order) > len(shape):
+        raise ValueError(f"{path} of shape {shape} has its axes in the order {order}")
 
 
 def _encode_info(info: ArrayInfo) -> dict[str, Any]:
@@ -171,6 +208,8 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
     match node:
         case Plain():
             return {"kind": "array", "array": node.array}
+        case Value():
+            return {"kind": "value", "value": node.value}
         case Frozen():
             decibels = float("nan") if node.decibels is None else node.decibels
             return {
@@ -203,12 +242,19 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
     match data["kind"]:
         case "array":
             return Plain(str(data["array"]))
+        case "value":
+            if not is_constant(data["value"]):
+                raise ValueError(f"a value that is a {type(data['value']).__name__}")
+            return Value(data["value"])
         case "frozen":
             decibels = float(data["decibels"])
+            dtype = jnp.dtype(data["dtype"])
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(f"a frozen weight of {dtype}")
             return Frozen(
                 qvalue=str(data["qvalue"]),
                 scale=str(data["scale"]),
-                dtype=jnp.dtype(data["dtype"]),
+                dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
                 grid=str(data["grid"]),

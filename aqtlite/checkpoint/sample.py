@@ -6,6 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aqtlite.checkpoint.constants import is_constant
+
+_LONGEST = 1 << 24
+"""Of an axis. A contraction over more is traced in hundreds of pieces, so that a
+manifest could keep the reader busy for hours."""
+
 
 def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Writes inputs; None if they hold anything but arrays and plain Python values."""
@@ -16,32 +22,47 @@ def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def decode(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Reads inputs, with shapes in place of arrays."""
-    args, kwargs = _decode(data)
-    return tuple(args), dict(kwargs)
+    """Reads inputs, with shapes in place of arrays.
+
+    Raises:
+        ValueError: if they are none that `encode` writes.
+    """
+    args, kwargs = _decode(data) if isinstance(data, dict) else (None, None)
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise ValueError("the sample inputs are not arguments and keywords")
+    return tuple(args), kwargs
 
 
 def _encode(x: Any) -> Any:
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise TypeError(f"an array of {x.dtype}")
+        if max(x.shape, default=0) > _LONGEST:
+            raise TypeError(f"an array of shape {x.shape}")
         return {"shape": list(x.shape), "dtype": jnp.dtype(x.dtype).name}
     if isinstance(x, dict) and all(isinstance(key, str) for key in x):
         return {"dict": {key: _encode(value) for key, value in x.items()}}
     if type(x) in (list, tuple):
         return {type(x).__name__: [_encode(value) for value in x]}
-    if x is None or type(x) in (bool, int, float, str):
+    if is_constant(x):
         return {"value": x}
     raise TypeError(f"a {type(x).__name__}")
 
 
 def _decode(data: Any) -> Any:
-    if "shape" in data:
-        return jax.ShapeDtypeStruct(data["shape"], jnp.dtype(data["dtype"]))
-    if "dict" in data:
-        return {key: _decode(value) for key, value in data["dict"].items()}
-    if "list" in data:
-        return [_decode(value) for value in data["list"]]
-    if "tuple" in data:
-        return tuple(_decode(value) for value in data["tuple"])
-    return data["value"]
+    if not isinstance(data, dict):
+        raise ValueError(f"a sample input of {data!r}")
+    match data:
+        case {"shape": list(shape), "dtype": str(dtype)}:
+            if not all(type(n) is int and 0 <= n <= _LONGEST for n in shape):
+                raise ValueError(f"a sample input of shape {shape}")
+            return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+        case {"dict": dict(entries)}:
+            return {key: _decode(value) for key, value in entries.items()}
+        case {"list": list(entries)}:
+            return [_decode(value) for value in entries]
+        case {"tuple": list(entries)}:
+            return tuple(_decode(value) for value in entries)
+        case {"value": value} if is_constant(value):
+            return value
+    raise ValueError(f"a sample input of {sorted(data)}")

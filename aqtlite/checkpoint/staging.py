@@ -3,10 +3,12 @@
 A weight is two files of bytes and, written last, a record in JSON with their checksums.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 from typing import IO, NamedTuple
 
@@ -14,6 +16,8 @@ import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo, as_bytes, checksum
 from aqtlite.checkpoint.errors import CheckpointError
+
+_ATTEMPTS = 100  # to lock a folder that other conversions keep removing
 
 
 class Finished(NamedTuple):
@@ -24,36 +28,65 @@ class Finished(NamedTuple):
 
 
 class Staging:
-    """A folder beside the target, for one conversion of one source."""
+    """A folder beside the target, which one conversion at a time works in."""
 
-    def __init__(self, folder: pathlib.Path, key: str):
-        """Opens the folder, empty unless it was left by the same conversion.
+    def __init__(self, folder: pathlib.Path):
+        """Takes the folder, and keeps it from other processes until it is closed.
 
         Args:
             folder: where; it is made if it is not there.
-            key: what identifies the source and all that its conversion depends on.
+
+        Raises:
+            CheckpointError: if another conversion has it, or if it is not one's own.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        key_file = folder / "key"
-        # Without a key there is no more than a lock, unless it is somebody else's.
-        if not key_file.exists() and {f.name for f in folder.iterdir()} - {"lock"}:
-            raise CheckpointError(f"{folder} is in the way; move it")
+        self._key = folder / "key"
+        _check(folder)
         self._lock = _locked(folder)
-        if not key_file.exists() or key_file.read_text() != key:
-            for entry in folder.iterdir():
-                if entry.name not in ("lock", "key"):
-                    remove(entry)
-            write_file(key_file, key.encode())
+        if self._contents() and not self._has_key():
+            self._lock.close()
+            raise CheckpointError(f"{folder} is in the way; move it")
+
+    def claim(self, key: str) -> None:
+        """Empties the folder, unless a conversion with the same key left it.
+
+        Args:
+            key: what identifies the source and all that its conversion depends on, in
+                hexadecimal digits.
+        """
+        if not self._key.exists() or self._key.read_text() != key:
+            for entry in self._contents():
+                remove(entry)
+            write_file(self._key, key.encode())
 
     def close(self) -> None:
-        """Lets go of the folder, and leaves it for another time."""
+        """Lets go of the folder, and leaves what is finished for another time."""
+        if self._lock.closed:
+            return
+        if self.folder.exists() and os.listdir(self.folder) == ["lock"]:
+            (self.folder / "lock").unlink()
+            # Another process may have put its lock there by now.
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
         self._lock.close()
 
     def discard(self) -> None:
         """Removes the folder."""
-        shutil.rmtree(self.folder)
+        for entry in self._contents():
+            remove(entry)
+        self._key.unlink(missing_ok=True)
         self.close()
+
+    def _contents(self) -> list[pathlib.Path]:
+        entries = self.folder.iterdir()
+        return [entry for entry in entries if entry.name not in ("lock", "key")]
+
+    def _has_key(self) -> bool:
+        """Whether there is a key, or the beginning of one that was being written."""
+        try:
+            return re.fullmatch("[0-9a-f]{0,64}", self._key.read_text()) is not None
+        except (FileNotFoundError, UnicodeDecodeError):
+            return False
 
     def finished(self, index: int) -> Finished | None:
         """What is known of a weight that lies ready, and whole."""
@@ -62,11 +95,11 @@ class Staging:
             return None
         try:
             finished = Finished(**json.loads(record.read_text()))
-            for field, wanted in finished.checksums.items():
+            for field in ("qvalue", "scale"):
                 found = np.fromfile(self.folder / f"{index}.{field}", np.uint8)
-                if checksum(found) != wanted:
+                if checksum(found) != finished.checksums[field]:
                     return None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             # The machine stopped before the disk had all of it.
             return None
         return finished
@@ -90,21 +123,50 @@ class Staging:
         return data.view(info.dtype).reshape(info.shape)
 
 
+def _check(folder: pathlib.Path) -> None:
+    """Refuses a folder that no conversion made, before anything is written to it."""
+    entries: list[pathlib.Path] = []
+    if folder.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # It may just be removed.
+            entries = list(folder.iterdir())
+    for path in (folder, *entries):
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is in the way, a symbolic link; move it")
+    # The lock is the first that a conversion makes, and the last that it removes.
+    if entries and "lock" not in {entry.name for entry in entries}:
+        raise CheckpointError(f"{folder} is in the way; move it")
+
+
 def _locked(folder: pathlib.Path) -> IO[bytes]:
-    lock = (folder / "lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise CheckpointError(
-            f"another conversion is writing to {folder}; wait for it, or stop it"
-        ) from error
-    return lock
+    """The folder's lock file, made if need be, and locked."""
+    path = folder / "lock"
+    for _ in range(_ATTEMPTS):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        except (FileNotFoundError, FileExistsError):
+            if folder.exists() and not folder.is_dir():
+                raise
+            continue  # A conversion that is done has just removed the folder.
+        lock = os.fdopen(descriptor, "r+b")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            break
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
+                return lock
+        lock.close()  # The file was removed before it was locked: it locks nothing.
+    raise CheckpointError(
+        f"another conversion is writing to {folder}; wait for it, or stop it"
+    )
 
 
 def write_file(path: pathlib.Path, data: bytes | memoryview) -> None:
-    """Writes a file."""
-    with path.open("wb") as file:
+    """Writes a file that is new: links to another one are not followed."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         file.write(data)
 
 
@@ -126,7 +188,7 @@ def sync(path: pathlib.Path) -> None:
 
 def remove(path: pathlib.Path) -> None:
     """Removes a file, or a folder and all that is below it."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink()

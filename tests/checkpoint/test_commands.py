@@ -114,7 +114,7 @@ def test_rules_keep_float_dry_run_and_overwrite(folder, capsys):
     "argv, message",
     [
         (["nothing", "out", "--model", "serving_model:factory"], "does not exist"),
-        (["float", "float", "--model", "serving_model:factory"], "float exists"),
+        (["float", "float", "--model", "serving_model:factory"], "contains the other"),
         (["float", "out", "--model", "serving_model:raising"], "KeyError: 'mine'"),
         ([*MODEL, "--fwd-bits", "4"], "goes with --preset"),
         (["float", "out", "--rules", "none.json", "--fwd-bits", "4"], "--fwd-bits"),

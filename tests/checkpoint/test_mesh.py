@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from aqtlite import checkpoint
 from aqtlite.flax import convert
-from tests.checkpoint.support import assert_same, save
+from tests.checkpoint.support import FORMATS, assert_same, save
 from tests.flax.support import DG, NORMAL, X, init
 
 MODEL = nn.Dense(
@@ -38,6 +38,44 @@ def test_metadata_comes_from_the_model(name, tmp_path):
         is_leaf=lambda x: isinstance(x, nn.Partitioned),
     )
     assert_same(checkpoint.load_serving(path), without_names)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("how", FORMATS)
+def test_a_source_without_metadata(how, alone, tmp_path):
+    """As `nn.meta.unbox` leaves it; the names of the axes come from the model."""
+    variables = init(MODEL, X)
+    unboxed = nn.meta.unbox(variables)
+    source = save(tmp_path / "float", unboxed["params"] if alone else unboxed, how)
+    report = checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+    assert len(report.weights) == 1
+    loaded = checkpoint.load_serving(tmp_path / "out", MODEL)
+    assert_same(loaded, convert(MODEL, variables, X))
+    assert_same(checkpoint.load_serving(tmp_path / "out"), convert(MODEL, unboxed, X))
+
+
+def test_a_source_with_some_metadata(tmp_path):
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            init = nn.with_partitioning(NORMAL, (None, "model"))
+            x = nn.Dense(24, dot_general=DG, kernel_init=init)(x)
+            return nn.Dense(24, dot_general=DG, kernel_init=init)(x)
+
+    variables = init(Two(), X)
+    params = variables["params"]
+    mixed = {"params": {**params, "Dense_1": nn.meta.unbox(params["Dense_1"])}}
+    source = save(tmp_path / "float", mixed, "orbax")
+    checkpoint.convert_checkpoint(source, tmp_path / "out", Two(), X)
+    loaded = checkpoint.load_serving(tmp_path / "out", Two())
+    assert_same(loaded, convert(Two(), variables, X))
+
+
+def test_a_weight_that_is_missing_is_named_as_the_source_would(tmp_path):
+    params = nn.meta.unbox(init(MODEL, X))["params"]
+    source = save(tmp_path / "float", {"params": {"bias": params["bias"]}}, "msgpack")
+    with pytest.raises(checkpoint.CheckpointError, match="params/kernel is missing"):
+        checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
 
 
 def test_mesh_needs_the_model(tmp_path):

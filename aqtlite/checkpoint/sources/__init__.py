@@ -25,7 +25,7 @@ def _open(path: pathlib.Path) -> Source:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_dir():
-        if any(path.glob(f"*{safetensors.SUFFIX}")):
+        if safetensors.files_in(path):
             return safetensors.Safetensors(path)
         return orbax.Orbax(path)
     if path.suffix == safetensors.SUFFIX:

@@ -8,12 +8,13 @@ import jax
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant
 
 
 class Source(abc.ABC):
     """A checkpoint whose arrays are read one by one.
 
-    Arrays are named by their path in the tree, joined by slashes.
+    Arrays are named by their path in the tree, as `names.name_of` writes it.
     """
 
     path: pathlib.Path
@@ -22,6 +23,15 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def arrays(self) -> Mapping[str, ArrayInfo]:
         """The arrays that it holds."""
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> Mapping[str, Constant]:
+        """The leaves that are no arrays.
+
+        Raises:
+            CheckpointError: naming a leaf that is neither an array nor a constant.
+        """
 
     @abc.abstractmethod
     def read(self, name: str) -> np.ndarray:

@@ -17,13 +17,23 @@ import numpy as np
 from flax import serialization
 
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.sources import base
 
 SUFFIX = ".msgpack"
 _CHUNKED = "__msgpack_chunked_array__"
 _HEADER_BYTES = 4096
-_ERRORS = (ValueError, TypeError, KeyError, OSError, msgpack.UnpackException)
+_DEPTH = 100  # of nested mappings, beyond which no tree of variables goes
+_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OSError,
+    msgpack.UnpackException,
+)
 
 # Where the payload of an extension starts, by the extension's first byte.
 _PAYLOADS = {0xC7: 3, 0xC8: 4, 0xC9: 6} | dict.fromkeys(range(0xD4, 0xD9), 2)
@@ -44,12 +54,15 @@ class Msgpack(base.Source):
         self.path = path
 
     @functools.cached_property
-    def _entries(self) -> dict[str, _Entry]:
+    def _contents(self) -> tuple[dict[str, _Entry], dict[str, Constant]]:
         limit = max(self.path.stat().st_size, 1)
         try:
             with self.path.open("rb") as file, self.path.open("rb") as again:
                 unpacker = msgpack.Unpacker(file, max_buffer_size=limit)
-                return _entries(again, dict(_leaves(again, unpacker, ())))
+                leaves = _unique(_leaves(again, unpacker, ()))
+                return _contents(again, leaves)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path} cannot be converted: {error}") from None
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
@@ -61,10 +74,14 @@ class Msgpack(base.Source):
 
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]:
-        return {name: entry.info for name, entry in self._entries.items()}
+        return {name: entry.info for name, entry in self._contents[0].items()}
+
+    @property
+    def values(self) -> Mapping[str, Constant]:
+        return self._contents[1]
 
     def read(self, name: str) -> np.ndarray:
-        entry = self._entries[name]
+        entry = self._contents[0][name]
         chunks = []
         try:
             with self.path.open("rb") as file:
@@ -90,9 +107,14 @@ class Msgpack(base.Source):
 def _leaves(
     file: IO[bytes], unpacker: msgpack.Unpacker, at: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], _Span]]:
-    """Where what is in the mapping that the unpacker stands in front of lies."""
+    """Yields the path and the bytes of each leaf of the mapping that comes next."""
+    if len(at) > _DEPTH:
+        raise ValueError(f"its mappings are nested more than {_DEPTH} levels deep")
     for _ in range(unpacker.read_map_header()):
-        path = (*at, str(unpacker.unpack()))
+        key = unpacker.unpack()
+        if not isinstance(key, str):
+            raise ValueError(f"the mapping {name_of(at)!r} has a key {key!r}")
+        path = (*at, key)
         start = unpacker.tell()
         first = _bytes_at(file, start, 1)[0]
         if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
@@ -102,26 +124,67 @@ def _leaves(
             yield path, (start, unpacker.tell())
 
 
-def _entries(
+def _unique(
+    leaves: Iterator[tuple[tuple[str, ...], _Span]],
+) -> dict[tuple[str, ...], _Span]:
+    found: dict[tuple[str, ...], _Span] = {}
+    for path, span in leaves:
+        if path in found:
+            raise ValueError(f"it holds {name_of(path)} twice")
+        found[path] = span
+    return found
+
+
+def _contents(
     file: IO[bytes], leaves: dict[tuple[str, ...], _Span]
-) -> dict[str, _Entry]:
+) -> tuple[dict[str, _Entry], dict[str, Constant]]:
+    """The arrays and the values among the leaves, by name."""
     chunked = {path[:-1] for path in leaves if path[-1] == _CHUNKED}
-    entries = {}
-    for path in chunked:
-        shape = [
-            msgpack.unpackb(_bytes_at(file, start, stop - start))
-            for start, stop in _numbered(leaves, (*path, "shape"))
-        ]
-        spans = _numbered(leaves, (*path, "chunks"))
-        infos = [info for info in (_info(file, span) for span in spans) if info]
-        if sum(math.prod(info.shape) for info in infos) != math.prod(shape):
-            raise ValueError(f"the chunks of {'/'.join(path)} are not {shape}")
-        entries["/".join(path)] = _Entry(ArrayInfo(tuple(shape), infos[0].dtype), spans)
+    arrays = {name_of(path): _chunked(file, leaves, path) for path in chunked}
+    parts = {(*path, part) for path in chunked for part in ("shape", "chunks")}
+    values: dict[str, Constant] = {}
     for path, span in leaves.items():
-        info = _info(file, span)
-        if info is not None and path[:-2] not in chunked:
-            entries["/".join(path)] = _Entry(info, [span])
-    return entries
+        if path[-1] == _CHUNKED or path[:-1] in parts:
+            continue
+        name, info = name_of(path), _info(file, span)
+        if info is None:
+            values[name] = _value(file, span, name)
+        else:
+            arrays[name] = _Entry(info, [span])
+    return arrays, values
+
+
+def _chunked(
+    file: IO[bytes], leaves: dict[tuple[str, ...], _Span], path: tuple[str, ...]
+) -> _Entry:
+    """An array that Flax wrote in chunks."""
+    shape = tuple(
+        msgpack.unpackb(_bytes_at(file, start, stop - start))
+        for start, stop in _numbered(leaves, (*path, "shape"))
+    )
+    spans = _numbered(leaves, (*path, "chunks"))
+    infos = [info for info in (_info(file, span) for span in spans) if info]
+    sizes = [math.prod(info.shape) for info in infos]
+    same = {info.dtype for info in infos} == {infos[0].dtype}
+    if sum(sizes) != math.prod(shape) or len(infos) != len(spans) or not same:
+        raise ValueError(f"the chunks of {name_of(path)} are not {shape}")
+    return _Entry(ArrayInfo(shape, infos[0].dtype), spans)
+
+
+def _value(file: IO[bytes], span: _Span, name: str) -> Constant:
+    """A leaf that is no array.
+
+    Raises:
+        CheckpointError: if it is none that a conversion can copy.
+    """
+    start, stop = span
+    value = msgpack.unpackb(_bytes_at(file, start, stop - start))
+    if is_constant(value):
+        return value
+    raise CheckpointError(
+        f"{name} is neither an array, a number, a string nor None but a "
+        f"{type(value).__name__}"
+    )
 
 
 def _numbered(leaves: dict[tuple[str, ...], _Span], at: tuple[str, ...]) -> list[_Span]:

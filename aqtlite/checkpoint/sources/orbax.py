@@ -9,11 +9,26 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from aqtlite.checkpoint.arrays import ArrayInfo, path_name
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.sources import base
 
 MANIFEST = "aqtlite.json"
+
+_HARMLESS = 1 << 32  # bytes, that any machine which converts can hold
+_RATIO = 1 << 16
+"""More than that, zstd compresses nothing: of 128 KiB it keeps 4 bytes."""
+_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OSError,
+    RecursionError,
+)
 
 
 class Orbax(base.Source):
@@ -33,18 +48,58 @@ class Orbax(base.Source):
         return ocp.PyTreeCheckpointer()
 
     @functools.cached_property
-    def arrays(self) -> Mapping[str, ArrayInfo]:
+    def _leaves(self) -> dict[str, Any]:
+        """The metadata of each leaf."""
         try:
             metadata = self._checkpointer.metadata(self.path.resolve())
             tree = metadata.item_metadata.tree
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except _ERRORS as error:
             raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {
-            path_name(path): ArrayInfo(tuple(leaf.shape), np.dtype(leaf.dtype))
-            for path, leaf in leaves
+        leaves: dict[str, Any] = {}
+        for path, leaf in jax.tree_util.tree_flatten_with_path(
+            tree, is_leaf=lambda x: x is None
+        )[0]:
+            name = path_name(path)
+            if not all(isinstance(key, jax.tree_util.DictKey) for key in path):
+                raise CheckpointError(
+                    f"{name} in {self.path} lies in a list or a tuple, and only trees "
+                    "of dictionaries are converted; save the parameters alone"
+                )
+            leaves[name] = leaf
+        return leaves
+
+    @functools.cached_property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        infos = {
+            name: ArrayInfo(tuple(leaf.shape), np.dtype(leaf.dtype))
+            for name, leaf in self._leaves.items()
             if getattr(leaf, "shape", None) is not None
         }
+        declared = sum(info.nbytes for info in infos.values())
+        held = sum(file.stat().st_size for file in self.files())
+        # What cannot be allocated would end the process, not raise.
+        if declared > max(_HARMLESS, _RATIO * held):
+            raise CheckpointError(
+                f"{self.path} says that it holds {declared / 1e9:.0f} GB, in files of "
+                f"{held} bytes: its metadata is damaged"
+            )
+        return infos
+
+    @functools.cached_property
+    def values(self) -> Mapping[str, Constant]:
+        names = self._leaves.keys() - self.arrays.keys()
+        return {name: self._value(name) for name in sorted(names)}
+
+    def _value(self, name: str) -> Constant:
+        if self._leaves[name] is None:
+            return None
+        value = self._restore(name, ocp.RestoreArgs())
+        if not isinstance(value, str):
+            raise CheckpointError(
+                f"{name} in {self.path} is neither an array, a number, a string nor "
+                f"None but a {type(value).__name__}"
+            )
+        return value
 
     def read(self, name: str) -> np.ndarray:
         return self._restore(name, ocp.RestoreArgs(restore_type=np.ndarray))
@@ -54,18 +109,19 @@ class Orbax(base.Source):
 
     def _restore(self, name: str, restore_args: Any) -> Any:
         item: Any = 0
-        for step in reversed(name.split("/")):
+        steps = steps_of(name)
+        for step in reversed(steps):
             item, restore_args = {step: item}, {step: restore_args}
         args = ocp.args.PyTreeRestore(
             item=item, restore_args=restore_args, partial_restore=True
         )
         try:
             restored = self._checkpointer.restore(self.path.resolve(), args=args)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except _ERRORS as error:
             raise CheckpointError(
                 f"{name} cannot be read from {self.path}: {error}"
             ) from error
-        for step in name.split("/"):
+        for step in steps:
             restored = restored[step]
         return restored
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.constants import Constant
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.sources import base
 
 SUFFIX = ".safetensors"
@@ -35,12 +38,17 @@ DTYPES: dict[str, np.dtype] = {
 """The format's names of dtypes."""
 
 
+def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The safetensors files in a folder."""
+    return sorted(file for file in folder.glob(f"*{SUFFIX}") if file.is_file())
+
+
 class Safetensors(base.Source):
-    """One file, or a folder of them. Dots in names stand for levels of the tree."""
+    """One file, or a folder of them. Dots and slashes in names stand for levels."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
-        self._files = [path] if path.is_file() else sorted(path.glob(f"*{SUFFIX}"))
+        self._files = [path] if path.is_file() else files_in(path)
 
     @functools.cached_property
     def _entries(self) -> dict[str, tuple[pathlib.Path, str, ArrayInfo]]:
@@ -55,7 +63,7 @@ class Safetensors(base.Source):
                             f"{key} in {file} is {part.get_dtype()}, which is none of "
                             f"{', '.join(DTYPES)}"
                         )
-                    name = key.replace(".", "/")
+                    name = name_of(re.split(r"[./]", key))
                     if name in entries:
                         raise CheckpointError(
                             f"{key} is in {entries[name][0]} and in {file}"
@@ -67,6 +75,10 @@ class Safetensors(base.Source):
     @property
     def arrays(self) -> Mapping[str, ArrayInfo]:
         return {name: info for name, (_, _, info) in self._entries.items()}
+
+    @property
+    def values(self) -> Mapping[str, Constant]:
+        return {}
 
     def read(self, name: str) -> np.ndarray:
         file, key, info = self._entries[name]

@@ -2,7 +2,7 @@
 
 import abc
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aqtlite.checkpoint.arrays import LazyArray
 from aqtlite.checkpoint.manifest import Stored
@@ -17,6 +17,13 @@ class Target(abc.ABC):
 
         Raises:
             CheckpointError: naming the first of them.
+        """
+
+    @abc.abstractmethod
+    def owns(self, path: pathlib.Path, names: Iterable[str]) -> bool:
+        """Whether a checkpoint of these arrays holds nothing but what `write` wrote.
+
+        What else lies there would be lost with it.
         """
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ from arrays that are all in memory.
 
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +15,11 @@ import numpy as np
 from aqtlite.checkpoint.arrays import LazyArray, as_bytes
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.manifest import Stored
+from aqtlite.checkpoint.names import plain, steps_of
 from aqtlite.checkpoint.sources.safetensors import DTYPES, METADATA_KEY
 from aqtlite.checkpoint.targets import base
 
+_METADATA = "__metadata__"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -26,13 +28,21 @@ class Safetensors(base.Target):
 
     def check(self, arrays: Mapping[str, Stored]) -> None:
         for name, stored in arrays.items():
-            if "." in name:
+            if any("." in step or "/" in step for step in steps_of(name)):
                 raise CheckpointError(
-                    f"safetensors separates levels by dots, which {name} has in a "
-                    "step; name a folder as target, for Orbax"
+                    f"safetensors separates levels by dots, which {plain(name)!r} has "
+                    "in a step (or a slash); name a folder as target, for Orbax"
+                )
+            if name == _METADATA:
+                raise CheckpointError(
+                    f"safetensors keeps its own metadata under the name {name}; "
+                    "rename the array, or name a folder as target, for Orbax"
                 )
             if _stored_dtype(stored.info.dtype) not in _NAMES:
                 raise CheckpointError(f"safetensors cannot hold {name}, {stored.info}")
+
+    def owns(self, path: pathlib.Path, names: Iterable[str]) -> bool:
+        return path.is_file()
 
     def write(
         self,
@@ -57,12 +67,12 @@ def _stored_dtype(dtype: np.dtype) -> np.dtype:
 def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
     entries: dict[str, object] = {}
     if manifest:
-        entries["__metadata__"] = {METADATA_KEY: manifest}
+        entries[_METADATA] = {METADATA_KEY: manifest}
     position = 0
     for array in arrays:
         dtype = _stored_dtype(array.info.dtype)
         stop = position + array.info.nbytes
-        entries[array.name.replace("/", ".")] = {
+        entries[".".join(steps_of(array.name))] = {
             "dtype": _NAMES[dtype],
             "shape": array.info.shape,
             "data_offsets": [position, stop],

@@ -1,0 +1,81 @@
+"""Names of arrays: each is a path in the tree of variables, written as one string.
+
+The steps of a path are joined by slashes. A slash inside a step, and the percent sign
+that marks one, are written as in URLs (``%2F``, ``%25``), so that no two paths share a
+name.
+"""
+
+import itertools
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+from aqtlite.checkpoint.errors import CheckpointError
+
+
+def name_of(steps: Iterable[str]) -> str:
+    """Joins the steps of a path.
+
+    >>> name_of(["params", "mlp/linear", "w"])
+    'params/mlp%2Flinear/w'
+    """
+    return "/".join(s.replace("%", "%25").replace("/", "%2F") for s in steps)
+
+
+def steps_of(name: str) -> tuple[str, ...]:
+    """Splits a name into the steps that `name_of` joined.
+
+    >>> steps_of("params/mlp%2Flinear/w")
+    ('params', 'mlp/linear', 'w')
+    """
+    return tuple(s.replace("%2F", "/").replace("%25", "%") for s in name.split("/"))
+
+
+def path_name(path: Iterable[Any]) -> str:
+    """Names a path of `jax.tree_util`."""
+    return name_of(_step(key) for key in path)
+
+
+def plain(name: str) -> str:
+    """The steps joined by slashes and nothing else, for patterns to match.
+
+    >>> plain("params/mlp%2Flinear/w")
+    'params/mlp/linear/w'
+    """
+    return "/".join(steps_of(name))
+
+
+def check_tree(names: Iterable[str], where: str) -> None:
+    """Checks that the arrays of these names fit into one tree, and into one folder.
+
+    Raises:
+        CheckpointError: if a name could lead out of the folder or cannot be printed,
+            or if one path goes on where another one ends.
+    """
+    paths = sorted(steps_of(name) for name in names)
+    for path in paths:
+        name = "/".join(path)
+        if any(step in ("", ".", "..") for step in name.split("/")):
+            raise CheckpointError(
+                f"{where} names an array {name!r}, which has a step that is empty, '.' "
+                "or '..'; rename it"
+            )
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+            raise CheckpointError(
+                f"{where} names an array {name!r}, with control characters; rename it"
+            )
+    # In this order, what goes on from a path comes right behind it.
+    for path, following in itertools.pairwise(paths):
+        if following[: len(path)] == path:
+            raise CheckpointError(
+                f"{where} holds {'/'.join(path)!r} and {'/'.join(following)!r}, which "
+                "do not fit into one tree: the first is an array where the second has "
+                "a level; rename one of them"
+            )
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

@@ -1,0 +1,258 @@
+"""What lies at the target's place and beside it, and who else writes there."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from aqtlite import checkpoint
+from aqtlite.checkpoint import staging
+from aqtlite.flax import convert
+from tests.checkpoint.support import assert_same, save, snapshot
+from tests.flax import models
+from tests.flax.support import INT8, X, init
+
+MODEL = models.MlpBlock(INT8)
+VARIABLES = init(MODEL, X)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return save(tmp_path / "float", VARIABLES, "msgpack")
+
+
+@pytest.fixture
+def converted(source, tmp_path):
+    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+    return tmp_path / "out"
+
+
+def refuses(match, function, *args, **kwargs):
+    """Calls a function, which raises one line."""
+    with pytest.raises(checkpoint.CheckpointError, match=match) as info:
+        function(*args, **kwargs)
+    assert "\n" not in str(info.value)
+
+
+class TestOverwrite:
+    """It replaces what a conversion wrote, and nothing else."""
+
+    def check(self, source, target):
+        before = snapshot(target)
+        args = (source, target, MODEL, X)
+        refuses("is not replaced", checkpoint.convert_checkpoint, *args, overwrite=True)
+        assert snapshot(target) == before
+
+    @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}'])
+    def test_a_folder_with_something_named_like_a_manifest(
+        self, text, source, tmp_path
+    ):
+        target = tmp_path / "out"
+        target.mkdir()
+        (target / "aqtlite.json").write_text(text)
+        (target / "_METADATA").write_text("{}")
+        (target / "precious").write_text("mine")
+        self.check(source, target)
+
+    @pytest.mark.parametrize("text", ["", "{}"])
+    def test_a_file_with_something_like_a_manifest(self, text, source, tmp_path):
+        target = tmp_path / "out.safetensors"
+        arrays = {"precious": np.ones(3, np.float32)}
+        safetensors_numpy.save_file(arrays, target, {"aqtlite": text})
+        self.check(source, target)
+
+    def test_what_was_put_beside_a_checkpoint(self, source, converted):
+        (converted / "precious").write_text("mine")
+        self.check(source, converted)
+        (converted / "precious").unlink()
+        checkpoint.convert_checkpoint(source, converted, MODEL, X, overwrite=True)
+
+    def test_a_folder_of_checkpoints(self, source, tmp_path):
+        target = tmp_path / "models"
+        target.mkdir()
+        checkpoint.convert_checkpoint(source, target / "a.safetensors", MODEL, X)
+        (target / "precious").write_text("mine")
+        self.check(source, target)
+
+    def test_a_step_that_holds_a_checkpoint(self, source, converted, tmp_path):
+        target = tmp_path / "step"
+        target.mkdir()
+        converted.rename(target / "default")
+        (target / "precious").write_text("mine")
+        self.check(source, target)
+
+    def test_arrays_that_the_manifest_lacks(self, source, tmp_path):
+        target = tmp_path / "out.safetensors"
+        checkpoint.convert_checkpoint(source, target, MODEL, X)
+        with safetensors.safe_open(target, framework="numpy") as file:
+            metadata = file.metadata()
+        arrays = safetensors_numpy.load_file(target)
+        arrays["precious"] = np.ones(3, np.float32)
+        safetensors_numpy.save_file(arrays, target, metadata)
+        self.check(source, target)
+
+
+class TestStaging:
+    """The folder beside the target is nobody else's."""
+
+    def convert(self, source, tmp_path):
+        checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+
+    @pytest.mark.parametrize(
+        "name", ["lock", "key", "0.qvalue", "0.json", "0.record", "out", "replaced"]
+    )
+    def test_symbolic_links_in_it(self, name, source, tmp_path):
+        victim = tmp_path / "precious"
+        victim.write_text("mine")
+        folder = tmp_path / ".out.converting"
+        folder.mkdir()
+        (folder / "lock").touch()
+        (folder / "key").write_text("0" * 64)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(victim)
+        refuses("a symbolic link; move it", self.convert, source, tmp_path)
+        assert victim.read_text() == "mine"
+        assert not (tmp_path / "out").exists()
+
+    def test_a_symbolic_link_in_its_place(self, source, tmp_path):
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (tmp_path / ".out.converting").symlink_to(elsewhere)
+        refuses("a symbolic link; move it", self.convert, source, tmp_path)
+        assert not list(elsewhere.iterdir())
+
+    @pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+    def test_links_that_appear_later(self, link, source, tmp_path, monkeypatch):
+        victim = tmp_path / "precious"
+        victim.write_text("mine")
+        claim = staging.Staging.claim
+
+        def claim_and_link(self, key):
+            claim(self, key)
+            for name in ("0.qvalue", "0.scale", "0.record"):
+                getattr(self.folder / name, link)(victim)
+
+        monkeypatch.setattr(staging.Staging, "claim", claim_and_link)
+        self.convert(source, tmp_path)
+        assert victim.read_text() == "mine"
+        wanted = convert(MODEL, VARIABLES, X)
+        assert_same(checkpoint.load_serving(tmp_path / "out"), wanted)
+
+    @pytest.mark.parametrize(
+        "files", [{"lock": "", "precious": "x"}, {"lock": "", "key": "K", "data": "x"}]
+    )
+    def test_somebody_elses(self, files, source, tmp_path):
+        folder = tmp_path / ".out.converting"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        before = snapshot(folder)
+        refuses("is in the way", self.convert, source, tmp_path)
+        assert snapshot(folder) == before
+
+
+class TestTwoConversions:
+    """Into one target, at the same time."""
+
+    def test_while_one_replaces_the_target(self, source, converted, monkeypatch):
+        """Between its two renames nothing is at the target's place."""
+        rename = type(converted).rename
+        seen = []
+
+        def rename_and_start_another(self, target):
+            done = rename(self, target)
+            if self == converted:
+                args = (source, converted, MODEL, X)
+                refuses("another conversion", checkpoint.convert_checkpoint, *args)
+                seen.append(converted.exists())
+            return done
+
+        monkeypatch.setattr(type(converted), "rename", rename_and_start_another)
+        checkpoint.convert_checkpoint(source, converted, MODEL, X, overwrite=True)
+        assert seen == [False]
+        wanted = convert(MODEL, VARIABLES, X)
+        assert_same(checkpoint.load_serving(converted), wanted)
+        assert not (converted.parent / ".out.converting").exists()
+
+    def test_a_target_that_appears_before_the_lock(self, source, tmp_path, monkeypatch):
+        """Without --overwrite it is not replaced."""
+        target = tmp_path / "out"
+        opened = staging.Staging
+
+        def open_late(folder):
+            monkeypatch.setattr(staging, "Staging", opened)
+            checkpoint.convert_checkpoint(source, target, MODEL, X)
+            (target / "mine").touch()
+            return opened(folder)
+
+        monkeypatch.setattr(staging, "Staging", open_late)
+        args = (source, target, MODEL, X)
+        refuses("exists; --overwrite", checkpoint.convert_checkpoint, *args)
+        assert (target / "mine").exists()
+        assert not (tmp_path / ".out.converting").exists()
+
+    def test_a_lock_that_was_removed(self, tmp_path):
+        """Who waited for it does not hold the folder of the next one."""
+        folder = tmp_path / "folder"
+        first = staging.Staging(folder)
+        flock, late = staging.fcntl.flock, []
+
+        def flock_late(file, how):
+            if not late:  # The first process ends between opening and locking.
+                late.append(file)
+                first.discard()
+            return flock(file, how)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(staging.fcntl, "flock", flock_late)
+            second = staging.Staging(folder)
+        with pytest.raises(checkpoint.CheckpointError, match="another conversion"):
+            staging.Staging(folder)
+        second.discard()
+        assert not folder.exists()
+
+    def test_many(self, source, tmp_path):
+        """Of processes that start together one converts; the others say so."""
+        script = """
+            import sys
+            from aqtlite import checkpoint
+            from tests.flax import models
+            from tests.flax.support import INT8, X
+
+            print("ready", flush=True)
+            sys.stdin.readline()
+            args = (sys.argv[1], sys.argv[2], models.MlpBlock(INT8), X)
+            for _ in range(5):
+                try:
+                    checkpoint.convert_checkpoint(*args, overwrite=True)
+                    print("done")
+                except checkpoint.CheckpointError as error:
+                    assert "another conversion" in str(error), error
+        """
+        command = [sys.executable, "-c", textwrap.dedent(script)]
+        processes = [
+            subprocess.Popen(
+                [*command, str(source), str(tmp_path / "out")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        for process in processes:
+            process.stdout.readline()
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        outputs = [process.communicate(timeout=120) for process in processes]
+        assert [p.returncode for p in processes] == [0, 0], outputs
+        assert "done" in outputs[0][0] + outputs[1][0]
+        wanted = convert(MODEL, VARIABLES, X)
+        assert_same(checkpoint.load_serving(tmp_path / "out"), wanted)
+        assert sorted(os.listdir(tmp_path)) == ["float.msgpack", "out"]
