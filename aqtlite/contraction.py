@@ -372,8 +372,9 @@ def _backward(
             g = (exact.float32(g) * moved).astype(_wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = QTensor(other.qvalue, unit, other.dtype)
-            is_simulated = raw.lhs.use_fake_quant
-            taken = dataclasses.replace(other_fwd, use_fake_quant=is_simulated)
+            taken = config.Tensor(
+                numerics=other_fwd.grid, use_fake_quant=raw.lhs.use_fake_quant
+            )
         else:
             other = other.dequant()
             taken = dataclasses.replace(raw.rhs, use_fwd_quant=False)

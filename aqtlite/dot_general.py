@@ -104,6 +104,10 @@ def _dot_general(
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    lhs, rhs = (
+        _in_own_order(x) if tensor.use_fake_quant else x
+        for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
+    )
     lhs, rhs, dims = _as_stored(lhs, rhs, dims)
     if preferred_element_type is None:
         out_dtype = jnp.result_type(lhs.dtype, rhs.dtype)
@@ -125,6 +129,11 @@ def _dot_general(
     )
     seed = None if key is None else noise.seed_from_key(key)
     return contraction.quantize_and_contract(call, lhs, rhs, seed)
+
+
+def _in_own_order(x):
+    """A float contraction sums in an order that depends on where the axes lie."""
+    return x.in_own_order() if isinstance(x, QTensor) else x
 
 
 def _as_stored(lhs, rhs, dims):

@@ -15,6 +15,9 @@ Everything behind them is exact (float64 holds sums of products of integers belo
 - where a contraction runs in floating point, ``n * 2^-24 * sum(|a b|)`` for n products
   summed in float32 in any order (Higham, Accuracy and Stability, section 3.1);
 - half a unit in the last place for a dequantized operand in its own dtype;
+- where floats meet integers, 2^-22 of the largest float along the contracting axes for
+  each float (three int8 digits), or 2^-14 where floats have 16 bits (two digits);
+- an infinity, where a sum of floats or a sum times the scale of rhs exceeds float32;
 - for stochastic rounding, the distance between the two neighbours on the grid;
 - 2^-126 for what CPUs flush to zero.
 
@@ -34,6 +37,7 @@ from aqtlite import config, numerics
 
 UNIT = 2.0**-24
 """The relative error of one rounding to float32."""
+MAX = float(np.finfo(np.float32).max)
 TINY = 2.0**-126
 """Below this, float32 values are subnormal."""
 # The reciprocal of a scale beyond 2^126 would be subnormal.
@@ -58,6 +62,7 @@ class Factor:
     radius: np.ndarray | float
     scale: np.ndarray | None  # that multiplies the sums, None where there is none
     is_integer: bool
+    dtype: np.dtype | None = None  # of floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +229,7 @@ def _factor(
 ) -> Factor:
     if q is None:
         values = x if in_dtype is None else x.astype(in_dtype)
-        return Factor(values.astype(np.float64), 0.0, None, False)
+        return Factor(values.astype(np.float64), 0.0, None, False, values.dtype)
     if tensor.use_fake_quant:
         return _dequantized(q, (x.dtype, in_dtype))
     return Factor(q.values + q.spread / 2, q.spread / 2, q.scale, True)
@@ -254,7 +259,8 @@ def _contract(
     def full(radius: np.ndarray | float, values: np.ndarray) -> np.ndarray:
         return np.broadcast_to(np.asarray(radius, np.float64), values.shape)
 
-    x_radius, y_radius = full(x.radius, x.values), full(y.radius, y.values)
+    x_radius = full(_radius(x, y, axes.contracting(axes.lhs)), x.values)
+    y_radius = full(_radius(y, x, axes.contracting(axes.rhs)), y.values)
     x_size, y_size = np.abs(x.values), np.abs(y.values)
     center = dot(x.values, y.values)
     radius = dot(x_size, y_radius) + dot(x_radius, y_size) + dot(x_radius, y_radius)
@@ -264,14 +270,26 @@ def _contract(
     products = np.prod([x.values.shape[i] for i in axes.contracting(axes.lhs)])
     radius += _sum_error(raw, accumulator, x, y, magnitude, float(products))
     roundings = 0
-    for factor, letters in ((x, axes.lhs), (y, axes.rhs)):
+    of_integers = x.is_integer and y.is_integer
+    overflows = (magnitude > MAX) & (not of_integers)
+    for factor, letters in ((y, axes.rhs), (x, axes.lhs)):
+        overflows |= np.abs(center) + radius > MAX
         if factor.scale is not None:
             scale = _along(factor.scale.astype(np.float64), letters, axes.out)
             center, radius = center * scale, radius * scale
             roundings += 1
     if roundings:
         radius = radius + (roundings + 1.01) * UNIT * (np.abs(center) + radius)
-    return Interval(center, radius + TINY)
+    return Interval(center, np.where(overflows, np.inf, radius + TINY))
+
+
+def _radius(x: Factor, other: Factor, contracting: tuple[int, ...]) -> Any:
+    """How far an operand may be off, by its digits where it has any."""
+    if x.is_integer or not other.is_integer:
+        return x.radius
+    is_half = x.dtype is not None and jnp.finfo(x.dtype).bits == 16
+    largest = np.max(np.abs(x.values), contracting, keepdims=True, initial=0)
+    return x.radius + largest * 2.0 ** (-14 if is_half else -22) + TINY
 
 
 def _sum_error(

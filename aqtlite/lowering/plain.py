@@ -18,7 +18,9 @@ def dot(
     out_sharding: jax.sharding.NamedSharding | None = None,
 ) -> jax.Array:
     """The contraction as it stands, summed in `accumulator`."""
-    sharding: dict[str, Any] = {} if out_sharding is None else {"out_sharding": out_sharding}
+    sharding: dict[str, Any] = (
+        {} if out_sharding is None else {"out_sharding": out_sharding}
+    )
     return lax.dot_general(
         lhs, rhs, dims, preferred_element_type=accumulator, **sharding
     )
