@@ -367,7 +367,8 @@ def _backward(
 ) -> jax.Array:
     """One backward contraction: the gradient with what the forward pass left."""
     if isinstance(other, QTensor):
-        if _moves_onto_gradient(raw, other.scale, dims):
+        can_move = _moves_onto_gradient(other.scale, dims)
+        if can_move and raw.lhs.is_quantized:
             moved = dn.rhs_scale_to_lhs(other.scale, dims, g.ndim)
             g = (exact.float32(g) * moved).astype(_wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
@@ -377,9 +378,10 @@ def _backward(
             )
         else:
             other = other.dequant()
-            taken = dataclasses.replace(raw.rhs, use_fwd_quant=False)
-            if not other_fwd.use_fake_quant:
-                taken = config.Tensor()
+            taken = config.Tensor()
+            if not can_move and other_fwd.use_fake_quant:
+                # There are no integers to take, and nothing to simulate.
+                taken = dataclasses.replace(raw.rhs, use_fwd_quant=False)
         raw = dataclasses.replace(raw, rhs=taken, dg_accumulator_dtype=None)
     out_sharding = like.sharding
     if raw.local_aqt is not None:
@@ -405,18 +407,15 @@ def _backward(
     return out
 
 
-def _moves_onto_gradient(
-    raw: config.DotGeneralRaw, scale: jax.Array, dims: dn.DimensionNumbers
-) -> bool:
-    """Whether a reused operand is contracted as integers, its scale on the gradient.
+def _moves_onto_gradient(scale: jax.Array, dims: dn.DimensionNumbers) -> bool:
+    """Whether the scale of a reused operand can multiply the gradient instead.
 
-    A scale that varies along axes which remain, as one that varied along contracting
-    axes in the forward pass does, cannot move there.
+    One that varies along axes which remain, as one that varied along contracting axes
+    in the forward pass does, cannot.
     """
     (_, other_ca), (_, other_ba) = dims
     remaining = dn.remaining_axes(scale.ndim, other_ca, other_ba)
-    is_constant = all(scale.shape[axis] == 1 for axis in remaining)
-    return raw.lhs.is_quantized and is_constant
+    return all(scale.shape[axis] == 1 for axis in remaining)
 
 
 def _wide_dtype(dtype: np.dtype) -> np.dtype:

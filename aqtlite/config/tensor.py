@@ -76,9 +76,10 @@ class Tensor(representation.CompactRepr):
     use_fwd_quant: bool = False
     """Only in `dlhs.rhs` and `drhs.rhs`: the backward contraction takes the forward's
     integers as they are (their scale moves onto the gradient) instead of quantizing
-    the operand again, and this Tensor's own `numerics` are not used. If the forward
-    used `use_fake_quant`, there are no integers to take: the dequantized operand is
-    taken, and quantized by the own `numerics` if any."""
+    the operand again, and this Tensor's own `numerics` are not used. Where the forward
+    used `use_fake_quant`, the same is simulated; but if its scale varied along
+    contracting axes, there are no integers to take: the dequantized operand is taken,
+    and quantized by the own `numerics` if any."""
 
     def __post_init__(self):
         self._check_types()
