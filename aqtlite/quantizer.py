@@ -6,8 +6,8 @@ config give the same integers and scales in every program. What that takes:
 - no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
 - values whose origin the compiler does not see (`exact`), so that it neither moves a
   factor from the array's producer into the scale nor skips a rounding;
-- no division by a constant (`calibration.scale_from_bound`), and no sum of a product
-  (`numerics.IntSymmetric` adds its noise in fixed point), which may be contracted.
+- no division by a constant (`calibration.scale_from_bound`), and no sum of a product,
+  which may be contracted (`numerics.IntSymmetric` compares with its noise).
 """
 
 import functools

@@ -1,7 +1,6 @@
 """Symmetric integer grids: int8, int4, ternary, binary and what lies between."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,6 @@ import numpy as np
 from jax import lax
 
 from aqtlite.numerics import base
-
-# A sign and so many bits are what `_fixed_point` has room for.
-_FIXED_POINT_BITS = 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +133,7 @@ class IntSymmetric(base.Numerics):
                 raise ValueError("stochastic rounding needs random bits, got None")
             whole = self._round_stochastically(clipped, noise)
         elif self.preserve_zero:
-            whole = _fixed_point(clipped, 0)
+            whole = _nearest_integer(clipped)
         else:
             whole = jnp.floor(clipped)
         if not self.preserve_zero:
@@ -145,16 +141,18 @@ class IntSymmetric(base.Numerics):
         return whole.astype(self.storage_dtype)
 
     def _round_stochastically(self, clipped: jax.Array, noise: jax.Array) -> jax.Array:
-        """Adds noise below the point and cuts, in fixed point.
+        """Moves on from the nearest integer with a probability equal to the distance.
 
-        In floating point a compiler may contract the addition of the noise with the
-        multiplication by the scale's reciprocal into one rounding, in one program and
-        not in another. Integers leave it no such choice.
+        The distance is exact in float32, and no product is added to anything: a
+        compiler would contract the two into one rounding in one program and not in
+        another. Compared with 31 random bits, so that the probability is right within
+        2^-31, also for elements far below a step.
         """
-        bits = _FIXED_POINT_BITS - math.ceil(math.log2(self._clip_bound))
-        offset = 0 if self.preserve_zero else 1 << (bits - 1)
-        fraction = (noise >> (32 - bits)).astype(jnp.int32)
-        return (_fixed_point(clipped, bits) - offset + fraction) >> bits
+        position = clipped if self.preserve_zero else clipped - np.float32(0.5)
+        nearest = _nearest_integer(position)
+        rest = position - nearest.astype(jnp.float32)
+        moves = _uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
+        return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):
@@ -162,14 +160,18 @@ class IntSymmetric(base.Numerics):
         return jnp.abs(scaled) <= self._clip_bound
 
 
-def _fixed_point(x: jax.Array, fraction_bits: int) -> jax.Array:
-    """float32 to int32 in units of ``2^-fraction_bits``, half to even.
+def _uniform_31(noise: jax.Array) -> jax.Array:
+    """31 of 32 random bits as a float32 from 0 to 2^31."""
+    return (noise >> 1).astype(jnp.int32).astype(jnp.float32)
 
-    x must be within 2^22 units; NaN gives some integer or other. Floats from 2^23 to
-    2^24 are the integers, in the order of their bits: adding 1.5 * 2^23 units rounds x,
-    and leaves it in the lowest bits. A conversion, which looks for NaN and overflow,
-    takes longer.
+
+def _nearest_integer(x: jax.Array) -> jax.Array:
+    """float32 to int32, half to even.
+
+    x must be within 2^22; NaN gives some integer or other. Floats from 2^23 to 2^24 are
+    the integers, in the order of their bits: adding 1.5 * 2^23 rounds x, and leaves it
+    in the lowest bits. A conversion, which looks for NaN and overflow, takes longer.
     """
-    anchor = np.float32(1.5 * 2.0 ** (_FIXED_POINT_BITS + 1 - fraction_bits))
+    anchor = np.float32(1.5 * 2.0**23)
     bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
     return bits - anchor.view(np.int32)

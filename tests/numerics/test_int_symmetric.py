@@ -151,3 +151,19 @@ def test_rounds_float64_too():
             jnp.array([0.3, 2.5, -0.0, 200.0], jnp.float64), None
         )
     assert rounded.tolist() == [0, 2, 0, 127]
+
+
+@pytest.mark.parametrize("bits", [8, 1])
+@pytest.mark.parametrize("position", [1e-4, 1e-5, -3e-6, 3e-7])
+def test_elements_far_below_a_step_are_rounded_without_bias(bits, position):
+    """Also below 2^-16 of a step, where noise of few bits never reaches."""
+    grid = IntSymmetric(bits=bits, preserve_max_val=True, stochastic_rounding=True)
+    base = 0.0 if grid.preserve_zero else 0.5
+    count = 2**23
+    random = noise.random_bits((count,), jnp.array([5, 7], jnp.uint32))
+    exact = np.float32(base + position)
+    stored = jax.jit(grid.round)(jnp.full(count, exact), random)
+    moved = np.asarray(stored, np.float64) * grid.unit - base
+    distance = abs(float(exact) - base)
+    expected = count * distance * np.sign(position) * (bits > 1 or position < 0)
+    assert abs(moved.sum() - expected) < 5 * np.sqrt(count * distance + 1)
