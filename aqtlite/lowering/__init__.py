@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import dimension_numbers as dn
-from aqtlite.lowering import cpu, digits, gpu, plain
+from aqtlite.lowering import cpu, digits, gpu, partitions, plain
 
 
 def integer_dot(
@@ -117,9 +117,15 @@ def _narrow_dot(lhs, rhs, dims, out_sharding):
         return as_stored(lhs.astype(jnp.int8), rhs.astype(jnp.int8))
 
     def on_cpu(lhs, rhs):
-        return cpu.dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
+        return partitions.partition_dependent(lhs, rhs, one=fast_cpu, several=widened)
 
     def on_gpu(lhs, rhs):
+        return partitions.partition_dependent(lhs, rhs, one=padded, several=widened)
+
+    def fast_cpu(lhs, rhs):
+        return cpu.dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
+
+    def padded(lhs, rhs):
         return gpu.dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
 
     has_int4 = jnp.int4 in (lhs.dtype, rhs.dtype)
