@@ -21,7 +21,7 @@ from jax import lax
 from aqtlite import config, exact, lowering, noise, quantizer, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
-from aqtlite.sharding import explicit_sharding
+from aqtlite.sharding import explicit_sharding, is_manual, vary_together
 
 _FLOAT = config.DotGeneralRaw()
 
@@ -69,13 +69,16 @@ def quantize_and_contract(
         The result, in `call.out_dtype`.
     """
     (lhs_ca, rhs_ca), _ = call.dims
+    lhs, rhs = vary_together((lhs, rhs))
     fixed_lhs, fixed_rhs = lax.stop_gradient((lhs, rhs))
     noise_of = _Noise(seed, lax.stop_gradient(forward_scales), call.salt)
     lhs_path, rhs_path = f"{call.path}.lhs", f"{call.path}.rhs"
     lhs_q = quantize_operand(fixed_lhs, call.fwd.lhs, lhs_ca, lhs_path, noise_of)
     rhs_q = quantize_operand(fixed_rhs, call.fwd.rhs, rhs_ca, rhs_path)
     sums = _sum_products(call, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
-    return _straight_through(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
+    # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
+    finish = _jitted_straight_through if is_manual() else _straight_through
+    return finish(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
 
 
 class _Noise(NamedTuple):
@@ -351,6 +354,9 @@ def _straight_through_bwd(call, residuals, g):
 _straight_through.defvjp(
     _straight_through_fwd, _straight_through_bwd, symbolic_zeros=True
 )
+
+
+_jitted_straight_through = jax.jit(_straight_through, static_argnums=0, inline=True)
 
 
 def _backward(
