@@ -21,7 +21,7 @@ from jax import lax
 from aqtlite import config, exact, lowering, noise, quantizer, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
-from aqtlite.sharding import explicit_sharding, is_manual, vary_together
+from aqtlite.sharding import explicit_sharding, is_manual, sharded_like, vary_together
 
 _FLOAT = config.DotGeneralRaw()
 
@@ -212,15 +212,18 @@ def _straight_through(
     # would overflow where the result does not.
     if rhs_q is not None and is_scaled[1]:
         scale = dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
-        out = out * _in_order(scale, call.order)
+        out = out * _laid_out(scale, call)
     if lhs_q is not None and is_scaled[0]:
         scale = dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
-        out = out * _in_order(scale, call.order)
+        out = out * _laid_out(scale, call)
     return out.astype(call.out_dtype)
 
 
-def _in_order(x: jax.Array, order: dn.Axes | None) -> jax.Array:
-    return x if order is None else x.transpose(order)
+def _laid_out(scale: jax.Array, call: Call) -> jax.Array:
+    """A scale that is to multiply the sums, ordered and sharded as they are."""
+    if call.order is not None:
+        scale = scale.transpose(call.order)
+    return sharded_like(scale, call.out_sharding)
 
 
 def _straight_through_fwd(call, *primals):

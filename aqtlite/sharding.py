@@ -1,6 +1,6 @@
 """Shardings and varying mesh axes that are part of an array's type."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax import lax
@@ -18,6 +18,21 @@ def explicit_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     """
     sharding = jax.typeof(x).sharding
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def sharded_like(x: jax.Array, out_sharding: Any) -> jax.Array:
+    """An array that is to multiply one of this sharding, sharded like it.
+
+    Args:
+        x: of size 1 along the axes that it does not have.
+        out_sharding: a `NamedSharding` or `PartitionSpec`; None leaves x as it is.
+    """
+    if out_sharding is None or explicit_sharding(x) is None:
+        return x
+    spec = getattr(out_sharding, "spec", out_sharding)
+    spec = (*spec, *(None,) * (x.ndim - len(spec)))
+    kept = [None if size == 1 else s for size, s in zip(x.shape, spec, strict=True)]
+    return jax.sharding.reshard(x, jax.sharding.PartitionSpec(*kept))
 
 
 def vary_together(trees: Tree) -> Tree:
