@@ -95,13 +95,18 @@ class _Noise(NamedTuple):
             local = [
                 scale
                 for scale in self.forward_scales
-                if np.broadcast_shapes(scale.shape, bound.shape) == bound.shape
+                if all(map(_is_broadcast, scale.shape, bound.shape))
             ]
             seed = noise.seed_from_bounds(bound, *local)
         return noise.fold_in(seed, self.salt)
 
 
 _NO_NOISE = _Noise(None, (), 0)
+
+
+def _is_broadcast(size: int, wanted: int) -> bool:
+    """Whether an axis of this size, which may be symbolic, broadcasts to another."""
+    return size in (1, wanted)
 
 
 def quantize_operand(

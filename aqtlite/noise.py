@@ -6,6 +6,7 @@ finalizer, with the constants of C. Wellons' "hash prospector" (lowbias32).
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,10 +104,15 @@ def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
     """
     index = jnp.broadcast_to(first, shape)
     for axis, size in enumerate(shape):
-        if axis > 0:  # The first one's size, which may be symbolic, does not matter.
-            index = index * np.uint32(size)
+        if axis > 0:  # The size of the first one does not matter.
+            is_known = isinstance(size, int)
+            index = index * (np.uint32(size) if is_known else _as_uint32(size))
         index = index + lax.broadcasted_iota(jnp.uint32, shape, axis)
     return index
+
+
+def _as_uint32(symbolic_size: Any) -> jax.Array:
+    return jnp.asarray(symbolic_size).astype(jnp.uint32)
 
 
 def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:

@@ -1,15 +1,16 @@
 """Shardings and varying mesh axes that are part of an array's type."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 Tree = TypeVar("Tree")
 
 
-def explicit_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
+def explicit_sharding(x: jax.Array) -> NamedSharding | None:
     """The sharding of an array on a mesh with explicit axes, None on any other.
 
     Where it is not None, JAX refuses to cut or to merge sharded axes, and a
@@ -20,19 +21,39 @@ def explicit_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def sharded_like(x: jax.Array, out_sharding: Any) -> jax.Array:
+def sharded_like(
+    x: jax.Array, out_sharding: NamedSharding | PartitionSpec | None
+) -> jax.Array:
     """An array that is to multiply one of this sharding, sharded like it.
 
     Args:
         x: of size 1 along the axes that it does not have.
-        out_sharding: a `NamedSharding` or `PartitionSpec`; None leaves x as it is.
+        out_sharding: of all axes; None leaves x as it is.
     """
     if out_sharding is None or explicit_sharding(x) is None:
         return x
-    spec = getattr(out_sharding, "spec", out_sharding)
-    spec = (*spec, *(None,) * (x.ndim - len(spec)))
-    kept = [None if size == 1 else s for size, s in zip(x.shape, spec, strict=True)]
-    return jax.sharding.reshard(x, jax.sharding.PartitionSpec(*kept))
+    axes = spec_of_axes(out_sharding, x.ndim)
+    kept = [None if size == 1 else one for size, one in zip(x.shape, axes, strict=True)]
+    return jax.sharding.reshard(x, PartitionSpec(*kept))
+
+
+def before_transposition(
+    sharding: NamedSharding | PartitionSpec | None, order: Sequence[int]
+) -> NamedSharding | PartitionSpec | None:
+    """The sharding of what has this one once its axes are permuted."""
+    if sharding is None:
+        return None
+    axes = spec_of_axes(sharding, len(order))
+    before = PartitionSpec(*(axes[order.index(axis)] for axis in range(len(order))))
+    if isinstance(sharding, NamedSharding):
+        return sharding.update(spec=before)
+    return before
+
+
+def spec_of_axes(sharding: NamedSharding | PartitionSpec, ndim: int) -> list[Any]:
+    """What a sharding says of each axis of an array."""
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    return [*spec, *(None,) * (ndim - len(spec))]
 
 
 def vary_together(trees: Tree) -> Tree:

@@ -9,7 +9,7 @@ from jax import lax
 from aqtlite import config
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
-from aqtlite.sharding import explicit_sharding
+from aqtlite.sharding import explicit_sharding, spec_of_axes
 
 
 def split(
@@ -61,7 +61,7 @@ def _cut_sharding(x: jax.Array, axis: int, count: int):
     sharding = explicit_sharding(x)
     if sharding is None:
         return None
-    spec = (*sharding.spec, *(None,) * (x.ndim - len(sharding.spec)))
+    spec = spec_of_axes(sharding, x.ndim)
     names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
     devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
     tiles = None if count % devices else spec[axis]

@@ -4,6 +4,8 @@ Nothing here knows of configs: integers, dimension numbers and an accumulator go
 sums of products come out, the same on every path.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from jax import lax
 
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import cpu, digits, gpu, partitions, plain
+from aqtlite.sharding import before_transposition
 
 
 def integer_dot(
@@ -18,7 +21,7 @@ def integer_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: Any = None,
     largest: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Contracts stored integers.
@@ -89,16 +92,9 @@ def _dot_in_order(lhs, rhs, dims, order, out_sharding, largest):
             *axes[len(batch) : lhs_rank],
         ]
         order = tuple(exchanged.index(axis) for axis in order)
-    out_sharding = _before_permutation(out_sharding, order)
+    out_sharding = before_transposition(out_sharding, order)
     out = integer_dot(lhs, rhs, dims, out_sharding=out_sharding, largest=largest)
     return out.transpose(order)
-
-
-def _before_permutation(sharding, order):
-    if sharding is None:
-        return None
-    spec = tuple(sharding.spec) + (None,) * (len(order) - len(sharding.spec))
-    return sharding.update(spec=[spec[int(axis)] for axis in np.argsort(order)])
 
 
 def _narrow_dot(lhs, rhs, dims, out_sharding):
@@ -170,7 +166,7 @@ def integer_dot_in_float(
     dims: dn.DimensionNumbers,
     in_dtype: np.dtype,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: Any = None,
     largest: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Contracts stored integers as values of a float dtype, to float32.
@@ -195,7 +191,7 @@ def mixed_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: Any = None,
     *,
     out_dtype: np.dtype,
 ) -> jax.Array:
@@ -235,7 +231,7 @@ def _dot_of_digits(lhs, rhs, dims, order, out_sharding, out_dtype):
     axes = dims[0][0 if is_lhs else 1]
     stack, unit = digits.of_floats(floats, axes, 2 if is_half else 3)
     if order is not None and out_sharding is not None:
-        out_sharding = _before_permutation(out_sharding, order)
+        out_sharding = before_transposition(out_sharding, order)
     axis = batch if is_lhs else lhs_rank
     if out_sharding is not None:
         out_sharding = _with_new_axes(out_sharding, axis)
@@ -256,14 +252,14 @@ def float_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """Contracts floats, summed in float32 or in what is wider."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
     lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     accumulator = jnp.promote_types(dtype, jnp.float32)
     if order is not None:
-        out_sharding = _before_permutation(out_sharding, order)
+        out_sharding = before_transposition(out_sharding, order)
 
     def dot(lhs, rhs):
         return plain.dot(lhs, rhs, dims, accumulator, out_sharding)
