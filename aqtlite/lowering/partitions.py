@@ -10,44 +10,59 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
 from jax.sharding import AxisType
 
-_index_p = Primitive("partition_index")
+Form = Callable[..., jax.Array]
+
+_choice_p = Primitive("partition_dependent")
 
 
-def partition_dependent(
-    *args: jax.Array, one: Callable[..., Any], several: Callable[..., Any]
-) -> Any:
+def partition_dependent(*args: jax.Array, one: Form, several: Form) -> jax.Array:
     """`one` of the arguments if a single device sees them whole, else `several`.
 
     As `lax.platform_dependent` chooses by platform: both are traced, one is compiled.
-    Inside a `jax.shard_map` over all axes of its mesh, arrays are whole.
+    Neither may close over an array. Inside a `jax.shard_map` over all axes of its mesh,
+    arrays are whole.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and set(mesh.axis_types) == {AxisType.Manual}:
         return one(*args)
-    index = _index_p.bind()
-    if isinstance(index, jax.core.Tracer):
-        return lax.switch(index, [one, several], *args)
-    is_sharded = any(jax.typeof(x).sharding.mesh.size > 1 for x in args)
-    return several(*args) if is_sharded else one(*args)
+    if not any(isinstance(x, jax.core.Tracer) for x in args):
+        return (several if _are_sharded(args) else one)(*args)
+    traced = (jax.make_jaxpr(form)(*args) for form in (one, several))
+    return _choice_p.bind(*args, **dict(zip(("one", "several"), traced, strict=True)))
 
 
-# Called without jit: the arguments say where they are.
-_index_p.def_impl(lambda: None)
+def _are_sharded(arrays: tuple[jax.Array, ...]) -> bool:
+    return any(jax.typeof(x).sharding.mesh.size > 1 for x in arrays)
 
 
-@_index_p.def_abstract_eval
-def _abstract_index() -> jax.core.ShapedArray:
-    return jax.core.ShapedArray((), np.dtype("int32"))
+def _as_form(jaxpr: ClosedJaxpr) -> Form:
+    return lambda *args: jaxpr_as_fun(jaxpr)(*args)[0]
 
 
-def _lower_index(context: mlir.LoweringRuleContext) -> list[mlir.Value]:
-    """A constant, by which XLA and MLIR choose before anything is partitioned."""
+@_choice_p.def_impl
+def _run(*args: jax.Array, one: ClosedJaxpr, several: ClosedJaxpr) -> jax.Array:
+    return _as_form(several if _are_sharded(args) else one)(*args)
+
+
+@_choice_p.def_abstract_eval
+def _result(*_: Any, one: ClosedJaxpr, several: ClosedJaxpr) -> jax.core.AbstractValue:
+    del several
+    return one.out_avals[0]
+
+
+def _batch(args, axes, *, one: ClosedJaxpr, several: ClosedJaxpr):
+    forms = {
+        name: jax.vmap(_as_form(jaxpr), axes)
+        for name, jaxpr in (("one", one), ("several", several))
+    }
+    return partition_dependent(*args, **forms), 0
+
+
+def _lower(context, *args, one: ClosedJaxpr, several: ClosedJaxpr):
     axes = context.module_context.axis_context
     if isinstance(axes, mlir.ShardingContext):
         partitions = axes.num_devices
@@ -55,7 +70,9 @@ def _lower_index(context: mlir.LoweringRuleContext) -> list[mlir.Value]:
         partitions = axes.mesh.size
     else:  # Replicas, which see their own arrays.
         partitions = 1
-    return [mlir.ir_constant(np.int32(partitions > 1))]
+    chosen = jaxpr_as_fun(several if partitions > 1 else one)
+    return mlir.lower_fun(chosen, multiple_results=True)(context, *args)
 
 
-mlir.register_lowering(_index_p, _lower_index)
+batching.primitive_batchers[_choice_p] = _batch
+mlir.register_lowering(_choice_p, _lower)
