@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 Tree = TypeVar("Tree")
+Sharding = TypeVar("Sharding", NamedSharding, PartitionSpec)
 
 
 def explicit_sharding(x: jax.Array) -> NamedSharding | None:
@@ -21,9 +22,7 @@ def explicit_sharding(x: jax.Array) -> NamedSharding | None:
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def sharded_like(
-    x: jax.Array, out_sharding: NamedSharding | PartitionSpec | None
-) -> jax.Array:
+def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
     """An array that is to multiply one of this sharding, sharded like it.
 
     Args:
@@ -38,8 +37,8 @@ def sharded_like(
 
 
 def before_transposition(
-    sharding: NamedSharding | PartitionSpec | None, order: Sequence[int]
-) -> NamedSharding | PartitionSpec | None:
+    sharding: Sharding | None, order: Sequence[int]
+) -> Sharding | None:
     """The sharding of what has this one once its axes are permuted."""
     if sharding is None:
         return None

@@ -4,12 +4,11 @@ Nothing here knows of configs: integers, dimension numbers and an accumulator go
 sums of products come out, the same on every path.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import cpu, digits, gpu, partitions, plain
@@ -21,7 +20,7 @@ def integer_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | None = None,
     largest: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Contracts stored integers.
@@ -166,7 +165,7 @@ def integer_dot_in_float(
     dims: dn.DimensionNumbers,
     in_dtype: np.dtype,
     order: dn.Axes | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | None = None,
     largest: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Contracts stored integers as values of a float dtype, to float32.
@@ -191,7 +190,7 @@ def mixed_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | None = None,
     *,
     out_dtype: np.dtype,
 ) -> jax.Array:
@@ -252,7 +251,7 @@ def float_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Contracts floats, summed in float32 or in what is wider."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
