@@ -21,7 +21,7 @@ from jax import lax
 from aqtlite import config, exact, lowering, noise, quantizer, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
-from aqtlite.sharding import explicit_sharding
+from aqtlite.sharding import explicit_sharding, is_manual, sharded_like, vary_together
 
 _FLOAT = config.DotGeneralRaw()
 
@@ -69,13 +69,16 @@ def quantize_and_contract(
         The result, in `call.out_dtype`.
     """
     (lhs_ca, rhs_ca), _ = call.dims
+    lhs, rhs = vary_together((lhs, rhs))
     fixed_lhs, fixed_rhs = lax.stop_gradient((lhs, rhs))
     noise_of = _Noise(seed, lax.stop_gradient(forward_scales), call.salt)
     lhs_path, rhs_path = f"{call.path}.lhs", f"{call.path}.rhs"
     lhs_q = quantize_operand(fixed_lhs, call.fwd.lhs, lhs_ca, lhs_path, noise_of)
     rhs_q = quantize_operand(fixed_rhs, call.fwd.rhs, rhs_ca, rhs_path)
     sums = _sum_products(call, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
-    return _straight_through(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
+    # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
+    finish = _jitted_straight_through if is_manual() else _straight_through
+    return finish(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
 
 
 class _Noise(NamedTuple):
@@ -92,13 +95,18 @@ class _Noise(NamedTuple):
             local = [
                 scale
                 for scale in self.forward_scales
-                if np.broadcast_shapes(scale.shape, bound.shape) == bound.shape
+                if all(map(_is_broadcast, scale.shape, bound.shape))
             ]
             seed = noise.seed_from_bounds(bound, *local)
         return noise.fold_in(seed, self.salt)
 
 
 _NO_NOISE = _Noise(None, (), 0)
+
+
+def _is_broadcast(size: int, wanted: int) -> bool:
+    """Whether an axis of this size, which may be symbolic, broadcasts to another."""
+    return size in (1, wanted)
 
 
 def quantize_operand(
@@ -209,15 +217,18 @@ def _straight_through(
     # would overflow where the result does not.
     if rhs_q is not None and is_scaled[1]:
         scale = dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
-        out = out * _in_order(scale, call.order)
+        out = out * _laid_out(scale, call)
     if lhs_q is not None and is_scaled[0]:
         scale = dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
-        out = out * _in_order(scale, call.order)
+        out = out * _laid_out(scale, call)
     return out.astype(call.out_dtype)
 
 
-def _in_order(x: jax.Array, order: dn.Axes | None) -> jax.Array:
-    return x if order is None else x.transpose(order)
+def _laid_out(scale: jax.Array, call: Call) -> jax.Array:
+    """A scale that is to multiply the sums, ordered and sharded as they are."""
+    if call.order is not None:
+        scale = scale.transpose(call.order)
+    return sharded_like(scale, call.out_sharding)
 
 
 def _straight_through_fwd(call, *primals):
@@ -351,6 +362,9 @@ def _straight_through_bwd(call, residuals, g):
 _straight_through.defvjp(
     _straight_through_fwd, _straight_through_bwd, symbolic_zeros=True
 )
+
+
+_jitted_straight_through = jax.jit(_straight_through, static_argnums=0, inline=True)
 
 
 def _backward(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite import config, contraction, noise, quantizer
 from aqtlite import dimension_numbers as dn
@@ -118,6 +119,8 @@ def _dot_general(
                 f"preferred_element_type={out_dtype.name} was asked of a quantized "
                 "contraction, whose scaled result is floating; ask for a float dtype"
             )
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     call = contraction.Call(
         fwd=cfg.fwd,
         dlhs=cfg.dlhs,

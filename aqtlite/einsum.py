@@ -8,6 +8,7 @@ import opt_einsum
 
 from aqtlite import config, dot_general
 from aqtlite.qtensor import QTensor
+from aqtlite.sharding import before_transposition
 
 
 def einsum(
@@ -18,6 +19,7 @@ def einsum(
     cfg: config.DotGeneral | None,
     key: jax.Array | None = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """Evaluates a two-operand einsum with a quantized contraction.
 
@@ -31,6 +33,8 @@ def einsum(
         cfg: what to quantize. None contracts in floating point.
         key: as for the function that `make_dot_general` returns.
         preferred_element_type: the dtype of the output.
+        out_sharding: of the output, a `NamedSharding` or a `PartitionSpec`, as in
+            `jnp.einsum`.
 
     Returns:
         What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype.
@@ -50,11 +54,18 @@ def einsum(
         dot_general.make_dot_general(cfg),
         key=key,
         preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
     )
 
 
 def contract(
-    eqn: str, lhs: Any, rhs: Any, dot: dot_general.DotGeneral, **kwargs: Any
+    eqn: str,
+    lhs: Any,
+    rhs: Any,
+    dot: dot_general.DotGeneral,
+    *,
+    out_sharding: Any = None,
+    **kwargs: Any,
 ) -> jax.Array:
     """`einsum` by any `dot` that has the signature of `lax.dot_general`.
 
@@ -82,11 +93,13 @@ def contract(
         )
         for group in (contracting, batch)
     )
-    out = dot(lhs, rhs, dimension_numbers, **kwargs)
     names = batch + [
         name for name in lhs_names + rhs_names if name not in batch + contracting
     ]
-    return out.transpose([names.index(name) for name in out_names])
+    order = tuple(names.index(name) for name in out_names)
+    if out_sharding is not None:
+        kwargs["out_sharding"] = before_transposition(out_sharding, order)
+    return dot(lhs, rhs, dimension_numbers, **kwargs).transpose(order)
 
 
 def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:

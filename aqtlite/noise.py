@@ -6,6 +6,7 @@ finalizer, with the constants of C. Wellons' "hash prospector" (lowbias32).
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import exact
+from aqtlite.lowering.partitions import partition_dependent
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive salts.
 
@@ -103,10 +105,15 @@ def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
     """
     index = jnp.broadcast_to(first, shape)
     for axis, size in enumerate(shape):
-        if axis > 0:  # The first one's size, which may be symbolic, does not matter.
-            index = index * np.uint32(size)
+        if axis > 0:  # The size of the first one does not matter.
+            is_known = isinstance(size, int)
+            index = index * (np.uint32(size) if is_known else _as_uint32(size))
         index = index + lax.broadcasted_iota(jnp.uint32, shape, axis)
     return index
+
+
+def _as_uint32(symbolic_size: Any) -> jax.Array:
+    return jnp.asarray(symbolic_size).astype(jnp.uint32)
 
 
 def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
@@ -122,5 +129,16 @@ def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     """
     # Without the second word, every seed would give the same bits in another order. The
     # high bits of a product depend on all bits of both factors.
+    if seed.ndim == 1:
+        return _bits_of(shape, seed)
+    # Seeds that lie on other devices than what they are for move once, not per use.
+    return partition_dependent(
+        seed,
+        one=functools.partial(_bits_of, shape),
+        several=lambda seed: _bits_of(shape, jnp.broadcast_to(seed, (2, *shape))),
+    )
+
+
+def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     index = _flat_index(shape, first=seed[1])
     return _mix(index ^ seed[0]) * (seed[1] | np.uint32(1))

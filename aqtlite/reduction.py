@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.lowering.partitions import partition_dependent
 from aqtlite.sharding import explicit_sharding
 
 # LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
@@ -48,7 +49,12 @@ def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
     infinity = np.float32(np.inf).view(np.int32)
     axis, terms = _cut(x, axes)
-    on_cpu = in_two_steps if terms else as_bits
+
+    def on_cpu(x):
+        if not terms:
+            return as_bits(x)
+        return partition_dependent(x, one=in_two_steps, several=as_bits)
+
     return lax.platform_dependent(x, cpu=on_cpu, default=as_floats)
 
 

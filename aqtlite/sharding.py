@@ -1,14 +1,80 @@
-"""Shardings that are part of an array's type."""
+"""Shardings and varying mesh axes that are part of an array's type."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+Tree = TypeVar("Tree")
+Sharding = TypeVar("Sharding", NamedSharding, PartitionSpec)
 
 
-def explicit_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
+def explicit_sharding(x: jax.Array) -> NamedSharding | None:
     """The sharding of an array on a mesh with explicit axes, None on any other.
 
     Where it is not None, JAX refuses to cut or to merge sharded axes, and a
-    contraction has to be told the sharding of its result.
+    contraction has to be told the sharding of its result. Other axes of the mesh may be
+    automatic.
     """
     sharding = jax.typeof(x).sharding
-    is_explicit = not sharding.mesh.empty and sharding.mesh.are_all_axes_explicit
-    return sharding if is_explicit else None
+    return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
+    """An array that is to multiply one of this sharding, sharded like it.
+
+    Args:
+        x: of size 1 along the axes that it does not have.
+        out_sharding: of all axes; None leaves x as it is.
+    """
+    if out_sharding is None or explicit_sharding(x) is None:
+        return x
+    axes = spec_of_axes(out_sharding, x.ndim)
+    kept = [None if size == 1 else one for size, one in zip(x.shape, axes, strict=True)]
+    return jax.sharding.reshard(x, PartitionSpec(*kept))
+
+
+def before_transposition(
+    sharding: Sharding | None, order: Sequence[int]
+) -> Sharding | None:
+    """The sharding of what has this one once its axes are permuted."""
+    if sharding is None:
+        return None
+    axes = spec_of_axes(sharding, len(order))
+    before = PartitionSpec(*(axes[order.index(axis)] for axis in range(len(order))))
+    if isinstance(sharding, NamedSharding):
+        return sharding.update(spec=before)
+    return before
+
+
+def spec_of_axes(sharding: NamedSharding | PartitionSpec, ndim: int) -> list[Any]:
+    """What a sharding says of each axis of an array."""
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
+    return [*spec, *(None,) * (ndim - len(spec))]
+
+
+def vary_together(trees: Tree) -> Tree:
+    """Arrays inside `jax.shard_map`, each varying over all axes that any varies over.
+
+    As `lax.dot_general` does with its operands. The gradient of an array that did not
+    vary over an axis is thereby summed over it.
+    """
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(trees)))
+
+    def cast(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _varying(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, trees)
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    """The manual axes of the mesh over which an array varies."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def is_manual() -> bool:
+    """Whether this is inside `jax.shard_map`."""
+    return AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types

@@ -1,11 +1,15 @@
 """Sub-channel tiles: a contracting axis cut into pieces with a scale each."""
 
+import math
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from aqtlite import config
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
+from aqtlite.sharding import explicit_sharding, spec_of_axes
 
 
 def split(
@@ -32,7 +36,8 @@ def split(
     def tile(x: jax.Array, axis: int) -> jax.Array:
         tiles = (count, x.shape[axis] // count)
         shape = (*x.shape[:axis], *tiles, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x.reshape(shape), axis, 0)
+        cut = lax.reshape(x, shape, out_sharding=_cut_sharding(x, axis, count))
+        return jnp.moveaxis(cut, axis, 0)
 
     g = tile(g, g_ca[0])
     if isinstance(other, QTensor):
@@ -49,3 +54,15 @@ def split(
         other,
         ((shift(g_ca), shift(other_ca)), ((0, *shift(g_ba)), (0, *shift(other_ba)))),
     )
+
+
+def _cut_sharding(x: jax.Array, axis: int, count: int):
+    """Whole tiles on each device where they divide evenly, else all on every one."""
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return None
+    spec = spec_of_axes(sharding, x.ndim)
+    names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
+    devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
+    tiles = None if count % devices else spec[axis]
+    return sharding.update(spec=(*spec[:axis], tiles, None, *spec[axis + 1 :]))

@@ -207,6 +207,16 @@ def test_export_of_a_gradient_with_a_symbolic_batch():
     assert_same(exported.call(W, X, KEY), grad(W, X, KEY))
 
 
+def test_export_of_a_gradient_with_two_symbolic_axes():
+    """Without a key, the seeds of channels take sizes that are not known."""
+    dot = functools.partial(DOT, dimension_numbers=(((2,), (0,)), ((), ())))
+    grad = jax.jit(jax.grad(lambda w, x: jnp.sum(jnp.sin(dot(x, w)))))
+    shape = jax.export.symbolic_shape("batch, length, 8")
+    exported = jax.export.export(grad)(W, jax.ShapeDtypeStruct(shape, "float32"))
+    x = normal((2, 5, 8))
+    assert_same(exported.call(W, x), grad(W, x))
+
+
 def on_a_mesh(axis_type):
     mesh = jax.make_mesh((1,), ("x",), axis_types=(axis_type,))
     return mesh, jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None))

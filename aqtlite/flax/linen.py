@@ -328,6 +328,7 @@ class AqtEinsum:
         *,
         precision: Any = None,
         preferred_element_type: Any = None,
+        out_sharding: Any = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
@@ -337,5 +338,6 @@ class AqtEinsum:
             rhs,
             functools.partial(self._dot_general().call_for, self, precision=precision),
             preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
             key=key,
         )

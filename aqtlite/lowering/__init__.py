@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
-from aqtlite.lowering import cpu, digits, gpu, plain
+from aqtlite.lowering import cpu, digits, gpu, partitions, plain
+from aqtlite.sharding import before_transposition
 
 
 def integer_dot(
@@ -18,7 +20,7 @@ def integer_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: NamedSharding | None = None,
     largest: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Contracts stored integers.
@@ -89,16 +91,9 @@ def _dot_in_order(lhs, rhs, dims, order, out_sharding, largest):
             *axes[len(batch) : lhs_rank],
         ]
         order = tuple(exchanged.index(axis) for axis in order)
-    out_sharding = _before_permutation(out_sharding, order)
+    out_sharding = before_transposition(out_sharding, order)
     out = integer_dot(lhs, rhs, dims, out_sharding=out_sharding, largest=largest)
     return out.transpose(order)
-
-
-def _before_permutation(sharding, order):
-    if sharding is None:
-        return None
-    spec = tuple(sharding.spec) + (None,) * (len(order) - len(sharding.spec))
-    return sharding.update(spec=[spec[int(axis)] for axis in np.argsort(order)])
 
 
 def _narrow_dot(lhs, rhs, dims, out_sharding):
@@ -117,9 +112,15 @@ def _narrow_dot(lhs, rhs, dims, out_sharding):
         return as_stored(lhs.astype(jnp.int8), rhs.astype(jnp.int8))
 
     def on_cpu(lhs, rhs):
-        return cpu.dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
+        return partitions.partition_dependent(lhs, rhs, one=fast_cpu, several=widened)
 
     def on_gpu(lhs, rhs):
+        return partitions.partition_dependent(lhs, rhs, one=padded, several=widened)
+
+    def fast_cpu(lhs, rhs):
+        return cpu.dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
+
+    def padded(lhs, rhs):
         return gpu.dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), dims)
 
     has_int4 = jnp.int4 in (lhs.dtype, rhs.dtype)
@@ -164,7 +165,7 @@ def integer_dot_in_float(
     dims: dn.DimensionNumbers,
     in_dtype: np.dtype,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: NamedSharding | None = None,
     largest: tuple[int | None, int | None] = (None, None),
 ) -> jax.Array:
     """Contracts stored integers as values of a float dtype, to float32.
@@ -189,7 +190,7 @@ def mixed_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: NamedSharding | None = None,
     *,
     out_dtype: np.dtype,
 ) -> jax.Array:
@@ -229,7 +230,7 @@ def _dot_of_digits(lhs, rhs, dims, order, out_sharding, out_dtype):
     axes = dims[0][0 if is_lhs else 1]
     stack, unit = digits.of_floats(floats, axes, 2 if is_half else 3)
     if order is not None and out_sharding is not None:
-        out_sharding = _before_permutation(out_sharding, order)
+        out_sharding = before_transposition(out_sharding, order)
     axis = batch if is_lhs else lhs_rank
     if out_sharding is not None:
         out_sharding = _with_new_axes(out_sharding, axis)
@@ -250,14 +251,14 @@ def float_dot(
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
-    out_sharding: jax.sharding.NamedSharding | None = None,
+    out_sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Contracts floats, summed in float32 or in what is wider."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
     lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     accumulator = jnp.promote_types(dtype, jnp.float32)
     if order is not None:
-        out_sharding = _before_permutation(out_sharding, order)
+        out_sharding = before_transposition(out_sharding, order)
 
     def dot(lhs, rhs):
         return plain.dot(lhs, rhs, dims, accumulator, out_sharding)

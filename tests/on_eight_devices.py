@@ -1,0 +1,349 @@
+"""Tests that need several devices, which `test_sharding.py` runs on simulated ones."""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, shard_map
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import aqtlite
+from aqtlite import config
+from aqtlite.lowering.partitions import partition_dependent
+from benchmarks import collectives, contestants
+from tests.common import MATMUL, nearest, normal
+
+X, W = normal((8, 16)), normal((16, 12), 1)
+G = normal((8, 12), 2)
+DOTS = {
+    name: aqtlite.make_dot_general(cfg)
+    for name, cfg in {
+        "float": None,
+        "int8": nearest(),
+        "int8_afresh": nearest(use_fwd_quant=False),
+        "weight_only": config.weight_only(),
+    }.items()
+}
+each_dot = pytest.mark.parametrize("dot", DOTS.values(), ids=DOTS)
+each_kind = pytest.mark.parametrize("dot", [DOTS["int8"], DOTS["weight_only"]])
+STOCHASTIC = aqtlite.make_dot_general(config.fully_quantized())
+
+
+def mesh_of(*types):
+    return jax.make_mesh((2, 4), ("d", "m"), axis_types=types)
+
+
+AUTO = mesh_of(AxisType.Auto, AxisType.Auto)
+EXPLICIT = mesh_of(AxisType.Explicit, AxisType.Explicit)
+MIXED = mesh_of(AxisType.Explicit, AxisType.Auto)
+
+
+def loss(dot, x, w, g=G):
+    return jnp.sum(dot(x, w, MATMUL) * g)
+
+
+def of_halves(function, *args):
+    """What a function of rows gives for either half of them."""
+    halves = [jax.tree.map(lambda x, i=i: jnp.split(x, 2)[i], args) for i in range(2)]
+    return [function(*half) for half in halves]
+
+
+def assert_equal(got, wanted):
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+# --- Inside shard_map --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+@each_dot
+def test_shard_map(dot, jit, check_vma):
+    mapped = shard_map(
+        lambda x, w: dot(x, w, MATMUL),
+        mesh=AUTO,
+        in_specs=(P("d"), P()),
+        out_specs=P("d"),
+        check_vma=check_vma,
+    )
+    got = (jax.jit(mapped) if jit else mapped)(X, W)
+    wanted = of_halves(jax.jit(lambda x: dot(x, W, MATMUL)), X)
+    assert_equal(got, jnp.concatenate(wanted))
+
+
+@pytest.mark.parametrize(
+    ("name", "jit"),
+    [*((name, True) for name in DOTS), ("int8", False), ("weight_only", False)],
+)
+def test_gradient_of_a_replicated_weight(name, jit):
+    """Summed over the devices that it was replicated on, around as inside."""
+    dot = DOTS[name]
+    own = jax.jit(jax.grad(functools.partial(loss, dot), (0, 1)))
+    (dx, dw), (other_dx, other_dw) = of_halves(lambda x, g: own(x, W, g), X, G)
+
+    def inside(x, w, g):
+        return jax.grad(functools.partial(loss, dot), (0, 1))(x, w, g)
+
+    specs = P("d"), P(), P("d")
+    mapped = shard_map(inside, mesh=AUTO, in_specs=specs, out_specs=specs[:2])
+    got = (jax.jit(mapped) if jit else mapped)(X, W, G)
+    assert_equal(got, (jnp.concatenate([dx, other_dx]), dw + other_dw))
+
+    def around(x, w):
+        one = shard_map(
+            lambda x, w, g: lax.psum(loss(dot, x, w, g), "d"),
+            mesh=AUTO,
+            in_specs=specs,
+            out_specs=P(),
+        )
+        return one(x, w, G)
+
+    grad = jax.grad(around, (0, 1))
+    assert_equal((jax.jit(grad) if jit else grad)(X, W), got)
+
+
+@each_kind
+def test_gradients_of_a_contraction_that_is_cut(dot):
+    """Each device contracts a part of the products, with scales of its own."""
+
+    def whole(x, w):
+        parts = shard_map(
+            lambda x, w: lax.psum(dot(x, w, MATMUL), "m"),
+            mesh=AUTO,
+            in_specs=(P("d", "m"), P("m")),
+            out_specs=P("d"),
+        )(x, w)
+        return jnp.sum(parts * G)
+
+    def in_parts(x, w):
+        xs, ws = jnp.split(x, 4, axis=1), jnp.split(w, 4)
+        return sum(loss(dot, x, w) for x, w in zip(xs, ws, strict=True))
+
+    for got, wanted in zip(
+        jax.jit(jax.grad(whole, (0, 1)))(X, W),
+        jax.jit(jax.grad(in_parts, (0, 1)))(X, W),
+        strict=True,
+    ):
+        # The scale of drhs is that of a half here, and of all rows there.
+        np.testing.assert_allclose(got, wanted, atol=0.02 * jnp.abs(wanted).max())
+
+
+@each_kind
+def test_vmap_inside_and_around(dot):
+    xs = normal((3, 8, 16), 4)
+    specs = {"mesh": AUTO, "in_specs": (P("d"), P()), "out_specs": P("d")}
+
+    def run(x, w):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(dot(x, w, MATMUL))))(x)
+
+    around = jax.vmap(shard_map(run, **specs), (0, None))
+    inside = shard_map(
+        jax.vmap(run, (0, None)),
+        mesh=AUTO,
+        in_specs=(P(None, "d"), P()),
+        out_specs=P(None, "d"),
+    )
+    alone = jax.jit(shard_map(run, **specs))
+    wanted = [alone(x, W) for x in xs]
+    for mapped in (jax.jit(around), jax.jit(inside)):
+        np.testing.assert_allclose(mapped(xs, W), jnp.stack(wanted), rtol=1e-5)
+
+
+@each_kind
+def test_scan_inside(dot):
+    layers = normal((3, 16, 16), 5)
+
+    def run(x, layers):
+        def layer(x, w):
+            return jnp.tanh(dot(x, w, MATMUL)), None
+
+        return jnp.sum(lax.scan(layer, x, layers)[0])
+
+    grad = jax.grad(run, (0, 1))
+    mapped = shard_map(grad, mesh=AUTO, in_specs=(P("d"), P()), out_specs=(P("d"), P()))
+    (dx, dw), (other_dx, other_dw) = of_halves(lambda x: jax.jit(grad)(x, layers), X)
+    got = jax.jit(mapped)(X, layers)
+    assert_equal(got, (jnp.concatenate([dx, other_dx]), dw + other_dw))
+
+
+@each_kind
+def test_some_axes_manual(dot):
+    """The others stay XLA's to partition."""
+    grad = jax.grad(functools.partial(loss, dot), (0, 1))
+    specs = P("d"), P(), P("d")
+    mapped = jax.jit(
+        shard_map(
+            grad, mesh=AUTO, in_specs=specs, out_specs=specs[:2], axis_names={"d"}
+        )
+    )
+    wanted = mapped(X, W, G)
+    by_column = jax.device_put(W, NamedSharding(AUTO, P(None, "m")))
+    got = mapped(X, by_column, G)
+    halves = of_halves(lambda x, g: jax.jit(grad)(x, W, g), X, G)
+    assert_equal(wanted[0], jnp.concatenate([dx for dx, _ in halves]))
+    for one, other in zip(got, wanted, strict=True):
+        # A float contraction may be summed in another order.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_stochastic_gradients_inside():
+    def mean(x, w):
+        out = STOCHASTIC(x, w, MATMUL)
+        return lax.pmean(jnp.sum(jnp.sin(out)), "d")
+
+    mapped = shard_map(
+        jax.grad(mean, 1), mesh=AUTO, in_specs=(P("d"), P()), out_specs=P()
+    )
+    exact = jax.grad(lambda w: jnp.sum(jnp.sin(X @ w)) / 2)(W)
+    for got in (mapped(X, W), jax.jit(mapped)(X, W)):
+        assert jnp.linalg.norm(got - exact) < 0.05 * jnp.linalg.norm(exact)
+
+
+# --- Shardings that are part of the type -------------------------------------------
+
+
+@pytest.mark.parametrize("mesh", [EXPLICIT, MIXED], ids=["explicit", "mixed"])
+@pytest.mark.parametrize("tiles", [None, 2])
+@pytest.mark.parametrize("use_fwd_quant", [True, False])
+def test_explicit_axes(mesh, tiles, use_fwd_quant):
+    """Gradients are sharded as their operands, and the same as on one device."""
+    local = tiles and config.LocalAqt(contraction_axis_shard_count=tiles)
+    cfg = config.update(
+        nearest(use_fwd_quant=use_fwd_quant),
+        {"dlhs.local_aqt": local, "drhs.local_aqt": local},
+    )
+    dot = aqtlite.make_dot_general(cfg)
+    grad = jax.jit(jax.grad(functools.partial(loss, dot), (0, 1)))
+    wanted = grad(X, W)
+    cases = [(P("d", None), P(None, None)), (P(None, None), P("d", None))]
+    if mesh is EXPLICIT:
+        cases += [(P("d", None), P(None, "m")), (P("d", "m"), P(None, None))]
+    with jax.set_mesh(mesh):
+        for specs in cases:
+            args = jax.device_put(
+                (X, W, G), tuple(NamedSharding(mesh, s) for s in (*specs, P("d")))
+            )
+            got = grad(*args[:2])
+            assert [jax.typeof(x).sharding.spec for x in got] == list(specs)
+            assert_equal(jax.device_get(got), jax.device_get(wanted))
+
+
+@pytest.mark.parametrize("spec", [P("d", None, None), P(None, "d", None)])
+def test_noise_of_sharded_sequences(spec):
+    x = normal((4, 8, 16), 6)
+    grad = jax.jit(
+        jax.grad(
+            lambda w, x: jnp.sum(jnp.sin(STOCHASTIC(x, w, (((2,), (0,)), ((), ())))))
+        )
+    )
+    wanted = grad(W, x)
+    with jax.set_mesh(EXPLICIT):
+        w = jax.device_put(W, NamedSharding(EXPLICIT, P(None, "m")))
+        got = grad(w, jax.device_put(x, NamedSharding(EXPLICIT, spec)))
+    assert_equal(jax.device_get(got), jax.device_get(wanted))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_einsum_with_an_out_sharding(named):
+    x = normal((4, 8, 16), 6)
+    spec = P("m", None, "d")
+    out_sharding = NamedSharding(EXPLICIT, spec) if named else spec
+    with jax.set_mesh(EXPLICIT):
+        args = (
+            jax.device_put(x, NamedSharding(EXPLICIT, P("d", None, "m"))),
+            jax.device_put(W, NamedSharding(EXPLICIT, P("m"))),
+        )
+        for cfg in (None, nearest()):
+            einsum = functools.partial(aqtlite.einsum, "btk,kn->ntb", cfg=cfg)
+            out = einsum(*args, out_sharding=out_sharding)
+            assert jax.typeof(out).sharding.spec == spec
+            np.testing.assert_allclose(
+                jax.device_get(out), einsum(x, W), rtol=1e-5, atol=1e-5
+            )
+
+
+# --- Which form is chosen ----------------------------------------------------------
+
+
+def form(x):
+    """0 where arrays are whole, 1 where XLA partitions them."""
+    return partition_dependent(
+        x, one=lambda x: jnp.zeros(x.shape), several=lambda x: jnp.ones(x.shape)
+    )
+
+
+@pytest.mark.parametrize("map_", [lambda f: f, jax.vmap], ids=["alone", "vmap"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_form_by_partitions(map_, jit):
+    mapped = map_(form)
+    rows = NamedSharding(AUTO, P("d"))
+    assert_equal(jit(mapped)(X), 0 * X)
+    assert_equal(jit(mapped)(jax.device_put(X, rows)), 0 * X + 1)
+    specs = {"mesh": AUTO, "in_specs": P("d"), "out_specs": P("d")}
+    assert_equal(jit(shard_map(mapped, **specs))(X), 0 * X)
+    some = shard_map(mapped, axis_names={"d"}, **specs)
+    assert_equal(jax.jit(some)(X), 0 * X + 1)
+
+
+# --- What devices exchange ---------------------------------------------------------
+
+SIZES = collectives.Sizes(width=64, hidden=128, sequences=8, length=16, rows=64)
+
+
+@pytest.mark.parametrize("strategy", collectives.STRATEGIES, ids=lambda s: s.name)
+def test_collectives_of_a_training_step(strategy):
+    """As many and as large as the better peer's, and the seed of the noise."""
+    measured = {
+        one.name: collectives.train(one, strategy, SIZES)
+        for one in contestants.select(collectives.NAMES)
+    }
+    counts, sizes = (
+        {
+            name: sum(getattr(x, what) for x in found)
+            for name, (found, _) in measured.items()
+        }
+        for what in ("times", "bytes")
+    )
+    peers = contestants.AQTP, contestants.QWIX_STOCHASTIC
+    assert counts[contestants.AQTLITE] <= min(counts[name] for name in peers) + 1
+    seeds = 2 * 4 * max(SIZES.hidden, SIZES.width)
+    assert sizes[contestants.AQTLITE] <= min(sizes[name] for name in peers) + seeds
+    _, from_one_device = measured[contestants.AQTLITE]
+    assert from_one_device() == 0
+
+
+def test_collectives_of_serving():
+    """None that float serving lacks but the largest magnitude of each row."""
+    (plain, _), (frozen, off) = (
+        collectives.serve(*how, SIZES) for how in collectives.served().values()
+    )
+    rows = collectives.SERVING_ROWS
+    large = [one for one in frozen if one.bytes > 4 * rows]
+    assert [(x.kind, x.bytes) for x in large] == [(x.kind, x.bytes) for x in plain]
+    assert len(frozen) <= len(plain) + 1
+    assert off == 0
+
+
+@pytest.mark.parametrize("how", ["in_shardings", "committed", "set_mesh", "constraint"])
+def test_however_shardings_are_given(how):
+    """Tracing does not see all of these; the form is chosen without."""
+
+    def cut(x):
+        return lax.with_sharding_constraint(x, NamedSharding(AUTO, P(("d", "m"))))
+
+    def gradient(x, w):
+        x = cut(x) if how == "constraint" else x
+        return jax.grad(functools.partial(loss, DOTS["int8"]), 1)(x, w)
+
+    rows, whole = NamedSharding(AUTO, P(("d", "m"))), NamedSharding(AUTO, P())
+    is_asked = how == "in_shardings"
+    jitted = jax.jit(gradient, in_shardings=(rows, whole)) if is_asked else gradient
+    x = jax.device_put(X, rows) if how in ("committed", "set_mesh") else X
+    with jax.set_mesh(AUTO) if how == "set_mesh" else contextlib.nullcontext():
+        compiled = jax.jit(jitted).lower(x, W).compile()
+    found = collectives.count(compiled.as_text())
+    assert {one.kind for one in found} == {"all-reduce"}
