@@ -11,21 +11,19 @@ derivatives exist.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, exact, lowering, noise, quantizer, tiles
+from aqtlite import config, exact, lowering, operands, quantizer, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
 from aqtlite.sharding import explicit_sharding, is_manual, sharded_like, vary_together
 
 _FLOAT = config.DotGeneralRaw()
-
-Operand = jax.Array | QTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +48,8 @@ class Call:
 
 def quantize_and_contract(
     call: Call,
-    lhs: Operand,
-    rhs: Operand,
+    lhs: operands.Operand,
+    rhs: operands.Operand,
     seed: jax.Array | None,
     forward_scales: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
@@ -71,94 +69,30 @@ def quantize_and_contract(
     (lhs_ca, rhs_ca), _ = call.dims
     lhs, rhs = vary_together((lhs, rhs))
     fixed_lhs, fixed_rhs = lax.stop_gradient((lhs, rhs))
-    noise_of = _Noise(seed, lax.stop_gradient(forward_scales), call.salt)
+    noise_of = operands.Noise(seed, lax.stop_gradient(forward_scales), call.salt)
     lhs_path, rhs_path = f"{call.path}.lhs", f"{call.path}.rhs"
-    lhs_q = quantize_operand(fixed_lhs, call.fwd.lhs, lhs_ca, lhs_path, noise_of)
-    rhs_q = quantize_operand(fixed_rhs, call.fwd.rhs, rhs_ca, rhs_path)
+    lhs_q = operands.quantize(fixed_lhs, call.fwd.lhs, lhs_ca, lhs_path, noise_of)
+    rhs_q = operands.quantize(fixed_rhs, call.fwd.rhs, rhs_ca, rhs_path)
     sums = _sum_products(call, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(call, sums, lhs, rhs, lhs_q, rhs_q, seed)
 
 
-class _Noise(NamedTuple):
-    """What seeds the noise of one operand."""
-
-    seed: jax.Array | None
-    forward_scales: tuple[jax.Array, ...]
-    salt: int
-
-    def of_channels(self, bound: jax.Array) -> jax.Array:
-        """The seed of each channel of an operand with these bounds."""
-        seed = self.seed
-        if seed is None:
-            local = [
-                scale
-                for scale in self.forward_scales
-                if all(map(_is_broadcast, scale.shape, bound.shape))
-            ]
-            seed = noise.seed_from_bounds(bound, *local)
-        return noise.fold_in(seed, self.salt)
-
-
-_NO_NOISE = _Noise(None, (), 0)
-
-
-def _is_broadcast(size: int, wanted: int) -> bool:
-    """Whether an axis of this size, which may be symbolic, broadcasts to another."""
-    return size in (1, wanted)
-
-
-def quantize_operand(
-    x: Operand,
-    tensor: config.Tensor,
-    contracting: dn.Axes,
-    path: str,
-    noise_of: _Noise = _NO_NOISE,
-) -> QTensor | None:
-    """The integers of one operand, or None if it stays in floating point."""
-    if isinstance(x, QTensor):
-        _check_scale(x.scale.shape, tensor, contracting, path)
-        return x
-    if not tensor.is_quantized:
-        return None
-    bound, scale = quantizer.calibrate(x, tensor, contracting, path)
-    _check_scale(scale.shape, tensor, contracting, path)
-    seed = noise_of.of_channels(bound) if tensor.needs_noise else None
-    q = quantizer.round_to_grid(x, scale, tensor, seed)
-    return dataclasses.replace(q, scale=exact.materialized(scale))
-
-
-def _check_scale(
-    scale_shape: tuple[int, ...],
-    tensor: config.Tensor,
-    contracting: dn.Axes,
-    path: str,
-) -> None:
-    varying = [axis for axis in contracting if scale_shape[axis] != 1]
-    if varying and not tensor.use_fake_quant:
-        raise ValueError(
-            f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
-            f"shape {scale_shape} that varies along the contracting axes {varying}: "
-            "it cannot be taken out of the sum. Share the scale along them too, or "
-            f"set {path}.use_fake_quant=True"
-        )
-
-
 def _sum_products(
     call: Call,
-    lhs: Operand,
-    rhs: Operand,
+    lhs: operands.Operand,
+    rhs: operands.Operand,
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
 ) -> jax.Array:
     """The bare dot, of integers where there are any."""
     raw = call.fwd
-    lhs_in = _dot_input(lhs, lhs_q, raw.lhs, raw.dg_in_dtype)
-    rhs_in = _dot_input(rhs, rhs_q, raw.rhs, raw.dg_in_dtype)
+    lhs_in = operands.dot_input(lhs, lhs_q, raw.lhs, raw.dg_in_dtype)
+    rhs_in = operands.dot_input(rhs, rhs_q, raw.rhs, raw.dg_in_dtype)
     result = call.order, call.out_sharding
     integers = [jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs_in, rhs_in)]
-    largest = _largest_stored(raw.lhs), _largest_stored(raw.rhs)
+    largest = operands.largest_stored(raw.lhs), operands.largest_stored(raw.rhs)
     if not any(integers):
         sums = lowering.float_dot(lhs_in, rhs_in, call.dims, *result)
     elif not all(integers):
@@ -176,30 +110,12 @@ def _sum_products(
     return sums.astype(accumulator) if is_float else sums
 
 
-def _largest_stored(tensor: config.Tensor) -> int | None:
-    return tensor.grid.largest_stored if tensor.is_quantized else None
-
-
-def _dot_input(
-    x: Operand, q: QTensor | None, tensor: config.Tensor, in_dtype: np.dtype | None
-) -> jax.Array:
-    if q is not None and not tensor.use_fake_quant:
-        return q.qvalue
-    if q is not None:
-        # Given or made here, it is contracted as the same array.
-        wide = dataclasses.replace(q, dtype=_wide_dtype(q.dtype))
-        values = exact.materialized(wide.dequant())
-    else:
-        values = jnp.asarray(x)
-    return values if in_dtype is None else values.astype(in_dtype)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _straight_through(
     call: Call,
     sums: jax.Array,
-    lhs: Operand,
-    rhs: Operand,
+    lhs: operands.Operand,
+    rhs: operands.Operand,
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
     seed: jax.Array | None,
@@ -384,7 +300,7 @@ def _backward(
         can_move = _moves_onto_gradient(other.scale, dims)
         if can_move and raw.lhs.is_quantized:
             moved = dn.rhs_scale_to_lhs(other.scale, dims, g.ndim)
-            g = (exact.float32(g) * moved).astype(_wide_dtype(g.dtype))
+            g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = QTensor(other.qvalue, unit, other.dtype)
             taken = config.Tensor(
@@ -430,7 +346,3 @@ def _moves_onto_gradient(scale: jax.Array, dims: dn.DimensionNumbers) -> bool:
     (_, other_ca), (_, other_ba) = dims
     remaining = dn.remaining_axes(scale.ndim, other_ca, other_ba)
     return all(scale.shape[axis] == 1 for axis in remaining)
-
-
-def _wide_dtype(dtype: np.dtype) -> np.dtype:
-    return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, contraction, noise, quantizer
+from aqtlite import config, contraction, noise, operands, quantizer
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
 
@@ -196,6 +196,6 @@ def quantize_operands(
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     (lhs_ca, rhs_ca), _ = dims
     return (
-        contraction.quantize_operand(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs"),
-        contraction.quantize_operand(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs"),
+        operands.quantize(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs"),
+        operands.quantize(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs"),
     )
