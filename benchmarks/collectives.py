@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         size = sum(one.bytes for one in collectives) / 2**20
         kinds = describe(collectives)
         lines.append(
-            f"| {strategy} | {name} | {times} | {size:.2f} | {kinds} | {off:.1e} |"
+            f"| {strategy} | {name} | {times} | {size:.3f} | {kinds} | {off:.1e} |"
         )
     for line in lines:
         tables.console().print(line, soft_wrap=True)
