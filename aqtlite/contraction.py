@@ -11,6 +11,7 @@ derivatives exist.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -122,21 +123,18 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del seed  # for the backward pass
-    out = sums
-    is_scaled = [
-        q is not None and not tensor.use_fake_quant
-        for q, tensor in ((lhs_q, call.fwd.lhs), (rhs_q, call.fwd.rhs))
-    ]
-    if any(is_scaled):
-        out = out.astype(jnp.float32)
     # That of rhs, mostly weights, goes first: integers times the scale of a large lhs
     # would overflow where the result does not.
-    if rhs_q is not None and is_scaled[1]:
-        scale = dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim)
-        out = out * _laid_out(scale, call)
-    if lhs_q is not None and is_scaled[0]:
-        scale = dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim)
-        out = out * _laid_out(scale, call)
+    scales = []
+    if rhs_q is not None and not call.fwd.rhs.use_fake_quant:
+        scales.append(dn.rhs_scale_to_output(rhs_q.scale, call.dims, lhs.ndim))
+    if lhs_q is not None and not call.fwd.lhs.use_fake_quant:
+        scales.append(dn.lhs_scale_to_output(lhs_q.scale, call.dims, rhs.ndim))
+    out = sums
+    if scales:
+        *first, last = (_laid_out(scale, call) for scale in scales)
+        out = math.prod(first, start=out.astype(jnp.float32))
+        out = exact.product(out, last)
     return out.astype(call.out_dtype)
 
 

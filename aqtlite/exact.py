@@ -22,6 +22,22 @@ def opaque(x: jax.Array) -> jax.Array:
     return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
 
 
+def product(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """``x * scale`` as a number of its own, rounded before anything is added to it.
+
+    LLVM contracts a product and a sum (of a bias, a skip connection, the terms of a
+    LayerNorm) into one rounding wherever it finds them in one loop, and looks through a
+    clamp to the infinities. The sign of a scale, which is always 0, it does not know.
+
+    Args:
+        x: float32.
+        scale: float32 that broadcasts to x, positive or NaN.
+    """
+    words = lax.bitcast_convert_type(x * scale, jnp.uint32)
+    zero = lax.bitcast_convert_type(scale, jnp.uint32) >> 31
+    return lax.bitcast_convert_type(words | zero, jnp.float32)
+
+
 @jax.jit
 def materialized(x: jax.Array) -> jax.Array:
     """x itself, which a compiler computes in full before anything that reads it.

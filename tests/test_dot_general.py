@@ -304,3 +304,20 @@ def test_gradients_with_debug_nans():
     with jax.debug_nans(True):
         got = jax.grad(lambda x: dot(x, x.T, (((1,), (0,)), ((), ()))).sum())(x)
     assert got.shape == x.shape
+
+
+@pytest.mark.parametrize("preset", [config.fully_quantized(), config.weight_only()])
+def test_a_sum_behind_the_contraction_is_rounded_on_its_own(preset):
+    """Not in one step with the scale, wherever the compiler finds both in one loop."""
+    dot = aqtlite.make_dot_general(preset)
+    x, w, bias = normal((33, 64)), normal((64, 48), 1), normal((48,), 2)
+    fused = jax.jit(lambda x, w, bias: dot(x, w, MATMUL) + bias)(x, w, bias)
+    alone = jax.jit(lambda x, w: dot(x, w, MATMUL))(x, w)
+    np.testing.assert_array_equal(fused, np.asarray(alone) + np.asarray(bias))
+
+
+@pytest.mark.parametrize("magnitude", [1e34, 3e36, 1e38])
+def test_a_large_lhs_does_not_overflow(magnitude):
+    dot = aqtlite.make_dot_general(config.fully_quantized())
+    out = dot(jnp.full((2, 4), magnitude / 4), jnp.ones((4, 2)), MATMUL)
+    np.testing.assert_allclose(out, magnitude, rtol=0.01)

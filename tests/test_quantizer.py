@@ -215,3 +215,13 @@ def test_vmap():
 def test_refuses(args, error, match):
     with pytest.raises(error, match=match):
         aqtlite.quantize(*args)
+
+
+@pytest.mark.parametrize("po2_scale", [False, True])
+@pytest.mark.parametrize("bits", [1, 2, 3])
+def test_scales_whose_reciprocal_is_subnormal(bits, po2_scale):
+    """On grids of few bits the scale of large values is itself as large."""
+    x = jnp.array([1.0, -1.0, 0.9, -0.9]) * 3e38
+    q = aqtlite.quantize(x, tensor(bits, po2_scale=po2_scale), 0)
+    assert np.sign(q.qvalue).tolist() == [1, -1, 1, -1]
+    assert np.all(np.isfinite(q.scale))
