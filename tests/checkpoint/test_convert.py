@@ -110,8 +110,8 @@ def test_orbax_reads_the_target(tmp_path):
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.restore(tmp_path / "out")
-    wanted = convert(model, variables, X)["aqt"]["Dense_0"]["AqtContraction_0"]["rhs"]
-    found = tree["aqt"]["Dense_0"]["AqtContraction_0"]["rhs"]
+    wanted = convert(model, variables, X)["aqt"]["Dense_0"]["kernel"]["rhs"]
+    found = tree["aqt"]["Dense_0"]["kernel"]["rhs"]
     np.testing.assert_array_equal(found["qvalue"], wanted.qvalue)
     np.testing.assert_array_equal(found["scale"], wanted.scale)
 
@@ -177,7 +177,7 @@ def test_size_and_signal_to_noise(tmp_path):
     (row,) = report.weights
     assert row.grid == "int8" and row.scales == 512 and row.shape == (512, 512)
     kernel = init(model, x)["params"]["kernel"]
-    frozen = checkpoint.load_serving(tmp_path / "out")["aqt"]["AqtContraction_0"]
+    frozen = checkpoint.load_serving(tmp_path / "out")["aqt"]["kernel"]
     noise = kernel - frozen["rhs"].dequant()
     decibels = 10 * np.log10(np.sum(kernel**2) / np.sum(noise**2))
     assert row.decibels == pytest.approx(decibels, abs=0.01)

@@ -100,10 +100,9 @@ def test_a_crash_while_replacing(name, tmp_path, monkeypatch):
             except Crash:
                 if target.exists():
                     stored = checkpoint.load_serving(target)
-                    kernel = stored["aqt"]["Dense_0"]["AqtContraction_0"]["rhs"]
+                    kernel = stored["aqt"]["Dense_0"]["kernel"]["rhs"]
                     is_new = (
-                        kernel.qvalue
-                        == new["aqt"]["Dense_0"]["AqtContraction_0"]["rhs"].qvalue
+                        kernel.qvalue == new["aqt"]["Dense_0"]["kernel"]["rhs"].qvalue
                     ).all()
                     assert_same(stored, new if is_new else old)
                 else:

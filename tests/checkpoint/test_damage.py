@@ -51,7 +51,7 @@ def test_nonfinite(bad, name, dtype, tmp_path):
     if name == "bias":
         assert_same(loaded["params"]["Dense_1"]["bias"], layer["bias"])
     else:
-        frozen = loaded["aqt"]["Dense_1"]["AqtContraction_0"]["rhs"]
+        frozen = loaded["aqt"]["Dense_1"]["kernel"]["rhs"]
         assert not np.isfinite(frozen.scale.ravel()[3])
 
 

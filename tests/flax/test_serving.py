@@ -54,7 +54,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_instance_in_layers_of_one_shape(name):
     serving = check_served(models.MlpBlock(CONFIGS[name]), X, frozen=3)
-    kernels = [node["AqtContraction_0"]["rhs"] for node in serving["aqt"].values()]
+    kernels = [node["kernel"]["rhs"] for node in serving["aqt"].values()]
     assert len(kernels) == 3
     assert not (kernels[0].qvalue == kernels[1].qvalue).all()
 
