@@ -112,9 +112,9 @@ def decide(
     frozen: _Frozen = []
     refusals: _Refusals = {}
     for i, one in enumerate(discoveries):
-        keys, refused = discovery.weights(one.operands.values())
+        keys, not_weights = discovery.weights(one.operands.values())
         frozen.append(keys)
-        refusals.update({(i, key): refusal for key, refusal in refused.items()})
+        refusals.update({(i, key): why for key, why in not_weights.items()})
     sizes = [leaf.size for leaf in jax.tree.leaves(variables["params"])]
     records = [
         recording.record_weights(model, variables, call, keys) if keys else []

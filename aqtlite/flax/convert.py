@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import core as flax_core
 from flax import linen as nn
 from jax.extend import core
@@ -67,6 +66,7 @@ def convert(
             model has no quantized contraction, if `frozen_operands` names an operand
             that depends on the inputs; with `strict`, if a weight stays in float.
 
+    >>> import jax.numpy as jnp
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral
     >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))

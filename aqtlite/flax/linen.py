@@ -5,7 +5,6 @@ import functools
 from typing import Any, Literal
 
 import jax
-from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, dot_general
@@ -130,9 +129,8 @@ class AqtDotGeneral:
             )
             lhs, rhs = self._operands(contraction, scope)
             needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
-            if key is None and scope is not None and needs_noise:
-                if scope.has_rng(site.COLLECTION):
-                    key = scope.make_rng(site.COLLECTION)
+            if key is None and needs_noise and scope is not None:
+                key = _rng(scope)
         return dot(
             lhs,
             rhs,
@@ -174,6 +172,11 @@ class AqtDotGeneral:
                 f"variables have no collection '{site.COLLECTION}'; convert them first"
             )
         return plain
+
+
+def _rng(scope: Scope) -> jax.Array | None:
+    """A key from the stream "aqt", if there is one."""
+    return scope.make_rng(site.COLLECTION) if scope.has_rng(site.COLLECTION) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,9 @@ LARGEST_LITERAL = 2**16
 """Elements of a literal that varies along more than one axis."""
 
 _EXPONENTS = 21
-_CODES = 2 * 128 * _EXPONENTS
+_MANTISSAS = 64
+_CODES = 2 * _MANTISSAS * _EXPONENTS
+_PIECE = 1013
 
 
 @functools.partial(
@@ -33,8 +35,9 @@ class FrozenKernel(nn.meta.AxisMetadata):
     which parameter, transposed, sliced or scaled in which way, a contraction was given
     (`aqtlite.flax.identity`); NaN shows wherever somebody else reads it.
 
-    The values are a small literal, broadcast along the other axes. What a contraction
-    reads of that XLA folds to constants: nothing of it is left in a compiled program.
+    The values are small literals, broadcast along the other axes and joined. What a
+    contraction reads of them XLA folds to constants: nothing is left of them in a
+    compiled program.
     """
 
     shape: tuple[int, ...]
@@ -51,16 +54,37 @@ class FrozenKernel(nn.meta.AxisMetadata):
 
     def unbox(self) -> jax.Array:
         strides = _strides(self.shape, self._sliced())
-        axes = tuple(axis for axis, stride in enumerate(strides) if stride)
-        values = _literal(
-            self.number,
-            tuple(self.shape[axis] for axis in axes),
-            tuple(strides[axis] for axis in axes),
-        )
+        steady = [
+            axis for axis, size in enumerate(self.shape) if size > 1 > strides[axis]
+        ]
         with jax.debug_nans(False):
-            return lax.broadcast_in_dim(
-                jnp.asarray(values.astype(self.dtype)), self.shape, axes
+            return self._pieces(self.shape, strides, steady[-2:], 0)
+
+    def _pieces(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int], at: int
+    ) -> jax.Array:
+        """Joins other numbers for the first index along an axis, and for the rest.
+
+        So that an axis along which the literal does not vary has a beginning, too.
+        """
+        if not axes:
+            varied = tuple(axis for axis, stride in enumerate(strides) if stride)
+            values = _literal(
+                self.number + at * _PIECE,
+                tuple(shape[axis] for axis in varied),
+                tuple(strides[axis] for axis in varied),
             )
+            literal = jnp.asarray(values.astype(self.dtype))
+            return lax.broadcast_in_dim(literal, shape, varied)
+        axis, *others = axes
+        sizes = 1, shape[axis] - 1
+        pieces = [
+            self._pieces(
+                (*shape[:axis], size, *shape[axis + 1 :]), strides, others, 2 * at + i
+            )
+            for i, size in enumerate(sizes)
+        ]
+        return lax.concatenate(pieces, axis)
 
     def _sliced(self) -> tuple[bool, ...]:
         return self.sliced or (False,) * len(self.shape)
@@ -167,12 +191,12 @@ def _literal(
 ) -> np.ndarray:
     """Numbers at the multiples of the strides, NaN elsewhere.
 
-    A number has seven bits of mantissa, exact in bfloat16 and float16 too. The first
-    one tells 5376 parameters apart.
+    Any two differ by at least 2^-7 of the smaller, and all are exact in bfloat16 and
+    float16 too. The first one tells 2,688 parameters apart.
     """
     position = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
     code = (number + position * 2654435761) % _CODES
-    mantissa, rest = 1 + (code % 128) / 128, code // 128
+    mantissa, rest = 1 + (code % _MANTISSAS) / _MANTISSAS, code // _MANTISSAS
     values = np.ldexp(mantissa, rest // 2 % _EXPONENTS - 10) * (1 - 2 * (rest % 2))
     for axis, stride in enumerate(strides):
         index = np.arange(sizes[axis]).reshape(-1, *(1,) * (len(sizes) - axis - 1))

@@ -107,10 +107,29 @@ def _equation(
     body = called_body(eqn)
     if body is not None:
         return _walk(body.jaxpr, inputs, visit)
+    _visit_inside(eqn, inputs, visit)
+    return [_NOTHING.union(*inputs)] * len(eqn.outvars)
+
+
+def _visit_inside(eqn: Any, inputs: list[Dependencies], visit: _Visit) -> None:
+    """Visits the marks in branches and loops."""
+
+    def opaque(mark: str, dependencies: Dependencies, is_opaque: bool) -> Dependencies:
+        del is_opaque
+        return visit(mark, dependencies, True)
+
     everything = _NOTHING.union(*inputs)
-    for mark in _marks_inside(eqn):
-        visit(mark, everything, True)
-    return [everything] * len(eqn.outvars)
+    if eqn.primitive is primitives.cond_p:
+        for branch in eqn.params["branches"]:
+            _walk(branch.jaxpr, inputs[1:], opaque)
+    elif eqn.primitive is primitives.while_p:
+        body, first = eqn.params["body_jaxpr"].jaxpr, eqn.params["cond_nconsts"]
+        consts = inputs[first : first + eqn.params["body_nconsts"]]
+        carry = [everything] * (len(body.invars) - len(consts))
+        _walk(body, [*consts, *carry], opaque)
+    else:
+        for mark in _marks_inside(eqn):
+            visit(mark, everything, True)
 
 
 def _marks_inside(eqn: Any) -> Iterator[str]:

@@ -80,7 +80,7 @@ class ConversionReport:
             name = f"others ({len(others)})"
             rows.append((name, before, before, f"in float, {_NOT_CONTRACTED}"))
         rows.append(("total", self.bytes_before, self.bytes_after, ""))
-        width = max(len(row[0]) for row in (*rows, ("parameter",)))
+        width = max(len("parameter"), *(len(name) for name, _, _, _ in rows))
         lines = [f"{'parameter':{width}}  {'before':>10}    {'after':>10}"]
         for name, before, after, outcome in rows:
             line = f"{name:{width}}  {before:>8,} B    {after:>8,} B  {outcome}"
@@ -108,7 +108,7 @@ def report_of(
     """
     leaves = jax.tree.leaves(variables["params"])
     frozen_bytes = [0] * len(leaves)
-    read_elsewhere = set()
+    read_elsewhere: set[int] = set()
     for entry, stored in zip(decision.entries, made, strict=True):
         frozen_bytes[min(entry.record.params)] += sum(
             leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stored)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -121,12 +122,12 @@ def _concrete(
     for weight in candidates:
         if _matches(weight, x):
             return weight.entry[operand.side]
-    name = site.frozen_parameter(scope, x)
-    if (candidates or name) and np.isnan(np.asarray(x, np.float32)).any():
-        made_of = repr(name) if name else "frozen parameters"
+    parameter = site.frozen_parameter(scope, x)
+    if (candidates or parameter) and np.isnan(np.asarray(x, np.float32)).any():
+        made_of = repr(parameter) if parameter else "frozen parameters"
         converted = ", ".join(
-            f"{w.name} ({w.site.operand}, contracting axes {w.site.operand.contracting})"
-            for w in site.frozen_weights(scope)
+            f"{name} ({one.operand}, contracting axes {one.operand.contracting})"
+            for name, one, _ in site.frozen_weights(scope)
         )
         raise ValueError(
             f"the {operand} of a contraction of axes {operand.contracting} in "
@@ -154,31 +155,41 @@ def _traced(
     fixed = lax.stop_gradient(x)
     found = [_matches(weight, fixed) for weight in candidates]
     choices = [weight.entry[operand.side] for weight in candidates]
-    if any(w.site.beside_floats for w in candidates) or site.has_float_parameter(
-        scope, int(np.prod(operand.shape))
-    ):
-        chosen = _switch(
-            found,
-            [lambda c=choice: c for choice in choices],
-            lambda: recording.quantize(cfg, operand, fixed),
-        )
-        scale = chosen.scale
+    right = functools.reduce(jnp.logical_or, found)
+    if _may_be_float(scope, candidates, operand):
+        chosen = _first(found, choices, lambda: recording.quantize(cfg, operand, fixed))
+        right |= ~identity.has_nan(fixed)
     else:
-        chosen = _switch(
-            found[:-1], [lambda c=choice: c for choice in choices], lambda: choices[-1]
-        )
-        is_any = functools.reduce(jnp.logical_or, found)
-        scale = jnp.where(is_any, chosen.scale, jnp.float32(jnp.nan))
+        chosen = _first(found[:-1], choices, lambda: choices[-1])
+    scale = jnp.where(right, chosen.scale, jnp.float32(jnp.nan))
     names = ", ".join(weight.name for weight in candidates)
     scale = _without_gradient(f"{names} of {site.describe(scope)}", scale, x)
     return dataclasses.replace(chosen, scale=scale)
 
 
-def _switch(found, choices, otherwise):
-    result = otherwise
-    for is_it, choice in zip(reversed(found), reversed(choices[: len(found)])):
-        result = functools.partial(lax.cond, is_it, choice, result)
-    return result()
+def _may_be_float(scope: Scope, candidates: Sequence[Frozen], operand: Operand) -> bool:
+    """Whether an operand may be something else than the frozen weights like it."""
+    if any(weight.site.identity is None for weight in candidates):
+        # Then no other operand is like it, and the float parameter is its own.
+        return False
+    return any(weight.site.beside_floats for weight in candidates) or (
+        site.has_float_parameter(scope, math.prod(operand.shape))
+    )
+
+
+def _first(
+    found: Sequence[jax.Array],
+    choices: Sequence[QTensor],
+    otherwise: Callable[[], QTensor],
+) -> QTensor:
+    """The choice whose condition is true."""
+    if not found:
+        return otherwise()
+    return lax.cond(
+        found[0],
+        lambda: choices[0],
+        lambda: _first(found[1:], choices[1:], otherwise),
+    )
 
 
 def _matches(weight: Frozen, x: jax.Array) -> jax.Array:

@@ -5,8 +5,10 @@ object that was called: one `AqtDotGeneral` may serve many layers, and each of t
 has a scope of its own.
 """
 
+import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -94,10 +96,9 @@ class AqtContraction(nn.Module):
         # public way to the module that is running: should Flax come to check first,
         # `find_caller` returns None, nothing is frozen, and the tests of this file
         # fail.
-        try:
+        refusals = errors.AssignSubModuleError, errors.NameInUseError
+        with contextlib.suppress(*refusals):
             super().__post_init__()
-        except (errors.AssignSubModuleError, errors.NameInUseError):
-            pass
 
 
 class Caller(NamedTuple):
@@ -145,9 +146,8 @@ def has_float_parameter(scope: Scope, size: int) -> bool:
 def frozen_parameter(scope: Scope, x: Any) -> str | None:
     """The name of a frozen parameter of a module that an operand may be made of."""
     for name, value in scope.variables().get("params", {}).items():
-        if isinstance(value, FrozenKernel):
-            if int(np.prod(value.shape)) == int(np.prod(x.shape)):
-                return name
+        if isinstance(value, FrozenKernel) and math.prod(value.shape) == x.size:
+            return name
     return None
 
 
