@@ -82,6 +82,11 @@ def convert(
         calls = [Call(*args, **kwargs)]
     elif args or kwargs:
         raise TypeError("convert takes either a call's arguments or calls=, not both")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "
+            "modules cannot be converted"
+        )
     variables = checked(variables)
     decision = conversion.decide(model, variables, calls, lambda path, inputs: False)
     made = _freeze(decision.entries, variables["params"])

@@ -116,6 +116,8 @@ def _obstacle(contraction: Contraction) -> str | None:
             "contracted inside a jax.jit, jax.vmap or another transformation of the "
             "module's own (jnp.einsum is one), which no variables can leave"
         )
+    if any(cls.__module__.startswith("flax.nnx") for cls in type(caller.module).mro()):
+        return "contracted inside an NNX module (nnx.bridge.to_linen)"
     if not caller.scope.is_mutable_collection(COLLECTION):
         return (
             f"the collection '{COLLECTION}' is not lifted here. In nn.scan or nn.vmap "

@@ -115,6 +115,18 @@ class FrozenKernel(nn.meta.AxisMetadata):
             removed=removed,
         )
 
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """Refuses to become an `nnx.Variable`.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a parameter of shape {self.shape} is frozen, and serving variables have "
+            "no counterpart in NNX: serve them with the Linen model that was "
+            "converted, or bridge the float variables"
+        )
+
     def get_partition_spec(self) -> "FrozenKernel":
         """No leaves here, none in the tree of specs."""
         return self

@@ -105,6 +105,7 @@ class Caller(NamedTuple):
     """The module that made a call."""
 
     scope: Scope
+    module: nn.Module
     is_inside: bool
     """Whether variables can leave: not inside a `jax.jit` or another transformation of
     its own that Flax does not know, such as the one in `jnp.einsum`."""
@@ -116,7 +117,7 @@ def find_caller() -> Caller | None:
     if not isinstance(module, nn.Module) or module.scope is None:
         return None
     inside = module.scope.trace_level == tracers.current_trace()
-    return Caller(module.scope, inside)
+    return Caller(module.scope, module, inside)
 
 
 def frozen_weights(scope: Scope) -> list[Frozen]:
