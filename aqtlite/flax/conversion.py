@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
-from jax.extend import core
 
-from aqtlite.flax import discovery, identity, program, recording
+from aqtlite.flax import discovery, identity, recording
 from aqtlite.flax.discovery import Discovery, Refusal
 from aqtlite.flax.observing import Key
 from aqtlite.flax.placeholder import FrozenKernel, sliced_axes
@@ -40,20 +39,15 @@ class Entry:
     record: Record
     """One of those that it was found by."""
 
-    def program(self, *more: int) -> tuple[core.ClosedJaxpr, list[int]]:
-        """What makes its leaves, and the leaves of "params" that it takes.
-
-        Args:
-            *more: further outputs of the record's trace.
-        """
-        wanted = [*jax.tree.leaves(self._outputs()), *more]
-        return program.cut(self.record.trace.program, wanted)
+    def outputs(self) -> list[int]:
+        """The outputs of the record's trace that are its leaves."""
+        return jax.tree.leaves(self._outputs())
 
     def unflatten(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """What lies in the collection "aqt": the site, the integers, ...
 
         Args:
-            leaves: what the program of the entry makes.
+            leaves: of the entry, as its `outputs`.
         """
         treedef = jax.tree.structure(self._outputs())
         return {"site": self.site, **jax.tree.unflatten(treedef, leaves)}

@@ -8,7 +8,7 @@ from flax import core as flax_core
 from flax import linen as nn
 from jax.extend import core
 
-from aqtlite.flax import conversion, partitioning
+from aqtlite.flax import conversion, partitioning, program
 from aqtlite.flax import report as report_lib
 from aqtlite.flax.conversion import Decision, Entry
 from aqtlite.flax.report import ConversionReport
@@ -144,44 +144,36 @@ def assemble(
 
 
 def _freeze(entries: Sequence[Entry], params: Any) -> list[dict[str, Any]]:
-    """Runs the part of the program that makes the weights."""
+    """Runs the parts of the programs that make the weights."""
     leaves = jax.tree.leaves(params)
-    programs = [entry.program() for entry in entries]
-    inputs = [[leaves[i] for i in kept] for _, kept in programs]
-
-    def run(inputs: list[list[Any]]) -> list[Any]:
-        return [
-            core.jaxpr_as_fun(cut)(*values)
-            for (cut, _), values in zip(programs, inputs, strict=True)
-        ]
-
     is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    made = jax.eval_shape(run, inputs) if is_abstract else jax.jit(run)(inputs)
-    return [
-        boxed(entry, values, *cut_and_kept, params)
-        for entry, values, cut_and_kept in zip(entries, made, programs, strict=True)
-    ]
+    made: dict[int, dict[str, Any]] = {}
+    traces = {id(entry.record.trace): entry.record.trace for entry in entries}
+    for trace in traces.values():
+        own = [i for i, entry in enumerate(entries) if entry.record.trace is trace]
+        outputs = [output for i in own for output in entries[i].outputs()]
+        cut, kept = program.cut(trace.program, outputs)
+        run, inputs = core.jaxpr_as_fun(cut), [leaves[i] for i in kept]
+        values = jax.eval_shape(run, *inputs) if is_abstract else jax.jit(run)(*inputs)
+        boxes = partitioning.boxes(cut, kept, params)
+        first = 0
+        for i in own:
+            last = first + len(entries[i].outputs())
+            made[i] = stored(entries[i], values[first:last], boxes[first:last])
+            first = last
+    return [made[i] for i in range(len(entries))]
 
 
-def boxed(
-    entry: Entry,
-    values: Sequence[Any],
-    cut: core.ClosedJaxpr,
-    kept: Sequence[int],
-    params: Any,
-) -> dict[str, Any]:
+def stored(entry: Entry, values: Sequence[Any], boxes: Sequence[Any]) -> dict[str, Any]:
     """What to store for an entry, boxed like the parameters that it is made of.
 
     Args:
         entry: the weight.
-        values: what its program made.
-        cut: the program.
-        kept: the leaves of `params` that it takes.
-        params: the parameters.
+        values: of the entry's outputs.
+        boxes: of the outputs, by `partitioning.boxes`.
     """
     side = entry.site.operand.side
-    stored = entry.unflatten(values)
-    indices = entry.unflatten(range(len(values)))
-    box = partitioning.boxes(cut, kept, params)[indices[side].qvalue]
-    stored[side] = partitioning.box_qtensor(stored[side], box)
-    return stored
+    result = entry.unflatten(values)
+    box = entry.unflatten(boxes)[side].qvalue
+    result[side] = partitioning.box_qtensor(result[side], box)
+    return result

@@ -30,7 +30,7 @@ class AqtDotGeneral:
     What a call does depends on the variables that the model was given:
 
     - inside `convert`, it records its quantized operands;
-    - where the variables hold frozen weights, it contracts those;
+    - where an operand is made of what `convert` froze, it contracts the frozen weight;
     - otherwise it quantizes both operands, and differentiates (training).
 
     Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
@@ -55,11 +55,11 @@ class AqtDotGeneral:
 
     frozen_operands: FrozenOperands = "auto"
     """Which operands `convert` freezes. "auto": those whose values depend on nothing
-    but parameters and constants."""
+    but parameters and constants, one for a contraction, and none that may have been
+    broadcast to a batch."""
 
     name: str | None = None
-    """The name of the frozen weights' scope. Wanted where one object is called for
-    several weights in a method that is not `@nn.compact`."""
+    """What to name the frozen weights by, in place of their parameters."""
 
     def __post_init__(self):
         dot_general.make_dot_general(self.cfg)  # Checks the type.

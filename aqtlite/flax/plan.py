@@ -10,9 +10,9 @@ from flax import linen as nn
 from jax.extend import core
 
 from aqtlite import config
-from aqtlite.flax import conversion
+from aqtlite.flax import conversion, partitioning, program
 from aqtlite.flax.conversion import Entry
-from aqtlite.flax.convert import assemble, boxed, checked
+from aqtlite.flax.convert import assemble, checked, stored
 from aqtlite.flax.tracing import Call
 from aqtlite.qtensor import QTensor
 
@@ -96,22 +96,18 @@ def plan(
     decision = conversion.decide(model, variables, [call], keep_float)
     programs = _Programs()
     weights = [_weight(entry, programs) for entry in decision.entries]
-    stored = [
-        boxed(
-            entry,
-            jax.eval_shape(core.jaxpr_as_fun(cut), *cut.in_avals),
-            cut,
-            kept,
-            variables["params"],
-        )
-        for entry in decision.entries
-        for cut, kept in [entry.program()]
-    ]
-    return Plan(assemble(variables, decision, stored), tuple(weights))
+    made = []
+    for entry in decision.entries:
+        cut, kept = program.cut(entry.record.trace.program, entry.outputs())
+        shapes = jax.eval_shape(core.jaxpr_as_fun(cut), *cut.in_avals)
+        boxes = partitioning.boxes(cut, kept, variables["params"])
+        made.append(stored(entry, shapes, boxes))
+    return Plan(assemble(variables, decision, made), tuple(weights))
 
 
 def _weight(entry: Entry, programs: _Programs) -> Weight:
-    cut, kept = entry.program(entry.record.original)
+    wanted = [*entry.outputs(), entry.record.original]
+    cut, kept = program.cut(entry.record.trace.program, wanted)
     side = entry.site.operand.side
 
     def flat(*params: jax.Array) -> tuple[list[jax.Array], jax.Array, jax.Array]:
@@ -120,8 +116,8 @@ def _weight(entry: Entry, programs: _Programs) -> Weight:
 
     def make(*params: Any) -> Made:
         leaves, signal, noise = programs.run(flat, params)
-        stored = entry.unflatten(leaves)
-        return Made(stored[side], signal, noise, stored.get("identity"))
+        made = entry.unflatten(leaves)
+        return Made(made[side], signal, noise, made.get("identity"))
 
     raw = entry.site.cfg.fwd
     tensor = raw.lhs if side == "lhs" else raw.rhs

@@ -107,7 +107,8 @@ def _equation(
     body = called_body(eqn)
     if body is not None:
         return _walk(body.jaxpr, inputs, visit)
-    _visit_inside(eqn, inputs, visit)
+    if visit is not _keep:
+        _visit_inside(eqn, inputs, visit)
     return [_NOTHING.union(*inputs)] * len(eqn.outvars)
 
 
