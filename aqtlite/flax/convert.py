@@ -56,7 +56,8 @@ def convert(
         The serving variables: `variables` with a collection "aqt" that holds, under
         the path of each module that contracts a weight, its integers and scales by the
         name of the parameter, and with a `FrozenKernel` (a pytree node without
-        numbers) in place of each parameter that nothing else reads.
+        numbers) in place of each parameter that nothing else reads. Where nothing
+        could be frozen, there is no such collection.
         ``model.apply(serving, x)`` serves, with the same model. Partitioning metadata
         carries over to the integers and, with None for the axes that share a scale,
         to the scales.
@@ -140,7 +141,8 @@ def assemble(
     params = conversion.with_placeholders(
         variables["params"], decision.removed, records
     )
-    return {**variables, "params": params, COLLECTION: collection}
+    frozen = {COLLECTION: collection} if collection else {}
+    return {**variables, "params": params, **frozen}
 
 
 def _freeze(entries: Sequence[Entry], params: Any) -> list[dict[str, Any]]:

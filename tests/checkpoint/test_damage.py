@@ -216,7 +216,7 @@ def test_newer_format(tmp_path):
     file = manifest_of(tmp_path)
     data = json.loads(file.read_text())
     file.write_text(json.dumps({**data, "format": 99, "version": "9.1"}))
-    with pytest.raises(checkpoint.CheckpointError, match="format 2 by aqtlite 9.1"):
+    with pytest.raises(checkpoint.CheckpointError, match="format 99 by aqtlite 9.1"):
         checkpoint.load_serving(tmp_path / "out")
 
 
@@ -257,9 +257,7 @@ def test_model_config_and_shapes_that_differ(tmp_path):
         models.MlpBlock(config.fully_quantized(fwd_bits=4))
     )
     assert "bias" in error(models.MlpBlock(INT8, use_bias=False))
-    assert "the checkpoint has not" in error(
-        nn.Dense(8, dot_general=AqtDotGeneral(INT8))
-    )
+    assert "the model has not" in error(nn.Dense(8, dot_general=AqtDotGeneral(INT8)))
     assert "fails with the sample inputs" in error(models.Tied(INT8))
 
 
