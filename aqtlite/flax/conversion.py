@@ -115,7 +115,7 @@ def decide(
         for call, keys in zip(calls, frozen, strict=True)
     ]
     frozen = _refuse(frozen, refusals, _copies(records, sizes))
-    names: dict[tuple[int, Key], str] = {}
+    names: dict[int, str] = {}
     while True:
         removed = _removed(discoveries, records, frozen)
         identities = _identities(model, variables, calls, records, frozen, removed)
@@ -308,7 +308,7 @@ def _kept(
 
 def _entries(
     groups: list[_Group],
-    names: Mapping[tuple[int, Key], str],
+    names: Mapping[int, str],
     discoveries: list[Discovery],
     frozen: _Frozen,
     params: Any,
@@ -325,12 +325,12 @@ def _entries(
             made_of=tuple(".".join(path) for path in made_of),
             beside_floats=_is_beside_floats(record, discoveries, frozen),
         )
-        entries.append(Entry(record.key.path, names[group.members[0]], site, record))
+        entries.append(Entry(record.key.path, names[id(record)], site, record))
     return entries
 
 
-def _names(groups: list[_Group], params: Any) -> dict[tuple[int, Key], str]:
-    """Names every weight by the parameters that it is made of."""
+def _names(groups: list[_Group], params: Any) -> dict[int, str]:
+    """Names every weight, by the id of its record, after what it is made of."""
     paths = param_paths(params)
     taken = {
         path[: i + 1]
@@ -347,7 +347,7 @@ def _names(groups: list[_Group], params: Any) -> dict[tuple[int, Key], str]:
             repeat += 1
             name = f"{base}_{repeat}"
         taken.add((*record.key.path, name))
-        names[group.members[0]] = name
+        names[id(record)] = name
     return names
 
 

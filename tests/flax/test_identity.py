@@ -21,6 +21,7 @@ from tests.flax.support import (
     X,
     apply,
     assert_equal,
+    check_served,
     float_shapes,
     init,
     placeholders,
@@ -332,3 +333,32 @@ def test_nn_jit_after_training_with_a_mutable_collection():
     again, changed = model.apply(variables, X, mutable=["aqt"])
     assert_equal(expected, again)
     assert not jax.tree.leaves(changed)
+
+
+def test_a_lifted_module_that_is_called_for_other_weights():
+    """Flax gives it a new scope at every call, in which it counts from the start."""
+
+    class Inner(nn.Module):
+        @nn.compact
+        def __call__(self, x, is_first):
+            a, b = (self.param(name, NORMAL, (8, 8)) for name in "ab")
+            return DG(x, a if is_first else b, LAST_BY_FIRST)
+
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            inner = nn.remat(Inner, static_argnums=(2,))()
+            return inner(nn.relu(inner(x, True)), False)
+
+    check_served(Twice(), X, frozen=2)
+
+
+def test_parts_of_one_kernel():
+    class Fused(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            w = self.param("w", NORMAL, (8, 24))
+            q, k, v = (DG(x, part, LAST_BY_FIRST) for part in jnp.split(w, 3, 1))
+            return q + k * v
+
+    check_served(Fused(), X, frozen=1)

@@ -150,7 +150,7 @@ def _marked(x, w):
     y = jax.jit(lambda y, w: y + mark(w, "called"))(y, w)
     y, _ = lax.scan(lambda c, _: (mark(c, "carried") + w, None), y, None, length=2)
     y = lax.cond(x.sum() > 0, lambda w: mark(w, "branch"), lambda w: w, w) + y
-    return lax.fori_loop(0, 2, lambda i, c: c + mark(w, "loop"), y)
+    return lax.while_loop(lambda c: c.sum() < 9, lambda c: c + mark(w, "loop"), y)
 
 
 def test_marks():
