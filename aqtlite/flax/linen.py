@@ -86,30 +86,6 @@ class AqtDotGeneral:
         key: jax.Array | None = None,
     ) -> jax.Array:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
-        return self.call_for(
-            self,
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision,
-            preferred_element_type,
-            out_sharding=out_sharding,
-            key=key,
-        )
-
-    def call_for(
-        self,
-        owner: Any,
-        lhs: Any,
-        rhs: Any,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        *,
-        out_sharding: Any = None,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The call, on behalf of the object that a module holds and has called."""
         dot = dot_general.make_dot_general(self.cfg)
         cfg = self.cfg
         caller = site.find_caller()
@@ -131,15 +107,19 @@ class AqtDotGeneral:
             needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
             if key is None and needs_noise and scope is not None:
                 key = _rng(scope)
-        return dot(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision,
-            preferred_element_type,
-            out_sharding=out_sharding,
-            key=key,
-        )
+
+        def contract(lhs: Any, rhs: Any) -> jax.Array:
+            return dot(
+                lhs,
+                rhs,
+                dimension_numbers,
+                precision,
+                preferred_element_type,
+                out_sharding=out_sharding,
+                key=key,
+            )
+
+        return serving.contract(contract, lhs, rhs)
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """The operands to contract: frozen weights in place of those that are."""
@@ -225,7 +205,7 @@ class AqtEinsum:
             eqn,
             lhs,
             rhs,
-            functools.partial(self._dot_general().call_for, self, precision=precision),
+            functools.partial(self._dot_general(), precision=precision),
             preferred_element_type=preferred_element_type,
             key=key,
         )

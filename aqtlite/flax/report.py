@@ -44,10 +44,10 @@ class ConversionReport:
     >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
     >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 64)))
     >>> serving = convert(dense, variables, jnp.ones((2, 64)), report=print)
-    parameter      before         after
-    kernel        1,024 B         272 B  frozen
-    others (1)       16 B          16 B  in float, not contracted
-    total         1,040 B         288 B
+    parameter          before          after
+    kernel            1,024 B          272 B  frozen
+    others (1)           16 B           16 B  in float, not contracted
+    total             1,040 B          288 B
     """
 
     parameters: tuple[ParameterReport, ...]
@@ -81,9 +81,9 @@ class ConversionReport:
             rows.append((name, before, before, f"in float, {_NOT_CONTRACTED}"))
         rows.append(("total", self.bytes_before, self.bytes_after, ""))
         width = max(len("parameter"), *(len(name) for name, _, _, _ in rows))
-        lines = [f"{'parameter':{width}}  {'before':>10}    {'after':>10}"]
+        lines = [f"{'parameter':{width}}  {'before':>13}  {'after':>13}"]
         for name, before, after, outcome in rows:
-            line = f"{name:{width}}  {before:>8,} B    {after:>8,} B  {outcome}"
+            line = f"{name:{width}}  {before:>11,} B  {after:>11,} B  {outcome}"
             lines.append(line.rstrip())
         lines += [f"not frozen: {text}" for text in self.other_operands]
         return "\n".join(lines)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,43 @@ from flax.core import Scope
 from jax import lax
 
 from aqtlite import config
-from aqtlite.flax import identity, recording, site
+from aqtlite.flax import identity, site
 from aqtlite.flax.observing import Contraction
 from aqtlite.flax.site import Frozen, Operand
 from aqtlite.qtensor import QTensor
+
+
+class Either(NamedTuple):
+    """An operand that is a frozen weight or a float, which XLA or the call decides."""
+
+    is_frozen: jax.Array
+    frozen: QTensor
+    plain: jax.Array
+
+
+def contract(
+    function: Callable[[Any, Any], jax.Array], lhs: Any, rhs: Any
+) -> jax.Array:
+    """Contracts operands as they are, or as they turn out to be.
+
+    Args:
+        function: the contraction.
+        lhs: of `frozen_operands`.
+        rhs: the same.
+    """
+    if isinstance(lhs, Either):
+        return lax.cond(
+            lhs.is_frozen,
+            lambda: contract(function, lhs.frozen, rhs),
+            lambda: contract(function, lhs.plain, rhs),
+        )
+    if isinstance(rhs, Either):
+        return lax.cond(
+            rhs.is_frozen,
+            lambda: contract(function, lhs, rhs.frozen),
+            lambda: contract(function, lhs, rhs.plain),
+        )
+    return function(lhs, rhs)
 
 
 def frozen_operands(contraction: Contraction, scope: Scope) -> tuple[Any, Any]:
@@ -25,6 +58,9 @@ def frozen_operands(contraction: Contraction, scope: Scope) -> tuple[Any, Any]:
     Args:
         contraction: the call.
         scope: of the calling module, whose variables hold frozen weights.
+
+    Returns:
+        For each operand an array, a `QTensor`, or `Either`; `contract` takes them.
 
     Raises:
         ValueError: if a frozen weight does not fit the call, or if an operand is made
@@ -40,7 +76,7 @@ def frozen_operands(contraction: Contraction, scope: Scope) -> tuple[Any, Any]:
         candidates = _candidates(scope, weights, contraction.cfg, operand)
         if isinstance(x, jax.core.Tracer):
             if candidates:
-                operands[side] = _traced(scope, candidates, contraction.cfg, operand, x)
+                operands[side] = _traced(scope, candidates, operand, x)
         else:
             operands[side] = _concrete(scope, candidates, operand, x)
     return operands["lhs"], operands["rhs"]
@@ -123,7 +159,7 @@ def _concrete(
         if _matches(weight, x):
             return weight.entry[operand.side]
     parameter = site.frozen_parameter(scope, x)
-    if (candidates or parameter) and np.isnan(np.asarray(x, np.float32)).any():
+    if (candidates or parameter) and bool(jnp.isnan(x).any()):
         made_of = repr(parameter) if parameter else "frozen parameters"
         converted = ", ".join(
             f"{name} ({one.operand}, contracting axes {one.operand.contracting})"
@@ -142,10 +178,9 @@ def _concrete(
 def _traced(
     scope: Scope,
     candidates: Sequence[Frozen],
-    cfg: config.DotGeneral,
     operand: Operand,
     x: jax.Array,
-) -> QTensor:
+) -> "QTensor | Either":
     """The frozen weight that a traced operand turns out to be.
 
     XLA folds the comparisons: what is compiled contracts a frozen weight and nothing
@@ -154,17 +189,15 @@ def _traced(
     """
     fixed = lax.stop_gradient(x)
     found = [_matches(weight, fixed) for weight in candidates]
-    choices = [weight.entry[operand.side] for weight in candidates]
-    right = functools.reduce(jnp.logical_or, found)
+    frozen = _first(found[:-1], [w.entry[operand.side] for w in candidates])
+    is_frozen = functools.reduce(jnp.logical_or, found)
     if _may_be_float(scope, candidates, operand):
-        chosen = _first(found, choices, lambda: recording.quantize(cfg, operand, fixed))
-        right |= ~identity.has_nan(fixed)
-    else:
-        chosen = _first(found[:-1], choices, lambda: choices[-1])
-    scale = jnp.where(right, chosen.scale, jnp.float32(jnp.nan))
+        # A float keeps its gradient. One of which a corner is NaN is a placeholder.
+        return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
+    scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
     names = ", ".join(weight.name for weight in candidates)
     scale = _without_gradient(f"{names} of {site.describe(scope)}", scale, x)
-    return dataclasses.replace(chosen, scale=scale)
+    return dataclasses.replace(frozen, scale=scale)
 
 
 def _may_be_float(scope: Scope, candidates: Sequence[Frozen], operand: Operand) -> bool:
@@ -177,18 +210,12 @@ def _may_be_float(scope: Scope, candidates: Sequence[Frozen], operand: Operand) 
     )
 
 
-def _first(
-    found: Sequence[jax.Array],
-    choices: Sequence[QTensor],
-    otherwise: Callable[[], QTensor],
-) -> QTensor:
-    """The choice whose condition is true."""
+def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
+    """The weight whose condition is true; the last one has none."""
     if not found:
-        return otherwise()
+        return weights[0]
     return lax.cond(
-        found[0],
-        lambda: choices[0],
-        lambda: _first(found[1:], choices[1:], otherwise),
+        found[0], lambda: weights[0], lambda: _first(found[1:], weights[1:])
     )
 
 

@@ -191,6 +191,8 @@ def test_an_operand_of_the_shape_of_a_frozen_weight(as_activation):
     assert len(placeholders(serving)) == 1
     assert_equal(model.apply(variables, X), model.apply(serving, X))
     assert_equal(apply(model, variables, X), apply(model, serving, X))
+    gradient = jax.jit(jax.grad(lambda x, v: (model.apply(v, x) ** 2).sum()))
+    assert_equal(gradient(X, variables), gradient(X, serving))
 
 
 class TiedTwice(nn.Module):
@@ -264,7 +266,7 @@ def test_nothing_of_the_comparison_is_compiled(model, args, monkeypatch):
     text = compiled()
     assert "conditional" not in text
 
-    def known(scope, candidates, cfg, operand, x):
+    def known(scope, candidates, operand, x):
         return candidates[0].entry[operand.side]
 
     monkeypatch.setattr(serving_lib, "_traced", known)
