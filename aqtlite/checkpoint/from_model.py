@@ -16,6 +16,7 @@ from aqtlite.checkpoint.from_rules import grid_name
 from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.flax import plan as plan_lib
+from aqtlite.flax import report as report_lib
 from aqtlite.flax import tracing
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import COLLECTION, Site
@@ -68,6 +69,7 @@ def job_from_model(
         raise CheckpointError(
             f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
         )
+    report_lib.log(plan.report)
     nodes, stored = describe(plan.serving)
     frozen = {path: node for path, node in nodes.items() if isinstance(node, Frozen)}
     tasks = []

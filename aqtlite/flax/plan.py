@@ -13,6 +13,7 @@ from aqtlite import config
 from aqtlite.flax import conversion, partitioning, program
 from aqtlite.flax.conversion import Entry
 from aqtlite.flax.convert import assemble, checked, stored
+from aqtlite.flax.report import ConversionReport, report_of
 from aqtlite.flax.tracing import Call
 from aqtlite.qtensor import QTensor
 
@@ -54,6 +55,7 @@ class Plan:
     """The serving variables, as shapes."""
 
     weights: tuple[Weight, ...]
+    report: ConversionReport
 
 
 class _Programs:
@@ -102,7 +104,8 @@ def plan(
         shapes = jax.eval_shape(core.jaxpr_as_fun(cut), *cut.in_avals)
         boxes = partitioning.boxes(cut, kept, variables["params"])
         made.append(stored(entry, shapes, boxes))
-    return Plan(assemble(variables, decision, made), tuple(weights))
+    report = report_of(variables, decision, made)
+    return Plan(assemble(variables, decision, made), tuple(weights), report)
 
 
 def _weight(entry: Entry, programs: _Programs) -> Weight:

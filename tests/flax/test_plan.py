@@ -67,3 +67,7 @@ def test_keep_float():
     kept = planned.serving["params"]["Dense_1"]["kernel"]
     assert kept.shape == variables["params"]["Dense_1"]["kernel"].shape
     assert "Dense_1" not in planned.serving["aqt"]
+    assert [one.path for one in planned.report.parameters if one.is_frozen] == [
+        "Dense_0/kernel",
+        "Dense_2/kernel",
+    ]
