@@ -163,7 +163,8 @@ def _rng(scope: Scope) -> jax.Array | None:
 class AqtEinsum:
     """A quantized einsum for Flax modules: `AqtDotGeneral` behind an equation.
 
-    It also goes where Flax takes `einsum=`, as in `nn.dot_product_attention`.
+    It also goes where Flax takes an einsum: `qk_attn_weights_einsum=` and
+    `attn_weights_value_einsum=` of `nn.dot_product_attention`.
 
     >>> import jax.numpy as jnp
     >>> einsum = AqtEinsum(config.fully_quantized())
