@@ -38,6 +38,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["aqtlite", "aqtlite.*"]),
     package_data={"aqtlite": ["py.typed"]},
     install_requires=[
+        "absl-py",
         "flax>=0.12",  # and what it brings: msgpack, optax, orbax-checkpoint, rich
         "jax>=0.10",
         "jaxlib>=0.10",

@@ -72,10 +72,11 @@ def test_several_calls_of_one_conversion(variables):
 
 def with_scale(serving, change):
     """Serving variables in which the scale of the second layer's kernel is changed."""
-    contraction = dict(serving["aqt"]["second"]["AqtContraction_0"])
-    kernel = contraction["rhs"]
-    contraction["rhs"] = dataclasses.replace(kernel, scale=change(kernel.scale))
-    second = {**serving["aqt"]["second"], "AqtContraction_0": contraction}
+    weight = dict(serving["aqt"]["second"]["kernel"])
+    weight["rhs"] = dataclasses.replace(
+        weight["rhs"], scale=change(weight["rhs"].scale)
+    )
+    second = {**serving["aqt"]["second"], "kernel": weight}
     return {**serving, "aqt": {**serving["aqt"], "second": second}}
 
 

@@ -18,7 +18,8 @@ from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.checkpoint.names import name_of, path_name, plain
 from aqtlite.checkpoint.sources import Source
 from aqtlite.flax import plan as plan_lib
-from aqtlite.flax import recording
+from aqtlite.flax import report as report_lib
+from aqtlite.flax import tracing
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import COLLECTION, Site
 from aqtlite.qtensor import QTensor
@@ -73,6 +74,7 @@ def job_from_model(
         raise CheckpointError(
             f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
         )
+    report_lib.log(plan.report)
     nodes, stored = describe(plan.serving)
     frozen = {path: node for path, node in nodes.items() if isinstance(node, Frozen)}
     tasks = []
@@ -85,10 +87,11 @@ def job_from_model(
             origin={name: arrays[origin[name]] for name in inputs},
             grid=grid_name(weight.tensor),
         )
-        fields = {
-            field: (name, stored[name].info)
-            for field, name in (("qvalue", node.qvalue), ("scale", node.scale))
-        }
+        names = {"qvalue": node.qvalue, "scale": node.scale}
+        identity = "/".join((COLLECTION, *weight.path[:-1], "identity"))
+        if identity in stored:
+            names["identity"] = identity
+        fields = {field: (name, stored[name].info) for field, name in names.items()}
         sources = tuple(origin[name] for name in inputs)
         for name in sources:
             if arrays[name].dtype not in _FLOATS:
@@ -102,7 +105,7 @@ def job_from_model(
     copies = {
         node.array: origin[node.array]
         for node in nodes.values()
-        if isinstance(node, Plain)
+        if isinstance(node, Plain) and node.array in origin
     }
     sample = sample_lib.encode(args, kwargs)
     manifest = Manifest(nodes, stored, model=repr(model), sample=sample)
@@ -149,7 +152,7 @@ def abstract_variables(
         }
         return model.init(jax.random.key(0), *call_args, **init_kwargs)
 
-    flat, inputs = recording.of_inputs(init, (args, dict(kwargs)), recording.is_array)
+    flat, inputs = tracing.of_inputs(init, (args, dict(kwargs)), tracing.is_array)
     shapes = jax.eval_shape(flat, inputs)
     return {name: value for name, value in shapes.items() if name != COLLECTION}
 

@@ -23,6 +23,7 @@ from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.report import Report, report_of
 from aqtlite.checkpoint.sources import Source, open_source
 from aqtlite.flax import plan as plan_lib
+from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import COLLECTION, Site
 from aqtlite.qtensor import QTensor
 
@@ -255,10 +256,15 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
             f"{getattr(wanted, field.name)}"
             for field in dataclasses.fields(Site)
             if getattr(stored, field.name) != getattr(wanted, field.name)
+            and field.name != "identity"
         ]
         return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
     if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
         same = (stored.dtype, stored.order) == (wanted.dtype, wanted.order)
+    elif isinstance(stored, FrozenKernel) and isinstance(wanted, FrozenKernel):
+        # The number is the parameter's place among the others, which say themselves
+        # where they differ.
+        same = dataclasses.replace(stored, number=wanted.number) == wanted
     else:
         same = stored == wanted
     return (

@@ -20,7 +20,7 @@ from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import Site
+from aqtlite.flax.site import Operand, Site
 
 FORMAT = 2
 """Grows when a manifest is written that older versions cannot read."""
@@ -132,6 +132,11 @@ def from_json(text: str, where: str) -> Manifest:
                 f"this is aqtlite {aqtlite.__version__}, which reads formats up to "
                 f"{FORMAT}: upgrade it"
             )
+        if found < FORMAT:
+            raise CheckpointError(
+                f"{where} was written in format {found} by aqtlite {data['version']}, "
+                f"which this aqtlite {aqtlite.__version__} does not read: convert again"
+            )
         configs = [config.from_json(json.dumps(cfg)) for cfg in data["configs"]]
         manifest = Manifest(
             nodes={k: _decode_node(v, configs) for k, v in data["nodes"].items()},
@@ -224,17 +229,25 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
             }
         case FrozenKernel():
             info = ArrayInfo(node.shape, np.dtype(node.dtype))
-            return {"kind": "kernel", **_encode_info(info)}
+            return {
+                "kind": "kernel",
+                **_encode_info(info),
+                "number": node.number,
+                "sliced": node.sliced,
+            }
         case Site():
             if node.cfg not in configs:
                 configs.append(node.cfg)
             return {
                 "kind": "site",
                 "config": configs.index(node.cfg),
-                "dimension_numbers": node.dimension_numbers,
-                "shapes": node.shapes,
-                "frozen": node.frozen,
-                "removed": node.removed,
+                "side": node.operand.side,
+                "shape": node.operand.shape,
+                "contracting": node.operand.contracting,
+                "dtype": np.dtype(node.operand.dtype).name,
+                "identity": node.identity,
+                "made_of": node.made_of,
+                "beside_floats": node.beside_floats,
             }
 
 
@@ -262,19 +275,26 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             )
         case "kernel":
             info = _decode_info(data)
-            return FrozenKernel(info.shape, info.dtype)
+            sliced = tuple(bool(one) for one in data["sliced"])
+            if len(sliced) not in (0, len(info.shape)):
+                raise ValueError(f"a kernel of {info} is sliced along {sliced}")
+            return FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
         case "site":
-            (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = data["dimension_numbers"]
-            lhs_shape, rhs_shape = data["shapes"]
+            info = _decode_info(data)
+            identity = data["identity"]
             return Site(
                 cfg=configs[data["config"]],
-                dimension_numbers=(
-                    (tuple(lhs_ca), tuple(rhs_ca)),
-                    (tuple(lhs_ba), tuple(rhs_ba)),
+                operand=Operand(
+                    str(data["side"]),
+                    info.shape,
+                    tuple(int(axis) for axis in data["contracting"]),
+                    info.dtype,
                 ),
-                shapes=(tuple(lhs_shape), tuple(rhs_shape)),
-                frozen=tuple(data["frozen"]),
-                removed=tuple(data["removed"]),
+                identity=None
+                if identity is None
+                else tuple(None if x is None else float(x) for x in identity),
+                made_of=tuple(str(name) for name in data["made_of"]),
+                beside_floats=bool(data["beside_floats"]),
             )
         case kind:
             raise ValueError(f"a node of unknown kind {kind!r}")

@@ -85,13 +85,15 @@ def _make(
         "qvalue": np.asarray(made.qtensor.qvalue),
         "scale": np.asarray(made.qtensor.scale),
     }
+    if made.identity is not None:
+        arrays["identity"] = np.asarray(made.identity)
     # NaN and infinities of a weight are in its scales.
     if not allow_nonfinite and not is_finite(arrays["scale"]):
         for name, x in zip(task.inputs, inputs, strict=True):
             _check_finite(source, name, x)
         raise CheckpointError(
-            f"{task.path} is contracted with different weights in different calls; "
-            "give each its own module, or an AqtDotGeneral with a name of its own"
+            f"the scales of {task.path} are not finite, though its parameters are: the "
+            "model itself makes infinities or NaN of them"
         )
     signal, noise = float(made.signal), float(made.noise)
     decibels = 10 * float(np.log10(signal / noise)) if signal and noise else None

@@ -5,7 +5,18 @@ from aqtlite.flax.convert import convert
 from aqtlite.flax.linen import AqtDotGeneral, AqtEinsum
 from aqtlite.flax.mode import QuantMode
 from aqtlite.flax.placeholder import FrozenKernel
+from aqtlite.flax.report import ConversionReport, ParameterReport
+from aqtlite.flax.tracing import Call
 
 _serialization.register()
 
-__all__ = ["AqtDotGeneral", "AqtEinsum", "FrozenKernel", "QuantMode", "convert"]
+__all__ = [
+    "AqtDotGeneral",
+    "AqtEinsum",
+    "Call",
+    "ConversionReport",
+    "FrozenKernel",
+    "ParameterReport",
+    "QuantMode",
+    "convert",
+]

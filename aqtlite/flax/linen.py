@@ -5,15 +5,14 @@ import functools
 from typing import Any, Literal
 
 import jax
-from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, dot_general
 from aqtlite import dimension_numbers as dn
 from aqtlite.einsum import contract
-from aqtlite.flax import site
+from aqtlite.flax import observing, serving, site
 from aqtlite.flax.mode import QuantMode
-from aqtlite.qtensor import QTensor
+from aqtlite.flax.observing import Contraction
 
 FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
 
@@ -31,7 +30,7 @@ class AqtDotGeneral:
     What a call does depends on the variables that the model was given:
 
     - inside `convert`, it records its quantized operands;
-    - where the variables hold frozen weights, it contracts those;
+    - where an operand is made of what `convert` froze, it contracts the frozen weight;
     - otherwise it quantizes both operands, and differentiates (training).
 
     Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
@@ -56,11 +55,11 @@ class AqtDotGeneral:
 
     frozen_operands: FrozenOperands = "auto"
     """Which operands `convert` freezes. "auto": those whose values depend on nothing
-    but parameters and constants."""
+    but parameters and constants, one for a contraction, and none that may have been
+    broadcast to a batch."""
 
     name: str | None = None
-    """The name of the frozen weights' scope. Wanted where one object is called for
-    several weights in a method that is not `@nn.compact`."""
+    """What to name the frozen weights by, in place of their parameters."""
 
     def __post_init__(self):
         dot_general.make_dot_general(self.cfg)  # Checks the type.
@@ -87,213 +86,85 @@ class AqtDotGeneral:
         key: jax.Array | None = None,
     ) -> jax.Array:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
-        return self.call_for(
-            self,
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision,
-            preferred_element_type,
-            out_sharding=out_sharding,
-            key=key,
-        )
-
-    def call_for(
-        self,
-        owner: Any,
-        lhs: Any,
-        rhs: Any,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        *,
-        out_sharding: Any = None,
-        key: jax.Array | None = None,
-    ) -> jax.Array:
-        """The call, on behalf of the object that a module holds and has called."""
         dot = dot_general.make_dot_general(self.cfg)
         cfg = self.cfg
-        scope = site.find_scope(owner, self.name)
+        caller = site.find_caller()
+        scope = caller.scope if caller is not None and caller.is_inside else None
         if cfg is None or not cfg.is_quantized:
-            site.check_no_frozen_kernel(scope, "this contraction has no quantization")
-        elif scope is not None:
-            lhs, rhs = self._frozen_or_recorded(cfg, scope, lhs, rhs, dimension_numbers)
+            why = "this contraction has no quantization"
+            site.check_no_frozen_kernel(scope, (lhs, rhs), why)
+        else:
+            contraction = Contraction(
+                caller=caller,
+                cfg=cfg,
+                frozen_operands=self.frozen_operands,
+                name=self.name,
+                dims=dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape),
+                lhs=lhs,
+                rhs=rhs,
+            )
+            lhs, rhs = self._operands(contraction, scope)
             needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
-            if key is None and needs_noise and scope.has_rng(site.COLLECTION):
-                key = scope.make_rng(site.COLLECTION)
-        elif self.quant_mode is QuantMode.SERVE:
-            raise ValueError(
-                "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a Flax "
-                "module or inside a transformation such as jax.jit within one, where "
-                "there are no frozen weights"
-            )
-        return dot(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision,
-            preferred_element_type,
-            out_sharding=out_sharding,
-            key=key,
-        )
+            if key is None and needs_noise and scope is not None:
+                key = _rng(scope)
 
-    def _frozen_or_recorded(
-        self,
-        cfg: config.DotGeneral,
-        scope: Scope,
-        lhs: Any,
-        rhs: Any,
-        dimension_numbers: Any,
-    ) -> tuple[Any, Any]:
-        """The operands, frozen ones in place of those that are."""
+        def contract(lhs: Any, rhs: Any) -> jax.Array:
+            return dot(
+                lhs,
+                rhs,
+                dimension_numbers,
+                precision,
+                preferred_element_type,
+                out_sharding=out_sharding,
+                key=key,
+            )
+
+        return serving.contract(contract, lhs, rhs)
+
+    def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
+        """The operands to contract: frozen weights in place of those that are."""
         mode = self.quant_mode
+        plain = call.lhs, call.rhs
         if mode is QuantMode.TRAIN:
-            site.check_no_frozen_kernel(scope, "quant_mode is QuantMode.TRAIN")
-            return lhs, rhs
-        dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-        here = site.Site(
-            cfg=cfg,
-            dimension_numbers=dims,
-            shapes=(lhs.shape, rhs.shape),
-            frozen=(),
-        )
-        if site.is_converting():
-            self._record(scope, here, lhs, rhs)
-            return lhs, rhs
+            why = "quant_mode is QuantMode.TRAIN"
+            site.check_no_frozen_kernel(scope, plain, why)
+            return plain
+        if observing.is_observed():
+            return observing.observe(call)
+        if scope is None:
+            if mode is QuantMode.SERVE:
+                raise ValueError(
+                    "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a "
+                    "Flax module or inside a transformation such as jax.jit within "
+                    "one, where there are no frozen weights"
+                )
+            return plain
         if self.frozen_operands == "none":
-            site.check_no_frozen_kernel(scope, "frozen_operands is 'none'")
-            return lhs, rhs
-        if not scope.is_collection_empty(site.COLLECTION):
-            return _frozen(scope, here, lhs, rhs)
-        site.check_no_frozen_kernel(
-            scope, f"the variables have no collection '{site.COLLECTION}'"
-        )
-        if mode is QuantMode.SERVE:
+            site.check_no_frozen_kernel(scope, plain, "frozen_operands is 'none'")
+            return plain
+        if not scope.root.is_collection_empty(site.COLLECTION):
+            return serving.frozen_operands(call, scope)
+        why = f"the variables have no collection '{site.COLLECTION}'"
+        site.check_no_frozen_kernel(scope, plain, why)
+        if mode is QuantMode.SERVE and not scope.get_flag("initializing", False):
             raise ValueError(
-                f"{scope.path_text} has quant_mode=QuantMode.SERVE, but the variables "
-                f"have no collection '{site.COLLECTION}'; convert them first"
+                f"{site.describe(scope)} has quant_mode=QuantMode.SERVE, but the "
+                f"variables have no collection '{site.COLLECTION}'; convert them first"
             )
-        return lhs, rhs
-
-    def _record(self, scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> None:
-        sides = {"auto": ("lhs", "rhs"), "both": ("lhs", "rhs"), "none": ()}.get(
-            self.frozen_operands, (self.frozen_operands,)
-        )
-        if not sides:
-            return
-        if not scope.is_mutable_collection(site.COLLECTION):
-            raise ValueError(
-                f"the frozen weights of {scope.path_text or '/'} cannot leave the "
-                "transformation around it, which does not lift the collection "
-                f"'{site.COLLECTION}'. Where it is nn.scan or nn.vmap, name it beside "
-                f"'params': variable_axes={{'params': 0, '{site.COLLECTION}': 0}}. "
-                "Where it is another (nn.map_variables, nn.WeightNorm), leave this "
-                "contraction to be quantized at every call, with "
-                "AqtDotGeneral(..., frozen_operands='none')"
-            )
-        lhs_q, rhs_q = dot_general.quantize_operands(
-            here.cfg, lhs, rhs, here.dimension_numbers
-        )
-        wanted: dict[str, Any] = {}
-        required: tuple[str, ...] = ()
-        for side, x, qtensor in (("lhs", lhs, lhs_q), ("rhs", rhs, rhs_q)):
-            if side in sides and qtensor is not None:
-                order = here.serving_order(side, qtensor.ndim)
-                wanted[side] = qtensor.stored_in(order)
-                wanted[site.ORIGINAL + side] = x
-                required += () if self.frozen_operands == "auto" else (side,)
-        here = dataclasses.replace(here, frozen=required)
-        # A module that is called twice records twice; `convert` compares.
-        repeat = 0
-        while scope.has_variable(site.COLLECTION, _repeated("site", repeat)):
-            repeat += 1
-        scope.put_variable(site.COLLECTION, _repeated("site", repeat), here)
-        for name, value in wanted.items():
-            scope.put_variable(site.COLLECTION, _repeated(name, repeat), value)
+        return plain
 
 
-def _repeated(name: str, repeat: int) -> str:
-    return name if repeat == 0 else f"{name}#{repeat}"
-
-
-def _frozen(scope: Scope, here: site.Site, lhs: Any, rhs: Any) -> tuple[Any, Any]:
-    """The operands for serving, checked against what was converted."""
-    where = scope.path_text or "/"
-    stored = scope.get_variable(site.COLLECTION, "site")
-    if not isinstance(stored, site.Site):
-        found = "nothing" if stored is None else f"a {type(stored).__name__}"
-        raise ValueError(
-            f"the variables hold frozen weights, but {found} for {where}: they come "
-            "from another model, from another method of it, or were restored from a "
-            "checkpoint without a target. Convert this model, or restore with "
-            "jax.eval_shape(lambda v: convert(model, v, *args), variables) as target"
-        )
-    if stored.cfg != here.cfg:
-        changes = "; ".join(config.differences(stored.cfg, here.cfg))
-        raise ValueError(
-            f"the frozen weights of {where} were converted with another config than "
-            f"they are called with: {changes}"
-        )
-    site.check_removed(scope, stored)
-    operands = {"lhs": lhs, "rhs": rhs}
-    for index, side in enumerate(("lhs", "rhs")):
-        if side not in stored.frozen:
-            continue
-        if stored.contracting(side) != here.contracting(side):
-            raise ValueError(
-                f"the frozen {side} of {where} was converted for dimension_numbers "
-                f"{stored.dimension_numbers}, and is called with "
-                f"{here.dimension_numbers}, which contract other axes of it"
-            )
-        qtensor = nn.meta.unbox(scope.get_variable(site.COLLECTION, side))
-        if not isinstance(qtensor, QTensor):
-            raise ValueError(
-                f"the frozen {side} of {where}, of shape {stored.shapes[index]}, is "
-                f"missing from the collection '{site.COLLECTION}'; convert again"
-            )
-        if qtensor.shape != operands[side].shape:
-            raise ValueError(
-                f"the frozen {side} of {where} has shape {qtensor.shape}, but the call "
-                f"has a {side} of shape {operands[side].shape}. If its shape follows "
-                "the inputs', do not freeze it: AqtDotGeneral(..., frozen_operands=...)"
-            )
-        scale = _without_gradient(where, qtensor.scale, operands[side])
-        operands[side] = dataclasses.replace(qtensor, scale=scale)
-    return operands["lhs"], operands["rhs"]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _without_gradient(where: str, scale: jax.Array, operand: jax.Array) -> jax.Array:
-    """The scale; raises if the float operand that was frozen is differentiated."""
-    del where, operand
-    return scale
-
-
-def _without_gradient_fwd(where: str, scale: Any, operand: Any):
-    if operand.perturbed:
-        raise TypeError(
-            f"a gradient was asked with respect to parameters that are frozen in "
-            f"{where}: serving variables are not for training. Train on the float "
-            "variables and convert them again"
-        )
-    return scale.value, None
-
-
-def _without_gradient_bwd(where: str, residuals: None, g: Any):
-    del where, residuals
-    return g, None
-
-
-_without_gradient.defvjp(
-    _without_gradient_fwd, _without_gradient_bwd, symbolic_zeros=True
-)
+def _rng(scope: Scope) -> jax.Array | None:
+    """A key from the stream "aqt", if there is one."""
+    return scope.make_rng(site.COLLECTION) if scope.has_rng(site.COLLECTION) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class AqtEinsum:
     """A quantized einsum for Flax modules: `AqtDotGeneral` behind an equation.
 
-    It also goes where Flax takes `einsum=`, as in `nn.dot_product_attention`.
+    It also goes where Flax takes an einsum: `qk_attn_weights_einsum=` and
+    `attn_weights_value_einsum=` of `nn.dot_product_attention`.
 
     >>> import jax.numpy as jnp
     >>> einsum = AqtEinsum(config.fully_quantized())
@@ -336,7 +207,7 @@ class AqtEinsum:
             eqn,
             lhs,
             rhs,
-            functools.partial(self._dot_general().call_for, self, precision=precision),
+            functools.partial(self._dot_general(), precision=precision),
             preferred_element_type=preferred_element_type,
             out_sharding=out_sharding,
             key=key,

@@ -10,4 +10,8 @@ class QuantMode(enum.Enum):
     """Quantize both operands at every call; frozen kernels are refused."""
 
     SERVE = "serve"
-    """Take frozen weights, and raise if there are none."""
+    """Take frozen weights, and raise if there are none.
+
+    `init` makes the float variables that `convert` takes. The shapes of the serving
+    variables are ``jax.eval_shape(lambda v: convert(model, v, *args), variables)``.
+    """

@@ -2,36 +2,92 @@
 
 import dataclasses
 import functools
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import lax
+
+LARGEST_LITERAL = 2**16
+"""Elements of a literal that varies along more than one axis."""
+
+_EXPONENTS = 21
+_MANTISSAS = 64
+_CODES = 2 * _MANTISSAS * _EXPONENTS
+_PIECE = 1013
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["shape", "dtype", "removed"],
+    meta_fields=["shape", "dtype", "number", "sliced", "removed"],
 )
 @dataclasses.dataclass(frozen=True)
 class FrozenKernel(nn.meta.AxisMetadata):
     """Holds no numbers: a pytree without leaves.
 
-    Flax layers ask for their kernel before they call `dot_general`, which then does
-    not look at it. What they get is NaN: it costs nothing in a compiled program, where
-    nobody reads it, and shows where somebody does.
+    Flax layers ask for their kernel before they call `dot_general`. What they get is a
+    few numbers that no other parameter has, and NaN everywhere else. The numbers say
+    which parameter, transposed, sliced or scaled in which way, a contraction was given
+    (`aqtlite.flax.identity`); NaN shows wherever somebody else reads it.
+
+    The values are small literals, broadcast along the other axes and joined. What a
+    contraction reads of them XLA folds to constants: nothing is left of them in a
+    compiled program.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    removed: tuple[tuple[int, int], ...] = ()
-    """Index and size of the axes that `nn.scan` or `nn.vmap` took away."""
+    number: int = 0
+    """Which parameter: its place among the leaves of "params"."""
+
+    sliced: tuple[bool, ...] = ()
+    """For each axis, whether weights are slices along it; ``()`` for none."""
+
+    removed: tuple[tuple[int, int, bool], ...] = ()
+    """Index and size of the axes that `nn.scan` or `nn.vmap` took away, and whether
+    weights are slices along them."""
 
     def unbox(self) -> jax.Array:
+        strides = _strides(self.shape, self._sliced())
+        steady = [
+            axis for axis, size in enumerate(self.shape) if size > 1 > strides[axis]
+        ]
         with jax.debug_nans(False):
-            return jnp.full(self.shape, jnp.nan, self.dtype)
+            return self._pieces(self.shape, strides, steady[-2:], 0)
+
+    def _pieces(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int], at: int
+    ) -> jax.Array:
+        """Joins other numbers for the first index along an axis, and for the rest.
+
+        So that an axis along which the literal does not vary has a beginning, too.
+        """
+        if not axes:
+            varied = tuple(axis for axis, stride in enumerate(strides) if stride)
+            values = _literal(
+                self.number + at * _PIECE,
+                tuple(shape[axis] for axis in varied),
+                tuple(strides[axis] for axis in varied),
+            )
+            literal = jnp.asarray(values.astype(self.dtype))
+            return lax.broadcast_in_dim(literal, shape, varied)
+        axis, *others = axes
+        sizes = 1, shape[axis] - 1
+        pieces = [
+            self._pieces(
+                (*shape[:axis], size, *shape[axis + 1 :]), strides, others, 2 * at + i
+            )
+            for i, size in enumerate(sizes)
+        ]
+        return lax.concatenate(pieces, axis)
+
+    def _sliced(self) -> tuple[bool, ...]:
+        return self.sliced or (False,) * len(self.shape)
 
     def replace_boxed(self, val: Any) -> Any:
         return val
@@ -39,18 +95,37 @@ class FrozenKernel(nn.meta.AxisMetadata):
     def remove_axis(self, index: int, params: Any) -> "FrozenKernel":
         del params
         index = index % len(self.shape)
+        sliced = self._sliced()
         return dataclasses.replace(
             self,
             shape=self.shape[:index] + self.shape[index + 1 :],
-            removed=(*self.removed, (index, self.shape[index])),
+            sliced=_none_if_false(sliced[:index] + sliced[index + 1 :]),
+            removed=(*self.removed, (index, self.shape[index], sliced[index])),
         )
 
     def add_axis(self, index: int, params: Any) -> "FrozenKernel":
         del params
-        (_, size), removed = self.removed[-1], self.removed[:-1]
+        (_, size, is_sliced), removed = self.removed[-1], self.removed[:-1]
         index = index % (len(self.shape) + 1)
-        shape = (*self.shape[:index], size, *self.shape[index:])
-        return dataclasses.replace(self, shape=shape, removed=removed)
+        sliced = self._sliced()
+        return dataclasses.replace(
+            self,
+            shape=(*self.shape[:index], size, *self.shape[index:]),
+            sliced=_none_if_false((*sliced[:index], is_sliced, *sliced[index:])),
+            removed=removed,
+        )
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """Refuses to become an `nnx.Variable`.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a parameter of shape {self.shape} is frozen, and serving variables have "
+            "no counterpart in NNX: serve them with the Linen model that was "
+            "converted, or bridge the float variables"
+        )
 
     def get_partition_spec(self) -> "FrozenKernel":
         """No leaves here, none in the tree of specs."""
@@ -59,3 +134,83 @@ class FrozenKernel(nn.meta.AxisMetadata):
     def get_sharding(self, mesh: Any) -> "FrozenKernel":
         del mesh
         return self
+
+
+def sliced_axes(
+    shape: tuple[int, ...], weight_shapes: Iterable[tuple[int, ...]]
+) -> tuple[bool, ...]:
+    """The axes of a parameter along which some weights are slices of it.
+
+    Args:
+        shape: of the parameter.
+        weight_shapes: of the weights that are made of it.
+
+    Returns:
+        One bool per axis, or ``()`` if there is no such axis. Of axes of one size
+        nobody can tell which one was sliced: it says so of all of them.
+    """
+    sizes: set[int] = set()
+    for weight_shape in weight_shapes:
+        if math.prod(weight_shape) < math.prod(shape):
+            left = list(weight_shape)
+            for size in shape:
+                if size in left:
+                    left.remove(size)
+                else:
+                    sizes.add(size)
+    return _none_if_false(tuple(size > 1 and size in sizes for size in shape))
+
+
+def _none_if_false(sliced: tuple[bool, ...]) -> tuple[bool, ...]:
+    return sliced if any(sliced) else ()
+
+
+def _strides(shape: tuple[int, ...], sliced: tuple[bool, ...]) -> tuple[int, ...]:
+    """Where a placeholder has numbers.
+
+    Values have to differ where two weights of one shape can be made of one parameter:
+    along axes that are sliced, and between axes of one size, which may be transposed.
+    One more axis, the gap, has a number at its first index and NaN behind it.
+
+    Returns:
+        For each axis, every how many indices along it there is a number and no NaN; 0
+        for an axis along which values do not vary.
+    """
+    long = [axis for axis, size in enumerate(shape) if size > 1]
+    along = [axis for axis in long if sliced[axis]]
+    repeated = [
+        axis for axis in long if shape[axis] in shape[:axis] and not sliced[axis]
+    ]
+    others = sorted((a for a in long if not sliced[a]), key=lambda axis: shape[axis])
+    gaps = repeated[:1] or others[:1]
+    for varied in ({*along, *repeated, *gaps}, {*along, *gaps}):
+        if len(varied) < 2 or math.prod(shape[a] for a in varied) <= LARGEST_LITERAL:
+            break
+    else:
+        # A literal along one axis: numbers at likely places to slice, NaN between.
+        varied, gaps = set(along[-1:]), []
+    strides = [int(axis in varied) for axis in range(len(shape))]
+    if gaps:
+        strides[gaps[0]] = shape[gaps[0]]
+    elif varied:
+        last = max(varied)
+        strides[last] = next((s for s in (8, 4, 2, 3) if shape[last] % s == 0), 1)
+    return tuple(strides)
+
+
+def _literal(
+    number: int, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Numbers at the multiples of the strides, NaN elsewhere.
+
+    Any two differ by at least 2^-7 of the smaller, and all are exact in bfloat16 and
+    float16 too. The first one tells 2,688 parameters apart.
+    """
+    position = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
+    code = (number + position * 2654435761) % _CODES
+    mantissa, rest = 1 + (code % _MANTISSAS) / _MANTISSAS, code // _MANTISSAS
+    values = np.ldexp(mantissa, rest // 2 % _EXPONENTS - 10) * (1 - 2 * (rest % 2))
+    for axis, stride in enumerate(strides):
+        index = np.arange(sizes[axis]).reshape(-1, *(1,) * (len(sizes) - axis - 1))
+        values = np.where(index % stride == 0, values, np.nan)
+    return values.astype(np.float32)

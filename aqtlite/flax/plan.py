@@ -10,8 +10,11 @@ from flax import linen as nn
 from jax.extend import core
 
 from aqtlite import config
-from aqtlite.flax import program, recording
-from aqtlite.flax.convert import assemble, check_repeats, checked
+from aqtlite.flax import conversion, partitioning, program
+from aqtlite.flax.conversion import Entry
+from aqtlite.flax.convert import assemble, checked, stored
+from aqtlite.flax.report import ConversionReport, report_of
+from aqtlite.flax.tracing import Call
 from aqtlite.qtensor import QTensor
 
 
@@ -23,6 +26,8 @@ class Made(NamedTuple):
     """float32: the sum of the squares of the float operand."""
     noise: jax.Array
     """float32: the sum of the squares of what quantization changed."""
+    identity: jax.Array | None = None
+    """What tells the weight from others, where its parameters stay in float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Plan:
     """The serving variables, as shapes."""
 
     weights: tuple[Weight, ...]
+    report: ConversionReport
 
 
 class _Programs:
@@ -72,7 +78,7 @@ def plan(
     variables: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    keep_float: Callable[[tuple[str, ...], tuple[int, ...]], bool],
+    keep_float: conversion.KeepFloat,
 ) -> Plan:
     """Plans a conversion without running any of it.
 
@@ -88,48 +94,38 @@ def plan(
         ValueError: as `convert` does.
     """
     variables = checked(variables)
-    traced = recording.trace_recording(model, variables, args, kwargs)
-    sites, records = recording.records(traced)
+    call = Call(*args, **kwargs)
+    decision = conversion.decide(model, variables, [call], keep_float)
     programs = _Programs()
-    weights = []
-    frozen = []
-    for record in records:
-        weight = _weight(traced, record, sites[record.path].cfg.fwd, programs)
-        if not keep_float(weight.path, weight.inputs):
-            weights.append(weight)
-            frozen.append(record)
-    sites = recording.freezing(sites, frozen)
-    serving = assemble(model, variables, traced, sites, frozen, args, kwargs)
-    return Plan(serving, tuple(weights))
+    weights = [_weight(entry, programs) for entry in decision.entries]
+    made = []
+    for entry in decision.entries:
+        cut, kept = program.cut(entry.record.trace.program, entry.outputs())
+        shapes = jax.eval_shape(core.jaxpr_as_fun(cut), *cut.in_avals)
+        boxes = partitioning.boxes(cut, kept, variables["params"])
+        made.append(stored(entry, shapes, boxes))
+    report = report_of(variables, decision, made)
+    return Plan(assemble(variables, decision, made), tuple(weights), report)
 
 
-def _weight(
-    traced: recording.Traced,
-    record: recording.Record,
-    raw: config.DotGeneralRaw,
-    programs: _Programs,
-) -> Weight:
-    (original,) = record.original.outputs
-    wanted = [i for operand in record.operands for i in operand.outputs]
-    cut, kept = program.cut(traced.program, [*wanted, original])
-    treedef = record.operands[0].treedef
+def _weight(entry: Entry, programs: _Programs) -> Weight:
+    wanted = [*entry.outputs(), entry.record.original]
+    cut, kept = program.cut(entry.record.trace.program, wanted)
+    side = entry.site.operand.side
 
     def flat(*params: jax.Array) -> tuple[list[jax.Array], jax.Array, jax.Array]:
         *leaves, x = core.jaxpr_as_fun(cut)(*params)
-        values = iter(leaves)
-        first, *repeats = (
-            jax.tree.unflatten(operand.treedef, [next(values) for _ in operand.outputs])
-            for operand in record.operands
-        )
-        qtensor = check_repeats(first, repeats, record.path, record.side)
-        return jax.tree.leaves(qtensor), *signal_and_noise(x, qtensor)
+        return leaves, *signal_and_noise(x, entry.unflatten(leaves)[side])
 
     def make(*params: Any) -> Made:
         leaves, signal, noise = programs.run(flat, params)
-        return Made(jax.tree.unflatten(treedef, leaves), signal, noise)
+        made = entry.unflatten(leaves)
+        return Made(made[side], signal, noise, made.get("identity"))
 
-    tensor = raw.lhs if record.side == "lhs" else raw.rhs
-    return Weight((*record.path, record.side), tuple(kept), tensor, make)
+    raw = entry.site.cfg.fwd
+    tensor = raw.lhs if side == "lhs" else raw.rhs
+    path = (*entry.path, entry.name, side)
+    return Weight(path, tuple(kept), tensor, make)
 
 
 def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:

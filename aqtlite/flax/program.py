@@ -3,26 +3,88 @@
 A *program* is a closed jaxpr. The walk follows calls and scans into their bodies; of
 anything else (`while`, `cond`) it takes every output to depend on every input, which
 errs on the safe side.
+
+A value of interest inside a program, wherever it is, is found again by a *mark*: a
+name given by `jax.ad_checkpoint.checkpoint_name`, which computes nothing.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.extend import core
+from jax.extend.core import primitives
 
 Dependencies = frozenset[int]
 _NOTHING: Dependencies = frozenset()
 
+_CALLS = (
+    primitives.jit_p,
+    primitives.call_p,
+    primitives.closed_call_p,
+    primitives.remat_p,
+    primitives.custom_jvp_call_p,
+    primitives.custom_vjp_call_p,
+)
 
-def output_dependencies(program: core.ClosedJaxpr) -> list[Dependencies]:
-    """For each output, the indices of the inputs that its value depends on."""
+# Takes a mark, what the marked value depends on, and whether it is in a branch or loop
+# that the walk does not follow; returns what to take it to depend on.
+_Visit = Callable[[str, Dependencies, bool], Dependencies]
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """A marked value of a program."""
+
+    dependencies: Dependencies
+    is_opaque: bool
+    """Whether it is inside a branch, or a loop other than a scan."""
+
+
+def output_dependencies(
+    program: core.ClosedJaxpr, without: Collection[str] = ()
+) -> list[Dependencies]:
+    """For each output, the indices of the inputs that its value depends on.
+
+    Args:
+        program: the program.
+        without: marks of values that are taken to depend on nothing.
+    """
+
+    def visit(mark: str, dependencies: Dependencies, is_opaque: bool) -> Dependencies:
+        del is_opaque
+        return _NOTHING if mark in without else dependencies
+
     inputs = [frozenset({i}) for i in range(len(program.jaxpr.invars))]
-    return _walk(program.jaxpr, inputs)
+    return _walk(program.jaxpr, inputs, visit)
 
 
-def _walk(jaxpr: Any, inputs: Sequence[Dependencies]) -> list[Dependencies]:
+def marked_values(program: core.ClosedJaxpr) -> dict[str, Marked]:
+    """The marked values of a program, by mark."""
+    found: dict[str, Marked] = {}
+
+    def visit(mark: str, dependencies: Dependencies, is_opaque: bool) -> Dependencies:
+        before = found.get(mark, Marked(_NOTHING, False))
+        found[mark] = Marked(
+            before.dependencies | dependencies, before.is_opaque or is_opaque
+        )
+        return dependencies
+
+    inputs = [frozenset({i}) for i in range(len(program.jaxpr.invars))]
+    _walk(program.jaxpr, inputs, visit)
+    return found
+
+
+def _keep(mark: str, dependencies: Dependencies, is_opaque: bool) -> Dependencies:
+    del mark, is_opaque
+    return dependencies
+
+
+def _walk(
+    jaxpr: Any, inputs: Sequence[Dependencies], visit: _Visit = _keep
+) -> list[Dependencies]:
     known = dict.fromkeys(jaxpr.constvars, _NOTHING)
     known.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -30,25 +92,62 @@ def _walk(jaxpr: Any, inputs: Sequence[Dependencies]) -> list[Dependencies]:
         return _NOTHING if isinstance(atom, core.Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        outputs = _equation(eqn, [read(atom) for atom in eqn.invars])
+        outputs = _equation(eqn, [read(atom) for atom in eqn.invars], visit)
         known.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _equation(eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
-    if eqn.primitive.name == "scan":
-        return _scan(eqn, inputs)
+def _equation(
+    eqn: Any, inputs: list[Dependencies], visit: _Visit = _keep
+) -> list[Dependencies]:
+    if eqn.primitive is primitives.name_p:
+        return [visit(eqn.params["name"], inputs[0], False)]
+    if eqn.primitive is primitives.scan_p:
+        return _scan(eqn, inputs, visit)
     body = called_body(eqn)
     if body is not None:
-        return _walk(body.jaxpr, inputs)
+        return _walk(body.jaxpr, inputs, visit)
+    if visit is not _keep:
+        _visit_inside(eqn, inputs, visit)
     return [_NOTHING.union(*inputs)] * len(eqn.outvars)
 
 
-def _scan(eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
+def _visit_inside(eqn: Any, inputs: list[Dependencies], visit: _Visit) -> None:
+    """Visits the marks in branches and loops."""
+
+    def opaque(mark: str, dependencies: Dependencies, is_opaque: bool) -> Dependencies:
+        del is_opaque
+        return visit(mark, dependencies, True)
+
+    everything = _NOTHING.union(*inputs)
+    if eqn.primitive is primitives.cond_p:
+        for branch in eqn.params["branches"]:
+            _walk(branch.jaxpr, inputs[1:], opaque)
+    elif eqn.primitive is primitives.while_p:
+        body, first = eqn.params["body_jaxpr"].jaxpr, eqn.params["cond_nconsts"]
+        consts = inputs[first : first + eqn.params["body_nconsts"]]
+        carry = [everything] * (len(body.invars) - len(consts))
+        _walk(body, [*consts, *carry], opaque)
+    else:
+        for mark in _marks_inside(eqn):
+            visit(mark, everything, True)
+
+
+def _marks_inside(eqn: Any) -> Iterator[str]:
+    for body in _bodies(eqn):
+        for inner in body.jaxpr.eqns:
+            if inner.primitive is primitives.name_p:
+                yield inner.params["name"]
+            yield from _marks_inside(inner)
+
+
+def _scan(
+    eqn: Any, inputs: list[Dependencies], visit: _Visit = _keep
+) -> list[Dependencies]:
     """What goes into the carry comes around until nothing new does."""
     first, count = eqn.params["num_consts"], eqn.params["num_carry"]
     while True:
-        outputs = _walk(eqn.params["jaxpr"].jaxpr, inputs)
+        outputs = _walk(eqn.params["jaxpr"].jaxpr, inputs, visit)
         carry = inputs[first : first + count]
         merged = [a | b for a, b in zip(carry, outputs[:count], strict=True)]
         if merged == carry:
@@ -60,16 +159,13 @@ def called_body(eqn: Any) -> core.ClosedJaxpr | None:
     """The body of an equation that just calls it (jit, remat, custom_vjp, ...).
 
     None for every other equation: the body's inputs and outputs have to be the
-    equation's, one to one.
+    equation's, one to one. That is decided by what the equation is: the computation of
+    a `lax.reduce` may look like a body too.
     """
-    bodies = list(_bodies(eqn))
-    if len(bodies) != 1 or eqn.primitive.name in ("scan", "while", "cond"):
+    if eqn.primitive not in _CALLS:
         return None
-    (body,) = bodies
-    corresponds = len(body.jaxpr.invars) == len(eqn.invars) and (
-        len(body.jaxpr.outvars) == len(eqn.outvars)
-    )
-    return body if corresponds and eqn.primitive.multiple_results else None
+    bodies = list(_bodies(eqn))
+    return bodies[0] if len(bodies) == 1 else None
 
 
 def _bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
@@ -148,7 +244,7 @@ def _needed_inputs(eqn: Any, used: Sequence[int]) -> list[Any]:
 def _run_equation(
     jaxpr: Any, eqn: Any, inputs: list[Any], used: Sequence[int]
 ) -> list[Any]:
-    if eqn.primitive.name == "scan":
+    if eqn.primitive is primitives.scan_p:
         return _run_scan(eqn, inputs, used)
     body = called_body(eqn)
     if body is not None:

@@ -1,232 +1,225 @@
-"""What a model's contractions quantize, found by tracing it once."""
+"""The weights that a model contracts, as parts of a traced program.
+
+A second trace of a call stores every weight in the collection "aqt" of the module that
+contracts it, so that transformations around it stack it as they stack its parameters.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
-from flax import core as flax_core
+import numpy as np
 from flax import linen as nn
 from jax.extend import core
 
-from aqtlite.flax import program, site
+from aqtlite import config, operands
+from aqtlite.flax import identity, observing, program, tracing
+from aqtlite.flax.observing import Contraction, Key
+from aqtlite.flax.site import COLLECTION, Operand
 from aqtlite.qtensor import QTensor
 
 
-class Traced(NamedTuple):
-    """A trace of the recording model."""
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["qtensor", "original", "corners", "stacked"],
+    meta_fields=["key", "cfg", "operand", "name"],
+)
+@dataclasses.dataclass(frozen=True)
+class _Stored:
+    """What is stored of a weight; its leaves become outputs of the program."""
 
-    program: core.ClosedJaxpr
-    inputs: list[Any]  # the values, or shapes, of the program's inputs
-    num_params: int  # the first inputs are the leaves of "params"
-    dependencies: list[program.Dependencies]  # of each output
-    recorded: dict[tuple[str, ...], Any]  # site path + name -> Site | Recorded
+    qtensor: QTensor | None
+    original: Any
+    corners: list[Any]
+    stacked: Any
+    key: Key
+    cfg: config.DotGeneral
+    operand: Operand
+    name: str | None
 
 
-class Recorded(NamedTuple):
-    """A recorded operand: which outputs of the program are its leaves."""
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A weight in the trace of one call."""
 
-    outputs: tuple[int, ...]
-    treedef: Any
+    trace: tracing.Trace = dataclasses.field(repr=False)
+    key: Key
+    cfg: config.DotGeneral = dataclasses.field(repr=False)
+    operand: Operand
+    """As the contraction sees it."""
+
+    name: str | None
+    shape: tuple[int, ...]
+    """Of all of it, stacked by transformations."""
+
+    params: frozenset[int]
+    """The leaves of "params" that it is made of."""
+
+    qtensor: Any
+    """A `QTensor` of indices of outputs of the trace."""
+
+    original: int
+    """The output that is the float operand."""
+
+    corners: int
+    """The output that is `identity.stack` of its corners."""
+
+    def cut(self) -> tuple[core.ClosedJaxpr, list[int]]:
+        """The program of the float operand, and the leaves of "params" it takes."""
+        return program.cut(self.trace.program, [self.original])
+
+    def made_like(self, other: "Record") -> bool:
+        """Whether another record is made of the same parameters in the same way."""
+        if self.params != other.params or self.shape != other.shape:
+            return False
+        (first, _), (second, _) = self.cut(), other.cut()
+        return str(first.jaxpr) == str(second.jaxpr) and all(
+            a is b or (not _is_traced(a, b) and np.array_equal(a, b))
+            for a, b in zip(first.consts, second.consts, strict=True)
+        )
 
 
-def trace_recording(
+def _is_traced(*values: Any) -> bool:
+    return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def record_weights(
     model: nn.Module,
     variables: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Traced:
-    """Traces a call of the model in which every contraction records its operands.
+    call: tracing.Call,
+    keys: frozenset[Key],
+) -> list[Record]:
+    """Traces a call, and gives the weights with these keys as parts of the program.
 
     Args:
         model: the model.
         variables: its float variables, or their shapes.
-        args: what ``model.apply(variables, *args, **kwargs)`` takes, or shapes of it.
-        kwargs: the same.
+        call: what else it takes.
+        keys: of the operands to record, which are weights.
     """
-    kwargs = dict(kwargs)
-    mutable = _mutable_collections(kwargs.pop("mutable", False))
 
-    def record(params, others, call_args, call_kwargs):
-        with site.converting():
-            _, mutated = model.apply(
-                {"params": params, **others},
-                *call_args,
-                mutable=[*mutable, site.COLLECTION],
-                **call_kwargs,
-            )
-        return flax_core.unfreeze(mutated.get(site.COLLECTION, {}))
+    def store(contraction: Contraction, key: Key) -> _Stored:
+        x = contraction.lhs if key.side == "lhs" else contraction.rhs
+        operand = contraction.operand(key.side)
+        quantized = quantize(contraction.cfg, operand, x)
+        return _stored(contraction, key, quantized, x)
 
-    others = {name: value for name, value in variables.items() if name != "params"}
-    closed, out_tree, inputs = trace_function(
-        record, variables["params"], others, args, kwargs
-    )
-    recorded: dict[tuple[str, ...], Any] = {}
-    position = 0
-    for path, node in flatten_records(out_tree):
-        if isinstance(node, site.Site):
-            recorded[path] = node
-            continue
-        leaves, treedef = jax.tree.flatten(node)
-        outputs = tuple(range(position, position + len(leaves)))
-        recorded[path] = Recorded(outputs, treedef)
-        position += len(leaves)
-    return Traced(
-        program=closed,
-        inputs=inputs,
-        num_params=len(jax.tree.leaves(variables["params"])),
-        dependencies=program.output_dependencies(closed),
-        recorded=recorded,
-    )
-
-
-def _mutable_collections(mutable: Any) -> list[str]:
-    if isinstance(mutable, str):
-        return [mutable]
-    if isinstance(mutable, bool):
-        if mutable:
-            raise ValueError(
-                "mutable=True is too much for convert; name the collections that the "
-                "model changes in serving, such as mutable=['cache']"
-            )
-        return []
-    if not isinstance(mutable, list | tuple | set | frozenset):
-        raise TypeError(
-            "convert takes mutable= as a name or a list of names of collections, got "
-            f"{mutable!r}"
+    trace, stored = _record(model, variables, call, keys, store)
+    dependencies = program.output_dependencies(trace.program)
+    return [
+        Record(
+            trace=trace,
+            key=node.key,
+            cfg=node.cfg,
+            operand=node.operand,
+            name=node.name,
+            shape=trace.program.out_avals[node.original].shape,
+            params=dependencies[node.original],
+            qtensor=node.qtensor,
+            original=node.original,
+            corners=node.stacked,
         )
-    return list(mutable)
+        for node in stored
+    ]
 
 
-def flatten_records(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """What a collection of records, or of frozen weights, holds at which path."""
-    leaves = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda node: isinstance(node, site.Site | QTensor)
-    )[0]
-    return [(tuple(key.key for key in path), node) for path, node in leaves]
+def quantize(cfg: config.DotGeneral, operand: Operand, x: Any) -> QTensor:
+    """Quantizes an operand as its contraction does, stored in the order of serving."""
+    tensor = cfg.fwd.lhs if operand.side == "lhs" else cfg.fwd.rhs
+    path = f"fwd.{operand.side}"
+    quantized = operands.quantize(x, tensor, operand.contracting, path, None)
+    assert isinstance(quantized, QTensor)  # `quantized_sides` has only those.
+    return quantized.stored_in(operand.serving_order())
 
 
-def trace_function(function, *trees):
-    """Traces a function of pytrees.
+def identities(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    call: tracing.Call,
+    keys: frozenset[Key],
+) -> list[identity.Identity | None]:
+    """The identities that serving will see, in the order of `record_weights`.
 
-    Python numbers are inputs like arrays, unless the function needs one as such (as a
-    shape, or in an `if`); then they are constants, as is every other leaf.
+    Args:
+        model: the model.
+        variables: the variables, with `FrozenKernel`s among the parameters.
+        call: what else the model takes.
+        keys: as `record_weights` takes them.
 
     Returns:
-        The closed jaxpr, the tree of outputs (as shapes), and the inputs.
+        For each weight its identity, or None if it has none: its corners depend on
+        what stays in float, or are NaN alone.
     """
 
-    def trace(is_input):
-        flat, inputs = of_inputs(function, trees, is_input)
-        closed, out_tree = jax.make_jaxpr(flat, return_shape=True)(inputs)
-        return closed, out_tree, inputs
+    def store(contraction: Contraction, key: Key) -> _Stored:
+        x = contraction.lhs if key.side == "lhs" else contraction.rhs
+        return _stored(contraction, key, None, x)
 
-    try:
-        return trace(lambda leaf: is_array(leaf) or _is_number(leaf))
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerIntegerConversionError,
-    ):
-        return trace(is_array)
-
-
-def of_inputs(
-    function: Callable[..., Any],
-    trees: tuple[Any, ...],
-    is_input: Callable[[Any], bool],
-) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    """A call as a function of some leaves of its arguments, and these leaves."""
-    leaves, treedef = jax.tree.flatten(trees)
-    dynamic = [i for i, leaf in enumerate(leaves) if is_input(leaf)]
-
-    def flat(values: list[Any]) -> Any:
-        filled = list(leaves)
-        for i, value in zip(dynamic, values, strict=True):
-            filled[i] = value
-        return function(*jax.tree.unflatten(treedef, filled))
-
-    return flat, [leaves[i] for i in dynamic]
+    trace, stored = _record(model, variables, call, keys, store)
+    dependencies = program.output_dependencies(trace.program)
+    fixed = [i for i, node in enumerate(stored) if not _any(dependencies, node.corners)]
+    wanted = [output for i in fixed for output in stored[i].corners]
+    cut, _ = program.cut(trace.program, wanted)
+    with jax.ensure_compile_time_eval(), jax.debug_nans(False):
+        values = iter(jax.jit(core.jaxpr_as_fun(cut))())
+        result: list[identity.Identity | None] = [None] * len(stored)
+        for i in fixed:
+            corners = [np.asarray(next(values)) for _ in stored[i].corners]
+            result[i] = identity.from_values(corners)
+    return result
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf has a dtype: an array, or the shape of one."""
-    return hasattr(leaf, "dtype")
+def _any(dependencies: list[program.Dependencies], outputs: Iterable[int]) -> bool:
+    return any(dependencies[output] for output in outputs)
 
 
-def _is_number(leaf: Any) -> bool:
-    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+def _stored(
+    contraction: Contraction, key: Key, qtensor: QTensor | None, x: Any
+) -> _Stored:
+    corners = identity.corners(x)
+    return _Stored(
+        qtensor=qtensor,
+        original=x,
+        corners=corners,
+        stacked=identity.stack(corners),
+        key=key,
+        cfg=contraction.cfg,
+        operand=contraction.operand(key.side),
+        name=contraction.name,
+    )
 
 
-class Record(NamedTuple):
-    """Everything recorded under one scope and side, repeats included."""
+def _record(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    call: tracing.Call,
+    keys: frozenset[Key],
+    store: Callable[[Contraction, Key], _Stored],
+) -> tuple[tracing.Trace, list[Any]]:
+    """The trace, and what was stored, with indices of outputs in place of arrays."""
 
-    path: tuple[str, ...]  # of the scope
-    side: str
-    operands: list[Recorded]
-    original: Recorded  # the float operand, of the first call
+    def record(contraction: Contraction, position: int) -> tuple[Any, Any]:
+        caller = contraction.caller
+        for side in contraction.quantized_sides():
+            path = () if caller is None else caller.scope.path
+            key = Key(path, position, side)
+            if caller is None or not caller.is_inside or key not in keys:
+                continue
+            if caller.scope.is_mutable_collection(COLLECTION):
+                # What is called again under a transformation has the same key again.
+                name = f"{side} {position}"
+                while caller.scope.has_variable(COLLECTION, name):
+                    name += "+"
+                node = store(contraction, key)
+                caller.scope.put_variable(COLLECTION, name, node)
+        return contraction.lhs, contraction.rhs
 
-
-def records(traced: Traced) -> tuple[dict[tuple[str, ...], site.Site], list[Record]]:
-    """The sites, each with the operands to freeze, and those operands."""
-    sites: dict[tuple[str, ...], site.Site] = {}
-    grouped: dict[tuple[tuple[str, ...], str], list[Recorded]] = {}
-    originals: dict[tuple[tuple[str, ...], str], Recorded] = {}
-    for path, node in traced.recorded.items():
-        scope, side = path[:-1], path[-1].partition("#")[0]
-        if side.startswith(site.ORIGINAL):
-            key = scope, side.removeprefix(site.ORIGINAL)
-            originals.setdefault(key, node)
-        elif isinstance(node, Recorded):
-            grouped.setdefault((scope, side), []).append(node)
-        else:
-            first = sites.setdefault(scope, node)
-            if first.cfg != node.cfg:
-                raise ValueError(
-                    f"{'/'.join(scope)} contracts with two configs under one name; "
-                    "give each contraction an AqtDotGeneral with a name of its own"
-                )
-    if not sites:
-        raise ValueError(
-            "nothing to freeze: the method that was called has no AqtDotGeneral or "
-            "AqtEinsum with a config that quantizes, or has them only inside a "
-            "transformation of its own (jax.jit, jnp.einsum), where weights cannot be "
-            "frozen; use AqtEinsum in place of jnp.einsum, or serve the variables as "
-            "they are"
-        )
-    weights = {
-        key
-        for key, operands in grouped.items()
-        if all(
-            all(index < traced.num_params for index in traced.dependencies[output])
-            for operand in operands
-            for output in operand.outputs
-        )
-    }
-    kept = []
-    for (scope, side), operands in grouped.items():
-        is_required = side in sites[scope].frozen
-        if (scope, side) in weights:
-            # Of two weights the lhs may be one that was broadcast to the inputs' batch.
-            if is_required or side == "rhs" or (scope, "rhs") not in weights:
-                original = originals[scope, side]
-                kept.append(Record(scope, side, operands, original))
-        elif is_required:
-            raise ValueError(
-                f"frozen_operands asks to freeze the {side} of {'/'.join(scope)}, but "
-                "its value depends on the model's inputs, on rngs, or on a collection "
-                "other than 'params'; use frozen_operands='auto'"
-            )
-    return freezing(sites, kept), kept
-
-
-def freezing(
-    sites: Mapping[tuple[str, ...], site.Site], records: list[Record]
-) -> dict[tuple[str, ...], site.Site]:
-    """The sites, each with those of its operands to freeze that were recorded."""
-    return {
-        scope: dataclasses.replace(
-            node,
-            frozen=tuple(record.side for record in records if record.path == scope),
-        )
-        for scope, node in sites.items()
-    }
+    with observing.observed_by(record):
+        trace = tracing.trace_call(model, variables, call)
+    leaves, treedef = jax.tree.flatten(trace.recorded)
+    first = len(trace.program.jaxpr.outvars) - len(leaves)
+    indices = jax.tree.unflatten(treedef, range(first, first + len(leaves)))
+    nodes = jax.tree.leaves(indices, is_leaf=lambda node: isinstance(node, _Stored))
+    return trace, [node for node in nodes if isinstance(node, _Stored)]

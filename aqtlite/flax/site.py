@@ -1,4 +1,4 @@
-"""Where in a Flax model a contraction stands.
+"""Where in a Flax model a contraction stands, and the frozen weights that lie there.
 
 A contraction keeps its frozen weights with the module that *calls* it, not with the
 object that was called: one `AqtDotGeneral` may serve many layers, and each of them
@@ -6,180 +6,185 @@ has a scope of its own.
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import errors
 from flax import linen as nn
 from flax.core import Scope, tracers
 
 from aqtlite import config
-from aqtlite import dimension_numbers as dn
+from aqtlite.flax.identity import Identity
 from aqtlite.flax.placeholder import FrozenKernel
 
 COLLECTION = "aqt"
 """The collection of frozen weights, and the name of the optional rng stream."""
 
-ORIGINAL = "original "
-"""In front of the name under which a conversion records a float operand."""
 
-_converting = contextvars.ContextVar("aqtlite_converting", default=False)
+class Operand(NamedTuple):
+    """What is static about one operand of a contraction."""
 
+    side: str
+    """ "lhs" or "rhs"."""
 
-@contextlib.contextmanager
-def converting() -> Iterator[None]:
-    """While it lasts, contractions record their quantized operands."""
-    token = _converting.set(True)
-    try:
-        yield
-    finally:
-        _converting.reset(token)
+    shape: tuple[int, ...]
+    contracting: tuple[int, ...]
+    """Its contracting axes, in ascending order."""
 
+    dtype: np.dtype
 
-def is_converting() -> bool:
-    """Whether `converting` is in effect."""
-    return _converting.get()
+    def serving_order(self) -> tuple[int, ...]:
+        """The order in which to store it frozen: what is summed over comes last.
+
+        A few rows by a 4096 x 4096 kernel take a CPU half the time that way.
+        """
+        others = (a for a in range(len(self.shape)) if a not in self.contracting)
+        return (*others, *self.contracting)
+
+    def __str__(self) -> str:
+        sizes = ",".join(map(str, self.shape))
+        return f"{self.side} {np.dtype(self.dtype).name}[{sizes}]"
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["cfg", "dimension_numbers", "shapes", "frozen", "removed"],
+    meta_fields=["cfg", "operand", "identity", "made_of", "beside_floats"],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """What `convert` knew of a contraction: a pytree without leaves.
+    """What `convert` knew of a frozen weight: a pytree without leaves.
 
-    It lies beside the frozen weights, and serving compares it with the call.
+    It lies beside the integers, and serving compares it with the call.
     """
 
     cfg: config.DotGeneral = dataclasses.field(repr=False)
-    dimension_numbers: dn.DimensionNumbers
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    frozen: tuple[str, ...]
-    """Which operands are frozen: a subset of ("lhs", "rhs")."""
+    operand: Operand
+    identity: Identity | None
+    """Corners of the operand where its parameters are `FrozenKernel`s. None where they
+    stayed in float: then the corners are an array beside the integers."""
 
-    removed: tuple[str, ...] = ()
-    """Which parameters of the calling module were replaced by a `FrozenKernel`."""
+    made_of: tuple[str, ...]
+    """Paths of its parameters, joined by dots."""
 
-    def contracting(self, side: str) -> frozenset[int]:
-        """The contracting axes of one operand, along which it shares its scale."""
-        (lhs_ca, rhs_ca), _ = self.dimension_numbers
-        return frozenset(lhs_ca if side == "lhs" else rhs_ca)
+    beside_floats: bool = False
+    """Whether the module also contracts operands like this one that are not frozen."""
 
-    def serving_order(self, side: str, ndim: int) -> tuple[int, ...]:
-        """The order in which to store a frozen operand: what it sums over comes last.
 
-        A few rows by a 4096 x 4096 kernel take a CPU half the time that way.
-        """
-        contracting = sorted(self.contracting(side))
-        others = (axis for axis in range(ndim) if axis not in contracting)
-        return (*others, *contracting)
+class Frozen(NamedTuple):
+    """A frozen weight of a module."""
+
+    name: str
+    site: Site
+    entry: Mapping[str, Any]
 
 
 class AqtContraction(nn.Module):
     """A child that Flax attaches to the module whose method is running.
 
-    That is all it is for: its parent is the caller, and its scope, named in order of
-    the calls like that of any child, is where the caller's frozen weights lie.
+    That is all it is for: its parent is the caller, in whose scope the frozen weights
+    lie.
     """
 
     def __post_init__(self):
         # Flax may refuse the child, but has told the parent by then. It is the one
         # public way to the module that is running: should Flax come to check first,
-        # `find_scope` returns None, nothing is frozen, and the tests of this file fail.
-        try:
+        # `find_caller` returns None, nothing is frozen, and the tests of this file
+        # fail.
+        refusals = errors.AssignSubModuleError, errors.NameInUseError
+        with contextlib.suppress(*refusals):
             super().__post_init__()
-        except errors.AssignSubModuleError:
-            object.__setattr__(self, "refusal", "not compact")
-        except errors.NameInUseError:
-            object.__setattr__(self, "refusal", "name in use")
 
 
-def find_scope(function: Any, name: str | None) -> Scope | None:
-    """The scope for the frozen weights of the running call of `function`.
+class Caller(NamedTuple):
+    """The module that made a call."""
 
-    Args:
-        function: the object that the module called.
-        name: the scope's name; None derives one.
+    scope: Scope
+    module: nn.Module
+    is_inside: bool
+    """Whether variables can leave: not inside a `jax.jit` or another transformation of
+    its own that Flax does not know, such as the one in `jnp.einsum`."""
 
-    Returns:
-        A scope below the calling module's; None where there is no calling module, or
-        where it is running inside a `jax.jit` or another transformation of its own
-        that Flax does not know, such as the one in `jnp.einsum`: variables cannot
-        leave it, and its trace may come from a cache.
-    """
-    child = AqtContraction(name=name)
-    caller = child.parent
-    if not isinstance(caller, nn.Module) or caller.scope is None:
+
+def find_caller() -> Caller | None:
+    """The module whose method is running; None outside of modules."""
+    module = AqtContraction().parent
+    if not isinstance(module, nn.Module) or module.scope is None:
         return None
-    if caller.scope.trace_level != tracers.current_trace():
-        return None
-    if child.scope is not None:
-        return child.scope
-    refusal = getattr(child, "refusal", None)
-    if name is None and refusal == "name in use":
-        # Two modules that share a scope (nn.share_scope) count their children apart.
-        return caller.scope.push(prefix=f"{AqtContraction.__name__}_")
-    if name is None:
-        # Without @nn.compact there is no order of calls to name children by; what is
-        # stable is the attribute that holds the function.
-        name = _attribute_of(caller, function) or type(function).__name__
-    return caller.scope.push(name, reuse=True)
+    inside = module.scope.trace_level == tracers.current_trace()
+    return Caller(module.scope, module, inside)
 
 
-def _attribute_of(caller: nn.Module, function: Any) -> str | None:
-    """The name of the attribute that holds a function, or holds it in a container."""
-    for attribute, value in vars(caller).items():
-        if value is function:
-            return attribute
-        if isinstance(value, Mapping):
-            entries = list(value.items())
-        elif isinstance(value, tuple | list):
-            entries = list(enumerate(value))
-        else:
-            continue
-        for key, entry in entries:
-            if entry is function:
-                return f"{attribute}_{key}"
+def frozen_weights(scope: Scope) -> list[Frozen]:
+    """The frozen weights of a module, unboxed."""
+    entries = scope.variables().get(COLLECTION, {})
+    return [
+        Frozen(name, entry["site"], nn.meta.unbox(entry))
+        for name, entry in entries.items()
+        if isinstance(entry, Mapping) and isinstance(entry.get("site"), Site)
+    ]
+
+
+def describe(scope: Scope) -> str:
+    """The path of a module, for error messages."""
+    return scope.path_text or "/"
+
+
+def has_float_parameter(scope: Scope, size: int) -> bool:
+    """Whether a module has a float parameter of at least so many elements."""
+    return any(
+        getattr(nn.meta.unbox(value), "size", 0) >= size
+        for value in scope.variables().get("params", {}).values()
+        if not isinstance(value, FrozenKernel | Mapping)
+    )
+
+
+def frozen_parameter(scope: Scope, x: Any) -> str | None:
+    """The name of a frozen parameter of a module that an operand may be made of."""
+    for name, value in scope.variables().get("params", {}).items():
+        if isinstance(value, FrozenKernel) and math.prod(value.shape) == x.size:
+            return name
     return None
 
 
-def check_removed(scope: Scope, stored: Site) -> None:
+def check_removed(scope: Scope, weight: Frozen) -> None:
     """Refuses frozen weights beside the float parameters that they were made of.
 
     Raises:
         ValueError: if a parameter that the conversion replaced is there again.
     """
-    parent = scope.parent
-    if parent is None:
+    if weight.site.identity is None:
         return
-    params = parent.variables().get("params", {})
-    for name in stored.removed:
-        if name in params and not isinstance(params[name], FrozenKernel):
+    params = scope.variables().get("params", {})
+    for name in weight.site.made_of:
+        value = params.get(name)
+        if value is not None and not isinstance(value, FrozenKernel | Mapping):
             raise ValueError(
-                f"parameter {name!r} of {parent.path_text or '/'} is a float, "
-                "but the frozen weights that were made of it are there too and would "
-                "be used in its place; convert the float variables again"
+                f"parameter {name!r} of {describe(scope)} is a float, but the frozen "
+                "weights that were made of it are there too and would be used in its "
+                "place; convert the float variables again"
             )
 
 
-def check_no_frozen_kernel(scope: Scope | None, why: str) -> None:
+def check_no_frozen_kernel(
+    scope: Scope | None, operands: tuple[Any, ...], why: str
+) -> None:
     """Refuses to contract a kernel that was frozen as if it were a float.
 
     Raises:
-        ValueError: if the calling module has a `FrozenKernel` among its parameters.
+        ValueError: if the calling module has a `FrozenKernel` of an operand's size.
     """
-    if scope is None or scope.parent is None:
+    if scope is None:
         return
-    for name, value in scope.parent.variables().get("params", {}).items():
-        if isinstance(value, FrozenKernel):
+    for x in operands:
+        name = frozen_parameter(scope, x)
+        if name is not None:
             raise ValueError(
-                f"parameter {name!r} of {scope.parent.path_text or '/'} is frozen (it "
-                f"was {value.dtype} of shape {value.shape}), but {why}. Serve with the "
-                "model, config and variables of the conversion"
+                f"parameter {name!r} of {describe(scope)} is frozen, but {why}. Serve "
+                "with the model, config and variables of the conversion"
             )

@@ -73,7 +73,7 @@ def test_convert_and_show(folder, capsys):
     assert_same(checkpoint.load_serving("out"), wanted)
     assert cli.main(["show", "out"]) == 0
     shown = capsys.readouterr().out
-    assert "Dense_2/AqtContraction_0/rhs" in shown and "int8" in shown
+    assert "Dense_2/kernel/rhs" in shown and "int8" in shown
     assert cli.main(["show", "out", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["weights"]) == 3 and data["kept"] == 3

@@ -95,7 +95,7 @@ def test_logical_names(tmp_path):
     rules = (("embed", None), ("mlp", "model"))
     loaded = checkpoint.load_serving(tmp_path / "out", model, mesh=mesh, rules=rules)
     assert_same(loaded, convert(model, variables, X))
-    rhs = nn.meta.unbox(loaded["aqt"]["AqtContraction_0"]["rhs"])
+    rhs = nn.meta.unbox(loaded["aqt"]["kernel"]["rhs"])
     assert rhs.qvalue.sharding.spec == P("model", None)
     assert rhs.scale.sharding.spec == P("model", None)
 
@@ -121,7 +121,7 @@ def test_four_devices(tmp_path):
         mesh = jax.make_mesh((4,), ("model",))
         for path in sys.argv[2:]:
             serving = checkpoint.load_serving(path, MODEL, mesh=mesh)
-            rhs = nn.meta.unbox(serving["aqt"]["AqtContraction_0"]["rhs"])
+            rhs = nn.meta.unbox(serving["aqt"]["kernel"]["rhs"])
             for leaf, shape in ((rhs.qvalue, (6, 8)), (rhs.scale, (6, 1))):
                 shapes = [shard.data.shape for shard in leaf.addressable_shards]
                 assert shapes == [shape] * 4, (leaf.shape, shapes)

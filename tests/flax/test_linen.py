@@ -22,6 +22,7 @@ from tests.flax.support import (
     X,
     apply,
     assert_equal,
+    check_served,
     init,
 )
 
@@ -208,11 +209,9 @@ def test_two_names_are_two_sites(cls):
 
 
 @pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
-def test_one_instance_for_two_weights_names_the_remedy(cls):
+def test_one_instance_for_two_weights(cls):
     one = cls(INT8)
-    model = TwoWeights((one, one))
-    with pytest.raises(ValueError, match="with a name of its own"):
-        convert(model, init(model, X), X)
+    check_served(TwoWeights((one, one)), X, frozen=2)
 
 
 def test_a_named_instance_called_twice_in_a_compact_method():

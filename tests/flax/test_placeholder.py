@@ -1,3 +1,5 @@
+import itertools
+import math
 import pickle
 
 import jax
@@ -7,7 +9,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from aqtlite.flax import AqtDotGeneral, FrozenKernel, QuantMode, convert
+from aqtlite.flax import AqtDotGeneral, FrozenKernel, QuantMode, convert, identity
+from aqtlite.flax.placeholder import sliced_axes
 from tests.flax import models
 from tests.flax.support import DG, INT8, X, init
 
@@ -22,11 +25,62 @@ def test_is_a_static_pytree_node():
     assert pickle.loads(pickle.dumps(KERNEL)) == KERNEL
 
 
-def test_unboxes_to_nan():
-    value = nn.meta.unbox({"kernel": KERNEL})["kernel"]
-    assert value.shape == (3, 5, 7)
-    assert value.dtype == jnp.bfloat16
-    assert jnp.isnan(value).all()
+@pytest.mark.parametrize(
+    ("shape", "sliced"),
+    [((3, 5, 7), ()), ((8, 8), ()), ((3, 8, 8), (True, False, False)), ((1, 6), ())],
+)
+def test_whoever_contracts_it_gets_nan(shape, sliced):
+    kernel = FrozenKernel(shape, np.dtype("bfloat16"), 4, sliced)
+    value = nn.meta.unbox({"kernel": kernel})["kernel"]
+    assert value.shape == shape and value.dtype == jnp.bfloat16
+    assert not jnp.isnan(value[(0,) * len(shape)])
+    assert jnp.isnan(value.sum())
+    for axis, size in enumerate(shape):
+        assert jnp.isnan(jnp.tensordot(value, jnp.ones((size, 2)), (axis, 0))).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_parameters_have_numbers_of_their_own(dtype):
+    kernels = [FrozenKernel((2,), np.dtype(dtype), i) for i in range(500)]
+    numbers = sorted({float(kernel.unbox()[0]) for kernel in kernels})
+    assert len(numbers) == 500
+    for a, b in itertools.pairwise(numbers):
+        assert b - a >= 2**-7 * min(abs(a), abs(b))
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 8, 8), (8, 8, 8), (4, 4, 8, 8)])
+def test_transposed_placeholders_differ(shape):
+    value = FrozenKernel(shape, np.dtype("float32")).unbox()
+    seen = set()
+    for order in itertools.permutations(range(len(shape))):
+        turned = value.transpose(order)
+        if turned.shape == shape:
+            seen.add(identity.from_values(identity.corners(turned)))
+    sizes = [shape.count(size) for size in set(shape)]
+    assert len(seen) == math.prod(math.factorial(count) for count in sizes)
+
+
+def test_slices_of_a_placeholder_differ():
+    stack = FrozenKernel(
+        (3, 8, 8), np.dtype("float32"), 7, sliced_axes((3, 8, 8), [(8, 8)])
+    ).unbox()
+    assert sliced_axes((8, 24), [(8, 24)]) == ()
+    joined = FrozenKernel(
+        (8, 24), np.dtype("float32"), 7, sliced_axes((8, 24), [(8, 8)])
+    ).unbox()
+    for parts in (stack, joined.reshape(8, 3, 8).swapaxes(0, 1)):
+        found = [identity.from_values(identity.corners(part)) for part in parts]
+        assert None not in found and len(set(found)) == 3
+
+
+def test_large_stacks_have_small_literals():
+    sliced = sliced_axes((4096, 12288), [(4096, 4096)])
+    text = str(
+        jax.make_jaxpr(
+            FrozenKernel((4096, 12288), np.dtype("float32"), 0, sliced).unbox
+        )()
+    )
+    assert "f32[12288]" in text
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, -1, -2, -3])

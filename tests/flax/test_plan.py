@@ -66,4 +66,8 @@ def test_keep_float():
     assert [weight.path[0] for weight in planned.weights] == ["Dense_0", "Dense_2"]
     kept = planned.serving["params"]["Dense_1"]["kernel"]
     assert kept.shape == variables["params"]["Dense_1"]["kernel"].shape
-    assert "rhs" not in planned.serving["aqt"]["Dense_1"]["AqtContraction_0"]
+    assert "Dense_1" not in planned.serving["aqt"]
+    assert [one.path for one in planned.report.parameters if one.is_frozen] == [
+        "Dense_0/kernel",
+        "Dense_2/kernel",
+    ]

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite.flax import program
 
@@ -121,3 +122,57 @@ def test_cut_goes_into_a_scan():
 
     _, kept = program.cut(_trace(function, jnp.float32(1), jnp.ones(3)), [1])
     assert kept == [1]
+
+
+def test_a_reduction_is_not_a_call():
+    """Its computation has as many inputs and outputs as the equation itself."""
+
+    def largest(x, w):
+        def combine(a, b):
+            keep = a[0] >= b[0]
+            return jnp.where(keep, a[0], b[0]), jnp.where(keep, a[1], b[1])
+
+        index = lax.iota(jnp.int32, 3)
+        value, at = lax.reduce((w, index), (-jnp.inf, jnp.int32(-1)), combine, (0,))
+        return x, value, at
+
+    w = jnp.array([1.0, 5.0, 2.0])
+    small, kept = program.cut(_trace(largest, jnp.ones(3), w), [1, 2])
+    assert kept == [1]
+    assert [float(v) for v in jax.extend.core.jaxpr_as_fun(small)(w)] == [5, 1]
+
+
+def _marked(x, w):
+    def mark(value, name):
+        return checkpoint_name(value, name)
+
+    y = mark(x * 2, "outside")
+    y = jax.jit(lambda y, w: y + mark(w, "called"))(y, w)
+    y, _ = lax.scan(lambda c, _: (mark(c, "carried") + w, None), y, None, length=2)
+    y = lax.cond(x.sum() > 0, lambda w: mark(w, "branch"), lambda w: w, w) + y
+    return lax.while_loop(lambda c: c.sum() < 9, lambda c: c + mark(w, "loop"), y)
+
+
+def test_marks():
+    whole = _trace(_marked, jnp.ones(3), jnp.ones(3))
+    found = program.marked_values(whole)
+    assert {name: set(one.dependencies) for name, one in found.items()} == {
+        "outside": {0},
+        "called": {1},
+        "carried": {0, 1},
+        "branch": {1},
+        "loop": {1},
+    }
+    opaque = {name for name, one in found.items() if one.is_opaque}
+    assert opaque == {"branch", "loop"}
+
+
+def test_dependencies_without_marked_values():
+    def function(x, w):
+        w = checkpoint_name(w, "weight")
+        return lax.scan(lambda c, _: (c + w, c), x, None, length=2)
+
+    whole = _trace(function, jnp.ones(3), jnp.ones(3))
+    carry, stack = program.output_dependencies(whole, without={"weight"})
+    assert carry == stack == {0}
+    assert program.output_dependencies(whole)[0] == {0, 1}

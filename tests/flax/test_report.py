@@ -1,0 +1,282 @@
+"""What cannot be frozen is quantized at every call, and said."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from absl import logging
+from flax import linen as nn
+from flax import nnx
+
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
+from tests.flax import models
+from tests.flax.support import (
+    DG,
+    INT8,
+    LAST_BY_FIRST,
+    NORMAL,
+    XX,
+    X,
+    apply,
+    assert_equal,
+    init,
+    placeholders,
+)
+
+EINSUM = AqtEinsum(INT8)
+
+
+class NestedApply(nn.Module):
+    """A tied head, as in many public models."""
+
+    def setup(self):
+        self.embed = nn.Embed(16, 8)
+        self.dense = nn.Dense(8, dot_general=DG)
+        self.head = nn.Dense(16, use_bias=False, dot_general=DG)
+
+    def __call__(self, x):
+        tokens = jnp.arange(4)
+        x = self.dense(self.embed(tokens) + x)
+        kernel = self.embed.embedding.T
+        return self.head.apply({"params": {"kernel": kernel}}, x)
+
+
+class Spectral(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        dense = nn.Dense(8, dot_general=DG)
+        return nn.SpectralNorm(dense)(x, update_stats=False)
+
+
+class Raw(nn.Module):
+    """A transformation of JAX's own inside a module."""
+
+    how: str
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("kernel", NORMAL, (8, 8))
+        if self.how == "scan":
+            step = lambda c, _: (EINSUM("bk,kn->bn", c, w), None)  # noqa: E731
+            return jax.lax.scan(step, x, None, length=2)[0]
+        how = {"jit": jax.jit, "vmap": jax.vmap, "remat": jax.checkpoint}[self.how]
+        return how(lambda row: EINSUM("...k,kn->...n", row, w))(x)
+
+
+class Branches(nn.Module):
+    """Layers in the branches of a lifted conditional, in structures of their own."""
+
+    how: str
+
+    @nn.compact
+    def __call__(self, x):
+        def one(module, x):
+            return nn.Dense(8, dot_general=DG, name="one")(x)
+
+        def two(module, x):
+            x = nn.Dense(8, dot_general=DG, name="two")(x)
+            return nn.Dense(8, dot_general=DG, name="three")(x)
+
+        if self.is_initializing():
+            return one(self, x) + two(self, x)
+        if self.how == "cond":
+            return nn.cond(x.sum() > 0, one, two, self, x)
+        return nn.switch((x.sum() > 0).astype(jnp.int32), [one, two], self, x)
+
+
+class Buffered(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        w = self.variable("constants", "w", lambda: jnp.eye(8) * 3)
+        self.param("bias", nn.initializers.zeros, (8,))
+        return DG(x, w.value, LAST_BY_FIRST)
+
+
+def _broadcast_scan(lifted):
+    def step(module, carry, x):
+        return carry, module(x)
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            scan = nn.scan(
+                step, variable_broadcast=lifted, split_rngs={"params": False}
+            )
+            return scan(nn.Dense(8, dot_general=DG), None, x)[1]
+
+    return Model()
+
+
+def _shared_vmap(axis):
+    return nn.vmap(
+        nn.Dense,
+        variable_axes={"params": None, "aqt": axis},
+        split_rngs={"params": False},
+    )(16, dot_general=DG)
+
+
+class Queries(nn.Module):
+    """Learned queries, broadcast to the batch."""
+
+    side: str
+
+    @nn.compact
+    def __call__(self, x):
+        queries = self.param("kernel", NORMAL, (3, 8))
+        queries = jnp.broadcast_to(queries, (len(x), 3, 8))
+        if self.side == "lhs":
+            return EINSUM("bqd,bkd->bqk", queries, x)
+        return EINSUM("bkd,bqd->bkq", x, queries)
+
+
+def _converted(model, x, **kwargs):
+    """Converted and served like the trained model; gives the report."""
+    variables = init(model, x)
+    reports = []
+    serving = convert(model, variables, x, report=reports.append, **kwargs)
+    assert_equal(apply(model, variables, x), apply(model, serving, x))
+    (report,) = reports
+    for name, tree in (("before", variables["params"]), ("after", serving)):
+        if name == "after":
+            tree = {k: tree[k] for k in ("params", "aqt") if k in tree}
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        assert size == getattr(report, f"bytes_{name}")
+    return variables, serving, report
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "stayed", "why"),
+    [
+        (NestedApply(), X, ["embed/embedding"], "nested Module.apply"),
+        (Spectral(), X, ["Dense_0/kernel"], "collection other than 'params'"),
+        *[
+            (Raw(how), X, ["kernel"], "jax.jit, jax.vmap or another transformation")
+            for how in ("scan", "jit", "vmap", "remat")
+        ],
+        *[
+            (
+                Branches(how),
+                X,
+                ["one/kernel", "three/kernel", "two/kernel"],
+                "nn.cond, nn.switch",
+            )
+            for how in ("cond", "switch")
+        ],
+        (_broadcast_scan("params"), XX, ["Dense_0/kernel"], "variable_broadcast="),
+        (_broadcast_scan(["params", "aqt"]), XX, [], ""),
+        (_shared_vmap(0), XX, ["kernel"], "larger than the parameters"),
+        (_shared_vmap(None), XX, [], ""),
+        (models.Transformed(INT8, "standardise"), X, ["w"], "mixes elements"),
+        (models.Tied(INT8), jnp.arange(6), [], ""),
+        *[
+            (Queries(side), x, ["kernel"], why)
+            for side in ("lhs", "rhs")
+            for x, why in (
+                (XX, "larger than the parameters"),
+                (XX[:1], "may be a batch"),
+            )
+        ],
+    ],
+)
+def test_what_stays_in_float(model, x, stayed, why):
+    variables, serving, report = _converted(model, x)
+    assert sorted(one.path for one in report.stayed_float) == stayed
+    assert all(why in one.why for one in report.stayed_float)
+    frozen = [one for one in report.parameters if one.is_frozen]
+    assert len(frozen) == len(placeholders(serving))
+    assert all(one.path in str(report) for one in (*frozen, *report.stayed_float))
+    if stayed:
+        with pytest.raises(ValueError, match=rf"(?s)strict.*{stayed[0]}: .*{why}"):
+            convert(model, variables, x, strict=True)
+    else:
+        convert(model, variables, x, strict=True)
+
+
+@pytest.mark.parametrize("axis", [0, None])
+def test_a_shared_layer_under_vmap_serves_other_batches(axis):
+    model = _shared_vmap(axis)
+    variables = init(model, XX)
+    serving = convert(model, variables, XX)
+    for x in (XX[:1], jnp.concatenate([XX, XX])):
+        assert_equal(apply(model, variables, x), apply(model, serving, x))
+
+
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_learned_queries_serve_other_batches(side, batch):
+    model = Queries(side)
+    variables = init(model, XX)
+    serving = convert(model, variables, XX[:batch])
+    assert_equal(apply(model, variables, XX), apply(model, serving, XX))
+
+
+def test_a_weight_of_another_collection():
+    variables, serving, report = _converted(Buffered(), X)
+    assert not report.stayed_float and "aqt" not in serving
+    (text,) = report.other_operands
+    assert "float32[8,8]" in text and text in str(report)
+    with pytest.raises(ValueError, match="strict"):
+        convert(Buffered(), variables, X, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "warns"), [(nn.Dense(24, dot_general=DG), False), (Spectral(), True)]
+)
+def test_what_stays_is_logged_once(model, warns, monkeypatch):
+    said = {"info": [], "warning": []}
+    for level, lines in said.items():
+        say = functools.partial(
+            lambda lines, text, *args: lines.append(text % args), lines
+        )
+        monkeypatch.setattr(logging, level, say)
+    convert(model, init(model, X), X)
+    assert (len(said["info"]), len(said["warning"])) == ((0, 1) if warns else (1, 0))
+    assert not warns or "Dense_0/kernel" in said["warning"][0]
+
+
+def test_a_parameter_that_is_read_elsewhere_is_said_to_stay():
+    _, _, report = _converted(models.Tied(INT8), jnp.arange(6))
+    (table,) = [p for p in report.parameters if p.path == "Embed_0/embedding"]
+    assert not table.is_frozen and "something else reads it" in table.why
+    assert table.bytes_after > table.bytes_before
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_serve_mode_initializes(abstract):
+    """As float variables, which `convert` then takes."""
+    model = nn.Dense(24, dot_general=AqtDotGeneral(INT8, QuantMode.SERVE))
+    if abstract:
+        made = jax.eval_shape(model.init, jax.random.key(0), X)
+        assert made["params"]["kernel"].shape == (8, 24)
+        return
+    variables = model.init(jax.random.key(0), X)
+    serving = convert(model, variables, X)
+    trained = nn.Dense(24, dot_general=DG)
+    assert_equal(apply(trained, variables, X), apply(model, serving, X))
+
+
+class NnxModel(nnx.Module):
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(8, 8, dot_general=DG, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+def test_an_nnx_module_behind_the_bridge_stays_in_float():
+    model = nnx.bridge.to_linen(NnxModel)
+    variables = model.init(jax.random.key(0), X)
+    reports = []
+    serving = convert(model, variables, X, report=reports.append)
+    assert_equal(model.apply(variables, X), model.apply(serving, X))
+    assert "NNX" in str(reports[0])
+
+
+def test_nnx_is_refused_clearly():
+    with pytest.raises(TypeError, match=r"takes a flax\.linen\.Module, got NnxModel"):
+        convert(NnxModel(rngs=nnx.Rngs(0)), {"params": {}}, X)
+    dense = nn.Dense(24, dot_general=DG)
+    serving = convert(dense, init(dense, X), X)
+    with pytest.raises(TypeError, match="no counterpart in NNX"):
+        nnx.bridge.variables.linen_vars_to_nnx_attrs(serving)
