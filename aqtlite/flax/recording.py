@@ -129,8 +129,9 @@ def quantize(cfg: config.DotGeneral, operand: Operand, x: Any) -> QTensor:
     """Quantizes an operand as its contraction does, stored in the order of serving."""
     tensor = cfg.fwd.lhs if operand.side == "lhs" else cfg.fwd.rhs
     path = f"fwd.{operand.side}"
-    quantized = operands.quantize(x, tensor, operand.contracting, path, None)
-    assert isinstance(quantized, QTensor)  # `quantized_sides` has only those.
+    quantized = operands.quantize(x, tensor, operand.contracting, path)
+    if quantized is None:
+        raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     return quantized.stored_in(operand.serving_order())
 
 
