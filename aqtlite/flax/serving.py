@@ -12,7 +12,7 @@ import numpy as np
 from flax.core import Scope
 from jax import lax
 
-from aqtlite import config
+from aqtlite import config, exact
 from aqtlite.flax import identity, site
 from aqtlite.flax.observing import Contraction
 from aqtlite.flax.site import Frozen, Operand
@@ -195,6 +195,9 @@ def _traced(
         # A float keeps its gradient. One of which a corner is NaN is a placeholder.
         return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
     scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
+    if any(weight.site.identity is None for weight in candidates):
+        # XLA cannot fold this comparison, and must not fuse it into what follows.
+        scale = exact.materialized(scale)
     names = ", ".join(weight.name for weight in candidates)
     scale = _without_gradient(f"{names} of {site.describe(scope)}", scale, x)
     return dataclasses.replace(frozen, scale=scale)
