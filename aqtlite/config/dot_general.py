@@ -205,10 +205,13 @@ class DotGeneralRaw(representation.CompactRepr):
                     f"axes share a scale; leave {side}.calib_shared_axes or local_aqt "
                     "None"
                 )
-        if not (self.lhs.is_quantized or self.rhs.is_quantized):
+        # What the forward quantized keeps its scale.
+        is_rhs_quantized = self.rhs.is_quantized and not self.rhs.use_fwd_quant
+        if not (self.lhs.is_quantized or is_rhs_quantized):
             raise ValueError(
                 "local_aqt would have no effect, because neither lhs nor rhs is "
-                "quantized; set lhs.numerics or rhs.numerics, or leave local_aqt None"
+                "quantized here; set lhs.numerics, or rhs.numerics without "
+                "rhs.use_fwd_quant, or leave local_aqt None"
             )
 
 

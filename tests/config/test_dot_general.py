@@ -134,6 +134,14 @@ def test_accepts(make):
             ValueError,
             "^local_aqt would have no effect",
         ),
+        (
+            {
+                "rhs": Tensor(numerics=INT8.numerics, use_fwd_quant=True),
+                "local_aqt": LocalAqt(contraction_axis_shard_count=2),
+            },
+            ValueError,
+            "^local_aqt would have no effect.* without rhs.use_fwd_quant",
+        ),
     ],
 )
 def test_raw_refuses(arguments, error, match):
