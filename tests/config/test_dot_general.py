@@ -136,6 +136,7 @@ def test_accepts(make):
         ),
         (
             {
+                "lhs": FLOAT,
                 "rhs": Tensor(numerics=INT8.numerics, use_fwd_quant=True),
                 "local_aqt": LocalAqt(contraction_axis_shard_count=2),
             },
