@@ -83,6 +83,13 @@ def convert(
         calls = [Call(*args, **kwargs)]
     elif args or kwargs:
         raise TypeError("convert takes either a call's arguments or calls=, not both")
+    elif not (isinstance(calls, list | tuple) and calls) or not all(
+        isinstance(call, Call) for call in calls
+    ):
+        raise TypeError(
+            "calls must be a list of aqtlite.flax.Call, such as "
+            f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "

@@ -53,6 +53,9 @@ class FrozenKernel(nn.meta.AxisMetadata):
     weights are slices along them."""
 
     def unbox(self) -> jax.Array:
+        if not any(self.sliced):
+            with jax.debug_nans(False):
+                return _with_corners(self.number, self.shape, self.dtype)
         strides = _strides(self.shape, self._sliced())
         steady = [
             axis for axis, size in enumerate(self.shape) if size > 1 > strides[axis]
@@ -136,6 +139,55 @@ class FrozenKernel(nn.meta.AxisMetadata):
         return self
 
 
+def _with_corners(number: int, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """NaN, but for the first element and the last one along each axis.
+
+    Along an axis of two there is no last one: whatever is summed over meets a NaN.
+    """
+    if not shape:
+        return jnp.asarray(_numbers(np.asarray(number)), dtype)
+    lasts = {
+        axis: float(_numbers(np.asarray(number + (axis + 1) * _PIECE)))
+        for axis, size in enumerate(shape)
+        if size > 2
+    }
+    return _slab(float(_numbers(np.asarray(number))), lasts, shape, 0, dtype)
+
+
+def _slab(
+    first: float,
+    lasts: dict[int, float],
+    shape: tuple[int, ...],
+    axis: int,
+    dtype: np.dtype,
+) -> jax.Array:
+    """The part of an array from an axis on, where all indices before are 0.
+
+    Args:
+        first: the first element.
+        lasts: the last element along axes from this one on.
+        shape: of the part.
+        axis: which one is the first of the part.
+        dtype: of the result.
+    """
+    size, *below = shape
+    if not below:
+        row = np.full(size, np.nan, np.float32)
+        row[0] = first
+        if axis in lasts:
+            row[-1] = lasts[axis]
+        return jnp.asarray(row.astype(dtype))
+    rest = tuple(below)
+    others = {a: value for a, value in lasts.items() if a > axis}
+    pieces = [_slab(first, others, rest, axis + 1, dtype)[None]]
+    count = size - 1 - (axis in lasts)
+    if count:
+        pieces.append(jnp.full((count, *rest), jnp.nan, dtype))
+    if axis in lasts:
+        pieces.append(_slab(lasts[axis], {}, rest, axis + 1, dtype)[None])
+    return lax.concatenate(pieces, 0)
+
+
 def sliced_axes(
     shape: tuple[int, ...], weight_shapes: Iterable[tuple[int, ...]]
 ) -> tuple[bool, ...]:
@@ -207,10 +259,15 @@ def _literal(
     float16 too. The first one tells 2,688 parameters apart.
     """
     position = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
-    code = (number + position * 2654435761) % _CODES
-    mantissa, rest = 1 + (code % _MANTISSAS) / _MANTISSAS, code // _MANTISSAS
-    values = np.ldexp(mantissa, rest // 2 % _EXPONENTS - 10) * (1 - 2 * (rest % 2))
+    values = _numbers(number + position * 2654435761)
     for axis, stride in enumerate(strides):
         index = np.arange(sizes[axis]).reshape(-1, *(1,) * (len(sizes) - axis - 1))
         values = np.where(index % stride == 0, values, np.nan)
     return values.astype(np.float32)
+
+
+def _numbers(codes: np.ndarray) -> np.ndarray:
+    """The number that each code stands for, of `_CODES` in all."""
+    codes = codes % _CODES
+    mantissa, rest = 1 + (codes % _MANTISSAS) / _MANTISSAS, codes // _MANTISSAS
+    return np.ldexp(mantissa, rest // 2 % _EXPONENTS - 10) * (1 - 2 * (rest % 2))

@@ -364,3 +364,45 @@ def test_parts_of_one_kernel():
             return q + k * v
 
     check_served(Fused(), X, frozen=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.at[:, -1].set(w[:, 1]),
+        lambda w: w.at[-1].set(w[1]),
+        lambda w: w[:8].repeat(2, 0),
+        lambda w: jnp.tile(w[:8], (2, 1)),
+        lambda w: jnp.concatenate([w[:1], w[:0:-1]]),
+        lambda w: jnp.roll(w, 1, 1),
+    ],
+)
+def test_changes_that_reach_a_corner(change):
+    """Of a call that was not converted: NaN in its output, or an error when eager."""
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x, is_changed=False):
+            w = self.param("w", NORMAL, (16, 16))
+            return AqtEinsum(INT8)("bk,kn->bn", x, change(w) if is_changed else w)
+
+    model, x = Model(), jnp.ones((2, 16))
+    serving = convert(model, init(model, x), x)
+    served = jax.jit(model.apply, static_argnums=2)(serving, x, True)
+    assert jnp.isnan(served).all()
+    with pytest.raises(ValueError, match="holds NaN"):
+        model.apply(serving, x, True)
+
+
+def test_a_float_layer_contracts_nothing_but_nan():
+    model = nn.Dense(12, dot_general=DG)
+    x = jnp.ones((3, 24))
+    serving = convert(model, init(model, x), x)
+    assert jnp.isnan(nn.Dense(12).apply(serving, x)).all()
+
+
+@pytest.mark.parametrize("calls", [[], [X], Call(X)])
+def test_what_is_not_a_list_of_calls(calls):
+    model = nn.Dense(12, dot_general=DG)
+    with pytest.raises(TypeError, match="calls must be a list of aqtlite.flax.Call"):
+        convert(model, init(model, X), calls=calls)

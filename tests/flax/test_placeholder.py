@@ -36,7 +36,9 @@ def test_whoever_contracts_it_gets_nan(shape, sliced):
     assert not jnp.isnan(value[(0,) * len(shape)])
     assert jnp.isnan(value.sum())
     for axis, size in enumerate(shape):
-        assert jnp.isnan(jnp.tensordot(value, jnp.ones((size, 2)), (axis, 0))).any()
+        summed = jnp.isnan(jnp.tensordot(value, jnp.ones((size, 2)), (axis, 0)))
+        assert summed.any()
+        assert summed.all() or sliced or size == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
