@@ -33,6 +33,8 @@ def product(x: jax.Array, scale: jax.Array) -> jax.Array:
         x: float32.
         scale: float32 that broadcasts to x, positive or NaN.
     """
+    # Broadcast once: the partitioner of a mesh moves it between devices once, too.
+    scale = jnp.broadcast_to(scale, x.shape)
     words = lax.bitcast_convert_type(x * scale, jnp.uint32)
     zero = lax.bitcast_convert_type(scale, jnp.uint32) >> 31
     return lax.bitcast_convert_type(words | zero, jnp.float32)
