@@ -55,7 +55,8 @@ def contractions(draw, backward=False, reuse=False):
     tiles = backward and draw(st.booleans())
     lhs = draw(tensors(noise=backward, own_axes=not tiles))
     rhs = draw(tensors(use_fwd_quant=reuse and draw(st.booleans()), own_axes=not tiles))
-    tiles = tiles and (lhs.is_quantized or rhs.is_quantized)
+    is_rhs_quantized = rhs.is_quantized and not rhs.use_fwd_quant
+    tiles = tiles and (lhs.is_quantized or is_rhs_quantized)
     return config.DotGeneralRaw(
         lhs=lhs,
         rhs=rhs,
