@@ -88,3 +88,15 @@ def float32(x: jax.Array) -> jax.Array:
         normal = lax.reduce_precision(wide, exponent_bits=5, mantissa_bits=10)
         return jnp.where(jnp.abs(wide) < 2.0**-14, steps * 2.0**-24, normal)
     return wide
+
+
+def nearest_integer(x: jax.Array) -> jax.Array:
+    """float32 to int32, half to even.
+
+    x must be within 2^22; NaN gives some integer or other. Floats from 2^23 to 2^24 are
+    the integers, in the order of their bits: adding 1.5 * 2^23 rounds x, and leaves it
+    in the lowest bits. A conversion, which looks for NaN and overflow, takes longer.
+    """
+    anchor = np.float32(1.5 * 2.0**23)
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
+    return bits - anchor.view(np.int32)

@@ -62,10 +62,7 @@ def of_floats(
     exponent = jnp.clip(exponent - fraction_bits, 1, 253)
     unit = lax.bitcast_convert_type(exponent << 23, jnp.float32)
     reciprocal = lax.bitcast_convert_type((254 - exponent) << 23, jnp.float32)
-    # Floats from 2^23 to 2^24 are integers, in the order of their bits.
-    anchor = np.float32(1.5 * 2.0**23)
-    fixed = lax.bitcast_convert_type(x * reciprocal + anchor, jnp.int32)
-    fixed = fixed - anchor.view(np.int32)
+    fixed = exact.nearest_integer(x * reciprocal)
     is_finite = bound <= jnp.finfo(jnp.float32).max
     return of_integers(fixed, count), jnp.where(is_finite, unit, jnp.nan)
 

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from aqtlite import exact
 from aqtlite.numerics import base
 
 
@@ -133,7 +133,7 @@ class IntSymmetric(base.Numerics):
                 raise ValueError("stochastic rounding needs random bits, got None")
             whole = self._round_stochastically(clipped, noise)
         elif self.preserve_zero:
-            whole = _nearest_integer(clipped)
+            whole = exact.nearest_integer(clipped)
         else:
             whole = jnp.floor(clipped)
         if not self.preserve_zero:
@@ -149,7 +149,7 @@ class IntSymmetric(base.Numerics):
         2^-31, also for elements far below a step.
         """
         position = clipped if self.preserve_zero else clipped - np.float32(0.5)
-        nearest = _nearest_integer(position)
+        nearest = exact.nearest_integer(position)
         rest = position - nearest.astype(jnp.float32)
         moves = _uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
         return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
@@ -163,15 +163,3 @@ class IntSymmetric(base.Numerics):
 def _uniform_31(noise: jax.Array) -> jax.Array:
     """31 of 32 random bits as a float32 from 0 to 2^31."""
     return (noise >> 1).astype(jnp.int32).astype(jnp.float32)
-
-
-def _nearest_integer(x: jax.Array) -> jax.Array:
-    """float32 to int32, half to even.
-
-    x must be within 2^22; NaN gives some integer or other. Floats from 2^23 to 2^24 are
-    the integers, in the order of their bits: adding 1.5 * 2^23 rounds x, and leaves it
-    in the lowest bits. A conversion, which looks for NaN and overflow, takes longer.
-    """
-    anchor = np.float32(1.5 * 2.0**23)
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
-    return bits - anchor.view(np.int32)
