@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,15 @@ from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.checkpoint.names import name_of, path_name, plain
 from aqtlite.checkpoint.sources import Source
-from aqtlite.flax import plan as plan_lib
-from aqtlite.flax import report as report_lib
-from aqtlite.flax import tracing
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import COLLECTION, Site
+from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.jaxpr import tracing
 from aqtlite.qtensor import QTensor
+from aqtlite.serving import report as report_lib
+from aqtlite.serving.call_site import COLLECTION, CallSite
+from aqtlite.serving.conversion import WeightFreezer
+from aqtlite.serving.model import Parameter
 
 _PARAMS = "params"
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
@@ -56,9 +60,9 @@ def job_from_model(
     params = [name for name in origin if name.startswith(f"{_PARAMS}/")]
     unused = set(keep_float)
 
-    def keep(path: tuple[str, ...], inputs: tuple[int, ...]) -> bool:
+    def keep(path: tuple[str, ...], inputs: tuple[Parameter, ...]) -> bool:
         own = name_of((COLLECTION, *path))
-        named = [plain(name) for name in (own, *(params[i] for i in inputs))]
+        named = [plain(name) for name in (own, *(params[p.number] for p in inputs))]
         named += [name.removeprefix(f"{_PARAMS}/") for name in named]
         matching = {
             pattern
@@ -68,20 +72,25 @@ def job_from_model(
         unused.difference_update(matching)
         return bool(matching)
 
-    plan = plan_lib.plan(model, variables, args, kwargs, keep)
+    plan = linen_convert.plan(model, variables, [Call(*args, **kwargs)])
+    plan = plan.keep_float([w.path for w in plan.weights if keep(w.path, w.parameters)])
+    serving, report = plan.run()
+    freezer = WeightFreezer()
     if unused:
-        weights = ", ".join(params[i] for w in plan.weights[:8] for i in w.inputs)
+        weights = ", ".join(
+            params[p.number] for w in plan.weights[:8] for p in w.parameters
+        )
         raise CheckpointError(
             f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
         )
-    report_lib.log(plan.report)
-    nodes, stored = describe(plan.serving)
+    report_lib.log(report)
+    nodes, stored = describe(serving)
     frozen = {path: node for path, node in nodes.items() if isinstance(node, Frozen)}
     tasks = []
     for weight in plan.weights:
         path = name_of((COLLECTION, *weight.path))
         node = frozen[path]
-        inputs = [params[i] for i in weight.inputs]
+        inputs = [params[p.number] for p in weight.parameters]
         nodes[path] = dataclasses.replace(
             node,
             origin={name: arrays[origin[name]] for name in inputs},
@@ -99,7 +108,9 @@ def job_from_model(
                     f"{name} is {arrays[name]}; weights are converted from "
                     f"{', '.join(dtype.name for dtype in _FLOATS)}"
                 )
-        tasks.append(Task(path, sources, fields, weight.make))
+        tasks.append(
+            Task(path, sources, fields, functools.partial(freezer.freeze, weight))
+        )
     # In the order in which a target is written.
     tasks.sort(key=lambda task: task.path.split("/"))
     copies = {
@@ -118,11 +129,11 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
     arrays: dict[str, Stored] = {}
 
     def is_node(x: Any) -> bool:
-        return isinstance(x, QTensor | Site) or nn.meta.is_axis_metadata(x)
+        return isinstance(x, QTensor | CallSite) or nn.meta.is_axis_metadata(x)
 
     for key_path, node in jax.tree_util.tree_flatten_with_path(serving, is_node)[0]:
         path = path_name(key_path)
-        if isinstance(node, Site | FrozenKernel):
+        if isinstance(node, CallSite | FrozenKernel):
             nodes[path] = node
             continue
         named = {
@@ -152,7 +163,9 @@ def abstract_variables(
         }
         return model.init(jax.random.key(0), *call_args, **init_kwargs)
 
-    flat, inputs = tracing.of_inputs(init, (args, dict(kwargs)), tracing.is_array)
+    flat, inputs = tracing.close_over_constants(
+        init, (args, dict(kwargs)), tracing.is_array
+    )
     shapes = jax.eval_shape(flat, inputs)
     return {name: value for name, value in shapes.items() if name != COLLECTION}
 

@@ -18,7 +18,7 @@ from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored, Value
 from aqtlite.checkpoint.names import plain
 from aqtlite.checkpoint.sources import Source
-from aqtlite.flax.plan import Made, signal_and_noise
+from aqtlite.serving.conversion import FrozenWeight, signal_and_noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +156,9 @@ def _task(name: str, info: ArrayInfo, rule: Rule) -> tuple[Task, Frozen]:
     return Task(name, (name,), fields, make), node
 
 
-def _make(x: jax.Array, *, tensor, axes, order) -> Made:
+def _make(x: jax.Array, *, tensor, axes, order) -> FrozenWeight:
     qtensor = aqtlite.quantize(x, tensor, axes).stored_in(order)
-    return Made(qtensor, *signal_and_noise(x, qtensor))
+    return FrozenWeight(qtensor, *signal_and_noise(x, qtensor))
 
 
 def grid_name(tensor: config.Tensor) -> str:

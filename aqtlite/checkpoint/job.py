@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.manifest import Manifest
-from aqtlite.flax.plan import Made
+from aqtlite.serving.conversion import FrozenWeight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Task:
     fields: Mapping[str, tuple[str, ArrayInfo]]
     """Of "qvalue" and "scale", the name in the target, and what is stored there."""
 
-    make: Callable[..., Made]
+    make: Callable[..., FrozenWeight]
     """Takes the inputs."""
 
 

@@ -22,10 +22,11 @@ from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Value
 from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.report import Report, report_of
 from aqtlite.checkpoint.sources import Source, open_source
-from aqtlite.flax import plan as plan_lib
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import COLLECTION, Site
+from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.qtensor import QTensor
+from aqtlite.serving.call_site import COLLECTION, CallSite
 
 
 def load_serving(
@@ -194,20 +195,19 @@ def _abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
     frozen = {path for path, node in manifest.nodes.items() if isinstance(node, Frozen)}
     try:
         template = from_model.abstract_variables(model, args, kwargs)
-        plan = plan_lib.plan(
-            model,
-            _with_stored_dtypes(template, manifest),
-            args,
-            kwargs,
-            lambda path, _: name_of((COLLECTION, *path)) not in frozen,
-        )
+        variables = _with_stored_dtypes(template, manifest)
+        plan = linen_convert.plan(model, variables, [Call(*args, **kwargs)])
+        paths = [weight.path for weight in plan.weights]
+        serving, _ = plan.keep_float(
+            [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
+        ).run()
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"{where} is of another model, {_short(manifest.model)}: this one, "
             f"{_short(repr(model))}, fails with the sample inputs of the conversion: "
             f"{error}"
         ) from error
-    nodes, arrays = from_model.describe(plan.serving)
+    nodes, arrays = from_model.describe(serving)
     differences = [
         _difference(path, manifest.nodes.get(path), nodes.get(path))
         for path in sorted({*manifest.nodes, *nodes})
@@ -222,7 +222,7 @@ def _abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
         raise CheckpointError(
             f"{where} is of another model than this one: {_few(differences)}"
         )
-    return plan.serving
+    return serving
 
 
 def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:
@@ -247,14 +247,14 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         sides = ("the model", "the checkpoint")
         has, lacks = sides if stored is None else reversed(sides)
         return f"{has} has {path} and {lacks} has not"
-    if isinstance(stored, Site) and isinstance(wanted, Site):
+    if isinstance(stored, CallSite) and isinstance(wanted, CallSite):
         changes = list(config.differences(stored.cfg, wanted.cfg))
         if changes:
             return f"the config of {path}, checkpoint against model: {_few(changes)}"
         changes = [
             f"{field.name} {getattr(stored, field.name)} against "
             f"{getattr(wanted, field.name)}"
-            for field in dataclasses.fields(Site)
+            for field in dataclasses.fields(CallSite)
             if getattr(stored, field.name) != getattr(wanted, field.name)
             and field.name != "identity"
         ]

@@ -19,8 +19,8 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import check_tree
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import Operand, Site
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.serving.call_site import CallSite, Operand
 
 FORMAT = 2
 """Grows when a manifest is written that older versions cannot read."""
@@ -68,7 +68,7 @@ class Frozen:
     noise."""
 
 
-Node = Plain | Value | Frozen | FrozenKernel | Site
+Node = Plain | Value | Frozen | FrozenKernel | CallSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "number": node.number,
                 "sliced": node.sliced,
             }
-        case Site():
+        case CallSite():
             if node.cfg not in configs:
                 configs.append(node.cfg)
             return {
@@ -282,7 +282,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
         case "site":
             info = _decode_info(data)
             identity = data["identity"]
-            return Site(
+            return CallSite(
                 cfg=configs[data["config"]],
                 operand=Operand(
                     str(data["side"]),

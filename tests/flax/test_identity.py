@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, Call, convert
-from aqtlite.flax import serving as serving_lib
+from aqtlite.serving import lookup
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -267,9 +267,9 @@ def test_nothing_of_the_comparison_is_compiled(model, args, monkeypatch):
     assert "conditional" not in text
 
     def known(scope, candidates, operand, x):
-        return candidates[0].entry[operand.side]
+        return candidates[0].values[operand.side]
 
-    monkeypatch.setattr(serving_lib, "_traced", known)
+    monkeypatch.setattr(lookup, "_traced", known)
     if not isinstance(model, models.Loop | CrossAttention):
         assert text.count(" = ") == compiled().count(" = ")
 

@@ -8,7 +8,8 @@ import pytest
 from flax import linen as nn
 
 from aqtlite import config
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, observing, site
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert
+from aqtlite.flax.linen import caller, recording
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, apply, init
 
@@ -18,7 +19,7 @@ def _serving(model, x=X):
 
 
 def test_no_caller_outside_a_module():
-    assert site.find_caller() is None
+    assert caller.find_caller() is None
     assert DG(X, X.T, LAST_BY_FIRST).shape == (4, 4)
 
 
@@ -27,7 +28,7 @@ def test_a_raw_transformation_shuts_the_caller_in(compact):
     found = []
 
     def look():
-        found.append(site.find_caller())
+        found.append(caller.find_caller())
         return jnp.zeros(())
 
     class Compact(nn.Module):
@@ -42,19 +43,19 @@ def test_a_raw_transformation_shuts_the_caller_in(compact):
             return jax.jit(look)()
 
     (Compact if compact else Plain)().apply({})
-    assert [caller.is_inside for caller in found] == [True, False]
+    assert [one.is_inside for one in found] == [True, False]
     assert found[0].scope is found[1].scope
 
 
-def test_observation_ends_with_its_block():
-    def observe(contraction, position):
+def test_recording_ends_with_its_block():
+    def recorder(contraction, caller, position):
         return contraction.lhs, contraction.rhs
 
-    assert not observing.is_observed()
-    with pytest.raises(KeyError), observing.observed_by(observe):
-        assert observing.is_observed()
+    assert not recording.is_recorded()
+    with pytest.raises(KeyError), recording.recorded_by(recorder):
+        assert recording.is_recorded()
         raise KeyError
-    assert not observing.is_observed()
+    assert not recording.is_recorded()
 
 
 def test_site_is_static():

@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from aqtlite.flax import program
+from aqtlite.jaxpr import dependencies, slicing
 
 
 def _trace(function, *args):
@@ -13,7 +13,7 @@ def _trace(function, *args):
 
 
 def _dependencies(function, *args):
-    return [set(d) for d in program.output_dependencies(_trace(function, *args))]
+    return [set(d) for d in dependencies.output_dependencies(_trace(function, *args))]
 
 
 def _scan_with_carry(x, w):
@@ -83,45 +83,45 @@ def test_cond_depends_on_its_predicate():
     assert deps == {0, 1}
 
 
-def test_cut_keeps_what_is_wanted():
+def test_slices_keeps_what_is_wanted():
     big = np.arange(3.0)
 
     def function(x, w, v):
         return jnp.sin(x) @ w, w * 2 + big, v, jnp.cos(v)
 
     whole = _trace(function, jnp.ones(3), jnp.ones(3), jnp.ones(3))
-    small, kept = program.cut(whole, [1, 3, 1])
-    assert kept == [1, 2]
-    values = jax.jit(jax.extend.core.jaxpr_as_fun(small))(jnp.ones(3), jnp.zeros(3))
-    for value, expected in zip(values, (2 + big, [1] * 3, 2 + big), strict=True):
-        np.testing.assert_array_equal(value, expected)
-    assert not any(eqn.primitive.name == "sin" for eqn in small.jaxpr.eqns)
+    part = slicing.slice_outputs(whole, {"first": [1, 3], "again": 1})
+    assert part.inputs == (1, 2)
+    values = jax.jit(part)(jnp.ones(3), jnp.zeros(3))
+    np.testing.assert_array_equal(values["first"][0], 2 + big)
+    np.testing.assert_array_equal(values["first"][1], [1] * 3)
+    np.testing.assert_array_equal(values["again"], 2 + big)
+    assert not any(eqn.primitive.name == "sin" for eqn in part.jaxpr.jaxpr.eqns)
 
 
-def test_cut_of_constants_and_inputs():
+def test_slices_of_constants_and_inputs():
     whole = _trace(lambda x, w: (w, 3.0, jnp.arange(4)), jnp.ones(3), jnp.ones(3))
-    small, kept = program.cut(whole, [0, 1, 2])
-    assert kept == [1]
-    w, three, _ = jax.extend.core.jaxpr_as_fun(small)(jnp.zeros(3))
+    part = slicing.slice_outputs(whole, [0, 1, 2])
+    assert part.inputs == (1,)
+    w, three, _ = part(jnp.zeros(3))
     assert float(three) == 3.0
     assert not w.any()
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint])
-def test_cut_goes_into_a_body(transform):
+def test_slices_goes_into_a_body(transform):
     whole = _trace(
         transform(lambda x, w: (jnp.sin(x), w * 2)), jnp.ones(3), jnp.ones(3)
     )
-    _, kept = program.cut(whole, [1])
-    assert kept == [1]
+    assert slicing.slice_outputs(whole, 1).inputs == (1,)
 
 
-def test_cut_goes_into_a_scan():
+def test_slices_goes_into_a_scan():
     def function(x, w):
         return lax.scan(lambda c, w: (c + w, w * 2), x, w)
 
-    _, kept = program.cut(_trace(function, jnp.float32(1), jnp.ones(3)), [1])
-    assert kept == [1]
+    whole = _trace(function, jnp.float32(1), jnp.ones(3))
+    assert slicing.slice_outputs(whole, 1).inputs == (1,)
 
 
 def test_a_reduction_is_not_a_call():
@@ -137,9 +137,9 @@ def test_a_reduction_is_not_a_call():
         return x, value, at
 
     w = jnp.array([1.0, 5.0, 2.0])
-    small, kept = program.cut(_trace(largest, jnp.ones(3), w), [1, 2])
-    assert kept == [1]
-    assert [float(v) for v in jax.extend.core.jaxpr_as_fun(small)(w)] == [5, 1]
+    part = slicing.slice_outputs(_trace(largest, jnp.ones(3), w), (1, 2))
+    assert part.inputs == (1,)
+    assert [float(v) for v in part(w)] == [5, 1]
 
 
 def _marked(x, w):
@@ -155,7 +155,7 @@ def _marked(x, w):
 
 def test_marks():
     whole = _trace(_marked, jnp.ones(3), jnp.ones(3))
-    found = program.marked_values(whole)
+    found = dependencies.named_values(whole)
     assert {name: set(one.dependencies) for name, one in found.items()} == {
         "outside": {0},
         "called": {1},
@@ -163,7 +163,7 @@ def test_marks():
         "branch": {1},
         "loop": {1},
     }
-    opaque = {name for name, one in found.items() if one.is_opaque}
+    opaque = {name for name, one in found.items() if one.is_in_branch}
     assert opaque == {"branch", "loop"}
 
 
@@ -173,6 +173,6 @@ def test_dependencies_without_marked_values():
         return lax.scan(lambda c, _: (c + w, c), x, None, length=2)
 
     whole = _trace(function, jnp.ones(3), jnp.ones(3))
-    carry, stack = program.output_dependencies(whole, without={"weight"})
+    carry, stack = dependencies.output_dependencies(whole, without={"weight"})
     assert carry == stack == {0}
-    assert program.output_dependencies(whole)[0] == {0, 1}
+    assert dependencies.output_dependencies(whole)[0] == {0, 1}

@@ -1,19 +1,21 @@
 """The serving conversion: float parameters in, frozen integer weights out."""
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import core as flax_core
 from flax import linen as nn
-from jax.extend import core
 
-from aqtlite.flax import conversion, partitioning, program
-from aqtlite.flax import report as report_lib
-from aqtlite.flax.conversion import Decision, Entry
-from aqtlite.flax.report import ConversionReport
-from aqtlite.flax.site import COLLECTION
-from aqtlite.flax.tracing import Call
+from aqtlite.flax.linen import partitioning
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
+from aqtlite.serving import conversion, planning
+from aqtlite.serving import report as report_lib
+from aqtlite.serving.call_site import COLLECTION, SITE
+from aqtlite.serving.planning import Plan, Weight
+from aqtlite.serving.report import ConversionReport
 
 
 def convert(
@@ -41,15 +43,15 @@ def convert(
     Args:
         model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
         variables: its trained variables, or their shapes (`jax.ShapeDtypeStruct`).
-        *args: what ``model.apply(variables, *args, **kwargs)`` takes in serving;
+        *args: the arguments of ``model.apply(variables, *args, **kwargs)`` in serving;
             arrays may be given as shapes.
         calls: in place of `args` and `kwargs`, several calls that will be served, such
             as prefill and decode: ``calls=[Call(x, memory), Call(x)]``. What any of
             them contracts is frozen, and a parameter is removed if none reads it.
         strict: raise if a weight cannot be frozen, rather than quantize it at every
             call.
-        report: called with a `ConversionReport`: what was frozen, what stayed in float,
-            and why. ``report=print`` prints a table.
+        report: a function that is called with the `ConversionReport`: what was frozen,
+            what stayed in float, and why. ``report=print`` prints a table.
         **kwargs: as `args`. `method`, `rngs` and `mutable` are `apply`'s.
 
     Returns:
@@ -95,11 +97,12 @@ def convert(
             f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "
             "modules cannot be converted"
         )
-    variables = checked(variables)
-    decision = conversion.decide(model, variables, calls, lambda path, inputs: False)
-    made = _freeze(decision.entries, variables["params"])
-    serving = assemble(variables, decision, made)
-    summary = report_lib.report_of(variables, decision, made)
+    if report is not None and not callable(report):
+        raise TypeError(
+            "report must be a function that takes a ConversionReport, such as "
+            f"report=print, got {report!r}"
+        )
+    serving, summary = plan(model, variables, calls).run()
     if strict:
         report_lib.check_all_frozen(summary)
     report_lib.log(summary)
@@ -108,8 +111,64 @@ def convert(
     return serving
 
 
-def checked(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Float variables, as plain dictionaries.
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """A planned conversion of a Linen model."""
+
+    variables: dict[str, Any]
+    """The float variables, or their shapes."""
+
+    plan: Plan
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The weights that will be frozen."""
+        return self.plan.weights
+
+    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
+        """Returns a conversion that leaves weights with these paths in float."""
+        return dataclasses.replace(self, plan=self.plan.keep_float(paths))
+
+    def run(self) -> tuple[dict[str, Any], ConversionReport]:
+        """Returns the serving variables, or their shapes, and what became of them."""
+        params, parameters = self.variables["params"], self.plan.model.parameters
+        values = dict(zip(parameters, jax.tree.leaves(params), strict=True))
+        stored = conversion.freeze(self.plan.weights, values)
+        boxes = partitioning.boxes_of(params, parameters)
+        collection: dict[str, Any] = {}
+        for weight, one in zip(self.plan.weights, stored, strict=True):
+            tree = collection
+            for step in weight.module:
+                tree = tree.setdefault(step, {})
+            boxed = partitioning.boxed(one, weight.site.operand.side, boxes)
+            tree[weight.name] = {SITE: weight.site, **boxed}
+        serving = {
+            **self.variables,
+            "params": with_frozen_kernels(params, self.plan.placeholders()),
+            **({COLLECTION: collection} if collection else {}),
+        }
+        return serving, report_lib.report_of(self.plan, stored)
+
+
+def plan(
+    model: nn.Module, variables: Mapping[str, Any], calls: Sequence[Call]
+) -> Conversion:
+    """Plans a conversion from traces alone.
+
+    Args:
+        model: as `convert` takes it.
+        variables: its float variables, or their shapes.
+        calls: that will be served.
+
+    Raises:
+        ValueError: as `convert` does.
+    """
+    variables = _check_variables(variables)
+    return Conversion(variables, planning.plan(LinenModel(model, variables, calls)))
+
+
+def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns float variables as plain dictionaries.
 
     Raises:
         ValueError: if they are none, or hold frozen weights.
@@ -126,63 +185,3 @@ def checked(variables: Mapping[str, Any]) -> dict[str, Any]:
             "convert takes the float variables of training"
         )
     return {name: flax_core.unfreeze(value) for name, value in variables.items()}
-
-
-def assemble(
-    variables: Mapping[str, Any], decision: Decision, made: Sequence[Any]
-) -> dict[str, Any]:
-    """The serving variables.
-
-    Args:
-        variables: the float variables.
-        decision: what to freeze.
-        made: what to store for each entry.
-    """
-    collection: dict[str, Any] = {}
-    for entry, stored in zip(decision.entries, made, strict=True):
-        tree = collection
-        for step in entry.path:
-            tree = tree.setdefault(step, {})
-        tree[entry.name] = stored
-    records = [entry.record for entry in decision.entries]
-    params = conversion.with_placeholders(
-        variables["params"], decision.removed, records
-    )
-    frozen = {COLLECTION: collection} if collection else {}
-    return {**variables, "params": params, **frozen}
-
-
-def _freeze(entries: Sequence[Entry], params: Any) -> list[dict[str, Any]]:
-    """Runs the parts of the programs that make the weights."""
-    leaves = jax.tree.leaves(params)
-    is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    made: dict[int, dict[str, Any]] = {}
-    traces = {id(entry.record.trace): entry.record.trace for entry in entries}
-    for trace in traces.values():
-        own = [i for i, entry in enumerate(entries) if entry.record.trace is trace]
-        outputs = [output for i in own for output in entries[i].outputs()]
-        cut, kept = program.cut(trace.program, outputs)
-        run, inputs = core.jaxpr_as_fun(cut), [leaves[i] for i in kept]
-        values = jax.eval_shape(run, *inputs) if is_abstract else jax.jit(run)(*inputs)
-        boxes = partitioning.boxes(cut, kept, params)
-        first = 0
-        for i in own:
-            last = first + len(entries[i].outputs())
-            made[i] = stored(entries[i], values[first:last], boxes[first:last])
-            first = last
-    return [made[i] for i in range(len(entries))]
-
-
-def stored(entry: Entry, values: Sequence[Any], boxes: Sequence[Any]) -> dict[str, Any]:
-    """What to store for an entry, boxed like the parameters that it is made of.
-
-    Args:
-        entry: the weight.
-        values: of the entry's outputs.
-        boxes: of the outputs, by `partitioning.boxes`.
-    """
-    side = entry.site.operand.side
-    result = entry.unflatten(values)
-    box = entry.unflatten(boxes)[side].qvalue
-    result[side] = partitioning.box_qtensor(result[side], box)
-    return result

@@ -1,15 +1,22 @@
-"""What stands in "params" where a float kernel was before it was frozen."""
+"""The values of a parameter that was frozen.
+
+A layer asks for its kernel before it calls `dot_general`. It gets a few numbers that no
+other parameter has, and NaN everywhere else. The numbers say which parameter,
+transposed, sliced or scaled in which way, a contraction was given
+(`aqtlite.serving.identity`); NaN shows wherever something else reads it.
+
+The values are small literals, broadcast along the other axes and joined. Whatever a
+contraction reads of them XLA folds to constants: nothing is left of them in a compiled
+program.
+"""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax import lax
 
 LARGEST_LITERAL = 2**16
@@ -21,122 +28,24 @@ _CODES = 2 * _MANTISSAS * _EXPONENTS
 _PIECE = 1013
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["shape", "dtype", "number", "sliced", "removed"],
-)
 @dataclasses.dataclass(frozen=True)
-class FrozenKernel(nn.meta.AxisMetadata):
-    """Holds no numbers: a pytree without leaves.
-
-    Flax layers ask for their kernel before they call `dot_general`. What they get is a
-    few numbers that no other parameter has, and NaN everywhere else. The numbers say
-    which parameter, transposed, sliced or scaled in which way, a contraction was given
-    (`aqtlite.flax.identity`); NaN shows wherever somebody else reads it.
-
-    The values are small literals, broadcast along the other axes and joined. What a
-    contraction reads of them XLA folds to constants: nothing is left of them in a
-    compiled program.
-    """
+class Placeholder:
+    """The static description of a parameter that was frozen."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     number: int = 0
-    """Which parameter: its place among the leaves of "params"."""
+    """Its place among the leaves of the parameters."""
 
     sliced: tuple[bool, ...] = ()
     """For each axis, whether weights are slices along it; ``()`` for none."""
 
-    removed: tuple[tuple[int, int, bool], ...] = ()
-    """Index and size of the axes that `nn.scan` or `nn.vmap` took away, and whether
-    weights are slices along them."""
-
-    def unbox(self) -> jax.Array:
-        if not any(self.sliced):
-            with jax.debug_nans(False):
-                return _with_corners(self.number, self.shape, self.dtype)
-        strides = _strides(self.shape, self._sliced())
-        steady = [
-            axis for axis, size in enumerate(self.shape) if size > 1 > strides[axis]
-        ]
+    def values(self) -> jax.Array:
+        """Returns the numbers that stand for the parameter."""
         with jax.debug_nans(False):
-            return self._pieces(self.shape, strides, steady[-2:], 0)
-
-    def _pieces(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], axes: list[int], at: int
-    ) -> jax.Array:
-        """Joins other numbers for the first index along an axis, and for the rest.
-
-        So that an axis along which the literal does not vary has a beginning, too.
-        """
-        if not axes:
-            varied = tuple(axis for axis, stride in enumerate(strides) if stride)
-            values = _literal(
-                self.number + at * _PIECE,
-                tuple(shape[axis] for axis in varied),
-                tuple(strides[axis] for axis in varied),
-            )
-            literal = jnp.asarray(values.astype(self.dtype))
-            return lax.broadcast_in_dim(literal, shape, varied)
-        axis, *others = axes
-        sizes = 1, shape[axis] - 1
-        pieces = [
-            self._pieces(
-                (*shape[:axis], size, *shape[axis + 1 :]), strides, others, 2 * at + i
-            )
-            for i, size in enumerate(sizes)
-        ]
-        return lax.concatenate(pieces, axis)
-
-    def _sliced(self) -> tuple[bool, ...]:
-        return self.sliced or (False,) * len(self.shape)
-
-    def replace_boxed(self, val: Any) -> Any:
-        return val
-
-    def remove_axis(self, index: int, params: Any) -> "FrozenKernel":
-        del params
-        index = index % len(self.shape)
-        sliced = self._sliced()
-        return dataclasses.replace(
-            self,
-            shape=self.shape[:index] + self.shape[index + 1 :],
-            sliced=_none_if_false(sliced[:index] + sliced[index + 1 :]),
-            removed=(*self.removed, (index, self.shape[index], sliced[index])),
-        )
-
-    def add_axis(self, index: int, params: Any) -> "FrozenKernel":
-        del params
-        (_, size, is_sliced), removed = self.removed[-1], self.removed[:-1]
-        index = index % (len(self.shape) + 1)
-        sliced = self._sliced()
-        return dataclasses.replace(
-            self,
-            shape=(*self.shape[:index], size, *self.shape[index:]),
-            sliced=_none_if_false((*sliced[:index], is_sliced, *sliced[index:])),
-            removed=removed,
-        )
-
-    def to_nnx_metadata(self) -> dict[str, Any]:
-        """Refuses to become an `nnx.Variable`.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            f"a parameter of shape {self.shape} is frozen, and serving variables have "
-            "no counterpart in NNX: serve them with the Linen model that was "
-            "converted, or bridge the float variables"
-        )
-
-    def get_partition_spec(self) -> "FrozenKernel":
-        """No leaves here, none in the tree of specs."""
-        return self
-
-    def get_sharding(self, mesh: Any) -> "FrozenKernel":
-        del mesh
-        return self
+            if not any(self.sliced):
+                return _with_corners(self.number, self.shape, self.dtype)
+            return _with_rows(self)
 
 
 def _with_corners(number: int, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
@@ -188,6 +97,48 @@ def _slab(
     return lax.concatenate(pieces, 0)
 
 
+def _with_rows(placeholder: Placeholder) -> jax.Array:
+    """Returns numbers along the axes that are sliced, and NaN."""
+    shape = placeholder.shape
+    strides = _strides(shape, placeholder.sliced)
+    steady = [axis for axis, size in enumerate(shape) if size > 1 > strides[axis]]
+    return _pieces(placeholder, shape, strides, steady[-2:], 0)
+
+
+def _pieces(
+    placeholder: Placeholder,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    axes: list[int],
+    at: int,
+) -> jax.Array:
+    """Joins other numbers for the first index along an axis, and for the rest.
+
+    So that an axis along which the literal does not vary has a beginning, too.
+    """
+    if not axes:
+        varied = tuple(axis for axis, stride in enumerate(strides) if stride)
+        values = _literal(
+            placeholder.number + at * _PIECE,
+            tuple(shape[axis] for axis in varied),
+            tuple(strides[axis] for axis in varied),
+        )
+        literal = jnp.asarray(values.astype(placeholder.dtype))
+        return lax.broadcast_in_dim(literal, shape, varied)
+    axis, *others = axes
+    pieces = [
+        _pieces(
+            placeholder,
+            (*shape[:axis], size, *shape[axis + 1 :]),
+            strides,
+            others,
+            2 * at + i,
+        )
+        for i, size in enumerate((1, shape[axis] - 1))
+    ]
+    return lax.concatenate(pieces, axis)
+
+
 def sliced_axes(
     shape: tuple[int, ...], weight_shapes: Iterable[tuple[int, ...]]
 ) -> tuple[bool, ...]:
@@ -210,10 +161,11 @@ def sliced_axes(
                     left.remove(size)
                 else:
                     sizes.add(size)
-    return _none_if_false(tuple(size > 1 and size in sizes for size in shape))
+    return none_if_false(tuple(size > 1 and size in sizes for size in shape))
 
 
-def _none_if_false(sliced: tuple[bool, ...]) -> tuple[bool, ...]:
+def none_if_false(sliced: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Returns ``()`` for no axis at all."""
     return sliced if any(sliced) else ()
 
 

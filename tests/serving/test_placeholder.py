@@ -9,8 +9,9 @@ import optax
 import pytest
 from flax import linen as nn
 
-from aqtlite.flax import AqtDotGeneral, FrozenKernel, QuantMode, convert, identity
-from aqtlite.flax.placeholder import sliced_axes
+from aqtlite.flax import AqtDotGeneral, FrozenKernel, QuantMode, convert
+from aqtlite.serving import identity
+from aqtlite.serving.placeholder import sliced_axes
 from tests.flax import models
 from tests.flax.support import DG, INT8, X, init
 

@@ -1,22 +1,53 @@
-"""Frozen weights for a call in serving, found by what its operands are made of."""
+"""Lookup of the frozen weights of a call in serving.
+
+A frozen weight is found by what an operand is made of, never by the order of calls.
+"""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.core import Scope
 from jax import lax
 
 from aqtlite import config, exact
-from aqtlite.flax import identity, site
-from aqtlite.flax.observing import Contraction
-from aqtlite.flax.site import Frozen, Operand
 from aqtlite.qtensor import QTensor
+from aqtlite.serving import identity
+from aqtlite.serving.call_site import COLLECTION, IDENTITY, FrozenEntry, Operand
+from aqtlite.serving.contraction import Contraction
+from aqtlite.serving.placeholder import Placeholder
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleVariables:
+    """The variables of the module that makes a call."""
+
+    path: str
+    """For error messages."""
+
+    params: Mapping[str, Any]
+    """Its own parameters: floats, and `Placeholder`s for those that are frozen."""
+
+    frozen: Sequence[FrozenEntry]
+
+    def frozen_parameter(self, x: Any) -> str | None:
+        """Returns the name of a frozen parameter that an operand may be made of."""
+        for name, value in self.params.items():
+            if isinstance(value, Placeholder) and math.prod(value.shape) == x.size:
+                return name
+        return None
+
+    def has_float_parameter(self, size: int) -> bool:
+        """Tells whether there is a float parameter of at least so many elements."""
+        return any(
+            getattr(value, "size", 0) >= size
+            for value in self.params.values()
+            if not isinstance(value, Placeholder)
+        )
 
 
 class Either(NamedTuple):
@@ -52,12 +83,31 @@ def contract(
     return function(lhs, rhs)
 
 
-def frozen_operands(contraction: Contraction, scope: Scope) -> tuple[Any, Any]:
+def check_no_frozen_parameter(
+    module: ModuleVariables, contraction: Contraction, why: str
+) -> None:
+    """Refuses to contract a parameter that was frozen as if it were a float.
+
+    Raises:
+        ValueError: if the calling module has a frozen parameter of an operand's size.
+    """
+    for x in (contraction.lhs, contraction.rhs):
+        name = module.frozen_parameter(x)
+        if name is not None:
+            raise ValueError(
+                f"parameter {name!r} of {module.path} is frozen, but {why}. Serve with "
+                "the model, config and variables of the conversion"
+            )
+
+
+def frozen_operands(
+    contraction: Contraction, module: ModuleVariables
+) -> tuple[Any, Any]:
     """The operands of a call, with frozen weights in place of those that are.
 
     Args:
         contraction: the call.
-        scope: of the calling module, whose variables hold frozen weights.
+        module: the variables of the calling module.
 
     Returns:
         For each operand an array, a `QTensor`, or `Either`; `contract` takes them.
@@ -66,28 +116,27 @@ def frozen_operands(contraction: Contraction, scope: Scope) -> tuple[Any, Any]:
         ValueError: if a frozen weight does not fit the call, or if an operand is made
             of frozen parameters in a way that no converted call had.
     """
-    weights = site.frozen_weights(scope)
     operands = {"lhs": contraction.lhs, "rhs": contraction.rhs}
     for side in contraction.quantized_sides():
         x = jnp.asarray(operands[side])
         operand = contraction.operand(side)
-        if not weights:
-            _check_has_weights(scope, operand, x)
-        candidates = _candidates(scope, weights, contraction.cfg, operand)
+        if not module.frozen:
+            _check_has_weights(module, operand, x)
+        candidates = _candidates(module, contraction.cfg, operand)
         if isinstance(x, jax.core.Tracer):
             if candidates:
-                operands[side] = _traced(scope, candidates, operand, x)
+                operands[side] = _traced(module, candidates, operand, x)
         else:
-            operands[side] = _concrete(scope, candidates, operand, x)
+            operands[side] = _concrete(module, candidates, operand, x)
     return operands["lhs"], operands["rhs"]
 
 
-def _check_has_weights(scope: Scope, operand: Operand, x: Any) -> None:
-    name = site.frozen_parameter(scope, x)
+def _check_has_weights(module: ModuleVariables, operand: Operand, x: Any) -> None:
+    name = module.frozen_parameter(x)
     if name is not None:
         raise ValueError(
-            f"parameter {name!r} of {site.describe(scope)} is frozen, but the "
-            f"collection '{site.COLLECTION}' holds nothing for this module, whose "
+            f"parameter {name!r} of {module.path} is frozen, but the "
+            f"collection '{COLLECTION}' holds nothing for this module, whose "
             f"{operand} it may be: the variables come from another model or another "
             "conversion, or were restored from a checkpoint without a target. Convert "
             "this model, or restore with "
@@ -95,20 +144,38 @@ def _check_has_weights(scope: Scope, operand: Operand, x: Any) -> None:
         )
 
 
+def _check_removed(module: ModuleVariables, weight: FrozenEntry) -> None:
+    """Refuses frozen weights beside the float parameters that they were made of.
+
+    Raises:
+        ValueError: if a parameter that the conversion replaced is there again.
+    """
+    if weight.site.identity is None:
+        return
+    for name in weight.site.made_of:
+        value = module.params.get(name)
+        if value is not None and not isinstance(value, Placeholder):
+            raise ValueError(
+                f"parameter {name!r} of {module.path} is a float, but the frozen "
+                "weights that were made of it are there too and would be used in its "
+                "place; convert the float variables again"
+            )
+
+
 def _candidates(
-    scope: Scope, weights: Sequence[Frozen], cfg: config.DotGeneral, operand: Operand
-) -> list[Frozen]:
+    module: ModuleVariables, cfg: config.DotGeneral, operand: Operand
+) -> list[FrozenEntry]:
     """The frozen weights that an operand may be, by all that is static."""
-    similar = [weight for weight in weights if weight.site.operand[:3] == operand[:3]]
+    similar = [one for one in module.frozen if one.site.operand.is_like(operand)]
     fitting = []
     for weight in similar:
-        site.check_removed(scope, weight)
+        _check_removed(module, weight)
         if weight.site.cfg == cfg and weight.site.operand.dtype == operand.dtype:
-            fitting.append(_checked(scope, weight))
+            fitting.append(_checked(module, weight))
     if fitting or any(weight.site.beside_floats for weight in similar):
         return fitting
     for weight in similar:
-        where = f"the frozen weight {weight.name!r} of {site.describe(scope)}"
+        where = f"the frozen weight {weight.name!r} of {module.path}"
         if weight.site.cfg != cfg:
             changes = "; ".join(config.differences(weight.site.cfg, cfg))
             raise ValueError(
@@ -127,14 +194,14 @@ _HOW_TO_ADD = (
 )
 
 
-def _checked(scope: Scope, weight: Frozen) -> Frozen:
-    where = f"the frozen weight {weight.name!r} of {site.describe(scope)}"
+def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
+    where = f"the frozen weight {weight.name!r} of {module.path}"
     operand = weight.site.operand
-    qtensor = weight.entry.get(operand.side)
+    qtensor = weight.values.get(operand.side)
     if not isinstance(qtensor, QTensor):
         raise ValueError(
             f"{where}, a {operand}, is missing from the collection "
-            f"'{site.COLLECTION}'; convert again"
+            f"'{COLLECTION}'; convert again"
         )
     if qtensor.shape != operand.shape:
         raise ValueError(
@@ -146,28 +213,28 @@ def _checked(scope: Scope, weight: Frozen) -> Frozen:
             f"the scale of {where} is {qtensor.scale.dtype}, but scales are float32: "
             "rounding them would change every product. Cast the parameters before "
             "convert, or only serving['params'], and leave the collection "
-            f"'{site.COLLECTION}' as it is"
+            f"'{COLLECTION}' as it is"
         )
     return weight
 
 
 def _concrete(
-    scope: Scope, candidates: Sequence[Frozen], operand: Operand, x: Any
+    module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand, x: Any
 ) -> Any:
     """The frozen weight that an array is, or the array itself."""
     for weight in candidates:
         if _matches(weight, x):
-            return weight.entry[operand.side]
-    parameter = site.frozen_parameter(scope, x)
+            return weight.values[operand.side]
+    parameter = module.frozen_parameter(x)
     if (candidates or parameter) and bool(jnp.isnan(x).any()):
         made_of = repr(parameter) if parameter else "frozen parameters"
         converted = ", ".join(
             f"{name} ({one.operand}, contracting axes {one.operand.contracting})"
-            for name, one, _ in site.frozen_weights(scope)
+            for name, one, _ in module.frozen
         )
         raise ValueError(
             f"the {operand} of a contraction of axes {operand.contracting} in "
-            f"{site.describe(scope)} holds NaN, as what is made of {made_of} does "
+            f"{module.path} holds NaN, as what is made of {made_of} does "
             "where it is not a frozen weight. The frozen weights there are "
             f"{converted}. If this call was not among those that were converted, "
             f"{_HOW_TO_ADD}"
@@ -176,8 +243,8 @@ def _concrete(
 
 
 def _traced(
-    scope: Scope,
-    candidates: Sequence[Frozen],
+    module: ModuleVariables,
+    candidates: Sequence[FrozenEntry],
     operand: Operand,
     x: jax.Array,
 ) -> "QTensor | Either":
@@ -189,9 +256,9 @@ def _traced(
     """
     fixed = lax.stop_gradient(x)
     found = [_matches(weight, fixed) for weight in candidates]
-    frozen = _first(found[:-1], [w.entry[operand.side] for w in candidates])
+    frozen = _first(found[:-1], [w.values[operand.side] for w in candidates])
     is_frozen = functools.reduce(jnp.logical_or, found)
-    if _may_be_float(scope, candidates, operand):
+    if _may_be_float(module, candidates, operand):
         # A float keeps its gradient. One of which a corner is NaN is a placeholder.
         return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
     scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
@@ -199,17 +266,19 @@ def _traced(
         # XLA cannot fold this comparison, and must not fuse it into what follows.
         scale = exact.materialized(scale)
     names = ", ".join(weight.name for weight in candidates)
-    scale = _without_gradient(f"{names} of {site.describe(scope)}", scale, x)
+    scale = _without_gradient(f"{names} of {module.path}", scale, x)
     return dataclasses.replace(frozen, scale=scale)
 
 
-def _may_be_float(scope: Scope, candidates: Sequence[Frozen], operand: Operand) -> bool:
+def _may_be_float(
+    module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
+) -> bool:
     """Whether an operand may be something else than the frozen weights like it."""
     if any(weight.site.identity is None for weight in candidates):
         # Then no other operand is like it, and the float parameter is its own.
         return False
     return any(weight.site.beside_floats for weight in candidates) or (
-        site.has_float_parameter(scope, math.prod(operand.shape))
+        module.has_float_parameter(math.prod(operand.shape))
     )
 
 
@@ -222,9 +291,9 @@ def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
     )
 
 
-def _matches(weight: Frozen, x: jax.Array) -> jax.Array:
+def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
     if weight.site.identity is None:
-        return identity.matches_values(x, weight.entry["identity"])
+        return identity.matches_values(x, weight.values[IDENTITY])
     return identity.matches(x, weight.site.identity)
 
 

@@ -1,4 +1,4 @@
-"""What a contraction inside a Flax module does with frozen weights."""
+"""The modes in which a contraction inside a Flax module treats frozen weights."""
 
 import enum
 

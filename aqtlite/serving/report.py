@@ -1,19 +1,20 @@
-"""What a conversion froze, what stayed in float, and why."""
+"""The report of a conversion: what was frozen, what stayed in float, and why."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 from absl import logging
 
-from aqtlite.flax import conversion
-from aqtlite.flax.conversion import Decision
+from aqtlite.serving.contraction import OperandKey
+from aqtlite.serving.conversion import Stored
+from aqtlite.serving.model import Parameter
+from aqtlite.serving.planning import Plan
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterReport:
-    """What became of a parameter."""
+    """The outcome for one parameter."""
 
     path: str
     """Joined by slashes."""
@@ -25,7 +26,7 @@ class ParameterReport:
     """Why it stayed in float; empty for one that is frozen."""
 
     is_expected: bool
-    """Whether nothing could have been frozen, or it was asked to stay."""
+    """Whether nothing of it could have been frozen, or it was to stay in float."""
 
     bytes_before: int
     bytes_after: int
@@ -35,7 +36,7 @@ class ParameterReport:
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did; prints as a table of the parameters that are contracted.
+    """The outcome of a conversion; prints as a table of contracted parameters.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import linen as nn
@@ -72,13 +73,16 @@ class ConversionReport:
         )
 
     def __str__(self) -> str:
-        shown = [p for p in self.parameters if p.is_frozen or p.why != _NOT_CONTRACTED]
-        others = [p for p in self.parameters if p not in shown]
-        rows = [(p.path, p.bytes_before, p.bytes_after, _outcome(p)) for p in shown]
-        if others:
-            before = sum(p.bytes_before for p in others)
-            name = f"others ({len(others)})"
-            rows.append((name, before, before, f"in float, {_NOT_CONTRACTED}"))
+        rows = [
+            (p.path, p.bytes_before, p.bytes_after, _outcome(p))
+            for p in self.parameters
+            if p.is_frozen or p.why not in (_NOT_CONTRACTED, _NOT_READ)
+        ]
+        for label, why in (("others", _NOT_CONTRACTED), ("unread", _NOT_READ)):
+            alike = [p.bytes_before for p in self.parameters if p.why == why]
+            if alike:
+                size = sum(alike)
+                rows.append((f"{label} ({len(alike)})", size, size, f"in float, {why}"))
         rows.append(("total", self.bytes_before, self.bytes_after, ""))
         width = max(len("parameter"), *(len(name) for name, _, _, _ in rows))
         lines = [f"{'parameter':{width}}  {'before':>13}  {'after':>13}"]
@@ -90,70 +94,74 @@ class ConversionReport:
 
 
 _NOT_CONTRACTED = "not contracted"
+_NOT_READ = "not read by the calls that were given (calls=)"
 
 
 def _outcome(parameter: ParameterReport) -> str:
     return "frozen" if parameter.is_frozen else f"in float: {parameter.why}"
 
 
-def report_of(
-    variables: Mapping[str, Any], decision: Decision, made: Sequence[Any]
-) -> ConversionReport:
+def report_of(plan: Plan, stored: Sequence[Stored]) -> ConversionReport:
     """Sums up a conversion.
 
     Args:
-        variables: the float variables, or their shapes.
-        decision: what was frozen.
-        made: what was stored for each entry, or its shapes.
+        plan: what was planned.
+        stored: what was stored of each weight, or its shapes.
     """
-    leaves = jax.tree.leaves(variables["params"])
-    frozen_bytes = [0] * len(leaves)
-    read_elsewhere: set[int] = set()
-    for entry, stored in zip(decision.entries, made, strict=True):
-        frozen_bytes[min(entry.record.params)] += sum(
-            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stored)
-        )
-        read_elsewhere |= entry.record.params - decision.removed
-    reasons, others = _reasons(decision)
+    frozen_bytes: dict[Parameter, int] = {}
+    frozen_beside: set[Parameter] = set()
+    for weight, one in zip(plan.weights, stored, strict=True):
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one.values))
+        first = weight.parameters[0]
+        frozen_bytes[first] = frozen_bytes.get(first, 0) + size
+        frozen_beside.update(weight.parameters)
+    reasons, others = _reasons(plan)
+    nothing: frozenset[OperandKey] = frozenset()
+    read = frozenset().union(*(d.read_parameters(nothing) for d in plan.discoveries))
     parameters = []
-    paths = conversion.param_paths(variables["params"])
-    for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        before = leaf.size * leaf.dtype.itemsize
-        gone = i in decision.removed
+    for parameter in plan.model.parameters:
+        gone = parameter in plan.removed
         why, is_expected = "", True
-        if not gone and i in reasons:
-            why, is_expected = reasons[i]
-        elif not gone and i in read_elsewhere:
+        if not gone and parameter in reasons:
+            why, is_expected = reasons[parameter]
+        elif not gone and parameter in frozen_beside:
             why = "something else reads it, too; the contraction takes frozen integers"
         elif not gone:
-            why = _NOT_CONTRACTED
-        after = frozen_bytes[i] + (0 if gone else before)
+            why = _NOT_CONTRACTED if parameter in read else _NOT_READ
+        kept = 0 if gone else parameter.nbytes
         parameters.append(
-            ParameterReport("/".join(path), gone, why, is_expected, before, after)
+            ParameterReport(
+                path="/".join(parameter.path),
+                is_frozen=gone,
+                why=why,
+                is_expected=is_expected,
+                bytes_before=parameter.nbytes,
+                bytes_after=frozen_bytes.get(parameter, 0) + kept,
+            )
         )
     return ConversionReport(tuple(parameters), tuple(others))
 
 
-def _reasons(decision: Decision) -> tuple[dict[int, tuple[str, bool]], list[str]]:
-    """Why parameters stayed in float, by leaf; and operands without parameters."""
-    reasons: dict[int, tuple[str, bool]] = {}
+def _reasons(plan: Plan) -> tuple[dict[Parameter, tuple[str, bool]], list[str]]:
+    """Returns why parameters stayed in float, and operands without parameters."""
+    reasons: dict[Parameter, tuple[str, bool]] = {}
     others: dict[str, None] = {}
-    for i, found in enumerate(decision.discoveries):
+    for call, found in enumerate(plan.discoveries):
         for one in found.operands.values():
-            refusal = decision.refusals.get((i, one.key))
+            refusal = plan.refusals.get((call, one.key))
             if refusal is None or one.depends_on_inputs:
                 continue
             text = f"{one}: {refusal.why}"
-            if not one.params and one.collections:
+            if not one.parameters and one.depends_on_buffers:
                 others[text] = None
-            for param in one.params:
-                if param not in reasons or reasons[param][1]:
-                    reasons[param] = text, refusal.is_expected
+            for parameter in one.parameters:
+                if parameter not in reasons or reasons[parameter][1]:
+                    reasons[parameter] = text, refusal.is_expected
     return reasons, list(others)
 
 
 def check_all_frozen(report: ConversionReport) -> None:
-    """Refuses a conversion that left a weight in float.
+    """Raises if a conversion left a weight in float.
 
     Raises:
         ValueError: naming the parameters, and why they stayed.
@@ -167,7 +175,7 @@ def check_all_frozen(report: ConversionReport) -> None:
 
 
 def log(report: ConversionReport) -> None:
-    """Says in the log what stayed in float."""
+    """Logs what was frozen, as a warning with the table where weights stay in float."""
     frozen = sum(one.is_frozen for one in report.parameters)
     unfrozen = len(report.stayed_float) + len(report.other_operands)
     if frozen and not unfrozen:

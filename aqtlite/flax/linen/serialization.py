@@ -1,7 +1,7 @@
-"""Serving variables as `flax.serialization` sees them (``to_bytes``, msgpack).
+"""Serialization of serving variables by `flax.serialization` (``to_bytes``, msgpack).
 
-Values are stored; what is static (a site, the shape of a frozen kernel) comes from the
-target that `flax.serialization.from_bytes` takes, as it does with Orbax.
+Arrays are stored; static nodes (a call site, the shape of a frozen kernel) come from
+the target that `flax.serialization.from_bytes` takes, as they do with Orbax.
 """
 
 import dataclasses
@@ -9,9 +9,9 @@ from typing import Any
 
 from flax import serialization
 
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import Site
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.qtensor import QTensor
+from aqtlite.serving.call_site import CallSite
 
 
 def _qtensor_to_state(q: QTensor) -> dict[str, Any]:
@@ -30,11 +30,11 @@ def _qtensor_from_state(target: QTensor, state: dict[str, Any]) -> QTensor:
 
 
 def register() -> None:
-    """Makes `flax.serialization` know the nodes of serving variables."""
+    """Registers the nodes of serving variables with `flax.serialization`."""
     serialization.register_serialization_state(
         QTensor, _qtensor_to_state, _qtensor_from_state
     )
-    for static in (FrozenKernel, Site):
+    for static in (FrozenKernel, CallSite):
         serialization.register_serialization_state(
             static, lambda node: {}, lambda target, state: target
         )

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
-from aqtlite.flax import convert
-from aqtlite.flax.plan import plan
+from aqtlite.flax import Call, convert
+from aqtlite.flax.linen.convert import plan
+from aqtlite.serving.conversion import WeightFreezer
 from tests.flax import models
 from tests.flax.support import INT8, X, assert_equal, init
 
@@ -15,19 +16,17 @@ def shapes(tree):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
 
 
-def never(path, inputs):
-    return False
-
-
 @pytest.mark.parametrize("model, args", [(MODEL, (X,)), (models.Setup(INT8), (X,))])
 def test_weight_by_weight(model, args):
     variables = init(model, *args)
-    planned = plan(model, shapes(variables), args, {}, never)
+    planned = plan(model, shapes(variables), [Call(*args)])
+    serving, _ = planned.run()
     wanted = convert(model, variables, *args)
-    assert jax.tree.structure(planned.serving) == jax.tree.structure(wanted)
+    assert shapes(serving) == shapes(wanted)
     leaves = jax.tree.leaves(variables["params"])
+    freezer = WeightFreezer()
     for weight in planned.weights:
-        made = weight.make(*(leaves[i] for i in weight.inputs))
+        made = freezer.freeze(weight, *(leaves[p.number] for p in weight.parameters))
         node = wanted["aqt"]
         for step in weight.path:
             node = node[step]
@@ -45,29 +44,28 @@ def test_layers_that_are_the_same_are_compiled_once(monkeypatch):
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", counting)
     variables = init(MODEL, X)
-    planned = plan(MODEL, shapes(variables), (X,), {}, never)
+    planned = plan(MODEL, shapes(variables), [Call(X)])
+    planned.run()
+    leaves, freezer = jax.tree.leaves(variables["params"]), WeightFreezer()
     assert not compiled
-    leaves = jax.tree.leaves(variables["params"])
     for weight in planned.weights:
-        weight.make(*(leaves[i] for i in weight.inputs))
+        freezer.freeze(weight, *(leaves[p.number] for p in weight.parameters))
     assert len(planned.weights) == 3 and len(compiled) == 1
 
 
 def test_keep_float():
     variables = shapes(init(MODEL, X))
-    asked = []
-
-    def keep(path, inputs):
-        asked.append((path, inputs))
-        return path[0] == "Dense_1"
-
-    planned = plan(MODEL, variables, (X,), {}, keep)
-    assert len(asked) == 3
-    assert [weight.path[0] for weight in planned.weights] == ["Dense_0", "Dense_2"]
-    kept = planned.serving["params"]["Dense_1"]["kernel"]
+    everything = plan(MODEL, variables, [Call(X)])
+    paths = [weight.path for weight in everything.weights]
+    assert paths == [(f"Dense_{i}", "kernel", "rhs") for i in range(3)]
+    planned = everything.keep_float([paths[1]])
+    assert [weight.path for weight in planned.weights] == [paths[0], paths[2]]
+    serving, report = planned.run()
+    kept = serving["params"]["Dense_1"]["kernel"]
     assert kept.shape == variables["params"]["Dense_1"]["kernel"].shape
-    assert "Dense_1" not in planned.serving["aqt"]
-    assert [one.path for one in planned.report.parameters if one.is_frozen] == [
+    assert "Dense_1" not in serving["aqt"]
+    assert [one.path for one in report.parameters if one.is_frozen] == [
         "Dense_0/kernel",
         "Dense_2/kernel",
     ]
+    assert len(everything.weights) == 3
