@@ -34,6 +34,18 @@ class Contraction:
         shapes = self.lhs.shape, self.rhs.shape
         return dn.canonicalize(self.dimension_numbers, *shapes)
 
+    def in_float(self) -> "Contraction":
+        """Returns the contraction without quantization, which takes less to trace.
+
+        One whose operands `lax.dot_general` does not take together stays as it is.
+        """
+        operands = self.lhs, self.rhs
+        if any(isinstance(x, QTensor) for x in operands):
+            return self
+        if self.lhs.dtype != self.rhs.dtype:
+            return self
+        return dataclasses.replace(self, cfg=config.unquantized())
+
     def array(self, side: str) -> Any:
         """Returns an operand."""
         return self.lhs if side == "lhs" else self.rhs
@@ -85,6 +97,6 @@ class OperandKey(NamedTuple):
     side: str
 
 
-Recorder = Callable[[Contraction, CallingModule, int], tuple[Any, Any]]
+Recorder = Callable[[Contraction, CallingModule, int], Contraction]
 """Takes a contraction, its module and its position among the contractions of the
-module; returns the operands to go on with."""
+module; returns the contraction to go on with."""

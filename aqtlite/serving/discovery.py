@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.ad_checkpoint import checkpoint_name
 
@@ -77,7 +77,7 @@ def discover(model: Model, call: int) -> Discovery:
 
     def name_operands(
         contraction: Contraction, caller: CallingModule, position: int
-    ) -> tuple[Any, Any]:
+    ) -> Contraction:
         nonlocal num_contractions
         num_contractions += 1
         named = {"lhs": contraction.lhs, "rhs": contraction.rhs}
@@ -85,7 +85,7 @@ def discover(model: Model, call: int) -> Discovery:
             name = f"aqtlite operand {next(_names)}"
             found[name] = _found(contraction, caller, position, side)
             named[side] = checkpoint_name(named[side], name)
-        return named["lhs"], named["rhs"]
+        return dataclasses.replace(contraction, **named).in_float()
 
     trace = model.trace(call, name_operands, {})
     values = dependencies.named_values(trace.jaxpr)

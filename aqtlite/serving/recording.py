@@ -109,11 +109,12 @@ def record_weights(
         keys: of the operands to record, which are weights.
     """
 
-    def outputs(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
+    def record(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
         qtensor = quantize(contraction.cfg, operand, x)
         return WeightOutputs(qtensor, x, identity.stack(identity.corners(x)))
 
-    trace, stored = _record(model, call, keys, outputs, {})
+    # What a contraction gives may be, or become, a weight of another one.
+    trace, stored = _record(model, call, keys, record, lambda one: one, {})
     depends = dependencies.output_dependencies(trace.jaxpr)
     result = []
     for place, node in enumerate(stored):
@@ -168,7 +169,7 @@ def identities(
         del contraction, operand
         return identity.corners(x)
 
-    trace, stored = _record(model, call, keys, corners, frozen)
+    trace, stored = _record(model, call, keys, corners, Contraction.in_float, frozen)
     depends = dependencies.output_dependencies(trace.jaxpr)
     fixed = {
         i: node.arrays
@@ -191,13 +192,23 @@ def _record(
     call: int,
     keys: frozenset[OperandKey],
     arrays: Callable[[Contraction, Operand, Any], Any],
+    go_on: Callable[[Contraction], Contraction],
     frozen: Mapping[Parameter, Placeholder],
 ) -> tuple[CallTrace, list[_Stored]]:
-    """Traces a call, and stores the arrays that are wanted of each operand."""
+    """Traces a call, and stores the arrays that are wanted of each operand.
+
+    Args:
+        model: the model.
+        call: index of the call.
+        keys: of the operands.
+        arrays: makes what is stored of an operand.
+        go_on: makes the contraction to evaluate, of the one that is recorded.
+        frozen: the parameters that are frozen.
+    """
 
     def record(
         contraction: Contraction, caller: CallingModule, position: int
-    ) -> tuple[Any, Any]:
+    ) -> Contraction:
         for side in contraction.quantized_sides():
             key = OperandKey(caller.path, position, side)
             if key in keys and caller.obstacle is None:
@@ -211,7 +222,7 @@ def _record(
                         name=contraction.name,
                     )
                 )
-        return contraction.lhs, contraction.rhs
+        return go_on(contraction)
 
     trace = model.trace(call, record, frozen)
     return trace, list(trace.stored)

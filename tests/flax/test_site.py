@@ -49,7 +49,7 @@ def test_a_raw_transformation_shuts_the_caller_in(compact):
 
 def test_recording_ends_with_its_block():
     def recorder(contraction, caller, position):
-        return contraction.lhs, contraction.rhs
+        return contraction
 
     assert not recording.is_recorded()
     with pytest.raises(KeyError), recording.recorded_by(recorder):

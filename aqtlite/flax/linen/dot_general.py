@@ -8,7 +8,7 @@ from flax.core import Scope
 
 from aqtlite import config, dot_general
 from aqtlite.flax.linen import recording
-from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
+from aqtlite.flax.linen.caller import find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving import lookup
 from aqtlite.serving.call_site import COLLECTION
@@ -112,27 +112,28 @@ class AqtDotGeneral(Injected):
     ) -> jax.Array:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
         check_operands(lhs, rhs)
-        cfg = self.cfg or config.unquantized()
+        call = Contraction(
+            cfg=self.cfg or config.unquantized(),
+            frozen_operands=self.frozen_operands,
+            name=self.name,
+            dimension_numbers=dimension_numbers,
+            lhs=lhs,
+            rhs=rhs,
+        )
         caller = find_caller()
         scope = caller.scope if caller is not None and caller.is_inside else None
-        lhs, rhs = self._operands(
-            Contraction(
-                cfg=cfg,
-                frozen_operands=self.frozen_operands,
-                name=self.name,
-                dimension_numbers=dimension_numbers,
-                lhs=lhs,
-                rhs=rhs,
-            ),
-            caller,
-            scope,
-        )
+        if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            call = recording.record(call, caller)
+            operands = call.lhs, call.rhs
+        else:
+            operands = self._operands(call, scope)
+        cfg = call.cfg
         needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
         if key is None and needs_noise and scope is not None:
             key = _rng(scope)
 
         def contract(lhs: Any, rhs: Any) -> jax.Array:
-            return dot_general.make_dot_general(self.cfg)(
+            return dot_general.make_dot_general(cfg)(
                 lhs,
                 rhs,
                 dimension_numbers,
@@ -142,15 +143,10 @@ class AqtDotGeneral(Injected):
                 key=key,
             )
 
-        return lookup.contract(contract, lhs, rhs)
+        return lookup.contract(contract, *operands)
 
-    def _operands(
-        self, call: Contraction, caller: Caller | None, scope: Scope | None
-    ) -> tuple[Any, Any]:
+    def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """Returns the operands to contract: frozen weights in place of their floats."""
-        is_train = self.quant_mode is QuantMode.TRAIN
-        if recording.is_recorded() and not is_train:
-            return recording.record(call, caller)
         why = self._why_not_served(call, scope)
         if why is None and scope is not None:
             return lookup.frozen_operands(call, module_variables(scope))

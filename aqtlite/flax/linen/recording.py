@@ -30,12 +30,10 @@ class _Recording:
         self._recorder: Recorder | None = recorder
         self._scopes: dict[int, tuple[Scope | None, int]] = {}
 
-    def record(
-        self, contraction: Contraction, caller: Caller | None
-    ) -> tuple[Any, Any]:
+    def record(self, contraction: Contraction, caller: Caller | None) -> Contraction:
         """Hands a contraction on, with its position."""
         if self._recorder is None:
-            return contraction.lhs, contraction.rhs
+            return contraction
         scope = None if caller is None else caller.scope
         # The scope is kept, so that no other one gets its id.
         _, position = self._scopes.get(id(scope), (scope, 0))
@@ -67,8 +65,8 @@ def is_recorded() -> bool:
     return _mode.value is not None
 
 
-def record(contraction: Contraction, caller: Caller | None) -> tuple[Any, Any]:
-    """Hands a contraction to the recorder; returns the operands to go on with."""
+def record(contraction: Contraction, caller: Caller | None) -> Contraction:
+    """Hands a contraction to the recorder; returns the one to go on with."""
     recording: _Recording = _mode.value
     return recording.record(contraction, caller)
 
