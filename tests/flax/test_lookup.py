@@ -1,4 +1,4 @@
-"""Where frozen weights lie, and what serving says of variables that do not fit."""
+"""Frozen weights in the variables, and errors for variables that do not fit."""
 
 import dataclasses
 
@@ -9,7 +9,6 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert
-from aqtlite.flax.linen import caller, recording
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, apply, init
 
@@ -18,51 +17,18 @@ def _serving(model, x=X):
     return convert(model, init(model, x), x)
 
 
-def test_no_caller_outside_a_module():
-    assert caller.find_caller() is None
-    assert DG(X, X.T, LAST_BY_FIRST).shape == (4, 4)
-
-
-@pytest.mark.parametrize("compact", [True, False])
-def test_a_raw_transformation_shuts_the_caller_in(compact):
-    found = []
-
-    def look():
-        found.append(caller.find_caller())
-        return jnp.zeros(())
-
-    class Compact(nn.Module):
-        @nn.compact
-        def __call__(self):
-            look()
-            return jax.jit(look)()
-
-    class Plain(nn.Module):
-        def __call__(self):
-            look()
-            return jax.jit(look)()
-
-    (Compact if compact else Plain)().apply({})
-    assert [one.is_inside for one in found] == [True, False]
-    assert found[0].scope is found[1].scope
-
-
-def test_recording_ends_with_its_block():
-    def recorder(contraction, caller, position):
-        return contraction
-
-    assert not recording.is_recorded()
-    with pytest.raises(KeyError), recording.recorded_by(recorder):
-        assert recording.is_recorded()
-        raise KeyError
-    assert not recording.is_recorded()
-
-
 def test_site_is_static():
     node = _serving(nn.Dense(24, dot_general=DG))["aqt"]["kernel"]["site"]
     assert jax.tree.leaves(node) == []
     assert node.operand.side == "rhs" and node.made_of == ("kernel",)
     assert hash(node) == hash(jax.tree.map(lambda x: x, node))
+
+
+def test_static_nodes_print_in_one_line():
+    serving = _serving(nn.Dense(24, dot_general=DG))
+    site = serving["aqt"]["kernel"]["site"]
+    assert repr(site) == "CallSite(rhs float32[8,24] of kernel)"
+    assert repr(serving["params"]["kernel"]) == "FrozenKernel(float32[8,24])"
 
 
 def test_paths():
