@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, exact, noise, quantizer
+from aqtlite import config, noise, quantizer
 from aqtlite import dimension_numbers as dn
+from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
 Operand = jax.Array | QTensor
