@@ -60,7 +60,9 @@ def quantize(
     _check_scale(scale.shape, tensor, contracting, path)
     seed = noise_of.of_channels(bound) if tensor.needs_noise else None
     q = quantizer.round_to_grid(x, scale, tensor, seed)
-    return dataclasses.replace(q, scale=exact.materialized(scale))
+    if path.startswith("fwd"):
+        q = dataclasses.replace(q, scale=exact.materialized(scale))
+    return q
 
 
 def _check_scale(
