@@ -38,14 +38,14 @@ class TargetDependent(abc.ABC):
     """
 
     @abc.abstractmethod
-    def reference(self, *args: jax.Array) -> jax.Array:
+    def reference(self, *args: Any) -> jax.Array:
         """A plain form. It gives the result's type, and the derivative."""
 
     @abc.abstractmethod
-    def lowered(self, target: Target, *args: jax.Array) -> jax.Array:
+    def lowered(self, target: Target, *args: Any) -> jax.Array:
         """The form for a target."""
 
-    def __call__(self, *args: jax.Array) -> jax.Array:
+    def __call__(self, *args: Any) -> jax.Array:
         """Evaluates the function."""
         return _target_dependent_p.bind(*args, function=self)
 

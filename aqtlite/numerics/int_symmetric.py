@@ -103,6 +103,10 @@ class IntSymmetric(base.Numerics):
         return 1.0 if self.preserve_zero else 0.5
 
     @property
+    def name(self) -> str:
+        return f"int{self.bits}"
+
+    @property
     def storage_dtype(self) -> np.dtype:
         largest = int(self._last_center / self.unit)
         for dtype in (jnp.int4, jnp.int8):
