@@ -29,7 +29,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
 
     Returns:
         ``dot_general(lhs, rhs, dimension_numbers, precision=None,
-        preferred_element_type=None, *, out_sharding=None, key=None)``.
+        preferred_element_type=None, *, out_sharding=None, key=None,
+        states=None)``.
 
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
           or not, or a `QTensor` that was quantized with this config.
@@ -40,6 +41,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `out_sharding`: as in `lax.dot_general`.
         - `key`: seeds the noise of stochastic rounding in the backward pass. Without
           it the seed is made from the scales of the operands.
+        - `states`: the statistics of lhs and rhs, a pair, for calibrations that gather
+          them; see `aqtlite.statistics`.
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
@@ -81,9 +84,10 @@ def _unquantized(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
+    states: tuple[Any, Any] | None = None,
 ) -> jax.Array:
-    """`lax.dot_general`, with a `key` that it has no use for."""
-    del key
+    """`lax.dot_general`, with arguments that it has no use for."""
+    del key, states
     sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.dot_general(
         lhs, rhs, dimension_numbers, precision, preferred_element_type, **sharding
@@ -100,6 +104,7 @@ def _dot_general(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
+    states: tuple[Any, Any] | None = None,
 ) -> jax.Array:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
@@ -124,7 +129,10 @@ def _dot_general(
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
-    return contraction.quantize_and_contract(how, operation, lhs, rhs, seed)
+    states = ((), ()) if states is None else states
+    return contraction.quantize_and_contract(
+        how, operation, lhs, rhs, seed, states=states
+    )
 
 
 def _in_own_order(x):

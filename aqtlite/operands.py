@@ -72,6 +72,12 @@ def quantize(
         return x
     if not tensor.is_quantized:
         return None
+    if tensor.calibration.has_state and not jax.tree.leaves(state):
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} gathers statistics, and was "
+            "given none: pass states= (aqtlite.statistics makes them), or use a "
+            "calibration that looks at the array alone, such as calibration.AbsMax()"
+        )
     calibrated = quantizer.calibrate(x, tensor, contracting, path, state)
     _check_scale(calibrated.scale.shape, tensor, contracting, path)
     seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None

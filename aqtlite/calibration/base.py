@@ -1,6 +1,5 @@
 """The interface of a calibration, and scales from what it finds."""
 
-import abc
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ class Range(NamedTuple):
     """float32: the smallest value, for a grid with a zero point."""
 
 
-class Calibration(abc.ABC):
+class Calibration:
     """Chooses the range that a grid has to reach, and with it the scale.
 
     A calibration for symmetric grids needs `bound` alone. One for grids with a zero
@@ -34,6 +33,11 @@ class Calibration(abc.ABC):
     Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
     write it as JSON and into checkpoints.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.bound is Calibration.bound and cls.range is Calibration.range:
+            raise TypeError(f"{cls.__name__} has to override `bound` or `range`")
 
     @property
     def has_state(self) -> bool:
@@ -70,7 +74,7 @@ class Calibration(abc.ABC):
         Returns:
             Non-negative float32 of x's shape, with size 1 along `axes`.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither bound nor range")
+        raise NotImplementedError(f"{type(self).__name__} gives a range, not a bound")
 
     def range(
         self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: State
