@@ -271,6 +271,13 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "gradient (dlhs.lhs and drhs.lhs); set stochastic_rounding=False "
                     "here"
                 )
+        for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
+            if _at(self, path).calibration.has_state:
+                raise ValueError(
+                    f"{path}.calibration={_at(self, path).calibration!r} gathers "
+                    "statistics, which only fwd.lhs and fwd.rhs can; use a calibration "
+                    "that looks at the array alone, such as calibration.AbsMax()"
+                )
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 

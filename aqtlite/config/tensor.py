@@ -122,6 +122,13 @@ class Tensor(representation.CompactRepr):
         return not isinstance(self.numerics, grids.NoNumerics)
 
     @property
+    def is_integer(self) -> bool:
+        """Whether stored integers are contracted as such."""
+        if isinstance(self.numerics, grids.NoNumerics) or self.use_fake_quant:
+            return False
+        return self.numerics.arithmetic == "integer"
+
+    @property
     def grid(self) -> grids.Numerics:
         """The grid of an operand that is quantized.
 

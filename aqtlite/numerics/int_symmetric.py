@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import exact
+from aqtlite.lowering import exact
 from aqtlite.numerics import base
 
 
@@ -101,6 +101,10 @@ class IntSymmetric(base.Numerics):
     @property
     def unit(self) -> float:
         return 1.0 if self.preserve_zero else 0.5
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}"
 
     @property
     def storage_dtype(self) -> np.dtype:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, exact
+from aqtlite import config
+from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import identity
 from aqtlite.serving.call_site import COLLECTION, IDENTITY, FrozenEntry, Operand

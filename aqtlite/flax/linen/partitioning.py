@@ -61,9 +61,9 @@ def _box(axes: tuple[ParameterAxis | None, ...], boxes: Boxes) -> Any:
 
 
 def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
-    """Puts a box around integers, and one around their scale.
+    """Puts boxes around the stored values, their scale and their zero point.
 
-    An axis that shares a scale has size one there, and no name.
+    An axis along which elements share a scale has no name there.
     """
     sizes = zip(qtensor.qvalue.shape, qtensor.scale.shape, strict=True)
     scale_names = tuple(
@@ -71,8 +71,12 @@ def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
         for name, (size, scale_size) in zip(box.names, sizes, strict=True)
     )
     scale_box = dataclasses.replace(box, names=scale_names)
+    zero_point = qtensor.zero_point
+    if zero_point is not None:
+        zero_point = scale_box.replace_boxed(zero_point)
     return dataclasses.replace(
         qtensor,
         qvalue=box.replace_boxed(qtensor.qvalue),
         scale=scale_box.replace_boxed(qtensor.scale),
+        zero_point=zero_point,
     )

@@ -14,19 +14,25 @@ from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import CallSite
 
 
+_ARRAYS = ("qvalue", "scale", "zero_point")
+
+
 def _qtensor_to_state(q: QTensor) -> dict[str, Any]:
+    arrays = {name: getattr(q, name) for name in _ARRAYS}
     return {
-        "qvalue": serialization.to_state_dict(q.qvalue),
-        "scale": serialization.to_state_dict(q.scale),
+        name: serialization.to_state_dict(x)
+        for name, x in arrays.items()
+        if x is not None
     }
 
 
 def _qtensor_from_state(target: QTensor, state: dict[str, Any]) -> QTensor:
-    return dataclasses.replace(
-        target,
-        qvalue=serialization.from_state_dict(target.qvalue, state["qvalue"]),
-        scale=serialization.from_state_dict(target.scale, state["scale"]),
-    )
+    arrays = {
+        name: serialization.from_state_dict(getattr(target, name), state[name])
+        for name in _ARRAYS
+        if name in state
+    }
+    return dataclasses.replace(target, **arrays)
 
 
 def register() -> None:
