@@ -13,7 +13,6 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import CallSite
 
-
 _ARRAYS = ("qvalue", "scale", "zero_point")
 
 
