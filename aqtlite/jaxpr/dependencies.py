@@ -26,7 +26,7 @@ class NamedValue:
 
     dependencies: Dependencies
     is_in_branch: bool
-    """Whether it is inside a branch, or inside a loop other than a scan."""
+    """It is inside a branch, or inside a loop other than a scan."""
 
 
 def output_dependencies(

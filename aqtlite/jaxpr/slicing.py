@@ -15,10 +15,10 @@ class Slice:
 
     jaxpr: core.ClosedJaxpr
     inputs: tuple[int, ...]
-    """Of the whole jaxpr: those that the part takes, in its order."""
+    """The inputs of the whole jaxpr that the part takes, in its order."""
 
     treedef: Any
-    """Of its outputs."""
+    """The structure of its outputs."""
 
     def __call__(self, *inputs: Any) -> Any:
         return self.unflatten(core.jaxpr_as_fun(self.jaxpr)(*inputs))

@@ -76,7 +76,7 @@ class CallSite:
     """Paths of its parameters, joined by dots."""
 
     beside_floats: bool = False
-    """Whether the module also contracts operands like this one that are not frozen."""
+    """The module also contracts operands like this one that are not frozen."""
 
     def __repr__(self) -> str:
         # Serving variables hold one of these per layer; its fields fill a screen.

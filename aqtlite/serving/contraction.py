@@ -23,7 +23,7 @@ class Contraction:
     """The name of its frozen weights, in place of their parameters'."""
 
     dimension_numbers: Any
-    """Of `lax.dot_general`."""
+    """As `lax.dot_general` takes them."""
 
     lhs: Any
     rhs: Any
@@ -78,7 +78,7 @@ class CallingModule:
 
     path: tuple[str, ...]
     obstacle: str | None
-    """Why nothing can be stored from here; None if it can."""
+    """The reason why nothing can be stored from here, if there is one."""
 
     store: Callable[[Any], None]
     """Makes a pytree an output of the trace, under the path of the module.
@@ -89,10 +89,10 @@ class OperandKey(NamedTuple):
     """An operand of a contraction, the same in every trace of one call of a model."""
 
     path: tuple[str, ...]
-    """Of the calling module."""
+    """The path of the calling module."""
 
     position: int
-    """Of the contraction among those of the module."""
+    """The place of the contraction among those of the module."""
 
     side: str
 

@@ -23,7 +23,7 @@ class ParameterAxis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What is stored of a frozen weight."""
+    """The stored values of a frozen weight, and where their axes come from."""
 
     values: dict[str, Any]
     """The `QTensor` by its side, and the corners where they are stored."""

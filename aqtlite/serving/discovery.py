@@ -31,19 +31,19 @@ class FoundOperand:
     cfg: config.DotGeneral
     batch_axes: tuple[int, ...]
     is_required: bool
-    """Whether `frozen_operands` names it."""
+    """`frozen_operands` names it."""
 
     is_allowed: bool
-    """Whether `frozen_operands` lets it be frozen."""
+    """`frozen_operands` lets it be frozen."""
 
     obstacle: str | None
-    """Why a weight could not be frozen here."""
+    """The reason why no weight can be frozen here, if there is one."""
 
     parameters: frozenset[Parameter] = frozenset()
     """The parameters that it depends on."""
 
     depends_on_buffers: bool = False
-    """Whether it depends on variables that are no parameters."""
+    """It depends on variables that are no parameters."""
 
     depends_on_inputs: bool = False
 
@@ -130,7 +130,7 @@ class Refusal(NamedTuple):
 
     why: str
     is_expected: bool = False
-    """Whether nobody would want it frozen, or somebody asked for it."""
+    """Nobody would want it frozen, or somebody asked for it to stay in float."""
 
 
 def weights(

@@ -1,9 +1,9 @@
-"""What tells one weight from another when a contraction is served.
+"""The identity of a weight, by which serving tells it from others.
 
-A weight is known by its corners: its first element, and the last one along each axis.
-For an operand that was made of a `FrozenKernel` these are numbers and NaN that only
-its parameters, transformed in the same way, give. For one that was made of parameters
-that stayed in float they are its own values.
+It is read off the corners: the first element, and the last one along each axis. An
+operand made of placeholders has numbers and NaN there that no other parameters, and
+no other transformation of them, give. One made of parameters that stayed in float has
+its own values.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ Identity = tuple[float | None, ...]
 
 
 def corners(x: jax.Array) -> list[jax.Array]:
-    """The first element of an array, and the last one along each of its axes.
+    """Returns the first element of an array, and the last one along each of its axes.
 
     Each keeps the rank of the array, so that a transformation can stack it along the
     axis along which it stacks the array.
@@ -31,7 +31,7 @@ def corners(x: jax.Array) -> list[jax.Array]:
 
 
 def from_values(values: list[Any]) -> Identity | None:
-    """The identity that evaluated corners give, or None if they give none.
+    """Returns the identity that evaluated corners give, or None if they give none.
 
     Args:
         values: of `corners`, each stacked along any axes. One weight has one value at
@@ -47,7 +47,7 @@ def from_values(values: list[Any]) -> Identity | None:
 
 
 def same(first: Identity, second: Identity, dtype: Any) -> bool:
-    """Whether two identities of operands of one dtype are of one weight."""
+    """Tells whether two identities of operands of one dtype are of one weight."""
     return len(first) == len(second) and all(
         bool(_close(np.float32(np.nan if a is None else a), b, dtype))
         for a, b in zip(first, second, strict=True)
@@ -55,7 +55,7 @@ def same(first: Identity, second: Identity, dtype: Any) -> bool:
 
 
 def matches(x: jax.Array, identity: Identity) -> jax.Array:
-    """Whether an operand has these corners: a bool, concrete or traced."""
+    """Compares the corners of an operand; returns a bool, concrete or traced."""
     with jax.debug_nans(False):
         result = jnp.bool_(True)
         for corner, expected in zip(corners(x), identity, strict=True):
@@ -65,17 +65,17 @@ def matches(x: jax.Array, identity: Identity) -> jax.Array:
 
 
 def has_nan(x: jax.Array) -> jax.Array:
-    """Whether a corner of an operand is NaN."""
+    """Tells whether a corner of an operand is NaN."""
     with jax.debug_nans(False):
         return jnp.isnan(stack(corners(x))).any()
 
 
 def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
-    """Whether an operand has these float values at its corners.
+    """Compares the float values at the corners of an operand.
 
     Args:
         x: the operand.
-        values: what `stack` makes of the corners of the operand that was frozen.
+        values: the corners of the operand that was frozen, joined by `stack`.
     """
     with jax.debug_nans(False):
         found = stack(corners(x)).astype(jnp.float32)
@@ -85,12 +85,12 @@ def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def stack(values: list[jax.Array]) -> jax.Array:
-    """Corners as one array of the rank of the operand."""
+    """Joins corners to one array of the rank of the operand."""
     return jnp.concatenate(values, axis=0)
 
 
 def tolerance(dtype: Any) -> float:
-    """How much a number may differ between programs, relatively."""
+    """Returns the relative difference that programs may make of a number."""
     return 2.0**-8 if jnp.dtype(dtype).itemsize < 4 else 2.0**-16
 
 

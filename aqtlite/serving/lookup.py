@@ -104,7 +104,7 @@ def check_no_frozen_parameter(
 def frozen_operands(
     contraction: Contraction, module: ModuleVariables
 ) -> tuple[Any, Any]:
-    """The operands of a call, with frozen weights in place of those that are.
+    """Returns the operands of a call, with frozen weights in place of their floats.
 
     Args:
         contraction: the call.
@@ -166,7 +166,7 @@ def _check_removed(module: ModuleVariables, weight: FrozenEntry) -> None:
 def _candidates(
     module: ModuleVariables, cfg: config.DotGeneral, operand: Operand
 ) -> list[FrozenEntry]:
-    """The frozen weights that an operand may be, by all that is static."""
+    """Returns the frozen weights that an operand may be, by all that is static."""
     similar = [one for one in module.frozen if one.site.operand.is_like(operand)]
     fitting = []
     for weight in similar:
@@ -222,7 +222,7 @@ def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
 def _concrete(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand, x: Any
 ) -> Any:
-    """The frozen weight that an array is, or the array itself."""
+    """Returns the frozen weight that an array is, or the array itself."""
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
@@ -249,10 +249,10 @@ def _traced(
     operand: Operand,
     x: jax.Array,
 ) -> "QTensor | Either":
-    """The frozen weight that a traced operand turns out to be.
+    """Returns the frozen weight that a traced operand turns out to be.
 
-    XLA folds the comparisons: what is compiled contracts a frozen weight and nothing
-    else. An operand that is none of them is quantized as it is where the module has
+    XLA folds the comparisons: the compiled program contracts a frozen weight and
+    nothing else. An operand that is none of them is quantized as it is where the module has
     float operands like it, and becomes NaN elsewhere.
     """
     fixed = lax.stop_gradient(x)
@@ -274,7 +274,7 @@ def _traced(
 def _may_be_float(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
 ) -> bool:
-    """Whether an operand may be something else than the frozen weights like it."""
+    """Tells whether an operand may be another one than the frozen weights like it."""
     if any(weight.site.identity is None for weight in candidates):
         # Then no other operand is like it, and the float parameter is its own.
         return False
@@ -284,7 +284,7 @@ def _may_be_float(
 
 
 def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
-    """The weight whose condition is true; the last one has none."""
+    """Selects the weight whose condition is true; the last one has none."""
     if not found:
         return weights[0]
     return lax.cond(
@@ -300,7 +300,7 @@ def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _without_gradient(where: str, scale: jax.Array, operand: jax.Array) -> jax.Array:
-    """The scale; raises if the float operand that was frozen is differentiated."""
+    """Returns the scale; raises if the frozen float operand is differentiated."""
     del where, operand
     return scale
 

@@ -49,7 +49,7 @@ class Placeholder:
 
 
 def _with_corners(number: int, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """NaN, but for the first element and the last one along each axis.
+    """Returns NaN, but for the first element and the last one along each axis.
 
     Along an axis of two there is no last one: whatever is summed over meets a NaN.
     """
@@ -70,7 +70,7 @@ def _slab(
     axis: int,
     dtype: np.dtype,
 ) -> jax.Array:
-    """The part of an array from an axis on, where all indices before are 0.
+    """Returns the part of such an array where the indices of all axes before are 0.
 
     Args:
         first: the first element.
@@ -142,7 +142,7 @@ def _pieces(
 def sliced_axes(
     shape: tuple[int, ...], weight_shapes: Iterable[tuple[int, ...]]
 ) -> tuple[bool, ...]:
-    """The axes of a parameter along which some weights are slices of it.
+    """Returns the axes of a parameter along which some weights are slices of it.
 
     Args:
         shape: of the parameter.
@@ -170,7 +170,7 @@ def none_if_false(sliced: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _strides(shape: tuple[int, ...], sliced: tuple[bool, ...]) -> tuple[int, ...]:
-    """Where a placeholder has numbers.
+    """Chooses where a placeholder has numbers.
 
     Values have to differ where two weights of one shape can be made of one parameter:
     along axes that are sliced, and between axes of one size, which may be transposed.
@@ -205,7 +205,7 @@ def _strides(shape: tuple[int, ...], sliced: tuple[bool, ...]) -> tuple[int, ...
 def _literal(
     number: int, sizes: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
-    """Numbers at the multiples of the strides, NaN elsewhere.
+    """Returns numbers at the multiples of the strides, and NaN elsewhere.
 
     Any two differ by at least 2^-7 of the smaller, and all are exact in bfloat16 and
     float16 too. The first one tells 2,688 parameters apart.
@@ -219,7 +219,7 @@ def _literal(
 
 
 def _numbers(codes: np.ndarray) -> np.ndarray:
-    """The number that each code stands for, of `_CODES` in all."""
+    """Returns the number that each code stands for, of `_CODES` in all."""
     codes = codes % _CODES
     mantissa, rest = 1 + (codes % _MANTISSAS) / _MANTISSAS, codes // _MANTISSAS
     return np.ldexp(mantissa, rest // 2 % _EXPONENTS - 10) * (1 - 2 * (rest % 2))

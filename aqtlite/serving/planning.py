@@ -1,4 +1,4 @@
-"""Planning of a conversion: what to freeze, under which name, known by what."""
+"""Planning of a conversion: the weights to freeze, their names and identities."""
 
 import dataclasses
 import itertools
@@ -56,7 +56,7 @@ class Weight:
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """What is stored of it, as outputs of the trace in which it is recorded."""
+        """The outputs of the trace in which it is recorded that are stored."""
         outputs = {self.site.operand.side: self.recorded.outputs.qtensor}
         if self.site.identity is None:
             outputs[IDENTITY] = self.recorded.outputs.corners
@@ -77,7 +77,7 @@ class Plan:
     """The parameters that nothing reads but frozen weights."""
 
     refusals: Mapping[tuple[int, OperandKey], Refusal]
-    """Why operands are not frozen, by call."""
+    """The reasons why operands are not frozen, by call."""
 
     def placeholders(self) -> dict[Parameter, Placeholder]:
         """Returns what stands for the parameters that are removed."""

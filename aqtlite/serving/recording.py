@@ -73,7 +73,7 @@ class RecordedWeight:
 
     name: str | None
     shape: tuple[int, ...]
-    """Of all of it, stacked by transformations."""
+    """The shape of all of it, stacked by transformations."""
 
     parameters: tuple[Parameter, ...]
     """The parameters that it is made of, sorted."""

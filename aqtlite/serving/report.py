@@ -20,17 +20,17 @@ class ParameterReport:
     """Joined by slashes."""
 
     is_frozen: bool
-    """Whether it is gone from "params"."""
+    """It is gone from "params"."""
 
     why: str
-    """Why it stayed in float; empty for one that is frozen."""
+    """The reason why it stayed in float; empty for one that is frozen."""
 
     is_expected: bool
-    """Whether nothing of it could have been frozen, or it was to stay in float."""
+    """Nothing of it could have been frozen, or it was to stay in float."""
 
     bytes_before: int
     bytes_after: int
-    """Of its floats, if they stayed, and of the frozen weights made of it. A weight
+    """Bytes of its floats, if they stayed, and of the frozen weights made of it. One
     made of several parameters counts with the first."""
 
 
@@ -57,12 +57,12 @@ class ConversionReport:
 
     @property
     def bytes_before(self) -> int:
-        """Of all float parameters."""
+        """Bytes of all float parameters."""
         return sum(one.bytes_before for one in self.parameters)
 
     @property
     def bytes_after(self) -> int:
-        """Of what stayed in float, and of the frozen weights."""
+        """Bytes of the parameters that stayed in float, and of the frozen weights."""
         return sum(one.bytes_after for one in self.parameters)
 
     @property

@@ -1,4 +1,4 @@
-"""What `convert` takes, finds, returns and refuses."""
+"""Arguments, results and errors of `convert`."""
 
 import itertools
 import pathlib

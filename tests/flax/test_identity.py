@@ -68,7 +68,7 @@ def test_a_branch_that_contracts_other_weights(calls, frozen, how):
 
 
 class Branch(nn.Module):
-    """What it contracts depends on a flag."""
+    """A flag decides which weight it contracts."""
 
     how: str
 
@@ -326,7 +326,7 @@ def test_two_configs_for_one_weight():
 
 
 def test_nn_jit_after_training_with_a_mutable_collection():
-    """What a conversion traces is not taken from a cache, nor by others."""
+    """A conversion takes no trace from a cache, and leaves none to others."""
     model = nn.jit(models.MlpBlock)(INT8)
     variables = init(model, X)
     expected, _ = model.apply(variables, X, mutable=["aqt"])
@@ -378,7 +378,7 @@ def test_parts_of_one_kernel():
     ],
 )
 def test_changes_that_reach_a_corner(change):
-    """Of a call that was not converted: NaN in its output, or an error when eager."""
+    """In a call that was not converted: NaN in its output, or an error when eager."""
 
     class Model(nn.Module):
         @nn.compact

@@ -1,4 +1,4 @@
-"""What cannot be frozen is quantized at every call, and said."""
+"""Reports of weights that cannot be frozen and are quantized at every call."""
 
 import functools
 

@@ -40,7 +40,7 @@ class Caller(NamedTuple):
     scope: Scope
     module: nn.Module
     is_inside: bool
-    """Whether variables can leave: not inside a `jax.jit` or another transformation of
+    """Variables can leave: it is not inside a `jax.jit` or another transformation of
     its own that Flax does not know, such as the one in `jnp.einsum`."""
 
 
