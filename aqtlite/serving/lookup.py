@@ -252,8 +252,8 @@ def _traced(
     """Returns the frozen weight that a traced operand turns out to be.
 
     XLA folds the comparisons: the compiled program contracts a frozen weight and
-    nothing else. An operand that is none of them is quantized as it is where the module has
-    float operands like it, and becomes NaN elsewhere.
+    nothing else. An operand that is none of them is quantized as it is where the module
+    has float operands like it, and becomes NaN elsewhere.
     """
     fixed = lax.stop_gradient(x)
     found = [_matches(weight, fixed) for weight in candidates]
