@@ -21,7 +21,9 @@ def test_tables_of_inputs_and_outputs():
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_number_that_the_function_needs_is_a_constant(size):
-    traced = tracing.trace(lambda x, n: jnp.concatenate([x] * n), (jnp.ones(2), size))
+    traced = tracing.trace(
+        lambda x, n: jnp.concatenate([x for _ in range(n)]), (jnp.ones(2), size)
+    )
     assert traced.inputs == (0, None)
     (out,) = traced.jaxpr.out_avals
     assert out.shape == (2 * size,)
