@@ -137,20 +137,20 @@ def _straight_through(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Residuals:
-    """What the forward pass leaves for the backward one."""
+    """The residuals of the forward pass."""
 
     operation: Operation
     lhs: Operand | None
-    """For the gradient of rhs; None if it is not asked for."""
+    """Needed by the gradient of rhs; None if that is not asked for."""
 
     rhs: Operand | None
     lhs_mask: jax.Array | None
-    """Where the gradient of lhs passes; None for everywhere."""
+    """The elements at which the gradient of lhs passes; None for all."""
 
     rhs_mask: jax.Array | None
     seed: jax.Array | None
     scales: tuple[jax.Array | None, jax.Array | None]
-    """Of lhs and rhs; they tell the noise of equal gradients apart."""
+    """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
 
 
 def _straight_through_fwd(how: Execution, *primals: Any):

@@ -201,6 +201,6 @@ def output_shape(
 
 
 def contraction_size(dims: DimensionNumbers, lhs_shape: Sequence[int]) -> int:
-    """How many products are summed into one element of the output."""
+    """The number of products that are summed into one element of the output."""
     (lhs_ca, _), _ = dims
     return math.prod(lhs_shape[axis] for axis in lhs_ca)

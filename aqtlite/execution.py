@@ -1,4 +1,4 @@
-"""What a contraction and its gradients run in, resolved once from config and operands.
+"""The execution of a contraction and its gradients, resolved once.
 
 `resolve` decides; the contraction, the validation of configs and `config.describe` read
 its record. Nothing rewrites a config after it.
@@ -24,31 +24,31 @@ _FLOAT = config.DotGeneral()
 
 @dataclasses.dataclass(frozen=True)
 class OperandExecution:
-    """One operand of one contraction."""
+    """The execution of one operand."""
 
     path: str
-    """Where its config stands."""
+    """The path of its config."""
 
     tensor: config.Tensor
-    """How it is quantized, or how it was."""
+    """The config by which it is quantized, or was."""
 
     reuse: arithmetic.Reuse | None = None
     """None: the operand is quantized here, if at all."""
 
     @property
     def form(self) -> arithmetic.Form:
-        """How it enters the dot."""
+        """The form in which it enters the dot."""
         return arithmetic.form_of(self.tensor)
 
     @property
     def scales_output(self) -> bool:
-        """Whether the scale multiplies the sums."""
+        """True if the scale multiplies the sums."""
         return self.form in ("stored", "decoded")
 
 
 @dataclasses.dataclass(frozen=True)
 class ContractionExecution:
-    """One contraction: the forward one, or one of its gradients."""
+    """The execution of one contraction: the forward one, or one of its gradients."""
 
     path: str
     """ "fwd", "dlhs" or "drhs"."""
@@ -76,7 +76,7 @@ class ContractionExecution:
 
     @property
     def needs_noise(self) -> bool:
-        """Whether rounding is stochastic."""
+        """True if rounding is stochastic."""
         return self.lhs.tensor.needs_noise
 
 
@@ -88,21 +88,20 @@ class Execution:
     dlhs: ContractionExecution
     drhs: ContractionExecution
     saves_lhs: Saved
-    """What `drhs` reads of lhs."""
+    """The residual of lhs, which `drhs` reads."""
 
     saves_rhs: Saved
-    """What `dlhs` reads of rhs."""
+    """The residual of rhs, which `dlhs` reads."""
 
     differentiated: tuple[Side, ...] = ()
-    """Of a gradient, the operands of the forward contraction with respect to which it
-    was asked for."""
+    """The operands that an enclosing differentiation differentiates."""
 
     def gradient(self, side: Side) -> ContractionExecution:
         """The contraction that gives the gradient of an operand."""
         return self.dlhs if side == "lhs" else self.drhs
 
     def saves(self, side: Side) -> Saved:
-        """What the gradient of the other operand reads of an operand."""
+        """The residual of an operand, which the gradient of the other one reads."""
         return self.saves_lhs if side == "lhs" else self.saves_rhs
 
 

@@ -1,4 +1,4 @@
-"""One operand of a contraction: quantized, and as the dot takes it."""
+"""Preparation of one operand: its quantization, and its input to the dot."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ _NO_NOISE = Noise(None, (), 0)
 
 
 def _broadcasts(size: int, wanted: int) -> bool:
-    """Whether an axis of this size, which may be symbolic, broadcasts to another."""
+    """Returns True if an axis of this size, which may be symbolic, broadcasts."""
     return size in (1, wanted)
 
 
@@ -85,7 +85,7 @@ def quantize(
 
 
 def materialized(q: QTensor) -> QTensor:
-    """The same array, with a scale as opaque to XLA as that of a frozen weight."""
+    """Makes the scale as opaque to XLA as that of a frozen weight."""
     zero_point = q.zero_point
     if zero_point is not None:
         zero_point = exact.materialized(zero_point)
@@ -112,7 +112,7 @@ def _check_scale(
 def dot_input(
     x: Operand, q: QTensor | None, form: Form, in_dtype: np.dtype | None
 ) -> DotInput:
-    """One operand as the dot takes it.
+    """Makes the input to the dot of one operand.
 
     Args:
         x: the operand.

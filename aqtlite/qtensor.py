@@ -46,7 +46,7 @@ class QTensor:
     """The dtype that `dequant` returns."""
 
     order: tuple[int, ...] | None = None
-    """Which axis of the array each (trailing) axis of `qvalue` and `scale` is. None:
+    """The axis of the array that each (trailing) axis of `qvalue` and `scale` is. None:
     its own. Frozen weights are stored with their contracting axes last."""
 
     zero_point: Any = None
@@ -66,7 +66,7 @@ class QTensor:
         return self.qvalue.ndim
 
     def _stored_axes(self) -> tuple[int, ...]:
-        """For each axis of the array, the axis of `qvalue` that it is."""
+        """Maps each axis of the array to that of `qvalue`."""
         if self.order is None:
             return tuple(range(self.ndim))
         # Axes in front of those named were stacked by a scan or a vmap.
@@ -84,7 +84,7 @@ class QTensor:
         )
 
     def stored_in(self, order: tuple[int, ...]) -> "QTensor":
-        """The same array, its axes stored in another order.
+        """Stores the axes in another order.
 
         Args:
             order: a permutation of the axes.
@@ -93,7 +93,7 @@ class QTensor:
         return self.in_own_order()._transposed(order, None if is_own else order)
 
     def in_own_order(self) -> "QTensor":
-        """The same array, its axes stored in their own order."""
+        """Stores the axes in their own order."""
         if self.order is None:
             return self
         return self._transposed(self._stored_axes(), None)
@@ -205,14 +205,14 @@ def _repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Where axes of an operand, an array or a `QTensor`, lie as it is stored."""
+    """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
     if not isinstance(q, QTensor) or q.order is None:
         return axes
     return tuple(q.order.index(axis) for axis in axes)
 
 
 def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """One entry per axis of the array, and None wherever a new axis goes."""
+    """Expands an index to one entry per axis, and None wherever a new axis goes."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
         is_int = (

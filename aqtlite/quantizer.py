@@ -1,7 +1,7 @@
-"""One `Tensor` config applied to one array.
+"""Quantization of one array by one `Tensor` config.
 
-All arithmetic is float32 and leaves a compiler no choice, so that one array and one
-config give the same integers and scales in every program. What that takes:
+All arithmetic is float32 and written so that XLA cannot change its result: one array
+and one config give the same integers and scales in every program. What that takes:
 
 - no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
 - values whose origin the compiler does not see (`exact`), so that it neither moves a

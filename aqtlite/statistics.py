@@ -26,7 +26,7 @@ States = tuple[Any, Any]
 
 
 def has_states(cfg: config.DotGeneral) -> bool:
-    """Whether a calibration of the forward contraction gathers statistics."""
+    """Returns True if a calibration of the forward contraction gathers statistics."""
     sides = cfg.fwd.lhs, cfg.fwd.rhs
     return any(one.is_quantized and one.calibration.has_state for one in sides)
 

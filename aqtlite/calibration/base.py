@@ -41,7 +41,7 @@ class Calibration:
 
     @property
     def has_state(self) -> bool:
-        """Whether it gathers statistics, which a framework keeps from call to call."""
+        """True if it gathers statistics, which a framework keeps from call to call."""
         return False
 
     def init_state(self, shape: tuple[int, ...]) -> State:

@@ -1,4 +1,4 @@
-"""What is quantized, and how: frozen, hashable, validated data."""
+"""Quantization configs: frozen, hashable, validated data."""
 
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences

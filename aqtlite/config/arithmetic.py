@@ -1,4 +1,4 @@
-"""What a contraction runs in, as far as its config says.
+"""The arithmetic of a contraction, as far as its config determines it.
 
 Which scales can move depends on the operands; `aqtlite.execution` adds that.
 """
@@ -30,7 +30,7 @@ stored values, with the scale moved onto the gradient, or the array they stand f
 
 
 def form_of(tensor: Tensor) -> Form:
-    """How an operand with this config enters the dot."""
+    """Returns the form in which an operand with this config enters the dot."""
     if not tensor.is_quantized:
         return "float"
     if tensor.use_fake_quant:
@@ -56,7 +56,7 @@ def float_accumulator(raw: DotGeneralRaw) -> np.dtype | None:
 def reused(
     raw: DotGeneralRaw, forward: Tensor, *, scale_moves: bool
 ) -> tuple[Reuse, Tensor]:
-    """What a backward contraction takes of an operand that is there quantized.
+    """Resolves the reuse of an operand that the forward pass quantized.
 
     Args:
         raw: of the backward contraction.

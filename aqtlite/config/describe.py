@@ -72,7 +72,7 @@ def describe(cfg: DotGeneral) -> str:
 
 
 def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
-    """How the operand is quantized that a contraction reuses, None if it does not."""
+    """Returns the config of the operand that a contraction reuses, if it does."""
     raw: DotGeneralRaw = getattr(cfg, name)
     if name == "fwd" or not raw.rhs.use_fwd_quant:
         return None
@@ -114,7 +114,7 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
 
 
 def _contraction_cells(raw: DotGeneralRaw, rhs: Tensor) -> tuple[str, str]:
-    """What a contraction runs in, and its accumulator."""
+    """The dtype or kind of arithmetic of a contraction, and its accumulator."""
     forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
     kind = arithmetic.kind_of(*forms, raw.dg_in_dtype)
     runs_in = "integers" if kind == "integers" else "float"

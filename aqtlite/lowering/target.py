@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a program is compiled for."""
+    """The platform and partitioning that a program is compiled for."""
 
     platform: str
     """ "cpu", "cuda", "rocm", "tpu", or "other"."""

@@ -39,7 +39,7 @@ class Numerics(abc.ABC):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """How stored values are contracted.
+        """The arithmetic in which stored values are contracted.
 
         - "integer": as integers, summed exactly. Scales and zero points are applied to
           the sums.
@@ -80,7 +80,7 @@ class Numerics(abc.ABC):
 
     @property
     def needs_noise(self) -> bool:
-        """Whether `round` must be given random bits."""
+        """True if `round` must be given random bits."""
         return False
 
     @abc.abstractmethod
@@ -109,7 +109,7 @@ class Numerics(abc.ABC):
         return stored.astype(jnp.float32)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
-        """Where the straight-through estimator lets the gradient pass.
+        """The elements at which the straight-through estimator lets the gradient pass.
 
         Returns:
             A bool array, False where `round` clipped; None where all of it passes.

@@ -45,7 +45,7 @@ class IntSymmetric(base.Numerics):
     """Width of the grid, 1 to 8."""
 
     preserve_zero: bool | None = None
-    """Whether zero is a grid point. None: yes, except at one bit."""
+    """Make zero a grid point. None: yes, except at one bit."""
 
     preserve_max_val: bool = False
     """Map the largest magnitude onto the last grid point (True) or onto the far edge
@@ -124,7 +124,7 @@ class IntSymmetric(base.Numerics):
 
     @property
     def _clip_bound(self) -> float:
-        """Where `round` clips: the last center, or the edge of the storage dtype."""
+        """The clipping value: the last center, or the edge of the storage dtype."""
         if self.clip:
             return self._last_center
         return float(jnp.iinfo(self.storage_dtype).max) * self.unit

@@ -29,7 +29,7 @@ class OperandAxes(NamedTuple):
 
 
 class DotInput(NamedTuple):
-    """One operand as the dot takes it: stored integers, or floats."""
+    """The input to the dot of one operand: stored integers, or floats."""
 
     values: jax.Array
     zero_point: jax.Array | None
@@ -39,7 +39,7 @@ class DotInput(NamedTuple):
     """The largest magnitude of an integer less its zero point. None for floats."""
 
     def less_zero_point(self) -> "DotInput":
-        """The same values without a zero point, in int16 if they had one."""
+        """Subtracts the zero point, which makes int16 of the values."""
         if self.zero_point is None:
             return self
         values = self.values.astype(jnp.int32) - self.zero_point

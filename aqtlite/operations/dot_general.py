@@ -120,7 +120,7 @@ class DotGeneral(Operation):
         return sums.astype(jnp.int32) - self._zero_point_terms(lhs, rhs)
 
     def _zero_point_terms(self, lhs: DotInput, rhs: DotInput) -> jax.Array:
-        """What to take off: ``sum a b - sum (a - za) (b - zb)``.
+        """Computes ``sum a b - sum (a - za) (b - zb)``.
 
         That is ``sum (a - za) zb + za sum b``: sums over one operand each.
         """
