@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, noise, quantizer
+from aqtlite import config, noise, quantizer, statistics
 from aqtlite.config.arithmetic import Form
 from aqtlite.lowering import exact
 from aqtlite.operations.base import Axes, DotInput
@@ -78,7 +78,14 @@ def quantize(
             "given none: pass states= (aqtlite.statistics makes them), or use a "
             "calibration that looks at the array alone, such as calibration.AbsMax()"
         )
-    calibrated = quantizer.calibrate(x, tensor, contracting, path, state)
+    if tensor.calibration.has_state:
+        statistics.check_ready(state, path)
+        values = state["state"]
+        calibrated = quantizer.calibrate(x, tensor, contracting, path, values)
+        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
+        calibrated = calibrated._replace(scale=scale)
+    else:
+        calibrated = quantizer.calibrate(x, tensor, contracting, path)
     _check_scale(calibrated.scale.shape, tensor, contracting, path)
     seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None
     return quantizer.round_to_grid(x, calibrated, tensor, seed)

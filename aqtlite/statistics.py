@@ -10,11 +10,15 @@ in a collection.
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
 ((), ())
+
+Beside the state, the number of batches is counted: before the first one a contraction
+raises, and gives NaN under `jax.jit`.
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from aqtlite import config, granularity
 from aqtlite import dimension_numbers as dn
@@ -77,7 +81,8 @@ def _init(
     if not (tensor.is_quantized and tensor.calibration.has_state):
         return ()
     scale_shape = granularity.scale_shape(tensor, shape, axes, path)
-    return tensor.calibration.init_state(scale_shape)
+    state = tensor.calibration.init_state(scale_shape)
+    return {"batches": jnp.zeros((), jnp.int32), "state": state}
 
 
 def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str) -> Any:
@@ -86,4 +91,22 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
         return state
     shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
-    return tensor.calibration.update(state, fixed, shared)
+    return {
+        "batches": state["batches"] + 1,
+        "state": tensor.calibration.update(state["state"], fixed, shared),
+    }
+
+
+def check_ready(state: Any, path: str) -> None:
+    """Raises ValueError if it is certain that no batch was seen.
+
+    Args:
+        state: of one operand.
+        path: of its config, for the message.
+    """
+    batches = state["batches"]
+    if not isinstance(batches, jax.core.Tracer) and not (batches > 0).all():
+        raise ValueError(
+            f"{path}.calibration has no statistics yet: run some batches that update "
+            "them first"
+        )

@@ -25,8 +25,8 @@ def states_of(*batches):
 def test_the_range_is_that_of_all_batches():
     lhs, rhs = states_of(X, 3 * X, X)
     assert rhs == ()
-    np.testing.assert_array_equal(lhs["largest"], [[3 * jnp.abs(X).max()]])
-    assert states_of(3 * X, X)[0] == lhs
+    np.testing.assert_array_equal(lhs["state"]["largest"], [[3 * jnp.abs(X).max()]])
+    assert states_of(3 * X, X)[0]["state"] == lhs["state"] and lhs["batches"] == 3
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
@@ -48,6 +48,15 @@ def test_without_statistics():
         DOT(X, W, MATMUL)
     with pytest.raises(ValueError, match="needs statistics of several batches"):
         aqtlite.quantize(X, TENSOR, 1)
+
+
+def test_before_the_first_batch():
+    with pytest.raises(
+        ValueError, match=r"fwd\.lhs\.calibration has no statistics yet"
+    ):
+        DOT(X, W, MATMUL, states=states_of())
+    out = jax.jit(lambda states: DOT(X, W, MATMUL, states=states))(states_of())
+    assert jnp.isnan(out).all()
 
 
 def test_not_in_a_backward_contraction():

@@ -5,11 +5,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.linen import partitioning
 from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
 from aqtlite.serving import conversion, planning
 from aqtlite.serving import report as report_lib
@@ -184,4 +186,18 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
             f"the variables hold frozen weights already (collection '{COLLECTION}'); "
             "convert takes the float variables of training"
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        variables.get(STATISTICS, {})
+    ):
+        is_count = getattr(path[-1], "key", None) == "batches"
+        if (
+            is_count
+            and isinstance(leaf, jax.Array | np.ndarray)
+            and not (leaf > 0).all()
+        ):
+            raise ValueError(
+                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
+                f"batch: gather some with model.apply(..., mutable=['{STATISTICS}']), "
+                "and convert these variables"
+            )
     return {name: flax_core.unfreeze(value) for name, value in variables.items()}

@@ -7,7 +7,7 @@ import jax
 from flax.core import Scope
 
 from aqtlite import config, dot_general
-from aqtlite.flax.linen import recording
+from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving import lookup
@@ -85,6 +85,10 @@ class AqtDotGeneral(Injected):
       weight;
     - otherwise it quantizes both operands, and differentiates (training).
 
+    A calibration that gathers statistics keeps them in the collection "aqt_stats":
+    `init` makes it, ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone
+    reads it.
+
     Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
     from the bits of the gradients, so that no stream is needed.
 
@@ -131,6 +135,7 @@ class AqtDotGeneral(Injected):
         needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
         if key is None and needs_noise and scope is not None:
             key = _rng(scope)
+        states = statistics.states(call, scope)
 
         def contract(lhs: Any, rhs: Any) -> jax.Array:
             return dot_general.make_dot_general(cfg)(
@@ -141,6 +146,7 @@ class AqtDotGeneral(Injected):
                 preferred_element_type,
                 out_sharding=out_sharding,
                 key=key,
+                states=states,
             )
 
         return lookup.contract(contract, *operands)
