@@ -79,7 +79,7 @@ def _quantize(
     if q is None or q is x or how.path != "fwd":
         return q
     # What may be frozen is compiled alike whether it is computed or given.
-    return operands.materialized(q)
+    return operands.with_fusion_barrier(q)
 
 
 def _sum_products(
@@ -130,7 +130,7 @@ def _straight_through(
     if scales:
         *first, last = (sharded_like(one, how.fwd.out_sharding) for one in scales)
         out = math.prod(first, start=out.astype(jnp.float32))
-        out = exact.product(out, last)
+        out = exact.rounded_product(out, last)
     return out.astype(how.fwd.out_dtype)
 
 

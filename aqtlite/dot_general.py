@@ -86,7 +86,7 @@ def _unquantized(
     key: jax.Array | None = None,
     states: tuple[Any, Any] | None = None,
 ) -> jax.Array:
-    """`lax.dot_general`, with arguments that it has no use for."""
+    """Calls `lax.dot_general`, and ignores what only quantization needs."""
     del key, states
     sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.dot_general(

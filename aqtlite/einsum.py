@@ -67,7 +67,7 @@ def contract(
     out_sharding: Any = None,
     **kwargs: Any,
 ) -> jax.Array:
-    """`einsum` by any `dot` that has the signature of `lax.dot_general`.
+    """Evaluates an einsum by a function with the signature of `lax.dot_general`.
 
     `dot` is called once, with `lhs` first. `kwargs` go to it.
     """

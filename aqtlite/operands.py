@@ -91,12 +91,12 @@ def quantize(
     return quantizer.round_to_grid(x, calibrated, tensor, seed)
 
 
-def materialized(q: QTensor) -> QTensor:
-    """Makes the scale as opaque to XLA as that of a frozen weight."""
+def with_fusion_barrier(q: QTensor) -> QTensor:
+    """Keeps XLA from fusing the scale's computation into what reads it."""
     zero_point = q.zero_point
     if zero_point is not None:
-        zero_point = exact.materialized(zero_point)
-    scale = exact.materialized(q.scale)
+        zero_point = exact.fusion_barrier(zero_point)
+    scale = exact.fusion_barrier(q.scale)
     return dataclasses.replace(q, scale=scale, zero_point=zero_point)
 
 
@@ -155,9 +155,9 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
         q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
     # Given or made here, it is contracted as the same array.
     wide = dataclasses.replace(q, dtype=wide_dtype(q.dtype))
-    return exact.materialized(wide.dequant())
+    return exact.fusion_barrier(wide.dequant())
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """float32, or float64 for float64."""
+    """Returns float32, or float64 for float64."""
     return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")

@@ -136,7 +136,7 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         scale: that of the stored values, keepdims.
         grid: the grid.
     """
-    values = exact.opaque(exact.float32(x))
+    values = exact.algebraic_barrier(exact.float32(x))
     if grid.bound < _SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))

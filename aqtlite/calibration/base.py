@@ -133,7 +133,7 @@ def scale_and_zero_point(
     if po2:
         scale = ceil_to_power_of_two(scale)
     # NaN becomes some integer or other: the scale is NaN, too.
-    steps = jnp.clip(exact.opaque(low) / scale, smallest - largest, 0)
+    steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)
     zero_point = smallest - exact.nearest_integer(jnp.nan_to_num(steps))
     return scale, jnp.clip(zero_point, smallest, largest)
 
@@ -156,7 +156,7 @@ def scale_from_bound(
         grid_bound: the bound of the grid.
         unit: what one stored unit stands for on the grid, a power of two.
     """
-    scale = exact.opaque(bound) * (np.float32(unit) / np.float32(grid_bound))
+    scale = exact.algebraic_barrier(bound) * (np.float32(unit) / np.float32(grid_bound))
     limits = jnp.finfo(jnp.float32)
     finite = jnp.where(scale <= limits.max, scale, jnp.float32(jnp.nan))
     return jnp.where(scale < limits.tiny, jnp.float32(unit), finite)

@@ -11,7 +11,7 @@ from aqtlite.config import representation
 def _shared_axes(
     axes: object,
 ) -> tuple[int, ...] | Literal["per_tensor"] | None:
-    """`calib_shared_axes` in its normal form, or an error."""
+    """Normalizes `calib_shared_axes`."""
     if axes is None:
         return None
     remedy = 'give a tuple of axes, "per_tensor", or None for the contracting axes'

@@ -67,9 +67,9 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if not is_unsigned:
         out = plain.dot(lhs, rhs, dims, jnp.int32)
     elif has_few_rows:
-        out = unsigned.dot_with_last_row_zero(unsigned.raised(lhs), rhs, dims)
+        out = unsigned.dot_with_last_row_zero(unsigned.offset(lhs), rhs, dims)
     else:
-        out = unsigned.dot(unsigned.raised(lhs), rhs, dims)
+        out = unsigned.dot(unsigned.offset(lhs), rhs, dims)
     if has_few_rows:
         out = lax.slice_in_dim(out, 0, rows, axis=batch_rank)
     if has_one_column:
@@ -150,7 +150,7 @@ def _dot_of_transposed(lhs, rhs, contracted):
 
     dims = ((1,), (0,)), ((), ())
     if processor.multiplies_unsigned():
-        out = unsigned.dot(_transpose(unsigned.raised(matrix(lhs))), matrix(rhs), dims)
+        out = unsigned.dot(_transpose(unsigned.offset(matrix(lhs))), matrix(rhs), dims)
     else:
         out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims, jnp.int32)
     return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
@@ -175,7 +175,7 @@ def _transpose(x):
 
 
 def _with_row_of_zeros(lhs, dims):
-    """lhs as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
+    """Lays lhs out as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     sizes = [lhs.shape[axis] for axis in lhs_ba], [lhs.shape[axis] for axis in lhs_ca]
     remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)

@@ -16,7 +16,7 @@ def multiplies_unsigned() -> bool:
 
 
 def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
-    """`multiplies_unsigned` of the processor that Linux describes in this file."""
+    """Decides `multiplies_unsigned` from a file like Linux's ``/proc/cpuinfo``."""
     if not cpuinfo.exists():
         return False
     flags = {

@@ -265,7 +265,7 @@ def _traced(
     scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
     if any(weight.site.identity is None for weight in candidates):
         # XLA cannot fold this comparison, and must not fuse it into what follows.
-        scale = exact.materialized(scale)
+        scale = exact.fusion_barrier(scale)
     names = ", ".join(weight.name for weight in candidates)
     scale = _without_gradient(f"{names} of {module.path}", scale, x)
     return dataclasses.replace(frozen, scale=scale)
