@@ -25,7 +25,7 @@ _WORTHWHILE = 2**14  # elements
 
 
 def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Computes ``max(|x|)`` over some axes of a float32 array, keepdims; 0 over an empty axis.
+    """Computes ``max(|x|)`` over some axes, keepdims; 0 over an empty axis.
 
     A NaN makes its maximum NaN or, on CPUs, infinite.
     """
