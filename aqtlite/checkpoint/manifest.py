@@ -1,7 +1,7 @@
-"""What a converted checkpoint says of itself, as JSON beside its arrays.
+"""Manifests: the static part of serving variables, as JSON beside their arrays.
 
-It is all that is static in serving variables, so that they can be put together again
-without the model; and what each frozen weight was made of, and at what cost.
+With it they are assembled again without the model. It also records the parameters of
+each frozen weight, and the noise of its quantization.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ import aqtlite
 from aqtlite import config
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
-from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import Operand, Site
 
-FORMAT = 2
-"""Grows when a manifest is written that older versions cannot read."""
+FORMAT = 3
+"""Version of the format: grows with every change that older readers cannot read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,22 +31,25 @@ class Stored:
     """One array of the checkpoint."""
 
     info: ArrayInfo
+    """Its shape and dtype in memory."""
+
+    packing: Packing | None = None
+    """The packing of its integers on disk; None if they are stored as they are."""
+
     checksum: int | None = None
-    """CRC-32 of its bytes in row-major order; None until it is written."""
+    """CRC-32 of its bytes on disk, in row-major order; None until it is written."""
+
+    @property
+    def on_disk(self) -> ArrayInfo:
+        """Its shape and dtype on disk."""
+        return self.packing.packed(self.info) if self.packing else self.info
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A node that is an array: a parameter that was copied."""
+    """A node that is an array: a parameter that stayed in float."""
 
     array: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Value:
-    """A node that is no array, and that was copied."""
-
-    value: Constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +57,41 @@ class Frozen:
     """A node that is a `QTensor`."""
 
     qvalue: str
+    """The name of an array, as are these two:"""
+
     scale: str
+    zero_point: str | None
     dtype: np.dtype
     order: tuple[int, ...] | None
+    numerics: Any
+    """Its grid, a config of `aqtlite.numerics`."""
+
     origin: Mapping[str, ArrayInfo]
-    """The parameters that it was made of."""
+    """The parameters that it is a function of."""
 
     grid: str
-    """For people to read, such as "int8"."""
+    """A name for people, such as "int8"."""
 
     decibels: float | None = None
-    """Signal to noise of the quantization; None until it is known, and if there is no
-    noise."""
+    """Signal-to-noise ratio of the quantization; None without noise, and until it is
+    known."""
+
+    def fields(self) -> dict[str, str]:
+        """The names of its arrays, by field of the `QTensor`."""
+        names = {
+            "qvalue": self.qvalue,
+            "scale": self.scale,
+            "zero_point": self.zero_point,
+        }
+        return {field: name for field, name in names.items() if name is not None}
 
 
-Node = Plain | Value | Frozen | FrozenKernel | Site
+Node = Plain | Frozen | FrozenKernel | Site
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All nodes and arrays of a checkpoint, and where they came from."""
+    """The nodes and arrays of a checkpoint, and their origin."""
 
     nodes: Mapping[str, Node]
     """By path in the tree of serving variables, as `names.name_of` writes it."""
@@ -81,14 +99,14 @@ class Manifest:
     arrays: Mapping[str, Stored]
     """By name in the checkpoint."""
 
-    model: str | None = None
-    """The model, as it prints; None where rules chose the weights."""
+    model: str = ""
+    """The `repr` of the model."""
 
     sample: Any = None
     """The shapes of the inputs with which the model was traced, as JSON."""
 
     version: str = aqtlite.__version__
-    """Of the library that wrote it."""
+    """The version of the library that wrote it."""
 
 
 def to_json(manifest: Manifest) -> str:
@@ -104,8 +122,7 @@ def to_json(manifest: Manifest) -> str:
             "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
             "nodes": nodes,
             "arrays": {
-                name: {**_encode_info(one.info), "crc32": f"{one.checksum or 0:08x}"}
-                for name, one in manifest.arrays.items()
+                name: _encode_stored(one) for name, one in manifest.arrays.items()
             },
         }
     )
@@ -140,11 +157,8 @@ def from_json(text: str, where: str) -> Manifest:
         configs = [config.from_json(json.dumps(cfg)) for cfg in data["configs"]]
         manifest = Manifest(
             nodes={k: _decode_node(v, configs) for k, v in data["nodes"].items()},
-            arrays={
-                name: Stored(_decode_info(entry), int(entry["crc32"], 16))
-                for name, entry in data["arrays"].items()
-            },
-            model=data["model"],
+            arrays={k: _decode_stored(v) for k, v in data["arrays"].items()},
+            model=str(data["model"]),
             sample=data["sample"],
             version=str(data["version"]),
         )
@@ -166,14 +180,14 @@ def from_json(text: str, where: str) -> Manifest:
 
 
 def _check_references(manifest: Manifest) -> None:
-    """Each array belongs to the node under whose path it lies, and to no other."""
+    """Checks that each array belongs to one node, and lies below its path."""
     unused = set(manifest.arrays)
     for path, node in manifest.nodes.items():
         named: dict[str, str] = {}
         if isinstance(node, Plain):
             named = {path: node.array}
         elif isinstance(node, Frozen):
-            named = {f"{path}/qvalue": node.qvalue, f"{path}/scale": node.scale}
+            named = {f"{path}/{field}": name for field, name in node.fields().items()}
         for above, name in named.items():
             if name not in unused:
                 raise ValueError(f"{path} names an array {name!r} that is not there")
@@ -182,8 +196,18 @@ def _check_references(manifest: Manifest) -> None:
             unused.remove(name)
         if isinstance(node, Frozen):
             _check_order(path, node.order, manifest.arrays[node.qvalue].info.shape)
+        for name in named.values():
+            numerics = None
+            if isinstance(node, Frozen) and name == node.qvalue:
+                numerics = node.numerics
+            _check_packing(name, manifest.arrays[name], numerics)
     if unused:
         raise ValueError(f"no node names the array {min(unused)!r}")
+
+
+def _check_packing(name: str, stored: Stored, numerics: Any) -> None:
+    if stored.packing != packing_of(stored.info, numerics):
+        raise ValueError(f"{name}, {stored.info}, is packed as {stored.packing}")
 
 
 def _check_order(
@@ -193,6 +217,22 @@ def _check_order(
         return
     if sorted(order) != list(range(len(order))) or len(order) > len(shape):
         raise ValueError(f"{path} of shape {shape} has its axes in the order {order}")
+
+
+def _encode_stored(stored: Stored) -> dict[str, Any]:
+    packing = stored.packing
+    packed = {} if packing is None else {"packed": dataclasses.asdict(packing)}
+    return {
+        **_encode_info(stored.info),
+        **packed,
+        "crc32": f"{stored.checksum or 0:08x}",
+    }
+
+
+def _decode_stored(data: Any) -> Stored:
+    info = _decode_info(data)
+    packing = Packing(**data["packed"]) if "packed" in data else None
+    return Stored(info, packing, int(data["crc32"], 16))
 
 
 def _encode_info(info: ArrayInfo) -> dict[str, Any]:
@@ -213,16 +253,14 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
     match node:
         case Plain():
             return {"kind": "array", "array": node.array}
-        case Value():
-            return {"kind": "value", "value": node.value}
         case Frozen():
             decibels = float("nan") if node.decibels is None else node.decibels
             return {
                 "kind": "frozen",
-                "qvalue": node.qvalue,
-                "scale": node.scale,
+                **node.fields(),
                 "dtype": node.dtype.name,
                 "order": node.order,
+                "numerics": json.loads(config.to_json(node.numerics)),
                 "origin": {k: _encode_info(v) for k, v in node.origin.items()},
                 "grid": node.grid,
                 "decibels": f"{decibels:8.2f}",
@@ -255,10 +293,6 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
     match data["kind"]:
         case "array":
             return Plain(str(data["array"]))
-        case "value":
-            if not is_constant(data["value"]):
-                raise ValueError(f"a value that is a {type(data['value']).__name__}")
-            return Value(data["value"])
         case "frozen":
             decibels = float(data["decibels"])
             dtype = jnp.dtype(data["dtype"])
@@ -267,8 +301,10 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             return Frozen(
                 qvalue=str(data["qvalue"]),
                 scale=str(data["scale"]),
+                zero_point=str(data["zero_point"]) if "zero_point" in data else None,
                 dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
+                numerics=config.from_json(json.dumps(data["numerics"])),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
                 grid=str(data["grid"]),
                 decibels=None if np.isnan(decibels) else decibels,
@@ -305,7 +341,7 @@ def completed(
     checksums: Mapping[str, int],
     decibels: Mapping[str, float | None],
 ) -> Manifest:
-    """A manifest with checksums by array, and decibels by path of a node."""
+    """Completes a manifest by checksums of arrays and decibels of nodes."""
     nodes = {
         path: dataclasses.replace(node, decibels=decibels.get(path))
         if isinstance(node, Frozen)
@@ -313,7 +349,7 @@ def completed(
         for path, node in manifest.nodes.items()
     }
     arrays = {
-        name: Stored(one.info, checksums.get(name))
+        name: dataclasses.replace(one, checksum=checksums.get(name))
         for name, one in manifest.arrays.items()
     }
     return dataclasses.replace(manifest, nodes=nodes, arrays=arrays)
