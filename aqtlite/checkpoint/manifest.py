@@ -260,7 +260,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 **node.fields(),
                 "dtype": node.dtype.name,
                 "order": node.order,
-                "numerics": json.loads(config.to_json(node.numerics)),
+                "numerics": _encode_numerics(node.numerics),
                 "origin": {k: _encode_info(v) for k, v in node.origin.items()},
                 "grid": node.grid,
                 "decibels": f"{decibels:8.2f}",
@@ -289,6 +289,16 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
             }
 
 
+def _encode_numerics(numerics: Any) -> Any:
+    """Encodes a grid as the field of a `config.Tensor`, which has the JSON of one."""
+    return json.loads(config.to_json(config.Tensor(numerics=numerics)))["numerics"]
+
+
+def _decode_numerics(data: Any) -> Any:
+    tensor = json.loads(config.to_json(config.Tensor()))
+    return config.from_json(json.dumps({**tensor, "numerics": data})).numerics
+
+
 def _decode_node(data: Any, configs: list[Any]) -> Node:
     match data["kind"]:
         case "array":
@@ -304,7 +314,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 zero_point=str(data["zero_point"]) if "zero_point" in data else None,
                 dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
-                numerics=config.from_json(json.dumps(data["numerics"])),
+                numerics=_decode_numerics(data["numerics"]),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
                 grid=str(data["grid"]),
                 decibels=None if np.isnan(decibels) else decibels,

@@ -82,14 +82,11 @@ def _make(
     """Quantizes one weight: its arrays as they are stored, and its noise in dB."""
     inputs = [source.read(name) for name in task.inputs]
     made = task.make(*inputs)
-    arrays = {
-        "qvalue": np.asarray(made.qtensor.qvalue),
-        "scale": np.asarray(made.qtensor.scale),
-    }
-    if made.identity is not None:
-        arrays["identity"] = np.asarray(made.identity)
+    arrays = {}
     for field, name in task.fields.items():
-        arrays[field] = _stored(arrays[field], job.manifest.arrays[name])
+        owner = made if field == "identity" else made.qtensor
+        x = np.asarray(getattr(owner, field))
+        arrays[field] = _stored(x, job.manifest.arrays[name])
     # NaN and infinities of a weight are in its scales.
     if not allow_nonfinite and not is_finite(arrays["scale"]):
         for name, x in zip(task.inputs, inputs, strict=True):

@@ -114,7 +114,7 @@ def match(
         found_as = boxed if boxed in arrays else unboxed
         origin[name] = found_as
         if found_as in others:
-            wrong.append(f"{found_as} is no array but {others[found_as]}")
+            wrong.append(f"{found_as} is {others[found_as]}, the model's an array")
             return leaf
         if found_as not in arrays:
             wrong.append(f"{found_as} is missing")
@@ -126,9 +126,10 @@ def match(
 
     variables = jax.tree_util.tree_map_with_path(look_up, found)
     known = set(origin.values())
+    wrong += [f"{name} is not in the model" for name in arrays if name not in known]
     wrong += [
-        f"{name} is not in the model"
-        for name in (*arrays, *others)
+        f"{name} is {description}, and not in the model"
+        for name, description in others.items()
         if name not in known
     ]
     if wrong:
@@ -157,7 +158,10 @@ def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
     if not found or not wanted:
         return ""
     options = [" ".join(_options(path, template, names)) for path in found[:4]]
-    return f". Its parameters are in a subtree: name it by {' or '.join(options)}"
+    return (
+        ". Its parameters are in a subtree, which --subtree (subtree=) names: "
+        f"{' or '.join(options)}"
+    )
 
 
 def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:

@@ -191,6 +191,8 @@ def _info(file: IO[bytes], span: _Span) -> ArrayInfo | None:
     unpacker.read_array_header()
     shape, dtype = unpacker.unpack(), jnp.dtype(unpacker.unpack())
     info = ArrayInfo(tuple(int(size) for size in shape), dtype)
+    if dtype.hasobject:
+        raise ValueError(f"an array of {dtype}")
     if min(info.shape, default=1) < 0 or info.nbytes > stop - start:
         raise ValueError(f"an array of {info} does not fit into {stop - start} bytes")
     return info

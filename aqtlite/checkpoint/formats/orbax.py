@@ -125,9 +125,9 @@ class OrbaxReader(base.Reader):
     @property
     def others(self) -> Mapping[str, str]:
         return {
-            name: type(leaf).__name__.removesuffix("Metadata").lower()
+            name: f"a {type(leaf).__name__.removesuffix('Metadata').lower()}"
             if in_dicts
-            else "in a list or a tuple, and only trees of dictionaries are converted"
+            else "in a list or a tuple"
             for name, (in_dicts, leaf) in self._leaves.items()
             if name not in self.arrays
         }
@@ -260,14 +260,15 @@ def _file_name(name: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps warnings from the log that say nothing to a user of conversions."""
+    """Keeps the warnings of `_NOISE` from the log."""
+
+    # One filter for each call: threads read and write at the same time.
+    def is_no_noise(record: logging.LogRecord) -> bool:
+        return not any(noise in str(record.msg) for noise in _NOISE)
+
     logger = absl.logging.get_absl_logger()
-    logger.addFilter(_says_something)
+    logger.addFilter(is_no_noise)
     try:
         yield
     finally:
-        logger.removeFilter(_says_something)
-
-
-def _says_something(record: logging.LogRecord) -> bool:
-    return not any(noise in str(record.msg) for noise in _NOISE)
+        logger.removeFilter(is_no_noise)
