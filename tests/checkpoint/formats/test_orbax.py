@@ -3,7 +3,6 @@
 import absl.logging
 import numpy as np
 import orbax.checkpoint as ocp
-import pytest
 
 from aqtlite.checkpoint.formats import open_reader
 from tests.checkpoint.formats.test_formats import ARRAYS, write
@@ -32,21 +31,15 @@ def test_the_default_item_is_the_root(tmp_path):
     assert list(open_reader(tmp_path / "run" / "3").arrays) == ["params/w"]
 
 
-@pytest.fixture
-def logged(caplog):
-    """The messages of absl's logger."""
-    absl.logging.get_absl_logger().addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records]
-    absl.logging.get_absl_logger().removeHandler(caplog.handler)
-
-
-def test_writing_and_reading_warn_of_nothing(tmp_path, logged):
+def test_writing_and_reading_warn_of_nothing(tmp_path, caplog):
     reader = open_reader(write(tmp_path / "out", ARRAYS, str))
     reader.read("a/kernel")
-    assert not [text for text in logged() if "OCDBT" in text or "Metadata" in text]
+    assert not [
+        text for text in caplog.messages if "OCDBT" in text or "Metadata" in text
+    ]
 
 
-def test_other_messages_stay(tmp_path, logged, monkeypatch):
+def test_other_messages_stay(tmp_path, caplog, monkeypatch):
     """The log of whoever writes at the same time, and of Orbax itself."""
     save_all = ocp.Checkpointer.save
 
@@ -58,16 +51,16 @@ def test_other_messages_stay(tmp_path, logged, monkeypatch):
     monkeypatch.setattr(ocp.Checkpointer, "save", save_and_warn)
     write(tmp_path / "out", ARRAYS, str)
     absl.logging.warning("Skipping merge of OCDBT checkpoints: %s", "yours")
-    shown = [text for text in logged() if "Skip" in text or "something" in text]
+    shown = [text for text in caplog.messages if "Skip" in text or "something" in text]
     assert shown == ["something else", "Skipping merge of OCDBT checkpoints: yours"]
 
 
-def test_what_it_does_without_the_filter(tmp_path, logged):
+def test_what_it_does_without_the_filter(tmp_path, caplog):
     """So that the filter goes when Orbax no longer warns."""
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(tmp_path / "x", args=ocp.args.PyTreeSave(TREE))
-    assert any(text.count("Skipping merge of OCDBT") for text in logged())
+    assert any(text.count("Skipping merge of OCDBT") for text in caplog.messages)
 
 
 def test_a_list_is_no_array(tmp_path):
