@@ -6,14 +6,18 @@ from collections.abc import Sequence
 import rich.box
 import rich.console
 import rich.table
+import rich.text
 
 from aqtlite.checkpoint.report import Report
 
 _NARROWEST = 16
-"""The least width of a path; below it, the table is wider than the terminal."""
+"""The least width of a path; with less, the table is wider than the terminal."""
+
+_SHORTEST = 7
+"""The least length to which one step is shortened."""
 
 
-def table(report: Report, console: rich.console.Console) -> rich.table.Table:
+def table(report: Report, console: rich.console.Console) -> rich.console.Group:
     """Lays out a report: a row for each weight, and a summary.
 
     Paths lose the steps that all of them share, and are shortened in the middle where
@@ -35,17 +39,20 @@ def table(report: Report, console: rich.console.Console) -> rich.table.Table:
         max(len(cell) for cell in column) + 2
         for column in zip(heads, *rows, strict=True)
     )
-    width = max(console.width - others - 1, _NARROWEST)
-    result = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    width = max(console.width - others, _NARROWEST)
+    result = rich.table.Table(
+        box=rich.box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
     shared, paths = without_constant_steps([row.path for row in report.weights])
     result.add_column(shortened(f"weight in {shared}" if shared else "weight", width))
     for head in heads:
         result.add_column(head, no_wrap=True, justify="right")
     for path, row in zip(paths, rows, strict=True):
         result.add_row(shortened(path, width), *row)
-    result.caption = summary(report)
-    result.caption_justify = "left"
-    return result
+    return rich.console.Group(result, "", rich.text.Text(summary(report)))
 
 
 def summary(report: Report) -> str:
@@ -88,15 +95,23 @@ def without_constant_steps(paths: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def shortened(path: str, width: int) -> str:
-    """Shortens a path in the middle.
+    """Shortens the longest steps of a path in the middle.
 
-    >>> shortened("encoder/layers_11/attention/query", 24)
-    'encoder/laye…ntion/query'
+    >>> shortened("encoder/layers_11/multi_head_attention_0/query", 36)
+    'encoder/layers_11/multi…tion_0/query'
     """
-    if len(path) <= width:
-        return path
-    head = width // 2
-    return path[:head] + "…" + path[len(path) - (width - head - 1) :]
+    steps = path.split("/")
+    for i in sorted(range(len(steps)), key=lambda i: -len(steps[i])):
+        excess = len("/".join(steps)) - width
+        steps[i] = _cut(steps[i], max(len(steps[i]) - excess, _SHORTEST))
+    return _cut("/".join(steps), width)
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return text[:head] + "…" + text[len(text) - (width - 1 - head) :]
 
 
 def _megabytes(size: int) -> str:

@@ -35,6 +35,7 @@ def shown(paths, width):
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_it_fits(width):
     text = shown([f"aqt/{LONG.format(i)}/rhs" for i in range(3)], width)
+    assert all(f"layers_{i}/" in text for i in range(3))
     assert max(map(len, text.splitlines())) <= width
     rows = [line for line in text.splitlines() if "4096 x 16 x 256" in line]
     assert len(rows) == 3
