@@ -296,7 +296,10 @@ def _encode_numerics(numerics: Any) -> Any:
 
 def _decode_numerics(data: Any) -> Any:
     tensor = json.loads(config.to_json(config.Tensor()))
-    return config.from_json(json.dumps({**tensor, "numerics": data})).numerics
+    decoded = config.from_json(json.dumps({**tensor, "numerics": data}))
+    if not isinstance(decoded, config.Tensor):
+        raise TypeError(f"a grid that is a {type(decoded).__name__}")
+    return decoded.numerics
 
 
 def _decode_node(data: Any, configs: list[Any]) -> Node:
