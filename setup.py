@@ -46,7 +46,7 @@ setuptools.setup(
         "opt_einsum",  # that JAX itself depends on
     ],
     extras_require={"demo": demo, "safetensors": ["safetensors"], "test": test},
-    entry_points={"console_scripts": ["aqtlite = aqtlite.cli.app:main"]},
+    entry_points={"console_scripts": ["aqtlite = aqtlite.cli:main"]},
     classifiers=[
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",

@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from aqtlite.checkpoint import manifest as manifest_lib
+from aqtlite.checkpoint import manifest_json
 from aqtlite.checkpoint.arrays import checksum
 from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
@@ -111,7 +111,7 @@ def _manifest(source: Reader) -> Manifest:
             "serving variables that Orbax saved are restored by Orbax, with the "
             "abstract serving variables as target"
         )
-    return manifest_lib.from_json(text, str(source.path))
+    return manifest_json.from_json(text, str(source.path))
 
 
 def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:

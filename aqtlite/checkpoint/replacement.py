@@ -7,8 +7,7 @@ in between leaves it there, and the next conversion puts it back.
 import os
 import pathlib
 
-from aqtlite.checkpoint import manifest as manifest_lib
-from aqtlite.checkpoint import staging
+from aqtlite.checkpoint import manifest_json, staging
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import open_reader, writer_for
 
@@ -60,7 +59,7 @@ def _is_converted(target: pathlib.Path) -> bool:
         text = source.manifest()
         if text is None or source.path != target:
             return False
-        names = manifest_lib.from_json(text, str(target)).arrays.keys()
+        names = manifest_json.from_json(text, str(target)).arrays.keys()
         return source.arrays.keys() <= names and writer_for(target).owns(target, names)
     except CheckpointError:
         return False

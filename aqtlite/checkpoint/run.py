@@ -9,12 +9,12 @@ import time
 import rich.console
 from absl import logging
 
-from aqtlite.checkpoint import manifest as manifest_lib
-from aqtlite.checkpoint import pipeline, replacement, table
+from aqtlite.checkpoint import manifest_json, pipeline, replacement, table
 from aqtlite.checkpoint import staging as staging_lib
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Writer, writer_for
 from aqtlite.checkpoint.job import Job
+from aqtlite.checkpoint.manifest import Manifest, completed
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.progress import byte_progress
 from aqtlite.checkpoint.report import Report, report_of, size_of
@@ -87,12 +87,12 @@ def _write(
     staging: staging_lib.Staging,
     allow_nonfinite: bool,
     console: rich.console.Console | None,
-) -> manifest_lib.Manifest:
+) -> Manifest:
     """Writes the target; an error names the staging folder that it leaves."""
     done = pipeline.Done()
 
-    def manifest() -> manifest_lib.Manifest:
-        return manifest_lib.completed(job.manifest, done.checksums, done.decibels)
+    def manifest() -> Manifest:
+        return completed(job.manifest, done.checksums, done.decibels)
 
     work = pipeline.work(job, source)
     logging.info("converting %d bytes of %s to %s", work, source.path, target)
@@ -110,7 +110,7 @@ def _write(
             out = staging.folder / f"out{target.suffix}"
             if out.exists():
                 staging_lib.remove(out)
-            writer.write(out, arrays, lambda: manifest_lib.to_json(manifest()))
+            writer.write(out, arrays, lambda: manifest_json.to_json(manifest()))
             staging_lib.sync_tree(out)
         replacement.publish(out, target, staging.folder)
         staging.discard()
@@ -138,7 +138,7 @@ def _key(job: Job, source: Reader) -> str:
     """Hashes the source's files and the plan, which identify a conversion."""
     files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in source.files()]
     place = [str(source.path.resolve()), *source.subtree]
-    text = json.dumps([place, files, manifest_lib.to_json(job.manifest)])
+    text = json.dumps([place, files, manifest_json.to_json(job.manifest)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

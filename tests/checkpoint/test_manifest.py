@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aqtlite import checkpoint, config, numerics
-from aqtlite.checkpoint import manifest as manifest_lib
+from aqtlite.checkpoint import manifest_json
 from aqtlite.checkpoint.arrays import ArrayInfo
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Plain, Stored
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Plain, Stored, completed
 from aqtlite.checkpoint.packing import packing_of
 from aqtlite.flax.placeholder import FrozenKernel
 from tests.checkpoint import support
@@ -54,18 +54,18 @@ MANIFEST = Manifest(
 
 
 def read(data):
-    return manifest_lib.from_json(json.dumps(data), "here")
+    return manifest_json.from_json(json.dumps(data), "here")
 
 
 def damaged(change, match):
-    data = json.loads(manifest_lib.to_json(MANIFEST))
+    data = json.loads(manifest_json.to_json(MANIFEST))
     change(data)
     with pytest.raises(checkpoint.CheckpointError, match=f"damaged: .*{match}"):
         read(data)
 
 
 def test_round_trip():
-    assert manifest_lib.from_json(manifest_lib.to_json(MANIFEST), "here") == MANIFEST
+    assert manifest_json.from_json(manifest_json.to_json(MANIFEST), "here") == MANIFEST
 
 
 def test_a_zero_point():
@@ -75,14 +75,14 @@ def test_a_zero_point():
         nodes={**MANIFEST.nodes, "aqt/w/rhs": node},
         arrays={**MANIFEST.arrays, "aqt/w/rhs/zero_point": stored((3, 1), "float32")},
     )
-    text = manifest_lib.to_json(manifest)
-    assert manifest_lib.from_json(text, "here") == manifest
+    text = manifest_json.to_json(manifest)
+    assert manifest_json.from_json(text, "here") == manifest
     (row,) = checkpoint.report.report_of(manifest).weights
     assert row.bytes_after == 3 * 3 + 3 * 4 + 3 * 4
 
 
 def test_it_says_the_grid_and_the_packing():
-    data = json.loads(manifest_lib.to_json(MANIFEST))
+    data = json.loads(manifest_json.to_json(MANIFEST))
     grid = data["nodes"]["aqt/w/rhs"]["numerics"]
     assert grid["type"] == "IntSymmetric" and grid["bits"] == 2
     packed = data["arrays"]["aqt/w/rhs/qvalue"]["packed"]
@@ -91,17 +91,17 @@ def test_it_says_the_grid_and_the_packing():
 
 
 def test_its_length_is_known_before_checksums_and_noise_are():
-    nothing = manifest_lib.completed(MANIFEST, {}, {})
-    known = manifest_lib.completed(
+    nothing = completed(MANIFEST, {}, {})
+    known = completed(
         MANIFEST, {name: 0xFFFFFFFF for name in MANIFEST.arrays}, {"aqt/w/rhs": -3.5}
     )
     assert known.nodes["aqt/w/rhs"].decibels == -3.5
-    assert len(manifest_lib.to_json(nothing)) == len(manifest_lib.to_json(known))
+    assert len(manifest_json.to_json(nothing)) == len(manifest_json.to_json(known))
 
 
 @pytest.mark.parametrize("found, advice", [(2, "convert again"), (99, "upgrade it")])
 def test_another_format(found, advice):
-    data = json.loads(manifest_lib.to_json(MANIFEST))
+    data = json.loads(manifest_json.to_json(MANIFEST))
     with pytest.raises(checkpoint.CheckpointError, match=f"format {found} .*{advice}"):
         read({**data, "format": found})
 
@@ -155,7 +155,7 @@ def test_the_grid_of_every_weight_is_recorded(source, tmp_path):
     )
     checkpoint.convert_checkpoint(source, tmp_path / "out", models.MlpBlock(cfg), X)
     text = (tmp_path / "out" / "aqtlite.json").read_text()
-    nodes = manifest_lib.from_json(text, "out").nodes.values()
+    nodes = manifest_json.from_json(text, "out").nodes.values()
     grids = [node.numerics for node in nodes if isinstance(node, Frozen)]
     assert grids == [numerics.IntSymmetric(bits=5)] * 3
 
