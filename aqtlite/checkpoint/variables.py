@@ -133,12 +133,10 @@ def match(
         if name not in known
     ]
     if wrong:
-        advice = _advice(template, arrays)
-        named = 2 if advice else 5
-        more = f", and {len(wrong) - named} more" if len(wrong) > named else ""
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
             f"the source does not hold the variables of this model: "
-            f"{'; '.join(wrong[:named])}{more}{advice}"
+            f"{'; '.join(wrong[:5])}{more}{_advice(template, arrays)}"
         )
     return variables, origin
 

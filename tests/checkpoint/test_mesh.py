@@ -31,6 +31,12 @@ MODELS = {
         AqtDotGeneral(config.weight_only(bits=2)), ("model", None)
     ),
 }
+STORED = [
+    ("int8", "out"),
+    ("int8", "out.safetensors"),
+    ("int4", "out.safetensors"),
+    ("ternary along the rows", "out"),
+]
 
 
 def converted(tmp_path, name, model=MODEL):
@@ -115,13 +121,12 @@ def test_logical_names(tmp_path):
 def test_four_devices(tmp_path):
     """Integers and scales are sharded as the kernel is; serving gives the same."""
     paths = []
-    for i, (key, model) in enumerate(MODELS.items()):
-        for name in ("out", "out.safetensors"):
-            folder = tmp_path / f"{i}{name}"
-            folder.mkdir()
-            path, serving = converted(folder, name, model)
-            np.save(folder / "expected.npy", jax.jit(model.apply)(serving, X))
-            paths += [key, str(path)]
+    for i, (key, name) in enumerate(STORED):
+        folder, model = tmp_path / str(i), MODELS[key]
+        folder.mkdir()
+        path, serving = converted(folder, name, model)
+        np.save(folder / "expected.npy", jax.jit(model.apply)(serving, X))
+        paths += [key, str(path)]
     script = """
         import pathlib, sys
         import jax, numpy as np
@@ -162,14 +167,13 @@ def test_four_devices(tmp_path):
 def test_two_hosts_read_slices(tmp_path):
     """Each reads the slices of its own devices, packed ones too."""
     paths = []
-    for i, (key, model) in enumerate(MODELS.items()):
-        for name in ("out", "out.safetensors"):
-            folder = tmp_path / f"{i}{name}"
-            folder.mkdir()
-            path, serving = converted(folder, name, model)
-            rhs = nn.meta.unbox(serving["aqt"]["kernel"]["rhs"])
-            np.save(folder / "expected.npy", np.asarray(rhs.qvalue).astype(np.int8))
-            paths += [key, str(path)]
+    for i, (key, name) in enumerate(STORED[2:]):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        path, serving = converted(folder, name, MODELS[key])
+        rhs = nn.meta.unbox(serving["aqt"]["kernel"]["rhs"])
+        np.save(folder / "expected.npy", np.asarray(rhs.qvalue).astype(np.int8))
+        paths += [key, str(path)]
     script = """
         import pathlib, sys
         import jax, numpy as np
