@@ -20,7 +20,7 @@ _BLOCK = 16
 def is_fast(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Whether the contraction is on the fast path as it stands."""
+    """Returns True if the contraction is on the fast path as it stands."""
     return not (
         processor.multiplies_unsigned()
         or _is_transposed(len(lhs_shape), dims)
@@ -78,7 +78,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 
 
 def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
-    """Whether XLA:CPU contracts these floats in float32, widened or not.
+    """Returns True if XLA:CPU contracts these floats in float32, widened or not.
 
     Of bfloat16 and float16 it does so in few layouts, and has no kernel for others.
     """
@@ -90,14 +90,14 @@ def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bo
 
 
 def _is_transposed(lhs_ndim: int, dims: dn.DimensionNumbers) -> bool:
-    """Whether lhs has a remaining axis after a contracting one."""
+    """Returns True if lhs has a remaining axis after a contracting one."""
     (lhs_ca, _), (lhs_ba, _) = dims
     remaining = dn.remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
     return bool(remaining and lhs_ca) and max(remaining) > min(lhs_ca)
 
 
 def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
-    """How many rows lhs's matrix has."""
+    """The number of rows of lhs as a matrix."""
     (lhs_ca, _), (lhs_ba, _) = dims
     remaining = dn.remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
     return math.prod(lhs_shape[axis] for axis in remaining)
@@ -106,7 +106,7 @@ def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
 def _contracts_last_axes(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Whether rhs has more than two axes, those that both contract being the last."""
+    """Returns True if rhs has over two axes, and both contract their last ones."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     lhs_last, rhs_last = (
         tuple(range(len(shape) - len(rhs_ca), len(shape)))
@@ -128,13 +128,13 @@ def _dot_with_matrix(lhs, rhs, contracted):
 
 
 def _contracts_leading_axes(dims):
-    """Whether both operands are transposed and can be reshaped to a matrix each."""
+    """Returns True if both operands contract their leading axes, and batch none."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     return lhs_ca == rhs_ca == tuple(range(len(lhs_ca))) and not batch
 
 
 def _can_reshape(*operands):
-    """Whether all sizes are known, and no axis has an explicit sharding."""
+    """Returns True if all sizes are known, and no axis has an explicit sharding."""
     sizes = [size for x in operands for size in x.shape]
     is_known = all(isinstance(size, int) for size in sizes)
     return is_known and all(explicit_sharding(x) is None for x in operands)

@@ -38,7 +38,7 @@ class _LargestMagnitude(TargetDependent):
 
     axes: tuple[int, ...]
     can_be_cut: bool
-    """Whether no axis has an explicit sharding, in which it could not be cut."""
+    """False for an explicit sharding, which a cut would not fit."""
 
     def reference(self, x):
         return jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)

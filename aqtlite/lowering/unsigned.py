@@ -13,7 +13,7 @@ from aqtlite import dimension_numbers as dn
 
 
 def raised(x: jax.Array) -> jax.Array:
-    """int8 plus 128, as uint8: the bit of the sign, turned."""
+    """Adds 128 to int8, as uint8: flips the sign bit."""
     return lax.bitcast_convert_type(x ^ np.int8(-128), jnp.uint8)
 
 
@@ -38,7 +38,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 def dot_with_last_row_zero(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
 ) -> jax.Array:
-    """The same where lhs, before it was raised, had zeros for a last row.
+    """Contracts a raised lhs whose last row was zeros before it was raised.
 
     That row's sums are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
