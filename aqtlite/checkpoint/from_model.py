@@ -80,15 +80,8 @@ def job_from_model(
         path = name_of((COLLECTION, *weight.path))
         node = frozen[path]
         inputs = [params[i] for i in weight.inputs]
-        numerics = weight.tensor.numerics
-        nodes[path] = dataclasses.replace(
-            node,
-            origin={name: arrays[origin[name]] for name in inputs},
-            numerics=numerics,
-            grid=grid_name(numerics),
-        )
-        info = stored[node.qvalue].info
-        stored[node.qvalue] = Stored(info, packing_of(info, numerics))
+        origins = {name: arrays[origin[name]] for name in inputs}
+        nodes[path] = dataclasses.replace(node, origin=origins)
         fields = node.fields()
         identity = "/".join((COLLECTION, *weight.path[:-1], "identity"))
         if identity in stored:
@@ -113,12 +106,6 @@ def job_from_model(
     return Job(manifest, tuple(tasks), copies)
 
 
-def grid_name(numerics: Any) -> str:
-    """Names a grid for people, such as "int8"."""
-    bits = getattr(numerics, "bits", None)
-    return f"int{bits}" if bits else type(numerics).__name__
-
-
 def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
     """Lists the nodes of serving variables, given as shapes, and their arrays."""
     nodes: dict[str, Node] = {}
@@ -141,15 +128,17 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
         )
         if isinstance(node, QTensor):
             qvalue, scale, *zero_point = named
+            arrays[qvalue] = Stored(
+                named[qvalue], packing_of(named[qvalue], node.numerics)
+            )
             nodes[path] = Frozen(
                 qvalue,
                 scale,
                 zero_point[0] if zero_point else None,
                 jnp.dtype(node.dtype),
                 node.order,
-                numerics=None,
+                node.numerics,
                 origin={},
-                grid="",
             )
         else:
             (name,) = named

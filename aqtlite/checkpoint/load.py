@@ -126,7 +126,12 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
                     field: _read(source, manifest, name, {})
                     for field, name in node.fields().items()
                 }
-                return QTensor(**fields, dtype=node.dtype, order=node.order)
+                return QTensor(
+                    **fields,
+                    dtype=node.dtype,
+                    order=node.order,
+                    numerics=node.numerics,
+                )
             case _:
                 return node
 

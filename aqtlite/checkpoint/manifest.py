@@ -15,6 +15,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.packing import Packing
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import Site
+from aqtlite.numerics import Numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +55,11 @@ class Frozen:
     zero_point: str | None
     dtype: np.dtype
     order: tuple[int, ...] | None
-    numerics: Any
-    """Its grid, a config of `aqtlite.numerics`."""
+    numerics: Numerics | None
+    """Its grid."""
 
     origin: Mapping[str, ArrayInfo]
     """The parameters that it is a function of."""
-
-    grid: str
-    """A name for people, such as "int8"."""
 
     decibels: float | None = None
     """Signal-to-noise ratio of the quantization; None without noise, and until it is

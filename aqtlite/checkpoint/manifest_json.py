@@ -17,6 +17,7 @@ from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.flax.placeholder import FrozenKernel
 from aqtlite.flax.site import Operand, Site
+from aqtlite.numerics import Numerics
 
 FORMAT = 3
 """Version of the format: grows with every change that older readers cannot read."""
@@ -175,7 +176,6 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "order": node.order,
                 "numerics": _encode_numerics(node.numerics),
                 "origin": {k: _encode_info(v) for k, v in node.origin.items()},
-                "grid": node.grid,
                 "decibels": f"{decibels:8.2f}",
             }
         case FrozenKernel():
@@ -202,17 +202,22 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
             }
 
 
-def _encode_numerics(numerics: Any) -> Any:
-    """Encodes a grid as the field of a `config.Tensor`, which has the JSON of one."""
+def _encode_numerics(numerics: Numerics | None) -> Any:
+    """Encodes a grid as it is encoded in a `config.Tensor`."""
+    if numerics is None:
+        return None
     return json.loads(config.to_json(config.Tensor(numerics=numerics)))["numerics"]
 
 
-def _decode_numerics(data: Any) -> Any:
+def _decode_numerics(data: Any) -> Numerics | None:
+    if data is None:
+        return None
     tensor = json.loads(config.to_json(config.Tensor()))
     decoded = config.from_json(json.dumps({**tensor, "numerics": data}))
-    if not isinstance(decoded, config.Tensor):
-        raise TypeError(f"a grid that is a {type(decoded).__name__}")
-    return decoded.numerics
+    numerics = getattr(decoded, "numerics", None)
+    if not isinstance(numerics, Numerics):
+        raise TypeError(f"a grid of {data!r}")
+    return numerics
 
 
 def _decode_node(data: Any, configs: list[Any]) -> Node:
@@ -232,7 +237,6 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 order=None if data["order"] is None else tuple(data["order"]),
                 numerics=_decode_numerics(data["numerics"]),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
-                grid=str(data["grid"]),
                 decibels=None if np.isnan(decibels) else decibels,
             )
         case "kernel":

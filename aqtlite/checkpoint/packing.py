@@ -12,9 +12,10 @@ import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats.base import Sliceable
-from aqtlite.numerics import IntSymmetric
+from aqtlite.numerics import IntSymmetric, Numerics
 
 _WIDTHS = (1, 2, 4)
+_LOWEST = 16  # of magnitudes, so that int8 holds all values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Packing:
     """From one value to the next: 1, or 2 for grids of odd integers."""
 
     def __post_init__(self):
-        fits = self.bits in _WIDTHS and self.step in (1, 2) and -16 < self.lowest <= 0
+        fits = (
+            self.bits in _WIDTHS and self.step in (1, 2) and abs(self.lowest) < _LOWEST
+        )
         if not fits or not all(type(x) is int for x in dataclasses.astuple(self)):
             raise ValueError(f"no packing: {self}")
 
@@ -104,13 +107,16 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
 
     Args:
         info: its shape and dtype.
-        grid: the grid that its values are on; None if it is not known.
+        grid: the grid that its values are on; None if it is not known. Of a user's own
+            grid without a zero point, the storage dtype alone counts.
 
     Returns:
         None if the array is stored as it is: values of more than 4 bits, scalars.
     """
     step = 1
-    if type(grid) is IntSymmetric:
+    if isinstance(grid, Numerics) and grid.zero_point_range is not None:
+        lowest, highest = grid.zero_point_range
+    elif type(grid) is IntSymmetric:
         lowest, highest = -grid.largest_stored, grid.largest_stored
         step = 1 if grid.preserve_zero else 2
     elif jnp.issubdtype(info.dtype, jnp.integer):
@@ -120,4 +126,6 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
         return None
     codes = (highest - lowest) // step + 1
     bits = next((bits for bits in _WIDTHS if codes <= 2**bits), None)
-    return None if bits is None or not info.shape else Packing(bits, lowest, step)
+    if bits is None or not info.shape or abs(lowest) >= _LOWEST:
+        return None
+    return Packing(bits, lowest, step)

@@ -71,7 +71,7 @@ def report_of(
                 path=path,
                 origin=tuple(node.origin),
                 shape=manifest.arrays[node.qvalue].info.shape,
-                grid=node.grid,
+                grid=_grid(node, manifest),
                 scales=math.prod(manifest.arrays[node.scale].info.shape),
                 bytes_before=sum(info.nbytes for info in node.origin.values()),
                 bytes_after=sum(
@@ -99,6 +99,12 @@ def size_of(path: pathlib.Path) -> int:
     """Bytes of a file, or of all files below a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _grid(node: Frozen, manifest: Manifest) -> str:
+    if node.numerics is None:
+        return manifest.arrays[node.qvalue].info.dtype.name
+    return node.numerics.name
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

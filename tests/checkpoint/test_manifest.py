@@ -35,7 +35,6 @@ FROZEN = Frozen(
     order=(1, 0),
     numerics=TERNARY,
     origin={"params/w": ArrayInfo((9, 3), FLOAT32)},
-    grid="int2",
     decibels=12.25,
 )
 MANIFEST = Manifest(

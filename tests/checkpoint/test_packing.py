@@ -118,7 +118,7 @@ def test_a_channel_of_nan_becomes_values_of_the_grid():
     assert set(unpacked[:, 1].tolist()) <= {-1, 1}
 
 
-@pytest.mark.parametrize("bits, lowest, step", [(3, 0, 1), (4, 1, 1), (2, -1, 3)])
+@pytest.mark.parametrize("bits, lowest, step", [(3, 0, 1), (4, 16, 1), (2, -1, 3)])
 def test_what_is_no_packing(bits, lowest, step):
     with pytest.raises(ValueError, match="no packing"):
         Packing(bits, lowest, step)

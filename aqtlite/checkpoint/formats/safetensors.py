@@ -163,7 +163,10 @@ class SafetensorsWriter(base.Writer):
                     "rename the array, or name a folder as target, for Orbax"
                 )
             if info.dtype not in _NAMES:
-                raise CheckpointError(f"safetensors cannot hold {name}, {info}")
+                raise CheckpointError(
+                    f"safetensors cannot hold {name}, {info}; name a folder as target, "
+                    "for Orbax"
+                )
 
     def owns(self, path: pathlib.Path, names: Iterable[str]) -> bool:
         return path.is_file()
