@@ -1,4 +1,4 @@
-"""Checkpoints to convert, and what is said of them."""
+"""Checkpoints to convert, fixtures and assertions."""
 
 import pathlib
 

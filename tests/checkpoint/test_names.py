@@ -69,7 +69,7 @@ def test_every_array_arrives(name, how, target, tmp_path):
 
 
 def outcome(source, target):
-    """What a conversion and a loading give, or None if they refuse."""
+    """Converts and loads; None if that is refused."""
     try:
         copy(source, target)
     except checkpoint.CheckpointError as error:

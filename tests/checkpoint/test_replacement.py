@@ -1,4 +1,4 @@
-"""What lies at the target's place and beside it, and who else writes there."""
+"""Replacing a target, beside other files and other conversions."""
 
 import os
 import subprocess
