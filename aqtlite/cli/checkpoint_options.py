@@ -1,22 +1,23 @@
 """The arguments of ``aqtlite convert`` and ``aqtlite show``.
 
-Beside the package `aqtlite.checkpoint`, which takes a second to import.
+Apart from the commands themselves, which take a second to import.
 """
 
 import argparse
 import pathlib
 
 CONVERT_DESCRIPTION = """\
-Turn the checkpoint of a trained model into one for serving: int8 (or int4) weights
-and their scales in place of the float weights that contractions use.
+Turn the checkpoint of a trained model into one for serving: integer weights and their
+scales in place of the float weights that contractions use.
 
 SOURCE is an Orbax checkpoint, a safetensors file or a folder of them, or a .msgpack
 file of flax.serialization. TARGET is a file if it ends in .safetensors, else a folder,
 for Orbax. Weights are converted one at a time: neither the float model nor the
-converted one has to fit into memory. A conversion that was interrupted goes on where it
-was when the same command is given again; TARGET appears only when it is whole.
+converted one has to fit into memory. TARGET appears only when it is whole. A conversion
+that fails or is interrupted leaves its finished weights in .TARGET.converting: the same
+command resumes there, and who gives up removes that folder.
 
-Which parameters are weights, and how they are quantized, is found by tracing the model:
+Tracing the model finds the parameters that are weights, and how they are quantized:
 
   # in serving.py:  def factory(): return MyModel(cfg), (jax.ShapeDtypeStruct(...),)
   aqtlite convert run/params run/serving --model serving:factory
@@ -27,18 +28,20 @@ config:
 
   aqtlite convert in out --model serving:factory --preset weight_only --fwd-bits 4
 
-Without a model, rules name the parameters and the axes that contractions sum over:
+SOURCE holds the model's variables, or "params" alone. If it holds more, name the
+subtree; several are collections:
 
-  echo '[{"pattern": "*/kernel", "contracting": [0], "bits": 8}]' > rules.json
-  aqtlite convert in out --rules rules.json
+  aqtlite convert run/3 out --model serving:factory --subtree state/params
+  aqtlite convert in out --model serving:factory --subtree params --subtree batch_stats
 
 'aqtlite show TARGET' lists what came out; aqtlite.checkpoint.load_serving loads it.
 """
 
 SHOW_DESCRIPTION = """\
-List what a converted checkpoint holds: each frozen weight, what it was made of, its
-grid, its number of scales, its size before and after, and the signal-to-noise ratio of
-its quantization in dB (6 dB are one bit).
+List the frozen weights of a converted checkpoint: the shape in which each is stored,
+its grid, its number of scales, its megabytes in float and now, and the signal-to-noise
+ratio of its quantization in dB (6 dB are one bit). --json adds the parameters that it
+is made of.
 """
 
 
@@ -46,17 +49,20 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``aqtlite convert``."""
     parser.add_argument("source", metavar="SOURCE", type=pathlib.Path)
     parser.add_argument("target", metavar="TARGET", type=pathlib.Path)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+    parser.add_argument(
         "--model",
         metavar="MODULE:FACTORY",
         help="a function that returns (model, sample_args)",
     )
-    what.add_argument(
-        "--rules",
-        metavar="FILE",
-        type=pathlib.Path,
-        help="JSON: which parameters to freeze, in place of a model",
+    # Conversion by rules without a model is no more; the command says so.
+    parser.add_argument("--rules", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--subtree",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="the part of SOURCE to convert, such as params of a training state "
+        "(repeatable)",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from aqtlite import checkpoint, cli, config
+from aqtlite.checkpoint import replacement
 from aqtlite.flax import convert
 from tests.checkpoint.support import assert_same, save
 from tests.flax import models
@@ -14,6 +15,7 @@ VARIABLES = init(models.MlpBlock(INT8), X)
 MODEL = ["float", "out", "--model", "serving_model:factory"]
 FACTORY = """
 import jax
+from flax import linen as nn
 from aqtlite import config
 from tests.flax import models
 
@@ -38,6 +40,17 @@ def raising():
 
 def plain():
     return factory(None)
+
+def exiting():
+    raise SystemExit(3)
+
+class Residual(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(8)(x)
+
+def misshapen():
+    return Residual(), (jax.ShapeDtypeStruct((4, 9), "float32"),)
 """
 
 
@@ -45,6 +58,7 @@ def plain():
 def folder(tmp_path, monkeypatch):
     """A working directory with a module and a checkpoint."""
     (tmp_path / "serving_model.py").write_text(FACTORY)
+    (tmp_path / "exiting.py").write_text("import sys; sys.exit('not this way')")
     save(tmp_path / "float", VARIABLES, "orbax")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -73,7 +87,7 @@ def test_convert_and_show(folder, capsys):
     assert_same(checkpoint.load_serving("out"), wanted)
     assert cli.main(["show", "out"]) == 0
     shown = capsys.readouterr().out
-    assert "Dense_2/kernel/rhs" in shown and "int8" in shown
+    assert "Dense_2/kernel " in shown and "int8" in shown
     assert cli.main(["show", "out", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["weights"]) == 3 and data["kept"] == 3
@@ -96,18 +110,35 @@ def test_configs(options, cfg, folder, capsys):
     assert_same(checkpoint.load_serving("out"), wanted)
 
 
-def test_rules_keep_float_dry_run_and_overwrite(folder, capsys):
-    rules = [{"pattern": "*/kernel", "contracting": [0]}]
-    (folder / "rules.json").write_text(json.dumps(rules))
-    assert run(capsys, "float", "out", "--rules", "rules.json")[0] == 0
+def test_keep_float_dry_run_and_overwrite(folder, capsys):
+    assert run(capsys, *MODEL)[0] == 0
     again = [*MODEL, "--overwrite"]
     _, out, _ = run(capsys, *again, "--keep-float", "*_1/*", "--dry-run")
     assert "2 frozen, 4 kept" in out
     assert checkpoint.summarize("out").kept == 3
     assert run(capsys, *again, "--keep-float", "*_1/*")[0] == 0
     assert checkpoint.summarize("out").kept == 4
-    _, out, _ = run(capsys, "float", "out2", "--rules", "rules.json", "--dry-run")
+    _, out, _ = run(capsys, "float", "out2", *MODEL[2:], "--dry-run")
     assert "3 frozen, 3 kept" in out and not (folder / "out2").exists()
+
+
+def test_subtree(folder, capsys):
+    save(folder / "state", {"params": VARIABLES["params"], "step": X}, "orbax")
+    assert "--subtree params" in error(capsys, "state", "out", *MODEL[2:])
+    assert run(capsys, "state", "out", *MODEL[2:], "--subtree", "params")[0] == 0
+    wanted = convert(models.MlpBlock(INT8), VARIABLES, X)
+    assert_same(checkpoint.load_serving("out"), wanted)
+
+
+def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replacement, "publish", interrupt)
+    code, _, err = run(capsys, *MODEL)
+    assert code == 130
+    assert "interrupted. The weights that are done are in .out.converting: the" in err
+    assert (folder / ".out.converting").exists()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +148,15 @@ def test_rules_keep_float_dry_run_and_overwrite(folder, capsys):
         (["float", "float", "--model", "serving_model:factory"], "contains the other"),
         (["float", "out", "--model", "serving_model:raising"], "KeyError: 'mine'"),
         ([*MODEL, "--fwd-bits", "4"], "goes with --preset"),
-        (["float", "out", "--rules", "none.json", "--fwd-bits", "4"], "--fwd-bits"),
+        (["float", "out"], "--model is missing"),
+        (["float", "out", "--rules", "rules.json"], "--rules is gone: no Flax model"),
+        (["float", "out", "--model", "serving_model:exiting"], "SystemExit: 3"),
+        (["float", "out", "--model", "exiting:factory"], "SystemExit: not this way"),
+        (
+            ["float", "out", "--model", "serving_model:misshapen"],
+            "tracing Residual with the sample inputs float32[4, 9] failed",
+        ),
+        ([*MODEL, "--subtree", "nothing"], "has no subtree 'nothing'; there are"),
         (["float", "x" * 300, "--model", "serving_model:factory"], "too long"),
         (["float", "out", "--model", "serving_model"], "package.module:factory"),
         (["float", "out", "--model", "nowhere:factory"], "No module named 'nowhere'"),
@@ -172,12 +211,6 @@ def test_rules_keep_float_dry_run_and_overwrite(folder, capsys):
             ],
             "is no config",
         ),
-        (["float", "out", "--rules", "none.json"], "none.json cannot be read"),
-        (["float", "out", "--rules", "serving_model.py"], "rules are a JSON list"),
-        (
-            ["float", "out", "--rules", "r.json", "--keep-float", "x"],
-            "--keep-float goes with --model",
-        ),
         (
             [
                 "float",
@@ -199,10 +232,3 @@ def test_errors_are_one_line(argv, message, folder, capsys):
 def test_show_of_something_else(folder, capsys):
     assert cli.main(["show", "float"]) == 2
     assert "not a converted checkpoint" in capsys.readouterr().err
-
-
-def test_malformed(capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(["convert", "float", "out"])
-    assert info.value.code == 2
-    assert "--model --rules" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 import aqtlite
 from aqtlite import cli
+from aqtlite.cli import commands
 from aqtlite.errors import UserError
 
 
@@ -95,7 +96,7 @@ def test_exit_codes_of_a_command(monkeypatch, capsys):
         raise UserError("put this right")
 
     for run, code in [(lambda args: 1, 1), (interrupted, 130), (failing, 2)]:
-        monkeypatch.setattr(cli, "COMMANDS", _one_command(run))
+        monkeypatch.setattr(commands, "COMMANDS", _one_command(run))
         assert cli.main(["demo"]) == code
     assert "interrupted" in capsys.readouterr().err
 
@@ -108,8 +109,8 @@ def test_missing_dependency_says_how_to_get_it():
     done = _python("-c", code)
     assert done.returncode == 2
     assert done.stderr == (
-        "aqtlite demo: error: the demo needs the package 'optax': "
-        "pip install 'aqtlite[demo]'\n"
+        "aqtlite demo: error: the demo needs the package 'optax': pip install "
+        "optax, or in a clone of aqtlite pip install -e '.[demo]'\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Files of `flax.serialization.to_bytes`, read without loading them whole.
+"""The format of `flax.serialization.to_bytes`, which is read and not written.
 
 Flax writes an array as an extension of msgpack, ``(shape, dtype, bytes)``, and one of
 more than 2^30 bytes in chunks.
@@ -10,17 +10,15 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import IO, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import msgpack
 import numpy as np
 from flax import serialization
 
 from aqtlite.checkpoint.arrays import ArrayInfo
-from aqtlite.checkpoint.constants import Constant, is_constant
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import base
 from aqtlite.checkpoint.names import name_of
-from aqtlite.checkpoint.sources import base
 
 SUFFIX = ".msgpack"
 _CHUNKED = "__msgpack_chunked_array__"
@@ -35,7 +33,7 @@ _ERRORS = (
     msgpack.UnpackException,
 )
 
-# Where the payload of an extension starts, by the extension's first byte.
+# Offset of an extension's payload, by the extension's first byte.
 _PAYLOADS = {0xC7: 3, 0xC8: 4, 0xC9: 6} | dict.fromkeys(range(0xD4, 0xD9), 2)
 _ARRAYS = (1, 3)  # Flax's extension codes of arrays and of NumPy's scalars
 
@@ -47,22 +45,20 @@ class _Entry(NamedTuple):
     spans: list[_Span]  # of each chunk
 
 
-class Msgpack(base.Source):
-    """One file. Lists are not taken apart: it has to be a tree of dictionaries."""
+class MsgpackReader(base.Reader):
+    """Reads a file without loading it whole. Lists are leaves, and not converted."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
 
     @functools.cached_property
-    def _contents(self) -> tuple[dict[str, _Entry], dict[str, Constant]]:
+    def _contents(self) -> tuple[dict[str, _Entry], dict[str, str]]:
         limit = max(self.path.stat().st_size, 1)
         try:
             with self.path.open("rb") as file, self.path.open("rb") as again:
                 unpacker = msgpack.Unpacker(file, max_buffer_size=limit)
                 leaves = _unique(_leaves(again, unpacker, ()))
                 return _contents(again, leaves)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path} cannot be converted: {error}") from None
         except _ERRORS as error:
             raise self._unreadable(error) from error
 
@@ -77,7 +73,7 @@ class Msgpack(base.Source):
         return {name: entry.info for name, entry in self._contents[0].items()}
 
     @property
-    def values(self) -> Mapping[str, Constant]:
+    def others(self) -> Mapping[str, str]:
         return self._contents[1]
 
     def read(self, name: str) -> np.ndarray:
@@ -94,9 +90,6 @@ class Msgpack(base.Source):
         whole = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
         return np.asarray(whole).reshape(entry.info.shape)
 
-    def read_sharded(self, name: str, sharding: jax.sharding.Sharding) -> jax.Array:
-        return jax.device_put(self.read(name), sharding)
-
     def manifest(self) -> str | None:
         return None
 
@@ -107,7 +100,7 @@ class Msgpack(base.Source):
 def _leaves(
     file: IO[bytes], unpacker: msgpack.Unpacker, at: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], _Span]]:
-    """Yields the path and the bytes of each leaf of the mapping that comes next."""
+    """Yields the path and the byte span of each leaf of the next mapping."""
     if len(at) > _DEPTH:
         raise ValueError(f"its mappings are nested more than {_DEPTH} levels deep")
     for _ in range(unpacker.read_map_header()):
@@ -137,27 +130,27 @@ def _unique(
 
 def _contents(
     file: IO[bytes], leaves: dict[tuple[str, ...], _Span]
-) -> tuple[dict[str, _Entry], dict[str, Constant]]:
-    """The arrays and the values among the leaves, by name."""
+) -> tuple[dict[str, _Entry], dict[str, str]]:
+    """Sorts leaves into arrays and others, by name."""
     chunked = {path[:-1] for path in leaves if path[-1] == _CHUNKED}
     arrays = {name_of(path): _chunked(file, leaves, path) for path in chunked}
     parts = {(*path, part) for path in chunked for part in ("shape", "chunks")}
-    values: dict[str, Constant] = {}
+    others: dict[str, str] = {}
     for path, span in leaves.items():
         if path[-1] == _CHUNKED or path[:-1] in parts:
             continue
         name, info = name_of(path), _info(file, span)
-        if info is None:
-            values[name] = _value(file, span, name)
-        else:
+        if info is not None:
             arrays[name] = _Entry(info, [span])
-    return arrays, values
+        elif (description := _description(file, span)) is not None:
+            others[name] = description
+    return arrays, others
 
 
 def _chunked(
     file: IO[bytes], leaves: dict[tuple[str, ...], _Span], path: tuple[str, ...]
 ) -> _Entry:
-    """An array that Flax wrote in chunks."""
+    """Assembles the entry of an array that Flax wrote in chunks."""
     shape = tuple(
         msgpack.unpackb(_bytes_at(file, start, stop - start))
         for start, stop in _numbered(leaves, (*path, "shape"))
@@ -171,30 +164,23 @@ def _chunked(
     return _Entry(ArrayInfo(shape, infos[0].dtype), spans)
 
 
-def _value(file: IO[bytes], span: _Span, name: str) -> Constant:
-    """A leaf that is no array.
-
-    Raises:
-        CheckpointError: if it is none that a conversion can copy.
-    """
+def _description(file: IO[bytes], span: _Span) -> str | None:
+    """Describes a leaf that is no array; None if it is None."""
     start, stop = span
+    if stop - start > _HEADER_BYTES:
+        return f"a value of {stop - start} bytes"
     value = msgpack.unpackb(_bytes_at(file, start, stop - start))
-    if is_constant(value):
-        return value
-    raise CheckpointError(
-        f"{name} is neither an array, a number, a string nor None but a "
-        f"{type(value).__name__}"
-    )
+    return None if value is None else f"the {type(value).__name__} {value!r:.40}"
 
 
 def _numbered(leaves: dict[tuple[str, ...], _Span], at: tuple[str, ...]) -> list[_Span]:
-    """The entries 0, 1, 2, ... of a sequence, which Flax writes as a mapping."""
+    """The entries 0, 1, 2, ... of a sequence, written as a mapping."""
     count = sum(path[:-1] == at for path in leaves)
     return [leaves[(*at, str(i))] for i in range(count)]
 
 
 def _info(file: IO[bytes], span: _Span) -> ArrayInfo | None:
-    """The shape and dtype in front of an array's bytes; None for another value."""
+    """Reads the header of an array; None for another value."""
     start, stop = span
     head = _bytes_at(file, start, min(_HEADER_BYTES, stop - start))
     payload = _PAYLOADS.get(head[0])
@@ -205,6 +191,8 @@ def _info(file: IO[bytes], span: _Span) -> ArrayInfo | None:
     unpacker.read_array_header()
     shape, dtype = unpacker.unpack(), jnp.dtype(unpacker.unpack())
     info = ArrayInfo(tuple(int(size) for size in shape), dtype)
+    if dtype.hasobject:
+        raise ValueError(f"an array of {dtype}")
     if min(info.shape, default=1) < 0 or info.nbytes > stop - start:
         raise ValueError(f"an array of {info} does not fit into {stop - start} bytes")
     return info

@@ -1,37 +1,17 @@
-"""The command line: ``aqtlite`` and ``python -m aqtlite``.
-
-A sub-command is one `Command`: how its parser is filled, and what it runs. What a
-command needs is imported when it runs, so that ``--help`` stays quick.
-"""
+"""The parser of the command line, and its exit codes."""
 
 import argparse
-import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import aqtlite
-from aqtlite import checkpoint_options
-from aqtlite.demo import options as demo_options
+from aqtlite.cli import commands
 from aqtlite.errors import UserError
 
-EXIT_OK = 0
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """One sub-command of ``aqtlite``."""
-
-    name: str
-    summary: str
-    description: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    """Takes the parsed arguments, returns the exit code."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,60 +23,8 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def _run_demo(args: argparse.Namespace) -> int:
-    options = demo_options.from_arguments(args)
-    try:
-        from aqtlite.demo import run
-    except ModuleNotFoundError as e:
-        if e.name is None or e.name.startswith("aqtlite"):
-            raise
-        raise UserError(
-            f"the demo needs the package {e.name!r}: pip install 'aqtlite[demo]'"
-        ) from e
-    return EXIT_OK if run.run(options) else EXIT_FAILED
-
-
-def _run_convert(args: argparse.Namespace) -> int:
-    from aqtlite.checkpoint import commands
-
-    commands.convert(args)
-    return EXIT_OK
-
-
-def _run_show(args: argparse.Namespace) -> int:
-    from aqtlite.checkpoint import commands
-
-    commands.show(args)
-    return EXIT_OK
-
-
-COMMANDS = (
-    Command(
-        name="demo",
-        summary="train, convert and serve a small transformer in float32 and in int8",
-        description=demo_options.DESCRIPTION,
-        add_arguments=demo_options.add_arguments,
-        run=_run_demo,
-    ),
-    Command(
-        name="convert",
-        summary="turn the checkpoint of a trained model into one for serving",
-        description=checkpoint_options.CONVERT_DESCRIPTION,
-        add_arguments=checkpoint_options.add_convert_arguments,
-        run=_run_convert,
-    ),
-    Command(
-        name="show",
-        summary="list what a converted checkpoint holds",
-        description=checkpoint_options.SHOW_DESCRIPTION,
-        add_arguments=checkpoint_options.add_show_arguments,
-        run=_run_show,
-    ),
-)
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Builds the parser of the command line."""
     verbose = _Parser(add_help=False)
     verbose.add_argument(
         "-v",
@@ -121,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", required=True
     )
-    for command in COMMANDS:
+    for command in commands.COMMANDS:
         subparser = subparsers.add_parser(
             command.name,
             help=command.summary,
@@ -153,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"aqtlite {args.command}: error: {e}", file=sys.stderr)
         return e.exit_code
-    except KeyboardInterrupt:
-        print(f"aqtlite {args.command}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        notes = getattr(e, "__notes__", [])
+        lines = ". ".join(("interrupted", *notes))
+        print(f"aqtlite {args.command}: {lines}", file=sys.stderr)
         return EXIT_INTERRUPTED
