@@ -11,8 +11,8 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from benchmarks import allocator, suite
-from benchmarks.options import Options
+from benchmarks.harness import allocator, suite
+from benchmarks.harness.options import Options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     allocator.keep_memory("benchmarks", arguments)
 
-    from benchmarks import machine, plot, progress, tables
+    from benchmarks import plot
+    from benchmarks.harness import machine, progress, tables
 
     if asked.plot:
         try:
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     options={"only": workloads, **dataclasses.asdict(options)},
                 )
     if asked.plot:
-        plot.draw(figures, asked.plot)
+        plot.draw(figures, described, asked.plot)
 
 
 QUICK_REPEATS = 3

@@ -37,8 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "(--allow-cpu runs a tiny size all the same)"
         )
 
-    from benchmarks import contestants, figures, machine, mlp, phases, progress, tables
-    from benchmarks.options import Options
+    from benchmarks.harness import (
+        contestants,
+        figures,
+        machine,
+        phases,
+        progress,
+        tables,
+    )
+    from benchmarks.harness.options import Options
+    from benchmarks.workloads import mlp
 
     names = (contestants.BFLOAT16, contestants.AQTP, contestants.AQTLITE)
     options = Options(quick=not gpu, repeats=asked.repeats, seconds=60.0)

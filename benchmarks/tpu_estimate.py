@@ -22,8 +22,9 @@ import rich.box
 from jax.experimental import topologies
 from rich.table import Table
 
-from benchmarks import contestants, mlp, phases, tables
-from benchmarks.contestants import Contestant
+from benchmarks.harness import contestants, phases, tables
+from benchmarks.harness.contestants import Contestant
+from benchmarks.workloads import mlp
 
 WIDTH, TOKENS = 4096, 8192
 NAMES = (contestants.BFLOAT16, contestants.AQTP, contestants.AQTLITE)

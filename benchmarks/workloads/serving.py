@@ -18,10 +18,10 @@ from aqt.jax.v2.flax import aqt_flax
 from aqtlite.demo import generate
 from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert
-from benchmarks import contestants, figures, floor, timing
-from benchmarks.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
-from benchmarks.figures import BARE, Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, floor, timing
+from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
+from benchmarks.harness.figures import BARE, Figure
+from benchmarks.harness.options import Options
 
 WIDTH, ROWS = 4096, (1, 2, 8, 32, 64, 128)
 QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)

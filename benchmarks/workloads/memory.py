@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from benchmarks import contestants, figures, mlp
-from benchmarks.contestants import Contestant
-from benchmarks.figures import Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
+from benchmarks.workloads import mlp
 
 BLOCKS, LAYERS = 8, 4
 WIDTH, TOKENS, SAVED_TOKENS = 256, 1024, 4096

@@ -10,7 +10,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import Figure
+from benchmarks.harness.figures import Figure
 
 PHASE = "phase"
 """The part of a case whose values stand side by side, in columns."""
@@ -103,7 +103,7 @@ def write_json(
     Args:
         path: the file.
         figures: of all workloads.
-        machine: see `benchmarks.machine`.
+        machine: see `benchmarks.harness.machine`.
         options: what the run was asked for.
     """
     document = {

@@ -3,9 +3,9 @@
 import importlib
 from collections.abc import Iterator, Sequence
 
-from benchmarks.figures import Figure
-from benchmarks.options import Options
-from benchmarks.progress import Report
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
+from benchmarks.harness.progress import Report
 
 WORKLOADS = (
     "mlp",
@@ -17,7 +17,7 @@ WORKLOADS = (
     "contractions",
     "errors",
 )
-"""Each is a module of this package with a function ``run(options, report)``."""
+"""Modules of `benchmarks.workloads`, each with a function ``run(options, report)``."""
 
 
 def run(
@@ -25,5 +25,5 @@ def run(
 ) -> Iterator[list[Figure]]:
     """The figures of each workload, as soon as it has run."""
     for name in workloads:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = importlib.import_module(f"benchmarks.workloads.{name}")
         yield module.run(options, lambda what, name=name: report(name, what))

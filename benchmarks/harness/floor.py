@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import lowering
-from benchmarks import figures, phases, timing
+from benchmarks.harness import figures, phases, timing
 
 PASSED_BYTES = 512 << 20
 """Size of the array that measures the bandwidth: larger than caches."""

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.timing import Spread
+from benchmarks.harness.timing import Spread
 
 BARE = "bare int8"
 """The contestant that runs the integer contractions and nothing else."""
 
 FLOOR = "floor"
-"""The same plus the traffic of quantization; see `benchmarks.floor`."""
+"""The same plus the traffic of quantization; see `benchmarks.harness.floor`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from aqtlite.demo import corpus
-from benchmarks import contestants, figures, timing
-from benchmarks.contestants import RNG_STREAM, Contestant
-from benchmarks.figures import Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, timing
+from benchmarks.harness.contestants import RNG_STREAM, Contestant
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
 
 LAYERS, WIDTH, HEADS, SHAPE = 4, 1024, 16, (4, 128)
 QUICK_LAYERS, QUICK_WIDTH, QUICK_HEADS, QUICK_SHAPE = 1, 64, 4, (2, 32)
