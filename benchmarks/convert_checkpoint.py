@@ -13,7 +13,6 @@ throughput beside the copy's, in float32 bytes a second.
 
 import argparse
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -72,10 +71,12 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
 
 def child(source: str, target: str, layers: int, width: int) -> None:
     """Converts; says when everything is imported."""
+    from absl import logging
+
     from aqtlite import checkpoint
 
-    # Orbax tells every step of a save through absl.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax logs every step of a save through absl.
+    logging.set_verbosity(logging.ERROR)
     model, args = factory(layers, width)
     print("ready", flush=True)
     start = time.perf_counter()

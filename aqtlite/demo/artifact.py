@@ -10,13 +10,13 @@ The checkpoint of a quantized model holds integers and scales, and no float kern
 """
 
 import json
-import logging
 import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from absl import logging
 
 from aqtlite import config
 from aqtlite.demo import model as model_lib
@@ -64,8 +64,8 @@ def checkpoint_bytes(folder: pathlib.Path) -> int:
 
 
 def quiet_logging() -> None:
-    """Keeps Orbax's progress notes, which it logs through absl, off the terminal."""
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    """Hide the progress that Orbax logs through absl."""
+    logging.set_verbosity(logging.ERROR)
 
 
 def _load_config(path: pathlib.Path) -> config.DotGeneral | None:
