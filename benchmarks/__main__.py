@@ -1,9 +1,9 @@
-"""Runs the suite.
+"""Measure aqtlite beside float, AQT and Qwix.
 
     python -m benchmarks [--quick] [--only NAME ...] [--json FILE] [--plot FILE.png]
 
-Needs the `test` extra, which installs the peers. docs/benchmarks.md says what each
-figure means.
+Needs the `test` extra, which installs the peers. docs/benchmarks.md explains the
+figures.
 """
 
 import argparse
@@ -23,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
         description="Measures aqtlite, float and the peers.",
     )
     result.add_argument(
-        "--quick", action="store_true", help="tiny sizes, to see that everything runs"
+        "--quick",
+        action="store_true",
+        help="tiny sizes, for a check that everything runs",
     )
     result.add_argument(
         "--only",
@@ -40,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=defaults.seconds,
-        help="a comparison starts no further round after so long (default %(default)s)",
+        help="time of a comparison after which it starts no further round "
+        "(default %(default)s)",
     )
     result.add_argument("--json", metavar="FILE", type=pathlib.Path)
     result.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
@@ -55,7 +58,7 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, prints a table for each workload, and writes what was asked for."""
+    """Measure, print a table for each workload, and write the JSON and the picture."""
     command = parser()
     asked = command.parse_args(arguments)
     workloads = list(dict.fromkeys(asked.only))

@@ -1,4 +1,4 @@
-"""The MLP block on a GPU: bfloat16, aqtp and aqtlite, beside the floor.
+"""Time the MLP block on a GPU: bfloat16, aqtp and aqtlite, beside the floor.
 
     python -m benchmarks.gpu [--json FILE]
 
@@ -17,7 +17,7 @@ CPU_WIDTHS, CPU_TOKENS = (64,), 32
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, prints the table, and writes JSON if asked."""
+    """Measure, print the table, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
     )

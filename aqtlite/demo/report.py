@@ -31,7 +31,7 @@ class Figures:
 def figures(
     trained: training.Trained, checkpoint_bytes: int, served: Served
 ) -> Figures:
-    """Collects what the steps of the demo found about one model."""
+    """Collect the figures of one model."""
     return Figures(
         validation_loss=trained.validation_loss,
         step_seconds=trained.step_seconds,
@@ -43,7 +43,7 @@ def figures(
 
 
 def table(found: Mapping[str, Figures]) -> rich.table.Table:
-    """The table: a column for each of two models, and one that compares them."""
+    """Table with a column for each of two models, and one that compares them."""
     (base_name, base), (name, other) = found.items()
 
     def ratio(field: str) -> str:
@@ -94,7 +94,7 @@ def sample(title: str, tokens: np.ndarray) -> rich.panel.Panel:
 
 
 def failures(found: Mapping[str, Figures]) -> list[str]:
-    """What a user must know that went wrong, a line each."""
+    """Messages about diverged training and inexact serving, one line each."""
     lines = []
     for name, figure in found.items():
         if not math.isfinite(figure.validation_loss):
@@ -110,7 +110,7 @@ def failures(found: Mapping[str, Figures]) -> list[str]:
 def write_figures(
     path: pathlib.Path, options: Mapping, found: Mapping[str, Figures]
 ) -> None:
-    """Writes the options and the figures, unrounded, as JSON."""
+    """Write the options and the figures, unrounded, as JSON."""
     models = {name: dataclasses.asdict(figure) for name, figure in found.items()}
     text = json.dumps({"options": dict(options), "models": models}, indent=2)
     path.write_text(text + "\n")

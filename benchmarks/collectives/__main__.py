@@ -52,7 +52,7 @@ def simulate_devices() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.collectives", description=__doc__.splitlines()[0]
     )

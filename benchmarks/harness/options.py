@@ -1,15 +1,15 @@
-"""What a run of the suite was asked for."""
+"""Options of a run of the suite."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How large the workloads are, and how long they are measured."""
+    """Sizes of the workloads, and limits on their repetition."""
 
     quick: bool = False
-    """Tiny sizes, to see that everything runs: the figures say little."""
+    """Tiny sizes, for a check that everything runs; the figures mean little."""
     repeats: int = 15
-    """At most so many rounds of every comparison."""
+    """Rounds of every comparison, at most."""
     seconds: float = 15.0
-    """A comparison starts no further round once its rounds took this long in total."""
+    """Total time of a comparison's rounds after which none is started."""

@@ -1,4 +1,4 @@
-"""The workloads by name, and a run of several of them."""
+"""Names of the workloads, and runs of several of them."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ WORKLOADS = (
 def run(
     workloads: Sequence[str], options: Options, report: Report
 ) -> Iterator[list[Figure]]:
-    """The figures of each workload, as soon as it has run."""
+    """Yield the figures of each workload as soon as it has run."""
     for name in workloads:
         module = importlib.import_module(f"benchmarks.workloads.{name}")
         yield module.run(options, lambda what, name=name: report(name, what))

@@ -2,8 +2,8 @@
 
     python -m benchmarks --only attention
 
-Flax's multi-head self-attention with its four projections quantized as each library
-does it; the products of queries, keys and values stay as Flax has them.
+Flax's multi-head self-attention, its four projections quantized by each library; the
+products of queries, keys and values stay in float.
 """
 
 from collections.abc import Callable

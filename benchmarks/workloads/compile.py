@@ -23,7 +23,7 @@ from benchmarks.harness.options import Options
 BLOCKS, QUICK_BLOCKS = 12, 2
 WIDTH = 64
 REPEATS, QUICK_REPEATS = 3, 1
-"""At most: one takes many seconds, and they spread little."""
+"""Repeats, at most: one takes many seconds, and they spread little."""
 
 NAMES = (
     contestants.FLOAT32,

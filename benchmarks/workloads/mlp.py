@@ -21,7 +21,7 @@ TOKENS = 1024
 QUICK_WIDTHS = (128,)
 QUICK_TOKENS = 128
 SEQUENCES = 8
-"""Leading axis of the 3-D input."""
+"""Size of the leading axis of the 3-D input."""
 
 
 def block(contestant: Contestant, x: Any, w1: Any, w2: Any) -> jax.Array:

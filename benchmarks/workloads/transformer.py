@@ -1,9 +1,9 @@
-"""The training step of a transformer, end to end, beside float32 and the peers.
+"""Training step of a transformer, end to end, beside float32 and the peers.
 
     python -m benchmarks --only transformer
 
-The architecture of `aqtlite.demo.model.Transformer`, with every projection contracted
-by whom it is given; cross-entropy, its gradients, and Adam's update.
+The architecture of `aqtlite.demo.model.Transformer` with the contestants' contractions
+in every projection; cross-entropy, its gradients, and Adam's update.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Returns the next token's logits, ``(batch, length, 256)``."""
+        """Logits of the next token, ``(batch, length, 256)``."""
 
         def dense(features: int) -> nn.Dense:
             return nn.Dense(features, dot_general_cls=self.dot_general_cls)
