@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, exact, lowering, operands, quantizer, tiles
+from aqtlite import config, lowering, operands, quantizer, tiles
 from aqtlite import dimension_numbers as dn
+from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 from aqtlite.sharding import explicit_sharding, is_manual, sharded_like, vary_together
 

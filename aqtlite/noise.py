@@ -5,6 +5,7 @@ it inside the rounding itself. The integer mixer is of the kind of MurmurHash3's
 finalizer, with the constants of C. Wellons' "hash prospector" (lowbias32).
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import exact
-from aqtlite.lowering.partitions import partition_dependent
+from aqtlite.lowering import exact
+from aqtlite.lowering.target import TargetDependent
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive salts.
 
@@ -131,12 +132,23 @@ def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
     # high bits of a product depend on all bits of both factors.
     if seed.ndim == 1:
         return _bits_of(shape, seed)
-    # Seeds that lie on other devices than what they are for move once, not per use.
-    return partition_dependent(
-        seed,
-        one=functools.partial(_bits_of, shape),
-        several=lambda seed: _bits_of(shape, jnp.broadcast_to(seed, (2, *shape))),
-    )
+    return _RandomBits(shape)(seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomBits(TargetDependent):
+    """The bits of each element from the seed of its channel."""
+
+    shape: tuple[int, ...]
+
+    def reference(self, seed):
+        return _bits_of(self.shape, seed)
+
+    def lowered(self, target, seed):
+        if target.partitions > 1:
+            # Seeds that lie on other devices than what they are for move once.
+            seed = jnp.broadcast_to(seed, (2, *self.shape))
+        return _bits_of(self.shape, seed)
 
 
 def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:

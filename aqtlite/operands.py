@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, exact, noise, quantizer
+from aqtlite import config, noise, quantizer
 from aqtlite import dimension_numbers as dn
+from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
 Operand = jax.Array | QTensor
@@ -59,7 +60,9 @@ def quantize(
     _check_scale(scale.shape, tensor, contracting, path)
     seed = noise_of.of_channels(bound) if tensor.needs_noise else None
     q = quantizer.round_to_grid(x, scale, tensor, seed)
-    return dataclasses.replace(q, scale=exact.materialized(scale))
+    if path.startswith("fwd"):
+        q = dataclasses.replace(q, scale=exact.materialized(scale))
+    return q
 
 
 def _check_scale(

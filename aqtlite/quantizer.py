@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import calibration, config, exact, noise, numerics
+from aqtlite import calibration, config, noise, numerics
+from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
 # Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.

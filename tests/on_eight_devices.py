@@ -1,6 +1,7 @@
 """Tests that need several devices, which `test_sharding.py` runs on simulated ones."""
 
 import contextlib
+import dataclasses
 import functools
 
 import jax
@@ -12,8 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import aqtlite
-from aqtlite import config
-from aqtlite.lowering.partitions import partition_dependent
+from aqtlite import config, lowering
 from benchmarks.collectives import hlo, serving, strategies, training
 from benchmarks.harness import contestants
 from tests.common import MATMUL, nearest, normal
@@ -270,17 +270,21 @@ def test_einsum_with_an_out_sharding(named):
 # --- Which form is chosen ----------------------------------------------------------
 
 
-def form(x):
+@dataclasses.dataclass(frozen=True)
+class Form(lowering.TargetDependent):
     """0 where arrays are whole, 1 where XLA partitions them."""
-    return partition_dependent(
-        x, one=lambda x: jnp.zeros(x.shape), several=lambda x: jnp.ones(x.shape)
-    )
+
+    def reference(self, x):
+        return jnp.zeros(x.shape)
+
+    def lowered(self, target, x):
+        return jnp.full(x.shape, float(target.partitions > 1))
 
 
 @pytest.mark.parametrize("map_", [lambda f: f, jax.vmap], ids=["alone", "vmap"])
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_form_by_partitions(map_, jit):
-    mapped = map_(form)
+    mapped = map_(Form())
     rows = NamedSharding(AUTO, P("d"))
     assert_equal(jit(mapped)(X), 0 * X)
     assert_equal(jit(mapped)(jax.device_put(X, rows)), 0 * X + 1)

@@ -1,5 +1,7 @@
 """The function that `make_dot_general` returns: outputs, dtypes, configs, errors."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,8 +81,10 @@ def test_unquantized_is_lax_dot_general(cfg):
 
 
 def test_integers_are_contracted():
-    jaxpr = str(jax.make_jaxpr(lambda x, w: DOT(x, w, MATMUL))(X, W))
-    assert "preferred_element_type=int32" in jaxpr and "i32[4,3] = dot_general" in jaxpr
+    lowered = jax.jit(lambda x, w: DOT(x, w, MATMUL)).lower(X, W).as_text()
+    dots = [line for line in lowered.splitlines() if "stablehlo.dot_general" in line]
+    assert dots and all(re.search(r"x(u?i8|si8)>", dot) for dot in dots)
+    assert not any("f32" in dot for dot in dots)
 
 
 def test_weight_only_contracts_float_activations():

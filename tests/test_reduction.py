@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import reduction
+from aqtlite.lowering import reduction
 
 SHAPES = [(128, 128), (4, 64, 96), (16, 1024), (1000, 33), (129, 130), (20000,), (0, 9)]
 

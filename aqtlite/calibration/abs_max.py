@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 
-from aqtlite import reduction
 from aqtlite.calibration import base
+from aqtlite.lowering import reduction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,11 @@ import numpy as np
 from flax.core import Scope
 from jax import lax
 
-from aqtlite import config, exact
+from aqtlite import config
 from aqtlite.flax import identity, site
 from aqtlite.flax.observing import Contraction
 from aqtlite.flax.site import Frozen, Operand
+from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import dimension_numbers as dn
-from aqtlite import exact, reduction
+from aqtlite.lowering import exact, reduction
 
 LARGEST = 128
 """The largest magnitude of a digit."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import exact
+from aqtlite.lowering import exact
 from aqtlite.numerics import base
 
 

@@ -6,10 +6,14 @@ XLA turns ``(x * c) * s`` into ``x * (c * s)``, and drops the rounding of
 here hide the origin of a value at no cost in memory or passes.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from aqtlite.lowering.target import TargetDependent
 
 
 def opaque(x: jax.Array) -> jax.Array:
@@ -40,7 +44,6 @@ def product(x: jax.Array, scale: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(words | zero, jnp.float32)
 
 
-@jax.jit
 def materialized(x: jax.Array) -> jax.Array:
     """x itself, which a compiler computes in full before anything that reads it.
 
@@ -52,11 +55,22 @@ def materialized(x: jax.Array) -> jax.Array:
     Args:
         x: any shape. Meant for small arrays: a CPU writes as many int32 beside it.
     """
-    return lax.platform_dependent(x, cpu=_last_of_two, default=lax.optimization_barrier)
+    return _Materialized()(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Materialized(TargetDependent):
+    """The identity, as a kernel of its own."""
+
+    def reference(self, x):
+        return lax.optimization_barrier(x)
+
+    def lowered(self, target, x):
+        return _last_of_two(x) if target.platform == "cpu" else self.reference(x)
 
 
 def _last_of_two(x: jax.Array) -> jax.Array:
-    """x, as the second one of itself and itself."""
+    """Selects x from itself and itself by a reduction."""
     pair = jnp.broadcast_to(x, (2, *x.shape))
     position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
 

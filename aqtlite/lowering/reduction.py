@@ -1,0 +1,82 @@
+"""Reductions that a CPU takes while it computes what is reduced.
+
+XLA:CPU fuses a reduction of integers with its operand only up to a few terms, and one
+of floats never: others read an array that was written to memory first. In two steps,
+the first of few terms, no such array is needed; the second step reads what is left.
+Results are the same as in one step, bit for bit.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.lowering.target import TargetDependent
+from aqtlite.sharding import explicit_sharding
+
+# LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
+# them where a term takes long to compute.
+_TERMS = 8
+_WORTHWHILE = 2**14  # elements
+
+
+def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """``max(|x|)`` over some axes of a float32 array, keepdims; 0 over an empty axis.
+
+    A NaN makes its maximum NaN or, on CPUs, infinite.
+    """
+    return _LargestMagnitude(tuple(axes), explicit_sharding(x) is None)(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _LargestMagnitude(TargetDependent):
+    """The largest magnitude over some axes."""
+
+    axes: tuple[int, ...]
+    can_be_cut: bool
+    """Whether no axis has an explicit sharding, in which it could not be cut."""
+
+    def reference(self, x):
+        return jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
+
+    def lowered(self, target, x):
+        if target.platform != "cpu":
+            return self.reference(x)
+        # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in
+        # the order of their bits, and NaN comes last.
+        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+        cut = _cut(x, self.axes) if self.can_be_cut else None
+        if cut is None or target.partitions > 1:
+            largest = jnp.max(bits, axis=self.axes, keepdims=True, initial=0)
+            return lax.bitcast_convert_type(largest, jnp.float32)
+        axis, terms = cut
+        infinity = np.float32(np.inf).view(np.int32)
+        first = jnp.minimum(_in_pieces(bits, axis, terms).max(axis), infinity)
+        return self.reference(lax.bitcast_convert_type(first, jnp.float32))
+
+
+def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int] | None:
+    """The axis that the first step cuts, and into how many terms; None for one step."""
+    is_known = all(isinstance(size, int) for size in x.shape)
+    if not is_known or math.prod(x.shape) < _WORTHWHILE:
+        return None
+    cuts = [
+        (terms, x.shape[axis], axis)
+        for axis in axes
+        for terms in (_TERMS, _TERMS // 2)
+        if x.shape[axis] % terms == 0
+    ]
+    if not cuts:
+        return None
+    terms, _, axis = max(cuts)
+    return axis, terms
+
+
+def _in_pieces(x: jax.Array, axis: int, terms: int) -> jax.Array:
+    """x with an axis cut into so many pieces, of which the terms are the elements."""
+    pieces = (terms, x.shape[axis] // terms)
+    return x.reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])

@@ -1,0 +1,165 @@
+"""Computations whose form depends on the device and the partitioning they run on.
+
+What one kind of device runs fast, another lacks; and a form that is reshaped, padded or
+looped over blocks defeats XLA's partitioner, which then gathers the operands first.
+Both are known when a program is lowered, not when it is traced: it may be exported for
+another platform, and its shardings may come from ``jax.jit(..., in_shardings=...)``.
+
+`jax.lax.platform_dependent` traces a form for each platform at every call, and knows
+nothing of partitions. Here only the form that is compiled is traced.
+"""
+
+import abc
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Primitive, Var
+from jax.interpreters import ad, batching, mlir, partial_eval
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a program is compiled for."""
+
+    platform: str
+    """ "cpu", "cuda", "rocm", "tpu", or "other"."""
+
+    partitions: int
+    """Among how many devices XLA divides the arrays. 1 inside a `jax.shard_map` over
+    all axes of its mesh, where each device sees whole arrays."""
+
+
+class TargetDependent(abc.ABC):
+    """A function of arrays that is lowered in a form for its target.
+
+    Subclasses are frozen dataclasses of what is static. All forms give the same values.
+    """
+
+    @abc.abstractmethod
+    def reference(self, *args: jax.Array) -> jax.Array:
+        """A plain form. It gives the result's type, and the derivative."""
+
+    @abc.abstractmethod
+    def lowered(self, target: Target, *args: jax.Array) -> jax.Array:
+        """The form for a target."""
+
+    def __call__(self, *args: jax.Array) -> jax.Array:
+        """Evaluates the function."""
+        return _target_dependent_p.bind(*args, function=self)
+
+
+_target_dependent_p = Primitive("target_dependent")
+
+
+@functools.cache
+def _jitted(function: TargetDependent) -> Any:
+    return jax.jit(function)
+
+
+@_target_dependent_p.def_impl
+def _run(*args: jax.Array, function: TargetDependent) -> jax.Array:
+    # Under `jax.disable_jit` it would end here again.
+    with jax.disable_jit(False):
+        return _jitted(function)(*args)
+
+
+@_target_dependent_p.def_abstract_eval
+def _result_type(*args: Any, function: TargetDependent) -> Any:
+    return _reference_jaxpr(function, args).out_avals[0]
+
+
+def _reference_jaxpr(function: TargetDependent, args: tuple[Any, ...]) -> ClosedJaxpr:
+    return _traced_reference(function, args, jax.sharding.get_abstract_mesh())
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced_reference(
+    function: TargetDependent, args: tuple[Any, ...], mesh: Any
+) -> ClosedJaxpr:
+    del mesh  # Only tells calls apart.
+    return jax.make_jaxpr(function.reference)(*args)
+
+
+def _jvp(primals, tangents, *, function: TargetDependent):
+    tangents = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+    _, tangent = jax.jvp(function.reference, tuple(primals), tangents)
+    return function(*primals), tangent
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batched(TargetDependent):
+    """A function mapped over axes of its arguments; the new axis is the first one."""
+
+    function: TargetDependent
+    axes: tuple[int | None, ...]
+
+    def reference(self, *args):
+        return jax.vmap(self.function.reference, self.axes)(*args)
+
+    def lowered(self, target, *args):
+        form = functools.partial(self.function.lowered, target)
+        return jax.vmap(form, self.axes)(*args)
+
+
+def _batch(args, axes, *, function: TargetDependent):
+    return _Batched(function, tuple(axes))(*args), 0
+
+
+def _lower(platform: str, context, *args, function: TargetDependent):
+    axes = context.module_context.axis_context
+    if isinstance(axes, mlir.ShardingContext):
+        partitions = axes.num_devices
+    elif isinstance(axes, mlir.SPMDAxisContext):
+        is_whole = axes.manual_axes == frozenset(axes.mesh.axis_names)
+        partitions = 1 if is_whole else axes.mesh.size
+    else:  # Replicas, which see their own arrays.
+        partitions = 1
+    form = functools.partial(function.lowered, Target(platform, partitions))
+    return mlir.lower_fun(form, multiple_results=False)(context, *args)
+
+
+def _partial_eval_under_policy(saveable, unknown, instantiated, eqn):
+    """Applies the policy of a `jax.checkpoint` to the reference form.
+
+    A rule returns the equation to evaluate, the one to evaluate again in the backward
+    pass, for each output whether it is unknown and whether it is instantiated there,
+    and the inputs to save.
+    """
+    missing = [
+        x
+        for x, is_there in zip(eqn.invars, instantiated, strict=True)
+        if isinstance(x, Var) and not is_there
+    ]
+    if any(unknown):
+        return None, eqn, [True], [True], missing
+    args = tuple(x.aval for x in eqn.invars)
+    if _is_saved(saveable, eqn.params["function"], args):
+        return eqn, None, [False], [False], []
+    return eqn, eqn, [False], [True], missing
+
+
+def _is_saved(saveable: Any, function: TargetDependent, args: tuple[Any, ...]) -> bool:
+    for eqn in _reference_jaxpr(function, args).jaxpr.eqns:
+        types = tuple(x.aval for x in eqn.invars)
+        if eqn.primitive is _target_dependent_p:
+            decision = _is_saved(saveable, eqn.params["function"], types)
+        else:
+            decision = saveable(eqn.primitive, *types, **eqn.params)
+        # What is to be offloaded (it has a destination) is saved where it is.
+        if decision is True or hasattr(decision, "dst"):
+            return True
+    return False
+
+
+ad.primitive_jvps[_target_dependent_p] = _jvp
+partial_eval.partial_eval_jaxpr_custom_rules[_target_dependent_p] = (
+    _partial_eval_under_policy
+)
+batching.primitive_batchers[_target_dependent_p] = _batch
+for _platform in ("cpu", "cuda", "rocm", "tpu"):
+    mlir.register_lowering(
+        _target_dependent_p, functools.partial(_lower, _platform), platform=_platform
+    )
+mlir.register_lowering(_target_dependent_p, functools.partial(_lower, "other"))
