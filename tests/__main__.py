@@ -22,7 +22,7 @@ CHECKS = (
     ("ruff", "check", "."),
     ("mypy",),
 )
-PYTEST = ("pytest", "-n", "2", "-q")
+PYTEST = ("pytest", "-n", "2", "--dist", "loadgroup", "-q")
 
 
 def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
