@@ -1,9 +1,9 @@
-"""Runs the suite.
+"""Measure aqtlite beside float, AQT and Qwix.
 
     python -m benchmarks [--quick] [--only NAME ...] [--json FILE] [--plot FILE.png]
 
-Needs the `test` extra, which installs the peers. docs/benchmarks.md says what each
-figure means.
+Needs the `test` extra, which installs the peers. docs/benchmarks.md explains the
+figures.
 """
 
 import argparse
@@ -11,8 +11,8 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from benchmarks import allocator, suite
-from benchmarks.options import Options
+from benchmarks.harness import allocator, suite
+from benchmarks.harness.options import Options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
         description="Measures aqtlite, float and the peers.",
     )
     result.add_argument(
-        "--quick", action="store_true", help="tiny sizes, to see that everything runs"
+        "--quick",
+        action="store_true",
+        help="tiny sizes, for a check that everything runs",
     )
     result.add_argument(
         "--only",
@@ -40,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=defaults.seconds,
-        help="a comparison starts no further round after so long (default %(default)s)",
+        help="time of a comparison after which it starts no further round "
+        "(default %(default)s)",
     )
     result.add_argument("--json", metavar="FILE", type=pathlib.Path)
     result.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
@@ -55,7 +58,7 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, prints a table for each workload, and writes what was asked for."""
+    """Measure, print a table for each workload, and write the JSON and the picture."""
     command = parser()
     asked = command.parse_args(arguments)
     workloads = list(dict.fromkeys(asked.only))
@@ -66,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     allocator.keep_memory("benchmarks", arguments)
 
-    from benchmarks import machine, plot, progress, tables
+    from benchmarks import plot
+    from benchmarks.harness import machine, progress, tables
 
     if asked.plot:
         try:
@@ -95,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     options={"only": workloads, **dataclasses.asdict(options)},
                 )
     if asked.plot:
-        plot.draw(figures, asked.plot)
+        plot.draw(figures, described, asked.plot)
 
 
 QUICK_REPEATS = 3

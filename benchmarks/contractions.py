@@ -1,149 +1,20 @@
-"""How XLA runs an int8 contraction, bare and as aqtlite hands it over.
+"""Time integer contractions, bare and as aqtlite lowers them, beside float32.
 
-    python -m benchmarks.contractions [--json FILE]
+    python -m benchmarks.contractions [--repeats N] [--json FILE]
 
-Medians in milliseconds of float32, of a bare int8 `lax.dot_general`, and of
-`aqtlite.lowering.integer_dot` with the same operands, in turn in one process. The last
-two are compared element by element. ``MK,KN`` names the axes of lhs and rhs as stored.
+Medians in milliseconds of every case of `benchmarks.workloads.contractions`.
 """
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks import allocator
-from benchmarks.options import Options
-
-NAMES = ("float32", "bare int8", "aqtlite")
-
-
-class Case(NamedTuple):
-    """One contraction."""
-
-    name: str
-    lhs: tuple[int, ...]
-    rhs: tuple[int, ...]
-    dims: Any
-
-
-MK_KN = (((1,), (0,)), ((), ()))
-MK_NK = (((1,), (1,)), ((), ()))
-KM_KN = (((0,), (0,)), ((), ()))
-KM_NK = (((0,), (1,)), ((), ()))
-
-CASES = [
-    Case("MK,KN  1024 x 1024 x 4096", (1024, 1024), (1024, 4096), MK_KN),
-    Case("MK,NK  1024 x 1024 x 4096", (1024, 1024), (4096, 1024), MK_NK),
-    Case("KM,KN  1024^3 (drhs, 2-D inputs)", (1024, 1024), (1024, 1024), KM_KN),
-    Case("KM,NK  1024^3", (1024, 1024), (1024, 1024), KM_NK),
-    Case(
-        "BTK,BTN (drhs, 3-D inputs) 8 x 128",
-        (8, 128, 1024),
-        (8, 128, 1024),
-        (((0, 1), (0, 1)), ((), ())),
-    ),
-    Case("1 row, weights KN  4096^2", (1, 4096), (4096, 4096), MK_KN),
-    Case("1 row, weights NK  4096^2", (1, 4096), (4096, 4096), MK_NK),
-    Case("2 rows, weights NK  4096^2", (2, 4096), (4096, 4096), MK_NK),
-    Case("8 rows, weights NK  4096^2", (8, 4096), (4096, 4096), MK_NK),
-    Case("64 rows, weights NK  4096^2", (64, 4096), (4096, 4096), MK_NK),
-    Case("1 column  4096^2", (4096, 4096), (4096, 1), MK_KN),
-    Case("K = 8  1024 x 8 x 1024", (1024, 8), (8, 1024), MK_KN),
-    Case("odd sizes  1023 x 1021 x 1019", (1023, 1021), (1021, 1019), MK_KN),
-    Case(
-        "batched BKM,BKN  8 of 512^3",
-        (8, 512, 512),
-        (8, 512, 512),
-        (((1,), (1,)), ((0,), (0,))),
-    ),
-    Case(
-        "attention scores  bqhd,bkhd->bhqk",
-        (4, 256, 8, 64),
-        (4, 256, 8, 64),
-        (((3,), (3,)), ((0, 2), (0, 2))),
-    ),
-    Case(
-        "attention values  bhqk,bkhd->bhqd",
-        (4, 8, 256, 256),
-        (4, 256, 8, 64),
-        (((3,), (1,)), ((0, 1), (0, 2))),
-    ),
-    Case(
-        "their gradient  bhqk,bqhd->bhkd",
-        (4, 8, 256, 256),
-        (4, 256, 8, 64),
-        (((2,), (1,)), ((0, 1), (0, 2))),
-    ),
-    Case(
-        "decoding scores, one token  bqhd,bkhd->bhqk",
-        (8, 1, 8, 64),
-        (8, 256, 8, 64),
-        (((3,), (3,)), ((0, 2), (0, 2))),
-    ),
-    Case("K = 200,000 (past int32)  8 x K x 64", (8, 200_000), (200_000, 64), MK_KN),
-]
-
-QUICK_CASES = [case for case in CASES if case.name.startswith(("K = 8 ", "decoding"))]
-
-
-def measure(case: Case, options: Options) -> tuple[dict[str, Any], bool]:
-    """The spread of each contestant's seconds, and whether the integers agree."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax import lax
-
-    from aqtlite import lowering
-    from benchmarks import timing
-
-    rng = np.random.default_rng(0)
-    operands = [
-        jnp.asarray(rng.integers(-127, 128, shape, np.int8))
-        for shape in (case.lhs, case.rhs)
-    ]
-    floats = [x.astype(jnp.float32) for x in operands]
-
-    plain = jax.jit(lambda lhs, rhs: lax.dot_general(lhs, rhs, case.dims))
-    bare = jax.jit(
-        lambda lhs, rhs: lax.dot_general(
-            lhs, rhs, case.dims, preferred_element_type=jnp.int32
-        )
-    )
-    ours = jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, case.dims))
-    programs = (
-        lambda: plain(*floats),
-        lambda: bare(*operands),
-        lambda: ours(*operands),
-    )
-    agree = np.asarray(bare(*operands), np.float64) == np.asarray(
-        ours(*operands), np.float64
-    )
-    spreads = timing.alternate(
-        dict(zip(NAMES, programs, strict=True)),
-        repeats=options.repeats,
-        seconds=options.seconds,
-    )
-    return spreads, bool(agree.all())
-
-
-def run(options: Options, report: Callable[[str], None]) -> list[Any]:
-    """Every case; the smallest of them where the suite is to be quick."""
-    from benchmarks import figures
-
-    measured = []
-    for case in QUICK_CASES if options.quick else CASES:
-        report(case.name)
-        spreads, agree = measure(case, options)
-        if not agree:
-            raise ArithmeticError(f"contractions: the integers of {case.name} differ")
-        what = {"contraction": case.name}
-        measured += figures.compare("contractions", what, spreads)
-    return measured
+from benchmarks.harness import allocator
+from benchmarks.harness.options import Options
 
 
 def main() -> None:
-    """Prints the table, and writes JSON if asked."""
+    """Print the table, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", metavar="FILE", help="where to write the figures")
@@ -153,15 +24,21 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from benchmarks.workloads import contractions
+
     rows: list[dict[str, Any]] = []
-    for case in CASES:
-        spreads, agree = measure(case, Options(repeats=options.repeats))
-        medians = {name: spreads[name].median * 1e3 for name in NAMES}
+    for case in contractions.CASES:
+        spreads, agree = contractions.measure(case, Options(repeats=options.repeats))
+        medians = {name: spreads[name].median * 1e3 for name in contractions.NAMES}
         rows.append({"case": case.name, **medians, "equal": agree})
-    table = Table("contraction", *(f"{name}, ms" for name in NAMES), "integers")
+    table = Table(
+        "contraction", *(f"{name}, ms" for name in contractions.NAMES), "integers"
+    )
     for row in rows:
         agreement = "equal" if row["equal"] else "differ"
-        table.add_row(row["case"], *(f"{row[name]:.2f}" for name in NAMES), agreement)
+        table.add_row(
+            row["case"], *(f"{row[name]:.2f}" for name in contractions.NAMES), agreement
+        )
     Console().print(table)
     if options.json:
         with open(options.json, "w") as file:

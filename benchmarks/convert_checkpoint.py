@@ -1,4 +1,4 @@
-"""Memory and throughput of converting a checkpoint on disk.
+"""Measure memory and throughput of the conversion of a checkpoint on disk.
 
     python -m benchmarks.convert_checkpoint [--format safetensors] [--layers 34]
         [--width 4096] [--json FILE]
@@ -13,7 +13,6 @@ throughput beside the copy's, in float32 bytes a second.
 
 import argparse
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -27,7 +26,7 @@ _CHILD = "--child"
 
 
 def factory(layers: int, width: int) -> Any:
-    """The model and its sample inputs."""
+    """Model and sample inputs."""
     import jax
     from flax import linen as nn
 
@@ -43,7 +42,7 @@ def factory(layers: int, width: int) -> Any:
 
 
 def write_source(path: pathlib.Path, layers: int, width: int) -> int:
-    """Writes the float checkpoint; returns the bytes of its largest weight."""
+    """Write the float checkpoint, and return the bytes of its largest weight."""
     import jax
     import numpy as np
 
@@ -71,11 +70,13 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
 
 
 def child(source: str, target: str, layers: int, width: int) -> None:
-    """Converts; says when everything is imported."""
+    """Convert; print "ready" once everything is imported, then the seconds."""
+    from absl import logging
+
     from aqtlite import checkpoint
 
-    # Orbax tells every step of a save through absl.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # Orbax logs every step of a save through absl.
+    logging.set_verbosity(logging.ERROR)
     model, args = factory(layers, width)
     print("ready", flush=True)
     start = time.perf_counter()
@@ -101,7 +102,7 @@ def size(path: pathlib.Path) -> int:
 def measure(
     folder: pathlib.Path, suffix: str, layers: int, width: int
 ) -> dict[str, float]:
-    """Runs the whole; returns the figures."""
+    """Write, copy and convert a checkpoint, and return the figures."""
     from aqtlite.checkpoint.staging import remove
 
     source, copy, target = (folder / (n + suffix) for n in ("source", "copy", "target"))
@@ -141,7 +142,7 @@ def measure(
 
 
 def main() -> None:
-    """Prints the figures, and writes JSON if asked."""
+    """Print the figures, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=34)
     parser.add_argument("--width", type=int, default=4096)

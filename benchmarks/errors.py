@@ -1,99 +1,29 @@
-"""Error of int8 contractions and their gradients against float, beside the peers.
+"""Compare the error of int8 contractions and their gradients with the peers'.
 
-    python -m benchmarks.errors
+    python -m benchmarks.errors [--draws N]
 
-Relative error (Frobenius norm) of the output, of dlhs and of drhs, mean of several
-draws, nearest rounding, 8 bits everywhere. Needs the `test` extra, which installs
-aqtp and qwix.
+Mean relative error of `benchmarks.workloads.errors`. Needs the `test` extra, which
+installs aqtp and qwix.
 """
 
 import argparse
-from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import contestants, figures
-from benchmarks.figures import Figure
-from benchmarks.options import Options
-
-DIMS = (((1,), (0,)), ((), ()))
-KINDS = ("gaussian", "heavy-tailed")
-RESULTS = ("output", "dlhs", "drhs")
-DRAWS = 10
-
-
-def draw(kind: str, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """An array of Gaussian values, or of Student's t with 3 degrees of freedom."""
-    if kind == "gaussian":
-        return jax.random.normal(key, shape)
-    return jax.random.t(key, 3.0, shape)
-
-
-def dots() -> dict[str, Callable[..., jax.Array]]:
-    """Functions ``(lhs, rhs) -> out`` with quantized gradients."""
-    names = (
-        contestants.AQTLITE_NEAREST,
-        contestants.AQTP_NEAREST,
-        contestants.QWIX_NEAREST,
-    )
-    return {
-        c.name: lambda x, w, dot=c.dot_general: dot(x, w, DIMS)
-        for c in contestants.select(names)
-    }
-
-
-def relative_error(value: jax.Array, exact: jax.Array) -> jax.Array:
-    """``|value - exact| / |exact|`` in the Frobenius norm."""
-    return jnp.linalg.norm(value - exact) / jnp.linalg.norm(exact)
-
-
-def errors(
-    dot: Callable[..., jax.Array], kind: str, key: jax.Array, draws: int
-) -> jax.Array:
-    """Mean relative error of the output, of dlhs and of drhs."""
-
-    def one(key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, 3)
-        x = draw(kind, keys[0], (256, 512))
-        w = draw(kind, keys[1], (512, 128))
-        g = draw(kind, keys[2], (256, 128))
-        out, vjp = jax.vjp(dot, x, w)
-        exact, exact_vjp = jax.vjp(jnp.matmul, x, w)
-        pairs = zip((out, *vjp(g)), (exact, *exact_vjp(g)), strict=True)
-        return jnp.stack([relative_error(value, ref) for value, ref in pairs])
-
-    one = jax.jit(one)
-    return jnp.stack([one(k) for k in jax.random.split(key, draws)]).mean(axis=0)
-
-
-def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """Both kinds of data; no times, so that nothing spreads."""
-    measured = []
-    for kind in KINDS[:1] if options.quick else KINDS:
-        report(kind)
-        rows = {
-            name: errors(dot, kind, jax.random.key(0), 1 if options.quick else DRAWS)
-            for name, dot in dots().items()
-        }
-        for index, what in enumerate(RESULTS):
-            values = {name: float(row[index]) for name, row in rows.items()}
-            case = {"data": kind, "result": what}
-            measured += figures.exact("errors", case, values, "relative error")
-    return measured
+from benchmarks.workloads import errors
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--draws", type=int, default=errors.DRAWS)
     draws = parser.parse_args().draws
-    table = Table("data", "library", *RESULTS)
-    for kind in KINDS:
-        for name, dot in dots().items():
-            row = errors(dot, kind, jax.random.key(0), draws)
+    table = Table("data", "library", *errors.RESULTS)
+    for kind in errors.KINDS:
+        for name, dot in errors.dots().items():
+            row = errors.errors(dot, kind, jax.random.key(0), draws)
             table.add_row(kind, name, *(f"{value:.5f}" for value in row.tolist()))
     Console().print(table)
 

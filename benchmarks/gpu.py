@@ -1,4 +1,4 @@
-"""The MLP block on a GPU: bfloat16, aqtp and aqtlite, beside the floor.
+"""Time the MLP block on a GPU: bfloat16, aqtp and aqtlite, beside the floor.
 
     python -m benchmarks.gpu [--json FILE]
 
@@ -17,7 +17,7 @@ CPU_WIDTHS, CPU_TOKENS = (64,), 32
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures, prints the table, and writes JSON if asked."""
+    """Measure, print the table, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
     )
@@ -37,8 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "(--allow-cpu runs a tiny size all the same)"
         )
 
-    from benchmarks import contestants, figures, machine, mlp, phases, progress, tables
-    from benchmarks.options import Options
+    from benchmarks.harness import (
+        contestants,
+        figures,
+        machine,
+        phases,
+        progress,
+        tables,
+    )
+    from benchmarks.harness.options import Options
+    from benchmarks.workloads import mlp
 
     names = (contestants.BFLOAT16, contestants.AQTP, contestants.AQTLITE)
     options = Options(quick=not gpu, repeats=asked.repeats, seconds=60.0)

@@ -1,11 +1,11 @@
-"""Kills a conversion with kill -9, again and again, and looks at what is left.
+"""Kill conversions at random moments, and check what they leave.
 
     python -m benchmarks.kill_conversion [--kills 50]
 
-Each kill comes a random time after the conversion began, up to what a whole one takes.
-After it the source is as it was, and the target is not there or whole. In the end the
-same command finishes what is left to do. A conversion that was not killed in time is
-thrown away. Some six seconds a kill, most of them for starting Python.
+Each conversion gets SIGKILL at a random moment of the time that a whole one takes.
+Afterwards the source must be unchanged, and the target absent or complete. In the end
+the same command must finish the conversion. A conversion that finishes before its kill
+is discarded. A kill takes some six seconds, most of them for starting Python.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LAYERS, WIDTH = 12, 512
 
 
 def begin(source: pathlib.Path, target: pathlib.Path) -> subprocess.Popen:
-    """Starts a conversion in a process of its own; returns when it begins."""
+    """Start a conversion in a process of its own, and return once it converts."""
     module = "benchmarks.convert_checkpoint"
     arguments = ["--child", str(source), str(target)]
     sizes = ["--layers", str(LAYERS), "--width", str(WIDTH)]
@@ -43,19 +43,19 @@ def begin(source: pathlib.Path, target: pathlib.Path) -> subprocess.Popen:
 
 
 def contents(path: pathlib.Path) -> dict[str, bytes]:
-    """Every file of a folder."""
+    """Contents of every file of a folder, by path."""
     return {str(f): f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 
-def is_whole(target: pathlib.Path, wanted: list[np.ndarray]) -> bool:
-    """Whether a target loads, and holds what it should."""
+def is_complete(target: pathlib.Path, wanted: list[np.ndarray]) -> bool:
+    """True if a target loads and has the expected arrays."""
     found = jax.tree.leaves(checkpoint.load_serving(target))
     pairs = zip(found, wanted, strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
 def main() -> None:
-    """Prints how many kills found what."""
+    """Kill conversions, and print how many left which target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     kills = parser.parse_args().kills
@@ -82,17 +82,17 @@ def main() -> None:
             process.wait()
             assert contents(source) == before, f"kill {count}: the source changed"
             if target.exists():
-                assert is_whole(target, wanted), f"kill {count}: half a target"
+                assert is_complete(target, wanted), f"kill {count}: a partial target"
                 whole += 1
                 remove(target)
             else:
                 absent += 1
         assert begin(source, target).wait() == 0
-        assert is_whole(target, wanted)
+        assert is_complete(target, wanted)
     print(
         f"{kills} kills within {seconds:.1f} s: the target was absent {absent} times "
-        f"and whole {whole} times, half never; {resumed} conversions went on from "
-        "finished weights; the source never changed"
+        f"and complete {whole} times, never partial; {resumed} conversions resumed "
+        "from finished weights; the source never changed"
     )
 
 

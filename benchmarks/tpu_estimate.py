@@ -1,12 +1,13 @@
-"""The MLP block as XLA compiles it for a TPU that is not there.
+"""Estimate the MLP block on a TPU from the program that XLA compiles for it.
 
     pip install libtpu
     python -m benchmarks.tpu_estimate [--topology v5e:2x2]
 
 Compiles the training step of the block at width 4096 with 8192 tokens and prints, for
 each contestant, the cycles that XLA estimates for its kernels, the bytes that they read
-and write, and the step's temporary memory. Nothing runs: these are no measurements. A
-topology is named as in `jax.experimental.topologies`, such as ``v5p:2x2x1``.
+and write, and the step's temporary memory. No TPU is needed and nothing is run: these
+are estimates, not measurements. A topology is named as in
+`jax.experimental.topologies`, such as ``v5p:2x2x1``.
 """
 
 import argparse
@@ -22,15 +23,16 @@ import rich.box
 from jax.experimental import topologies
 from rich.table import Table
 
-from benchmarks import contestants, mlp, phases, tables
-from benchmarks.contestants import Contestant
+from benchmarks.harness import contestants, phases, tables
+from benchmarks.harness.contestants import Contestant
+from benchmarks.workloads import mlp
 
 WIDTH, TOKENS = 4096, 8192
 NAMES = (contestants.BFLOAT16, contestants.AQTP, contestants.AQTLITE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compiles for the first chip of the topology, and prints the table."""
+    """Compile for the first chip of the topology, and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tpu_estimate", description=__doc__.splitlines()[0]
     )
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def compile_step(contestant: Contestant, chip: jax.Device) -> Any:
-    """The block's training step, compiled for a device."""
+    """Training step of the block, compiled for a device."""
     sharding = jax.sharding.SingleDeviceSharding(chip)
     arguments = [
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
@@ -77,7 +79,7 @@ def compile_step(contestant: Contestant, chip: jax.Device) -> Any:
 
 
 def estimated_cycles(program: str) -> int:
-    """The sum over all kernels of what XLA notes in a compiled TPU program.
+    """Sum of the cycles that XLA annotates the kernels of a TPU program with.
 
     >>> estimated_cycles('... "estimated_cycles":"20" ... "estimated_cycles":"4"')
     24

@@ -1,26 +1,84 @@
-"""Runs every check: ``python -m tests [pytest arguments]``.
+"""Run the checks: ``python -m tests [PART ...] [pytest options]``.
 
-Format, lint, types, then doctests, notebooks and tests on two processes.
+  python -m tests                   all: format, lint, types, doctests, notebooks, tests
+  python -m tests flax checkpoint   tests/flax and tests/checkpoint
+  python -m tests noise -k unbiased tests/test_noise.py, those named so
+  python -m tests aqtlite           the doctests
+
+All of them take about MINUTES minutes on two cores of an x86-64 machine with nothing
+else to do; most of that is XLA compiling. Tests run on two processes: ``-n 4`` is for
+machines with more cores, ``-n 0`` for a debugger.
 """
 
+import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+CHECKS = (
+    ("ruff", "format", "--check", "."),
+    ("ruff", "check", "."),
+    ("mypy",),
+)
+PYTEST = ("pytest", "-n", "2", "--dist", "loadgroup", "-q")
 
 
-def main() -> int:
-    python = (sys.executable, "-m")
-    for command in (
-        ("ruff", "format", "--check", "."),
-        ("ruff", "check", "."),
-        ("mypy",),
-        ("pytest", "-n", "2", "-q", *sys.argv[1:]),
-    ):
+def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
+    """The modules to run with ``python -m``, with their arguments.
+
+    Args:
+        arguments: parts, then options of pytest; without any, everything is run.
+
+    Raises:
+        ValueError: if there is no such part.
+    """
+    if not arguments:
+        return [*CHECKS, PYTEST]
+    options = [i for i, text in enumerate(arguments) if text.startswith("-")]
+    first_option = min(options, default=len(arguments))
+    paths = [_path(name) for name in arguments[:first_option]]
+    return [(*PYTEST, *paths, *arguments[first_option:])]
+
+
+def _path(part: str) -> str:
+    """Path of a part, which is a folder or file of tests, or any other path."""
+    for path in (f"tests/{part}", f"tests/test_{part}.py", part):
+        if (ROOT / path).exists() or (ROOT / path.partition("::")[0]).is_file():
+            return path
+    raise ValueError(f"no part {part!r}; there are {', '.join(parts())}")
+
+
+def parts() -> list[str]:
+    """Names of the folders of tests, and of the files beside them."""
+    tests = ROOT / "tests"
+    folders = {path.parent.name for path in tests.glob("*/test_*.py")}
+    files = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
+    return ["aqtlite", *sorted(folders), *sorted(files)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the checks one after the other, up to the first that fails."""
+    if "-h" in arguments or "--help" in arguments:
+        print(__doc__)
+        return 0
+    try:
+        asked = commands(arguments)
+    except ValueError as error:
+        print(f"python -m tests: {error}", file=sys.stderr)
+        return 2
+    if not arguments:
+        print(__doc__, flush=True)
+    for command in asked:
         print("$", *command, flush=True)
-        status = subprocess.run((*python, *command), check=False).returncode
+        status = subprocess.run(
+            (sys.executable, "-m", *command), cwd=ROOT, check=False
+        ).returncode
         if status:
             return status
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

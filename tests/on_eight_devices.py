@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import config, lowering
-from benchmarks import collectives, contestants
+from benchmarks.collectives import hlo, serving, strategies, training
+from benchmarks.harness import contestants
 from tests.common import MATMUL, nearest, normal
 
 X, W = normal((8, 16)), normal((16, 12), 1)
@@ -295,15 +296,15 @@ def test_form_by_partitions(map_, jit):
 
 # --- What devices exchange ---------------------------------------------------------
 
-SIZES = collectives.Sizes(width=64, hidden=128, sequences=8, length=16, rows=64)
+SIZES = strategies.Sizes(width=64, hidden=128, sequences=8, length=16, rows=64)
 
 
-@pytest.mark.parametrize("strategy", collectives.STRATEGIES, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", strategies.STRATEGIES, ids=lambda s: s.name)
 def test_collectives_of_a_training_step(strategy):
     """As many and as large as the better peer's, and the seed of the noise."""
     measured = {
-        one.name: collectives.train(one, strategy, SIZES)
-        for one in contestants.select(collectives.NAMES)
+        one.name: training.train(one, strategy, SIZES)
+        for one in contestants.select(training.NAMES)
     }
     counts, sizes = (
         {
@@ -323,9 +324,9 @@ def test_collectives_of_a_training_step(strategy):
 def test_collectives_of_serving():
     """None that float serving lacks but the largest magnitude of each row."""
     (plain, _), (frozen, off) = (
-        collectives.serve(*how, SIZES) for how in collectives.served().values()
+        serving.serve(*how, SIZES) for how in serving.served().values()
     )
-    rows = collectives.SERVING_ROWS
+    rows = serving.SERVING_ROWS
     large = [one for one in frozen if one.bytes > 4 * rows]
     assert [(x.kind, x.bytes) for x in large] == [(x.kind, x.bytes) for x in plain]
     assert len(frozen) <= len(plain) + 1
@@ -349,5 +350,5 @@ def test_however_shardings_are_given(how):
     x = jax.device_put(X, rows) if how in ("committed", "set_mesh") else X
     with jax.set_mesh(AUTO) if how == "set_mesh" else contextlib.nullcontext():
         compiled = jax.jit(jitted).lower(x, W).compile()
-    found = collectives.count(compiled.as_text())
+    found = hlo.count(compiled.as_text())
     assert {one.kind for one in found} == {"all-reduce"}

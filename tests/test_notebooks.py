@@ -1,20 +1,30 @@
-"""Every notebook runs from top to bottom."""
+"""Every notebook runs from top to bottom, and is stored with its outputs."""
 
-import pathlib
-
-import nbclient
 import nbformat
 import pytest
 
-NOTEBOOKS = pathlib.Path(__file__).parent.parent / "notebooks"
+from tests.execute_notebooks import NOTEBOOKS, execute
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.name
-)
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@each_notebook
 def test_notebook_runs(path):
-    notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}
-    )
-    client.execute()
+    for cell in code_cells(execute(path)):
+        assert cell.execution_count
+
+
+@each_notebook
+def test_notebook_is_stored_as_executed_from_top_to_bottom(path):
+    cells = code_cells(nbformat.read(path, as_version=4))
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    printed = {cell.id for cell in cells if "print(" in cell.source}
+    assert printed <= {cell.id for cell in cells if cell.outputs}
+    shown = [
+        data for cell in cells for out in cell.outputs for data in out.get("data", ())
+    ]
+    assert "image/png" in shown

@@ -1,15 +1,15 @@
-"""The main job, ``aqtlite demo``: a small language model in float32 and in int8.
+"""``aqtlite demo``: train and serve a small language model in float32 and in int8.
 
-Each step of it is one file, and reads as an example of how to use the library:
+Each step is one file, and an example of how to use the library:
 
-- `options`: what the user can choose;
+- `options`: the command line;
 - `corpus`: the text, as bytes, split into training and validation;
 - `model`: a transformer whose projections take an `AqtDotGeneral`;
 - `training`: both models trained side by side on the same data;
-- `artifact`: what is saved for serving, and how it is restored;
-- `serving`: the fresh process that loads an artifact and serves it;
+- `artifact`: saving serving variables, and restoring them;
+- `serving`: a fresh process that loads an artifact and serves it;
 - `generate`: sampling text token by token with a KV cache;
 - `progress`: bars on a terminal, lines elsewhere;
 - `report`: the table, the loss curves and the samples;
-- `run`: the order of all that.
+- `run`: the steps in order.
 """

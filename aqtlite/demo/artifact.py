@@ -1,22 +1,22 @@
-"""What is saved for serving, and how another process restores it.
+"""Artifacts: saved serving variables, with what restores them.
 
 An artifact is a folder::
 
     checkpoint/    the serving variables, written by Orbax
     model.json     the model's sizes
-    config.json    how it is quantized (absent for float)
+    config.json    its quantization config (absent for float)
 
 The checkpoint of a quantized model holds integers and scales, and no float kernel.
 """
 
 import json
-import logging
 import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from absl import logging
 
 from aqtlite import config
 from aqtlite.demo import model as model_lib
@@ -27,14 +27,14 @@ CHECKPOINT = "checkpoint"
 
 
 def serving_variables(model: model_lib.Transformer, variables: Any) -> Any:
-    """The variables to serve from: converted, or for a float model as they are."""
+    """Serving variables: converted, or for a float model the variables themselves."""
     if model.cfg is None:
         return variables
     return convert(model, variables, _sample_tokens())
 
 
 def save(folder: pathlib.Path, model: model_lib.Transformer, serving: Any) -> None:
-    """Writes an artifact, over an older one if there is one."""
+    """Write an artifact, replacing an older one."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {name: getattr(model, name) for name in SIZES}
     (folder / "model.json").write_text(json.dumps(sizes, indent=2) + "\n")
@@ -47,7 +47,7 @@ def save(folder: pathlib.Path, model: model_lib.Transformer, serving: Any) -> No
 
 
 def load(folder: pathlib.Path) -> tuple[model_lib.Transformer, Any]:
-    """Restores an artifact: the model, and the variables to serve it from."""
+    """Restore an artifact: the model, and its serving variables."""
     sizes = json.loads((folder / "model.json").read_text())
     model = model_lib.Transformer(**sizes, cfg=_load_config(folder / "config.json"))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -58,14 +58,14 @@ def load(folder: pathlib.Path) -> tuple[model_lib.Transformer, Any]:
 
 
 def checkpoint_bytes(folder: pathlib.Path) -> int:
-    """The size on disk of an artifact's checkpoint."""
+    """Size on disk of an artifact's checkpoint."""
     files = (folder / CHECKPOINT).rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def quiet_logging() -> None:
-    """Keeps Orbax's progress notes, which it logs through absl, off the terminal."""
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    """Hide the progress that Orbax logs through absl."""
+    logging.set_verbosity(logging.ERROR)
 
 
 def _load_config(path: pathlib.Path) -> config.DotGeneral | None:

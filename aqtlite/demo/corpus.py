@@ -1,4 +1,4 @@
-"""The text of the demo: bytes, split into training and validation."""
+"""Text of the demo as bytes, split into training and validation."""
 
 import dataclasses
 import os
@@ -15,10 +15,10 @@ VOCABULARY = 256
 """Tokens are bytes."""
 
 MAX_BYTES = 8 * 2**20
-"""No more than this is read: enough for any run of the demo's size."""
+"""Bytes read, at most: enough for any run of the demo's size."""
 
 HELD_OUT = 10
-"""The last 1 / HELD_OUT of the text is for validation."""
+"""Inverse of the share of the text held out for validation."""
 
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -34,12 +34,12 @@ class Corpus:
     validation: np.ndarray
 
     def batches(self, batch: int, length: int, seed: int) -> Iterator[np.ndarray]:
-        """Training batches without end.
+        """Endless training batches.
 
         Args:
             batch: sequences per batch.
-            length: tokens that the model sees of each; every row has one more, since
-                a target is its input moved by one.
+            length: input tokens of each; rows have one more, since targets are the
+                inputs shifted by one.
             seed: the same seed gives the same batches.
 
         Yields:
@@ -63,11 +63,11 @@ class Corpus:
 
 
 def load(text: pathlib.Path | None, length: int) -> Corpus:
-    """Reads the text.
+    """Read the text.
 
     Args:
         text: a file, or None for the source of Python's standard library.
-        length: the context length that the text must have room for.
+        length: context length that has to fit into the held-out text.
 
     Raises:
         UserError: if the text cannot be read or is too short.
@@ -87,7 +87,7 @@ def load(text: pathlib.Path | None, length: int) -> Corpus:
 
 
 def to_text(tokens: np.ndarray) -> str:
-    """Bytes as text that a terminal can show, whatever the model made of it."""
+    """Decode bytes to printable text; other characters become middle dots."""
     text = bytes(tokens.astype(np.uint8)).decode("utf-8", errors="replace")
     return "".join(
         c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text
@@ -107,11 +107,11 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def _standard_library() -> bytes:
-    """The first `MAX_BYTES` of the library's modules, as whole files.
+    """The first `MAX_BYTES` of the library's modules.
 
-    They are ordered by a checksum of their paths: the same on every run, but mixed, so
-    that the held-out tail is text of the same kind as the rest. (By name, it would be
-    the tables of `encodings`.)
+    They are ordered by a checksum of their paths: the same in every run, but shuffled,
+    so that the held-out tail resembles the rest. (Ordered by name, it would be the
+    tables of `encodings`.)
     """
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     paths = []
@@ -128,7 +128,7 @@ def _standard_library() -> bytes:
         try:
             data += path.read_bytes()
         except OSError:
-            continue  # A module that may not be read is one module less.
+            continue  # Modules that cannot be read are left out.
         if len(data) >= MAX_BYTES:
             break
     if not data:

@@ -1,9 +1,9 @@
-"""How the demo fails."""
+"""Errors of the demo."""
 
 from aqtlite.errors import UserError
 
 
 class ServingError(UserError):
-    """The serving process failed: not the user's doing, but worth one clear line."""
+    """A failure of the serving process."""
 
     exit_code = 1

@@ -1,4 +1,4 @@
-"""Sampling text token by token, with a KV cache."""
+"""Autoregressive sampling with a KV cache."""
 
 import functools
 import statistics
@@ -29,7 +29,7 @@ def init_cache(model: Transformer) -> Any:
 def decode_step(
     model: Transformer, variables: Any, cache: Any, token: jax.Array, key: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """Feeds one token and samples the next.
+    """Feed one token and sample the next.
 
     Returns:
         The updated cache and the next token, shaped like `token`: ``(1, 1)``.
@@ -44,14 +44,14 @@ def decode_step(
 def generate(
     model: Transformer, variables: Any, prompt: np.ndarray, new_tokens: int, seed: int
 ) -> tuple[np.ndarray, float]:
-    """Continues a prompt.
+    """Sample a continuation of a prompt.
 
     Args:
         model: as trained; it is cloned with ``decode=True`` here.
         variables: trained or serving variables of it.
         prompt: token ids, at least one; with `new_tokens` no longer than the
             model's context.
-        new_tokens: how many to sample, at least two.
+        new_tokens: number of tokens to sample, at least two.
         seed: the same seed gives the same text.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A byte-level transformer; what makes it quantized is its `dot_general`."""
+"""Byte-level transformer, quantized through the `dot_general` of its layers."""
 
 import flax.linen as nn
 import jax
@@ -22,13 +22,13 @@ class Transformer(nn.Module):
     length: int
     """The longest sequence, and the size of the KV cache."""
     cfg: config.DotGeneral | None = None
-    """How every projection is quantized; None leaves them in float."""
+    """Quantization of every projection; None leaves them in float."""
     decode: bool = False
-    """Whether a call takes one token and continues from the ``cache`` collection."""
+    """If set, a call takes one token and continues from the ``cache`` collection."""
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Returns the next token's logits, ``(batch, length, 256)``."""
+        """Logits of the next token, ``(batch, length, 256)``."""
         dot_general = AqtDotGeneral(self.cfg)
         x = nn.Embed(corpus.VOCABULARY, self.width, name="tokens")(tokens)
         positions = self._positions(tokens.shape[1])

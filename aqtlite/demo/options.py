@@ -1,4 +1,4 @@
-"""What the user of the demo can choose."""
+"""Options of the demo."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ Train a small byte-level transformer twice, side by side: once in float32 and on
 with every projection in int8, forward and backward (same initial weights, same data,
 same order). Then convert each for serving, save it with Orbax, load it in a fresh
 process, check there that what is served equals what was trained bit for bit, and
-generate text from it. Ends with one table that sets float32 beside int8.
+generate text from it. Ends with a table that compares float32 with int8.
 
   aqtlite demo                       on the source of Python's standard library
   aqtlite demo --text moby-dick.txt  on a text of yours
@@ -26,10 +26,10 @@ PROMPT_FRACTION = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one run.
+    """Options of one run.
 
     Raises:
-        UserError: if a value makes no sense, by itself or beside another.
+        UserError: if a value is invalid, by itself or together with another.
     """
 
     steps: int = 360
@@ -82,19 +82,19 @@ class Options:
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens of the sample are given rather than generated."""
+        """Length of the sample's prompt in tokens."""
         return self.length // PROMPT_FRACTION
 
     @property
     def generated_tokens(self) -> int:
-        """How many tokens are generated."""
+        """Number of tokens to generate."""
         if self.new_tokens is None:
             return self.length - self.prompt_length
         return self.new_tokens
 
     @property
     def quantized_name(self) -> str:
-        """How the quantized model is called in the report: ``int8``, ``int4/int8``."""
+        """Name of the quantized model in the report: ``int8``, ``int4-int8``."""
         if self.fwd_bits == self.bwd_bits:
             return f"int{self.fwd_bits}"
         return f"int{self.fwd_bits}-int{self.bwd_bits}"
@@ -103,14 +103,14 @@ class Options:
 SMOKE: dict[str, Any] = dict(
     steps=30, layers=2, width=64, batch=4, length=64, validation_batches=4
 )
-"""What ``--smoke`` sets, unless the user sets it."""
+"""Values of ``--smoke``; options of the user take precedence."""
 
 
 def from_arguments(args: argparse.Namespace) -> Options:
-    """The options that a command line asks for.
+    """Options from a parsed command line.
 
     Args:
-        args: what a parser filled by `add_arguments` returned.
+        args: from a parser with the arguments of `add_arguments`.
 
     Raises:
         UserError: as `Options` does.
@@ -125,7 +125,7 @@ def from_arguments(args: argparse.Namespace) -> Options:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the demo's options to a parser."""
+    """Add the demo's options to a parser."""
     data = parser.add_argument_group("data and results")
     data.add_argument(
         "--text",

@@ -10,19 +10,19 @@ import rich.progress
 from aqtlite.demo import training
 
 PLAIN_LINES = 10
-"""How many lines tell of the training where there is no terminal."""
+"""Lines of training progress where there is no terminal."""
 
 OnStep = Callable[[int, Mapping[str, training.Trained]], None]
 
 
 def say(console: rich.console.Console, line: str, style: str | None = None) -> None:
-    """Prints a line as it is, also where it is wider than the console."""
+    """Print a line verbatim, without wrapping it at the console's width."""
     console.print(line, style=style, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def working(console: rich.console.Console, what: str) -> Iterator[None]:
-    """Says what it is that takes a while."""
+    """Show a spinner with `what`, or print it where there is no terminal."""
     if console.is_terminal:
         with console.status(what):
             yield
@@ -33,7 +33,7 @@ def working(console: rich.console.Console, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def training_progress(console: rich.console.Console, steps: int) -> Iterator[OnStep]:
-    """Shows how far training is; yields what to call after each step."""
+    """Show the progress of training; yield the `OnStep` to call after each step."""
     if not console.is_terminal:
         say(console, "training them in turn, step by step; first they are compiled")
         yield _plain_lines(console, steps)

@@ -1,4 +1,4 @@
-"""What the demo shows at its end: a table, loss curves, samples, figures as JSON."""
+"""Report of the demo: table, loss curves, samples, and figures as JSON."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ class Figures:
 def figures(
     trained: training.Trained, checkpoint_bytes: int, served: Served
 ) -> Figures:
-    """Collects what the steps of the demo found about one model."""
+    """Collect the figures of one model."""
     return Figures(
         validation_loss=trained.validation_loss,
         step_seconds=trained.step_seconds,
@@ -43,7 +43,7 @@ def figures(
 
 
 def table(found: Mapping[str, Figures]) -> rich.table.Table:
-    """The table: a column for each of two models, and one that compares them."""
+    """Table with a column for each of two models, and one that compares them."""
     (base_name, base), (name, other) = found.items()
 
     def ratio(field: str) -> str:
@@ -94,7 +94,7 @@ def sample(title: str, tokens: np.ndarray) -> rich.panel.Panel:
 
 
 def failures(found: Mapping[str, Figures]) -> list[str]:
-    """What a user must know that went wrong, a line each."""
+    """Messages about diverged training and inexact serving, one line each."""
     lines = []
     for name, figure in found.items():
         if not math.isfinite(figure.validation_loss):
@@ -110,37 +110,61 @@ def failures(found: Mapping[str, Figures]) -> list[str]:
 def write_figures(
     path: pathlib.Path, options: Mapping, found: Mapping[str, Figures]
 ) -> None:
-    """Writes the options and the figures, unrounded, as JSON."""
+    """Write the options and the figures, unrounded, as JSON."""
     models = {name: dataclasses.asdict(figure) for name, figure in found.items()}
     text = json.dumps({"options": dict(options), "models": models}, indent=2)
     path.write_text(text + "\n")
 
 
 def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> bool:
-    """Draws training and validation loss by step.
+    """Draw the losses by step, and below them the differences from the first run.
+
+    Args:
+        path: the picture.
+        runs: two runs on the same batches: the baseline, and what is compared with it.
 
     Returns:
-        Whether it could: False where matplotlib is not installed.
+        True, or False where matplotlib is not installed.
     """
     try:
         from matplotlib import figure as figure_lib
     except ModuleNotFoundError:
         return False
-    figure = figure_lib.Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for (name, run), style in zip(runs.items(), ("-", "--"), strict=False):
+    figure = figure_lib.Figure(figsize=(7, 6), layout="constrained")
+    losses, differences = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    # Larger markers below smaller ones, since the two curves nearly coincide.
+    styles = (("-", 9), ("--", 5))
+    for (name, run), (style, size) in zip(runs.items(), styles, strict=True):
         steps = range(1, len(run.losses) + 1)
-        (line,) = axes.plot(steps, run.losses, style, alpha=0.5, label=f"{name}, train")
-        axes.plot(
+        (line,) = losses.plot(
+            steps, run.losses, style, alpha=0.5, label=f"{name}, train"
+        )
+        losses.plot(
             *zip(*run.curve, strict=True),
             style,
             marker="o",
+            markersize=size,
             color=line.get_color(),
             label=f"{name}, validation",
         )
-    axes.set(xlabel="step", ylabel="loss, nats per byte")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    (base_name, base), (name, other) = runs.items()
+    training_difference = np.subtract(other.losses, base.losses)
+    differences.plot(steps, training_difference, color="C1", alpha=0.5, label="train")
+    curve_steps, base_curve = zip(*base.curve, strict=True)
+    _, other_curve = zip(*other.curve, strict=True)
+    differences.plot(
+        curve_steps,
+        np.subtract(other_curve, base_curve),
+        marker="o",
+        color="C1",
+        label="validation",
+    )
+    differences.axhline(0.0, color="black", linewidth=1)
+    losses.set(ylabel="loss, nats per byte")
+    differences.set(xlabel="step", ylabel=f"{name} - {base_name}")
+    for axes in (losses, differences):
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.savefig(path, dpi=150)
     return True
 

@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""The steps of the demo, in order."""
 
 import dataclasses
 import pathlib
@@ -17,15 +17,15 @@ from aqtlite.errors import UserError
 
 
 def run(options: Options, console: rich.console.Console | None = None) -> bool:
-    """Trains, converts, saves, serves and reports.
+    """Train, convert, save, serve and report.
 
     Args:
-        options: what the user chose.
+        options: those of the user.
         console: where to print; None is the terminal.
 
     Returns:
-        Whether all went well: training converged to finite losses, and what is served
-        equals what was trained bit for bit.
+        True if training ended with finite losses and the served logits equal the
+        trained ones bit for bit.
 
     Raises:
         UserError: if the text or the output folder cannot be used.
@@ -73,7 +73,7 @@ def run(options: Options, console: rich.console.Console | None = None) -> bool:
 
 
 def build_models(options: Options) -> dict[str, Transformer]:
-    """The two models that are compared: they differ in their `cfg` alone."""
+    """The two models to compare; they differ in their `cfg` alone."""
     sizes = {name: getattr(options, name) for name in artifact.SIZES}
     cfg = config.fully_quantized(fwd_bits=options.fwd_bits, bwd_bits=options.bwd_bits)
     return {
@@ -89,7 +89,7 @@ def _serve(
     prompt: np.ndarray,
     options: Options,
 ) -> serving.Served:
-    """Converts and saves a trained model, and has a fresh process serve it."""
+    """Convert and save a trained model, and serve it from a fresh process."""
     model, variables = trained.model, trained.variables
     artifact.save(folder, model, artifact.serving_variables(model, variables))
     return serving.serve_in_fresh_process(

@@ -1,8 +1,8 @@
-"""Serving an artifact in a fresh process, and checking it against the training.
+"""Serving of an artifact in a fresh process, compared with the trained model.
 
-The process knows nothing but the artifact's folder: neither the float weights nor the
-trainer's memory. `serve_in_fresh_process` is the trainer's side,
-``python -m aqtlite.demo.serving FOLDER`` the server's.
+The process is given the artifact's folder alone, not the float weights.
+`serve_in_fresh_process` is the trainer's side, and the server's is
+``python -m aqtlite.demo.serving FOLDER``.
 """
 
 import argparse
@@ -29,10 +29,10 @@ RESPONSE = "response.json"
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What the serving process found."""
+    """Results of the serving process."""
 
     bit_exact: bool
-    """Whether the served logits equal the trained ones in every bit."""
+    """True if the served logits equal the trained ones in every bit."""
     largest_difference: float
     seconds_per_token: float
     sample: list[int]
@@ -40,7 +40,7 @@ class Served:
 
 
 def forward(model: Any, variables: Any, tokens: np.ndarray) -> np.ndarray:
-    """The compiled model's logits: the same call where trained and where served."""
+    """Logits of the compiled model; training and serving both call this."""
     return np.asarray(jax.jit(model.apply)(variables, tokens))
 
 
@@ -53,14 +53,14 @@ def serve_in_fresh_process(
     new_tokens: int,
     seed: int,
 ) -> Served:
-    """Serves the artifact in `folder` from a new process.
+    """Serve the artifact in `folder` from a new process.
 
     Args:
-        folder: what `artifact.save` wrote.
+        folder: written by `artifact.save`.
         tokens: a batch, ``(batch, length)``.
-        trained_logits: what `forward` gave for it with the trained variables.
+        trained_logits: `forward` of it with the trained variables.
         prompt: tokens to continue.
-        new_tokens: how many to generate.
+        new_tokens: number of tokens to generate.
         seed: of the sampling.
 
     Raises:
@@ -75,7 +75,7 @@ def serve_in_fresh_process(
         seed=seed,
     )
     (folder / RESPONSE).unlink(missing_ok=True)
-    # The same aqtlite, also where it runs from a checkout and is not installed.
+    # aqtlite may run from a checkout without being installed.
     root = str(pathlib.Path(aqtlite.__path__[0]).parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     process = subprocess.run(
@@ -101,7 +101,7 @@ def _error_line(stderr: str) -> str:
 
 
 def serve(folder: pathlib.Path) -> Served:
-    """Restores an artifact, answers the request beside it, and times it."""
+    """Restore an artifact, and answer the request in its folder."""
     model, variables = artifact.load(folder)
     with np.load(folder / REQUEST) as request:
         served_logits = forward(model, variables, request["tokens"])
@@ -122,7 +122,7 @@ def serve(folder: pathlib.Path) -> Served:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The serving process: one folder in, `RESPONSE` beside it out."""
+    """Serve one folder, and write `RESPONSE` into it."""
     parser = argparse.ArgumentParser(prog="python -m aqtlite.demo.serving")
     parser.add_argument("folder", type=pathlib.Path, help="an artifact with a request")
     folder = parser.parse_args(argv).folder

@@ -1,4 +1,4 @@
-"""Training several models side by side, on the same data, step by step in turn."""
+"""Training of several models on the same data, in turn at every step."""
 
 import dataclasses
 import statistics
@@ -13,15 +13,15 @@ import optax
 from aqtlite.demo.model import Transformer
 
 CURVE_POINTS = 10
-"""How often the validation loss is measured on the way, for the curves."""
+"""Points of the validation curve."""
 
 CURVE_BATCHES = 4
-"""On how many of the validation batches."""
+"""Validation batches behind each of these points."""
 
 
 @dataclasses.dataclass
 class Trained:
-    """A trained model and how its training went."""
+    """A trained model, with its losses and times."""
 
     model: Transformer
     variables: Any
@@ -80,10 +80,10 @@ def train_side_by_side(
     seed: int,
     on_step: Callable[[int, Mapping[str, Trained]], None],
 ) -> dict[str, Trained]:
-    """Trains every model from the same key on the same batches.
+    """Train every model from the same key on the same batches.
 
-    The models take turns at every step, in alternating order, so that a machine that
-    slows down on the way slows all of them alike and their times stay comparable.
+    The models take turns at every step, in alternating order, so that their times stay
+    comparable where the machine slows down meanwhile.
 
     Args:
         models: by name.
@@ -92,10 +92,10 @@ def train_side_by_side(
         steps: optimizer steps of each model.
         lr: the peak learning rate.
         seed: of the initial weights.
-        on_step: called after each step with its number (from 1) and all so far.
+        on_step: called after each step with its number (from 1) and the models.
 
     Returns:
-        What was trained, by the same names.
+        The trained models, by the same names.
     """
     tx = optimizer(lr, steps)
     runs, opt_states, step_fns, evaluations = {}, {}, {}, {}

@@ -11,9 +11,14 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import figures, floor, gpu, memory, phases, suite, tables, timing
-from benchmarks.contestants import NAMES
-from benchmarks.figures import BARE, FLOOR
+from benchmarks import gpu
+from benchmarks.harness import figures, floor, phases, suite, tables, timing
+from benchmarks.harness.contestants import NAMES
+from benchmarks.harness.figures import BARE, FLOOR
+from benchmarks.workloads import memory
+
+# One process runs them all, so that the suite runs once.
+pytestmark = pytest.mark.xdist_group("benchmarks")
 
 # Most of the time of a quick run is compilation.
 FAST_COMPILATION = "--xla_backend_optimization_level=0"

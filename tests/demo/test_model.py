@@ -1,5 +1,7 @@
 """The demo's transformer, and generating from it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,18 +14,20 @@ from aqtlite.demo.model import Transformer
 CONFIGS = [None, config.fully_quantized(fwd_bits=8, bwd_bits=8)]
 
 
+@functools.cache
 def _model(cfg):
     model = Transformer(layers=1, width=16, heads=2, length=12, cfg=cfg)
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 256)
-    return model, model.init(jax.random.key(1), tokens), tokens
+    return model, jax.jit(model.init)(jax.random.key(1), tokens), tokens
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)
 def test_is_causal(cfg):
     model, variables, tokens = _model(cfg)
-    logits = model.apply(variables, tokens)
+    apply = jax.jit(model.apply)
+    logits = apply(variables, tokens)
     assert logits.shape == (2, 12, 256)
-    changed = model.apply(variables, tokens.at[:, 6:].set(0))
+    changed = apply(variables, tokens.at[:, 6:].set(0))
     np.testing.assert_array_equal(logits[:, :6], changed[:, :6])
     assert not np.array_equal(logits[:, 6:], changed[:, 6:])
 
@@ -32,15 +36,14 @@ def test_is_causal(cfg):
 def test_decoding_agrees_with_the_whole_sequence(cfg):
     model, variables, tokens = _model(cfg)
     decoder = model.clone(decode=True)
+    step = jax.jit(functools.partial(decoder.apply, mutable=["cache"]))
     cache = generate.init_cache(decoder)
     logits = []
     for i in range(12):
-        out, updated = decoder.apply(
-            {**variables, "cache": cache}, tokens[:1, i : i + 1], mutable=["cache"]
-        )
+        out, updated = step({**variables, "cache": cache}, tokens[:1, i : i + 1])
         cache = updated["cache"]
         logits.append(out)
-    expected = model.apply(variables, tokens[:1])
+    expected = jax.jit(model.apply)(variables, tokens[:1])
     # A rounding that falls the other way moves a quantized activation by one step.
     atol = 1e-5 if cfg is None else 2e-2
     np.testing.assert_allclose(jnp.concatenate(logits, 1), expected, atol=atol)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 
+import matplotlib
 import numpy as np
 import rich.console
 
@@ -63,9 +64,12 @@ def test_figures_are_written_unrounded(tmp_path):
 
 
 RUNS = {
-    "int8": training.Trained(
+    "float32": training.Trained(
         None, None, losses=[3.0, 2.0, 1.0], curve=[(1, 2.5), (3, 1.5)]
-    )
+    ),
+    "int8": training.Trained(
+        None, None, losses=[3.0, 2.25, 1.0], curve=[(1, 2.5), (3, 2.0)]
+    ),
 }
 
 
@@ -73,6 +77,15 @@ def test_curves_are_drawn(tmp_path):
     path = tmp_path / "loss.png"
     assert report.plot_curves(path, RUNS)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_have_the_difference_in_a_panel_of_their_own(tmp_path):
+    path = tmp_path / "loss.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert report.plot_curves(path, RUNS)
+    drawn = path.read_text()
+    assert "float32, train" in drawn
+    assert "int8 - float32" in drawn
 
 
 def test_curves_need_matplotlib(tmp_path, monkeypatch):

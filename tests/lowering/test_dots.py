@@ -23,7 +23,7 @@ def integers(shape, dtype, seed=0, extreme=False):
         if extreme
         else rng.integers(low, high + 1, shape)
     )
-    return jnp.asarray(values, jnp.int32).astype(dtype)
+    return jnp.asarray(values.astype(jnp.dtype(dtype)))
 
 
 @pytest.fixture(params=[False, True], ids=["int8", "uint8"])
@@ -35,9 +35,19 @@ def unsigned(request, monkeypatch):
 
 def exact(lhs, rhs, dims):
     """In float64, where all these sums are exact."""
-    with jax.enable_x64(True):
-        wide = (jnp.asarray(np.asarray(x, np.float64)) for x in (lhs, rhs))
-        return np.asarray(jax.lax.dot_general(*wide, dims))
+    lhs, rhs = (np.asarray(x, np.float64) for x in (lhs, rhs))
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = dims
+    axes = iter(range(lhs.ndim + rhs.ndim))
+    lhs_axes = [next(axes) for _ in range(lhs.ndim)]
+    rhs_axes = [next(axes) for _ in range(rhs.ndim)]
+    for i, j in zip(
+        lhs_contracting + lhs_batch, rhs_contracting + rhs_batch, strict=True
+    ):
+        rhs_axes[j] = lhs_axes[i]
+    batch = [lhs_axes[i] for i in lhs_batch]
+    summed = batch + [lhs_axes[i] for i in lhs_contracting]
+    rest = [axis for axis in lhs_axes + rhs_axes if axis not in summed]
+    return np.einsum(lhs, lhs_axes, rhs, rhs_axes, batch + rest, optimize=True)
 
 
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
@@ -92,12 +102,18 @@ def test_any_contraction_in_any_order(contraction, dtype, permute):
     lhs_shape, rhs_shape, dims, order = contraction
     lhs, rhs = integers(lhs_shape, dtype), integers(rhs_shape, "int8", 1)
     wanted = exact(lhs, rhs, dims)
-    got = lowering.integer_dot(lhs, rhs, dims, order if permute else None)
+
+    @jax.jit
+    def run(lhs, rhs):
+        got = lowering.integer_dot(lhs, rhs, dims, order if permute else None)
+        # The forms of all platforms are plain JAX, which runs here too.
+        platforms = (lowering.cpu, lowering.gpu)
+        return got, [form.dot(lhs.astype(jnp.int8), rhs, dims) for form in platforms]
+
+    got, forms = run(lhs, rhs)
     assert got.dtype == jnp.int32
     np.testing.assert_array_equal(got, wanted.transpose(order) if permute else wanted)
-    # The forms of all platforms are plain JAX, which runs here too.
-    for platform in (lowering.cpu, lowering.gpu):
-        form = platform.dot(lhs.astype(jnp.int8), rhs, dims)
+    for form in forms:
         assert form.dtype == jnp.int32
         np.testing.assert_array_equal(form, wanted)
 
@@ -263,12 +279,24 @@ def test_mixed_dot(case, dtype):
     lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
     floats = [normal(lhs_shape, 1, dtype), normal(rhs_shape, 2, dtype)]
     stored = [integers(lhs_shape, "int8"), integers(rhs_shape, "int8", 1)]
-    for lhs, rhs in ((floats[0], stored[1]), (stored[0], floats[1])):
-        for out_dtype in ("float32", dtype):
-            got = lowering.mixed_dot(lhs, rhs, dims, out_dtype=jnp.dtype(out_dtype))
+    pairs = (floats[0], stored[1]), (stored[0], floats[1])
+    out_dtypes = dict.fromkeys(("float32", dtype))
+
+    @jax.jit
+    def run(pairs):
+        return [
+            [
+                lowering.mixed_dot(*pair, dims, out_dtype=jnp.dtype(d))
+                for d in out_dtypes
+            ]
+            for pair in pairs
+        ]
+
+    for (lhs, rhs), results in zip(pairs, run(pairs), strict=True):
+        for out_dtype, got in zip(out_dtypes, results, strict=True):
             assert got.dtype == jnp.float32
             step = 2.0**-22 if out_dtype == "float32" else 2.0**-14
-            largest = [float(jnp.abs(x).max()) for x in (lhs, rhs)]
+            largest = [np.abs(np.asarray(x, np.float64)).max() for x in (lhs, rhs)]
             products = dn.contraction_size(dims, lhs_shape)
             bound = products * step * largest[0] * largest[1]
             assert np.abs(got - exact(lhs, rhs, dims)).max() <= bound

@@ -10,32 +10,32 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import Figure
+from benchmarks.harness.figures import Figure
 
 PHASE = "phase"
-"""The part of a case whose values stand side by side, in columns."""
+"""Parameter of a case whose values become columns."""
 
 WIDTH = 200
-"""Of tables that go to a file."""
+"""Width of tables that go to a file."""
 
 _UNITS = {"s": ("ms", 1e3), "bytes": ("MB", 1e-6), "relative error": ("%", 1e2)}
 
 
 def console() -> Console:
-    """A console that leaves tables whole where it writes to a file."""
+    """Console of the terminal, or a wide one where output goes to a file."""
     plain = Console()
     return plain if plain.is_terminal else Console(width=WIDTH)
 
 
 def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
-    """The figures of one workload.
+    """Table of one workload.
 
-    A row for each contestant in each case, the phases of a case side by side. A cell
-    holds the median and, in brackets, the quartiles.
+    A row for each contestant in each case, columns for each phase. A cell has the
+    median and, in brackets, the quartiles.
 
     Args:
         figures: of one workload.
-        markdown: whether to draw it in Markdown.
+        markdown: use Markdown instead of lines.
     """
     first = figures[0]
     unit, _ = _UNITS[first.unit]
@@ -85,7 +85,7 @@ def _cells(figure: Figure, floored: bool) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Three digits, no exponent."""
+    """The number with three digits and no exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -98,13 +98,13 @@ def write_json(
     machine: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Writes everything that was measured.
+    """Write all figures as JSON.
 
     Args:
         path: the file.
         figures: of all workloads.
-        machine: see `benchmarks.machine`.
-        options: what the run was asked for.
+        machine: see `benchmarks.harness.machine`.
+        options: those of the run.
     """
     document = {
         "machine": machine,

@@ -1,9 +1,9 @@
-"""The training step of a transformer, end to end, beside float32 and the peers.
+"""Training step of a transformer, end to end, beside float32 and the peers.
 
     python -m benchmarks --only transformer
 
-The architecture of `aqtlite.demo.model.Transformer`, with every projection contracted
-by whom it is given; cross-entropy, its gradients, and Adam's update.
+The architecture of `aqtlite.demo.model.Transformer` with the contestants' contractions
+in every projection; cross-entropy, its gradients, and Adam's update.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from aqtlite.demo import corpus
-from benchmarks import contestants, figures, timing
-from benchmarks.contestants import RNG_STREAM, Contestant
-from benchmarks.figures import Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, timing
+from benchmarks.harness.contestants import RNG_STREAM, Contestant
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
 
 LAYERS, WIDTH, HEADS, SHAPE = 4, 1024, 16, (4, 128)
 QUICK_LAYERS, QUICK_WIDTH, QUICK_HEADS, QUICK_SHAPE = 1, 64, 4, (2, 32)
@@ -43,7 +43,7 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Returns the next token's logits, ``(batch, length, 256)``."""
+        """Logits of the next token, ``(batch, length, 256)``."""
 
         def dense(features: int) -> nn.Dense:
             return nn.Dense(features, dot_general_cls=self.dot_general_cls)

@@ -2,8 +2,8 @@
 
     python -m benchmarks --only attention
 
-Flax's multi-head self-attention with its four projections quantized as each library
-does it; the products of queries, keys and values stay as Flax has them.
+Flax's multi-head self-attention, its four projections quantized by each library; the
+products of queries, keys and values stay in float.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks import contestants, figures, phases, timing
-from benchmarks.contestants import RNG_STREAM, Contestant
-from benchmarks.figures import Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, phases, timing
+from benchmarks.harness.contestants import RNG_STREAM, Contestant
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
 
 WIDTH, HEADS, SHAPE = 512, 8, (4, 256)
 QUICK_WIDTH, QUICK_HEADS, QUICK_SHAPE = 64, 4, (2, 16)

@@ -1,4 +1,4 @@
-"""Timing contestants in turn: medians with their spread."""
+"""Interleaved timing of contestants: medians and quartiles."""
 
 import dataclasses
 import math
@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 MIN_ROUNDS = 3
-"""Rounds that no time limit takes away: fewer have no quartiles."""
+"""Rounds that are run whatever the time limit: fewer have no quartiles."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The median of several samples, and between what half of them lie."""
+    """Median and quartiles of several samples."""
 
     median: float
     lower_quartile: float
@@ -24,7 +24,7 @@ class Spread:
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Median and quartiles.
+    """Median and quartiles of samples.
 
     >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
     Spread(median=3.0, lower_quartile=2.0, upper_quartile=4.0, repeats=5)
@@ -42,15 +42,15 @@ def alternate(
 ) -> dict[str, Spread]:
     """Seconds that each program takes.
 
-    Every program runs once unmeasured, which compiles it. Then come rounds in which
-    each runs once, so that what else the machine does meets all of them alike.
+    Every program runs once unmeasured, which compiles it. Then each runs once in every
+    round, so that other load on the machine affects all of them alike.
 
     Args:
-        programs: by name; each returns arrays, whose computation is waited for.
-        repeats: how many rounds at most.
-        seconds: no round starts once the rounds took so long, but for the first
-            `MIN_ROUNDS`.
-        clock: tells the time in seconds.
+        programs: by name; each returns arrays, which are waited for.
+        repeats: rounds, at most.
+        seconds: total time of the rounds after which none is started, except for the
+            first `MIN_ROUNDS`.
+        clock: the current time in seconds.
     """
     for program in programs.values():
         jax.block_until_ready(program())

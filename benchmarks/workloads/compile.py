@@ -15,15 +15,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks import contestants, figures, timing
-from benchmarks.contestants import RNG_STREAM, Contestant
-from benchmarks.figures import Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, timing
+from benchmarks.harness.contestants import RNG_STREAM, Contestant
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
 
 BLOCKS, QUICK_BLOCKS = 12, 2
 WIDTH = 64
 REPEATS, QUICK_REPEATS = 3, 1
-"""At most: one takes many seconds, and they spread little."""
+"""Repeats, at most: one takes many seconds, and they spread little."""
 
 NAMES = (
     contestants.FLOAT32,

@@ -1,16 +1,16 @@
-"""One measured figure, as tables and JSON hold it."""
+"""Measured figures, the records behind tables and JSON."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.timing import Spread
+from benchmarks.harness.timing import Spread
 
 BARE = "bare int8"
-"""The contestant that runs the integer contractions and nothing else."""
+"""Contestant: the integer contractions alone."""
 
 FLOOR = "floor"
-"""The same plus the traffic of quantization; see `benchmarks.floor`."""
+"""`BARE` plus the memory traffic of quantization; see `benchmarks.harness.floor`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Figure:
 
     workload: str
     case: Mapping[str, Any]
-    """What was measured, such as ``{"width": 512, "phase": "forward"}``."""
+    """Parameters of the case, such as ``{"width": 512, "phase": "forward"}``."""
     contestant: str
     unit: str
     """"s", "bytes" or "relative error"."""
@@ -39,13 +39,13 @@ def compare(
     spreads: Mapping[str, Spread],
     unit: str = "s",
 ) -> list[Figure]:
-    """The figures of one case.
+    """Figures of one case.
 
     Args:
         workload: its name.
-        case: what was measured.
-        spreads: by contestant. All are related to the first of them, and to `FLOOR` if
-            it is one.
+        case: its parameters.
+        spreads: by contestant. The first is the baseline; `FLOOR`, if present, is the
+            lower bound.
         unit: of the spreads.
     """
     first = next(iter(spreads.values())).median
@@ -67,6 +67,6 @@ def compare(
 def exact(
     workload: str, case: Mapping[str, Any], values: Mapping[str, float], unit: str
 ) -> list[Figure]:
-    """The figures of one case whose values have no spread, such as bytes."""
+    """Figures of one case whose values have no spread, such as bytes."""
     spreads = {name: Spread(value, value, value, 1) for name, value in values.items()}
     return compare(workload, case, spreads, unit)

@@ -1,10 +1,10 @@
-"""Memory of training, beside float32 and aqtp: bytes, with no spread.
+"""Memory of a training step, beside float32 and aqtp.
 
     python -m benchmarks --only memory
 
 - Temporary memory of the compiled training step of an MLP of 8 blocks, as XLA reports
   it: unrolled, and as a scan over rematerialized blocks.
-- What a stack of 4 plain layers saves for its backward pass, arguments aside.
+- Bytes that a stack of 4 plain layers saves for its backward pass, arguments aside.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from benchmarks import contestants, figures, mlp
-from benchmarks.contestants import Contestant
-from benchmarks.figures import Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
+from benchmarks.workloads import mlp
 
 BLOCKS, LAYERS = 8, 4
 WIDTH, TOKENS, SAVED_TOKENS = 256, 1024, 4096
@@ -46,7 +47,7 @@ def scanned(contestant: Contestant, x: jax.Array, stacked: Any) -> jax.Array:
 def temporary_bytes(
     model: Callable[..., jax.Array], contestant: Contestant, width: int, tokens: int
 ) -> int:
-    """What the compiled gradient of the blocks' weights needs beside its results."""
+    """Temporary bytes of the compiled gradient of the blocks' weights."""
     x = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
     stacked = (
         jax.ShapeDtypeStruct((BLOCKS, width, 4 * width), jnp.float32),
@@ -79,7 +80,7 @@ def saved_bytes(function: Callable[..., Any], *arguments: Any) -> int:
 
 
 def layers(contestant: Contestant, x: jax.Array, *kernels: jax.Array) -> jax.Array:
-    """Plain layers, nothing in between; none of their inputs is an argument."""
+    """Stacked contractions; the first input is computed, so that it counts as saved."""
     x = x + 1.0
     for kernel in kernels:
         x = contestant.dot_general(x, kernel, (((1,), (0,)), ((), ())))
@@ -87,7 +88,7 @@ def layers(contestant: Contestant, x: jax.Array, *kernels: jax.Array) -> jax.Arr
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """All three, for each contestant."""
+    """All three figures, for each contestant."""
     width, tokens, saved_tokens = (
         (QUICK_WIDTH, QUICK_TOKENS, QUICK_SAVED_TOKENS)
         if options.quick

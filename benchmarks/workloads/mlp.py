@@ -6,23 +6,22 @@ Two layers, width -> 4 width -> relu -> width, on 1024 tokens, as a 2-D and a 3-
 """
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from benchmarks import contestants, figures, floor, phases, timing
-from benchmarks.contestants import Contestant
-from benchmarks.figures import BARE, Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, floor, phases, timing
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.figures import BARE, Figure
+from benchmarks.harness.options import Options
 
 WIDTHS = (512, 1024, 2048)
 TOKENS = 1024
 QUICK_WIDTHS = (128,)
 QUICK_TOKENS = 128
 SEQUENCES = 8
-"""Leading axis of the 3-D input."""
+"""Size of the leading axis of the 3-D input."""
 
 
 def block(contestant: Contestant, x: Any, w1: Any, w2: Any) -> jax.Array:
@@ -77,9 +76,3 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
                 spreads = measure(lead, width, phase, contestants.select(), options)
                 measured += figures.compare("mlp", case, spreads)
     return measured
-
-
-if __name__ == "__main__":
-    from benchmarks import __main__ as suite
-
-    suite.main(["--only", "mlp", *sys.argv[1:]])

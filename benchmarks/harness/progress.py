@@ -8,12 +8,12 @@ import rich.console
 import rich.progress
 
 Report = Callable[[str, str], None]
-"""Called as ``report(workload, what is measured now)``."""
+"""Called as ``report(workload, measurement)``."""
 
 
 @contextlib.contextmanager
 def shown(console: rich.console.Console, workloads: list[str]) -> Iterator[Report]:
-    """Yields what to call before each measurement."""
+    """Yield a `Report` to call before each measurement."""
     if not console.is_terminal:
         yield _plain_lines(console)
         return

@@ -1,4 +1,4 @@
-"""The allocator setting under which the benchmarks run."""
+"""Settings of glibc's allocator for the benchmarks."""
 
 import os
 import sys
@@ -14,14 +14,14 @@ _SETTING = {
 
 
 def keep_memory(module: str, arguments: Sequence[str] | None = None) -> None:
-    """Starts the running program again with glibc told to keep its memory.
+    """Restart the program with settings that keep glibc from returning memory.
 
-    glibc reads the setting at start only; without it, page faults would be half of what
-    is measured. Does nothing where it is in effect.
+    glibc reads its settings at start only; without these, page faults would be half of
+    the times measured. Return at once if they are in effect.
 
     Args:
-        module: what ``python -m`` ran.
-        arguments: of the command line; by default what this process was given.
+        module: the module that ``python -m`` runs.
+        arguments: of the command line; by default those of this process.
     """
     if all(os.environ.get(name) == value for name, value in _SETTING.items()):
         return

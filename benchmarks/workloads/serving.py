@@ -1,4 +1,4 @@
-"""Serving frozen weights, beside float and aqtp; and the time per generated token.
+"""Serving of frozen weights, beside float and aqtp, and time per generated token.
 
     python -m benchmarks --only serving
 
@@ -18,10 +18,10 @@ from aqt.jax.v2.flax import aqt_flax
 from aqtlite.demo import generate
 from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert
-from benchmarks import contestants, figures, floor, timing
-from benchmarks.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
-from benchmarks.figures import BARE, Figure
-from benchmarks.options import Options
+from benchmarks.harness import contestants, figures, floor, timing
+from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
+from benchmarks.harness.figures import BARE, Figure
+from benchmarks.harness.options import Options
 
 WIDTH, ROWS = 4096, (1, 2, 8, 32, 64, 128)
 QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)
@@ -31,7 +31,7 @@ QUICK_TRANSFORMER = Transformer(layers=2, width=64, heads=4, length=64)
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """The layer at all numbers of rows, and one token."""
+    """The layer for all numbers of rows, and one token."""
     width, rows = (QUICK_WIDTH, QUICK_ROWS) if options.quick else (WIDTH, ROWS)
     applies = served_layers(width)
     measured = []
@@ -47,10 +47,9 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
 
 
 def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
-    """Compiled ``x -> x @ kernel + bias`` as each contestant serves it.
+    """Compiled ``x -> x @ kernel + bias`` with frozen weights, by contestant.
 
-    Each holds its variables as a server would: aqtp's and aqtlite's without the float
-    kernel.
+    The variables are those of a server.
     """
     x = jnp.ones((1, width))
     key = jax.random.key(0)
@@ -96,7 +95,7 @@ def measure_layer(
     rows: int,
     options: Options,
 ) -> dict[str, timing.Spread]:
-    """Seconds for one call with so many rows, and of the floor.
+    """Seconds for one call with `rows` rows, by contestant, and of the floor.
 
     The floor's weights are stored as int8, their contracting axis last.
     """
@@ -130,7 +129,7 @@ def measure_token(model: Transformer, options: Options) -> dict[str, timing.Spre
 
 
 def _decoding(model: Transformer, variables: Any) -> Callable[[], jax.Array]:
-    """A function that feeds the last token and samples the next, at every call."""
+    """A function that decodes one more token at every call."""
     decoder = model.clone(decode=True)
     cache, token = generate.init_cache(decoder), jnp.zeros((1, 1), jnp.int32)
     key = jax.random.key(0)

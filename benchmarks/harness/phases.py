@@ -1,4 +1,4 @@
-"""A function's forward pass, and its forward and backward passes, as programs."""
+"""Compiled programs of a forward pass, and of a forward and backward pass."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,8 +16,8 @@ def programs(
     """Compiled calls of each function.
 
     Args:
-        forwards: functions of `arguments`, all with the same result's shape, by name.
-        arguments: what they are called with.
+        forwards: functions of `arguments` by name, with results of one shape.
+        arguments: the arguments of each.
         phase: `FORWARD`, or `BOTH` for the gradients of all arguments as well, for a
             Gaussian gradient of the result.
     """
@@ -27,7 +27,7 @@ def programs(
 
 
 def forward_and_backward(forward: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """A function of the result's gradient and the arguments: the result, and theirs."""
+    """The function ``(gradient, *arguments) -> (result, gradients of arguments)``."""
 
     def both(gradient: jax.Array, *arguments: Any) -> Any:
         out, vjp = jax.vjp(forward, *arguments)

@@ -1,9 +1,9 @@
-"""The time below which no quantized contraction can be expected.
+"""Lower bound of the time of a quantized contraction.
 
-The bare integer contractions in their fastest form, plus the traffic that quantization
-cannot do without, at the bandwidth of a plain pass in place: each operand is read once
-as float32 and written once as int8, each result is read once as int32 and written once
-as float32.
+The bare integer contractions in their fastest form, plus the unavoidable memory traffic
+of quantization at the bandwidth of an in-place pass: each operand is read once as
+float32 and written once as int8, each result is read once as int32 and written once as
+float32.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ import numpy as np
 from jax import lax
 
 from aqtlite import lowering
-from benchmarks import figures, phases, timing
+from benchmarks.harness import figures, phases, timing
 
 PASSED_BYTES = 512 << 20
-"""Size of the array that measures the bandwidth: larger than caches."""
+"""Size of the array behind the bandwidth: larger than caches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Contraction:
     rhs: tuple[int, ...]
     dims: Any
     frozen: bool = False
-    """Whether rhs is stored as int8, so that quantizing it moves no bytes."""
+    """True if rhs is stored as int8, so that quantizing it moves no bytes."""
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def program(contractions: Sequence[Contraction]) -> Callable[[], Any]:
 def bandwidth() -> float:
     """Bytes per second, read and written, of a compiled pass over a large array.
 
-    In place: a new array for the result would measure page faults.
+    The pass is in place: writing to a new array would measure page faults.
     """
     x = jnp.zeros(PASSED_BYTES // 4, jnp.float32)
     increment = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -106,7 +106,7 @@ def bandwidth() -> float:
 
 
 def add(spreads: dict[str, timing.Spread], contractions: Sequence[Contraction]) -> None:
-    """Adds the floor to spreads that have `program`'s as `figures.BARE`."""
+    """Add the floor to spreads whose `figures.BARE` is that of `program`."""
     traffic = sum(c.traffic for c in contractions) / bandwidth()
     dots = spreads[figures.BARE]
     spreads[figures.FLOOR] = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Who is compared: float, the peers, and aqtlite."""
+"""Contestants: float, AQT (aqtp), Qwix and aqtlite."""
 
 import dataclasses
 import functools
@@ -43,15 +43,15 @@ RNG_STREAM = "params"
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """How one library, in one setting, contracts."""
+    """One library in one setting."""
 
     name: str
     dot_general: Callable[..., jax.Array]
     """Called as ``dot_general(lhs, rhs, dimension_numbers)``."""
     dot_general_cls: Callable[[], Any] | None
-    """What Flax's layers take; None is their own."""
+    """Argument of Flax's layers; None for their default."""
     dtype: Any = jnp.float32
-    """What the operands are cast to."""
+    """Dtype that the operands are cast to."""
 
 
 def select(names: Sequence[str] = NAMES) -> list[Contestant]:

@@ -1,0 +1,1 @@
+"""Collectives of a training step and of serving, by sharding strategy."""

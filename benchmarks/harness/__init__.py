@@ -1,0 +1,1 @@
+"""Timing, contestants, tables and JSON: what the workloads share."""

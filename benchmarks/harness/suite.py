@@ -1,0 +1,29 @@
+"""Names of the workloads, and runs of several of them."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness.figures import Figure
+from benchmarks.harness.options import Options
+from benchmarks.harness.progress import Report
+
+WORKLOADS = (
+    "mlp",
+    "attention",
+    "transformer",
+    "serving",
+    "compile",
+    "memory",
+    "contractions",
+    "errors",
+)
+"""Modules of `benchmarks.workloads`, each with a function ``run(options, report)``."""
+
+
+def run(
+    workloads: Sequence[str], options: Options, report: Report
+) -> Iterator[list[Figure]]:
+    """Yield the figures of each workload as soon as it has run."""
+    for name in workloads:
+        module = importlib.import_module(f"benchmarks.workloads.{name}")
+        yield module.run(options, lambda what, name=name: report(name, what))

@@ -1,0 +1,1 @@
+"""Workloads of the suite: one module each, with ``run(options, report)``."""

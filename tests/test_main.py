@@ -1,0 +1,38 @@
+"""``python -m tests``: which commands it runs for which parts."""
+
+import pytest
+
+from tests import __main__ as command
+
+
+def test_no_arguments_run_everything():
+    assert command.commands([]) == [*command.CHECKS, command.PYTEST]
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["config"], ["tests/config"]),
+        (["config", "demo"], ["tests/config", "tests/demo"]),
+        (["noise"], ["tests/test_noise.py"]),
+        (["aqtlite"], ["aqtlite"]),
+        (["tests/test_noise.py::test_a"], ["tests/test_noise.py::test_a"]),
+        (["-k", "flax"], ["-k", "flax"]),
+        (["noise", "-n", "0", "-x"], ["tests/test_noise.py", "-n", "0", "-x"]),
+    ],
+)
+def test_parts_and_options_go_to_pytest(arguments, expected):
+    assert command.commands(arguments) == [(*command.PYTEST, *expected)]
+
+
+def test_an_unknown_part_lists_the_parts(capsys):
+    assert command.main(["nosie"]) == 2
+    message = capsys.readouterr().err
+    assert "no part 'nosie'" in message
+    assert "config" in message
+    assert "noise" in message
+
+
+def test_help_says_how_long_it_takes_and_runs_nothing(capsys):
+    assert command.main(["--help"]) == 0
+    assert "minutes on two cores" in capsys.readouterr().out
