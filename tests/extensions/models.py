@@ -1,6 +1,7 @@
 """Models that use the extensions, as a user's module that registers them."""
 
 import flax.linen as nn
+import jax
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral
@@ -31,13 +32,16 @@ class Mlp(nn.Module):
         return nn.Dense(3, dot_general=dot_general)(x)
 
 
+SAMPLE = (jax.ShapeDtypeStruct((4, 12), "float32"),)
+
+
 def make_ternary():
-    return Mlp(CONFIGS["ternary"])
+    return Mlp(CONFIGS["ternary"]), SAMPLE
 
 
 def make_affine():
-    return Mlp(CONFIGS["affine"])
+    return Mlp(CONFIGS["affine"]), SAMPLE
 
 
 def make_running():
-    return Mlp(CONFIGS["running"])
+    return Mlp(CONFIGS["running"]), SAMPLE

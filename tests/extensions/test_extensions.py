@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import aqtlite
-from aqtlite import config
+from aqtlite import checkpoint, cli, config
 from aqtlite.flax import convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
@@ -106,7 +107,7 @@ def test_statistics_are_read_in_serving(trained):
 
 
 def test_before_statistics():
-    model = models.make_running()
+    model, _ = models.make_running()
     variables = model.init(jax.random.key(0), X)
     with pytest.raises(ValueError, match="are of no batch: gather some with"):
         convert(model, variables, X)
@@ -132,3 +133,19 @@ def test_classes_are_registered_by_name():
         config.register(impostor)
     with pytest.raises(TypeError, match="subclass of numerics.Numerics or calibration"):
         config.register(int)
+
+
+@each
+def test_converts_on_disk_and_loads(trained, name, tmp_path, capsys):
+    model, variables, _ = trained[name]
+    source, target = tmp_path / "source", tmp_path / "target"
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(source, variables)
+    factory = f"tests.extensions.models:make_{name}"
+    assert cli.main(["convert", str(source), str(target), "--model", factory]) == 0
+    assert models.CONFIGS[name].fwd.rhs.numerics.name in capsys.readouterr().out
+    loaded = checkpoint.load_serving(target, model=model)
+    served = jax.jit(model.apply)(loaded, X)
+    np.testing.assert_array_equal(served, jax.jit(model.apply)(variables, X))
+    wanted = convert(model, variables, X)
+    assert jax.tree.structure(loaded) == jax.tree.structure(wanted)
