@@ -77,9 +77,15 @@ def transpose(dims: DimensionNumbers) -> DimensionNumbers:
 
 
 def for_dlhs(
-    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None = None
 ) -> tuple[DimensionNumbers, Axes]:
-    """How to contract the output's gradient with rhs to get lhs's gradient.
+    """Contracts the output's gradient with rhs to lhs's gradient.
+
+    Args:
+        dims: of the forward contraction.
+        lhs_ndim: rank of lhs.
+        rhs_ndim: rank of rhs.
+        order: in which the axes of the output were permuted.
 
     Returns:
         The dimension numbers of ``dot_general(g, rhs)``, and the permutation that
@@ -88,19 +94,24 @@ def for_dlhs(
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     lhs_ra = remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
     rhs_ra = remaining_axes(rhs_ndim, rhs_ca, rhs_ba)
-    first_rhs_ra = len(lhs_ba) + len(lhs_ra)
-    g_ca = tuple(range(first_rhs_ra, first_rhs_ra + len(rhs_ra)))
-    g_ba = tuple(range(len(lhs_ba)))
+    g_ba, g_of_lhs, g_of_rhs = _output_axes(lhs_ba, lhs_ra, rhs_ra, order)
     # The result's axes: batch, lhs's remaining, then rhs's contracting in rhs's order.
+    lhs_ra_in_g_order = tuple(lhs_ra[i] for i in np.argsort(g_of_lhs))
     lhs_ca_in_rhs_order = tuple(lhs_ca[i] for i in np.argsort(rhs_ca))
-    order = lhs_ba + lhs_ra + lhs_ca_in_rhs_order
-    return ((g_ca, rhs_ra), (g_ba, rhs_ba)), tuple(int(i) for i in np.argsort(order))
+    axes = lhs_ba + lhs_ra_in_g_order + lhs_ca_in_rhs_order
+    return ((g_of_rhs, rhs_ra), (g_ba, rhs_ba)), tuple(int(i) for i in np.argsort(axes))
 
 
 def for_drhs(
-    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
+    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None = None
 ) -> tuple[DimensionNumbers, Axes]:
-    """How to contract the output's gradient with lhs to get rhs's gradient.
+    """Contracts the output's gradient with lhs to rhs's gradient.
+
+    Args:
+        dims: of the forward contraction.
+        lhs_ndim: rank of lhs.
+        rhs_ndim: rank of rhs.
+        order: in which the axes of the output were permuted.
 
     Returns:
         The dimension numbers of ``dot_general(g, lhs)``, and the permutation that
@@ -109,11 +120,22 @@ def for_drhs(
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     lhs_ra = remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
     rhs_ra = remaining_axes(rhs_ndim, rhs_ca, rhs_ba)
-    g_ca = tuple(range(len(lhs_ba), len(lhs_ba) + len(lhs_ra)))
-    g_ba = tuple(range(len(lhs_ba)))
+    g_ba, g_of_lhs, g_of_rhs = _output_axes(lhs_ba, lhs_ra, rhs_ra, order)
+    rhs_ra_in_g_order = tuple(rhs_ra[i] for i in np.argsort(g_of_rhs))
     rhs_ca_in_lhs_order = tuple(rhs_ca[i] for i in np.argsort(lhs_ca))
-    order = rhs_ba + rhs_ra + rhs_ca_in_lhs_order
-    return ((g_ca, lhs_ra), (g_ba, lhs_ba)), tuple(int(i) for i in np.argsort(order))
+    axes = rhs_ba + rhs_ra_in_g_order + rhs_ca_in_lhs_order
+    return ((g_of_lhs, lhs_ra), (g_ba, lhs_ba)), tuple(int(i) for i in np.argsort(axes))
+
+
+def _output_axes(
+    batch: Axes, lhs_remaining: Axes, rhs_remaining: Axes, order: Axes | None
+) -> tuple[Axes, Axes, Axes]:
+    """The output's axes that are batch axes, lhs's and rhs's remaining ones."""
+    first, second = len(batch), len(batch) + len(lhs_remaining)
+    axes = tuple(range(second + len(rhs_remaining)))
+    if order is not None:
+        axes = tuple(order.index(axis) for axis in axes)
+    return axes[:first], axes[first:second], axes[second:]
 
 
 def lhs_scale_to_output(
@@ -179,6 +201,6 @@ def output_shape(
 
 
 def contraction_size(dims: DimensionNumbers, lhs_shape: Sequence[int]) -> int:
-    """How many products are summed into one element of the output."""
+    """The number of products that are summed into one element of the output."""
     (lhs_ca, _), _ = dims
     return math.prod(lhs_shape[axis] for axis in lhs_ca)

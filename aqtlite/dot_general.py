@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, contraction, noise, operands, quantizer
+from aqtlite import config, contraction, execution, noise, operations, quantizer
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
 
@@ -29,7 +29,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
 
     Returns:
         ``dot_general(lhs, rhs, dimension_numbers, precision=None,
-        preferred_element_type=None, *, out_sharding=None, key=None)``.
+        preferred_element_type=None, *, out_sharding=None, key=None,
+        states=None)``.
 
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
           or not, or a `QTensor` that was quantized with this config.
@@ -40,6 +41,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `out_sharding`: as in `lax.dot_general`.
         - `key`: seeds the noise of stochastic rounding in the backward pass. Without
           it the seed is made from the scales of the operands.
+        - `states`: the statistics of lhs and rhs, a pair, for calibrations that gather
+          them; see `aqtlite.statistics`.
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
@@ -81,9 +84,10 @@ def _unquantized(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
+    states: tuple[Any, Any] | None = None,
 ) -> jax.Array:
-    """`lax.dot_general`, with a `key` that it has no use for."""
-    del key
+    """Calls `lax.dot_general`, and ignores what only quantization needs."""
+    del key, states
     sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.dot_general(
         lhs, rhs, dimension_numbers, precision, preferred_element_type, **sharding
@@ -100,6 +104,7 @@ def _dot_general(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
+    states: tuple[Any, Any] | None = None,
 ) -> jax.Array:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
@@ -121,17 +126,13 @@ def _dot_general(
             )
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    call = contraction.Call(
-        fwd=cfg.fwd,
-        dlhs=cfg.dlhs,
-        drhs=cfg.drhs,
-        path="fwd",
-        dims=dims,
-        out_dtype=out_dtype,
-        out_sharding=out_sharding,
-    )
+    operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
+    how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
-    return contraction.quantize_and_contract(call, lhs, rhs, seed)
+    states = ((), ()) if states is None else states
+    return contraction.quantize_and_contract(
+        how, operation, lhs, rhs, seed, states=states
+    )
 
 
 def _in_own_order(x):
@@ -166,13 +167,7 @@ def _check_precision(precision: Any) -> None:
 
 def _check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
     if isinstance(x, QTensor):
-        expected = tensor.grid.storage_dtype if tensor.is_quantized else None
-        if x.qvalue.dtype != expected:
-            held = "a float operand" if expected is None else f"{expected} integers"
-            raise TypeError(
-                f"{path} was given a QTensor of {x.qvalue.dtype} and shape {x.shape}, "
-                f"but its config asks for {held}; quantize it with this config"
-            )
+        _check_qtensor(x, tensor, path)
         return x
     if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
         raise TypeError(f"{path} must be an array, got {type(x).__name__}")
@@ -181,21 +176,22 @@ def _check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTen
     return x
 
 
-def quantize_operands(
-    cfg: config.DotGeneral,
-    lhs: Any,
-    rhs: Any,
-    dims: dn.DimensionNumbers,
-) -> tuple[QTensor | None, QTensor | None]:
-    """The integers that the forward contraction of two operands would run on.
-
-    Returns:
-        A `QTensor` for each operand, None for one that stays in floating point.
-    """
-    lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
-    (lhs_ca, rhs_ca), _ = dims
-    return (
-        operands.quantize(lhs, cfg.fwd.lhs, lhs_ca, "fwd.lhs"),
-        operands.quantize(rhs, cfg.fwd.rhs, rhs_ca, "fwd.rhs"),
-    )
+def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
+    """Raises TypeError if a config would not have quantized an operand so."""
+    if not tensor.is_quantized:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
+            "its config asks for a float operand; give it the result of .dequant()"
+        )
+    expected = tensor.grid.storage_dtype
+    if q.qvalue.dtype != expected:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, "
+            f"but its config asks for {expected} integers; quantize it with this config"
+        )
+    if q.numerics is not None and q.numerics != tensor.grid:
+        changes = "; ".join(config.differences(q.numerics, tensor.grid))
+        raise TypeError(
+            f"{path} was given a QTensor of shape {q.shape} on another grid than its "
+            f"config's: {changes}; quantize it with this config"
+        )

@@ -67,7 +67,7 @@ def contract(
     out_sharding: Any = None,
     **kwargs: Any,
 ) -> jax.Array:
-    """`einsum` by any `dot` that has the signature of `lax.dot_general`.
+    """Evaluates an einsum by a function with the signature of `lax.dot_general`.
 
     `dot` is called once, with `lhs` first. `kwargs` go to it.
     """
@@ -141,7 +141,7 @@ def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
 
 
 def _drop_singletons(x, names, other, other_names):
-    """Takes away axes of size one that the other operand has in full."""
+    """Drops axes of size one that the other operand has in full."""
     axes = [
         axis
         for axis, name in enumerate(names)
@@ -154,7 +154,7 @@ def _drop_singletons(x, names, other, other_names):
 
 
 def _keep_distinct(x, names, wanted):
-    """Takes diagonals, and sums away letters that nothing else names."""
+    """Takes diagonals, and sums over letters that nothing else names."""
     kept = "".join(dict.fromkeys(name for name in names if name in wanted))
     if kept == names:
         return x, names

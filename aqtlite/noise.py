@@ -84,7 +84,7 @@ def seed_from_bounds(bound: jax.Array, *others: jax.Array) -> jax.Array:
     total = _mix(lax.bitcast_convert_type(bound, jnp.uint32) + np.uint32(_GOLDEN))
     for other in others:
         total = _mix(total + lax.bitcast_convert_type(other, jnp.uint32))
-    return exact.materialized(_two_words(total))
+    return exact.fusion_barrier(_two_words(total))
 
 
 @functools.partial(jax.jit, static_argnums=1)

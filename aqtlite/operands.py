@@ -1,22 +1,24 @@
-"""One operand of a contraction: quantized, and as the dot takes it."""
+"""Preparation of one operand: its quantization, and its input to the dot."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from aqtlite import config, noise, quantizer
-from aqtlite import dimension_numbers as dn
+from aqtlite import config, noise, quantizer, statistics
+from aqtlite.config.arithmetic import Form
 from aqtlite.lowering import exact
+from aqtlite.operations.base import Axes, DotInput
 from aqtlite.qtensor import QTensor
 
 Operand = jax.Array | QTensor
 
 
 class Noise(NamedTuple):
-    """What seeds the noise of one operand."""
+    """The source of the noise of one operand."""
 
     seed: jax.Array | None
     forward_scales: tuple[jax.Array, ...]
@@ -29,7 +31,7 @@ class Noise(NamedTuple):
             local = [
                 scale
                 for scale in self.forward_scales
-                if all(map(_is_broadcast, scale.shape, bound.shape))
+                if all(map(_broadcasts, scale.shape, bound.shape))
             ]
             seed = noise.seed_from_bounds(bound, *local)
         return noise.fold_in(seed, self.salt)
@@ -38,37 +40,70 @@ class Noise(NamedTuple):
 _NO_NOISE = Noise(None, (), 0)
 
 
-def _is_broadcast(size: int, wanted: int) -> bool:
-    """Whether an axis of this size, which may be symbolic, broadcasts to another."""
+def _broadcasts(size: int, wanted: int) -> bool:
+    """Returns True if an axis of this size, which may be symbolic, broadcasts."""
     return size in (1, wanted)
 
 
 def quantize(
     x: Operand,
     tensor: config.Tensor,
-    contracting: dn.Axes,
+    contracting: Axes,
     path: str,
     noise_of: Noise = _NO_NOISE,
+    state: Any = (),
 ) -> QTensor | None:
-    """The integers of one operand, or None if it stays in floating point."""
+    """Quantizes one operand; None if it stays in floating point.
+
+    Args:
+        x: floating, or a `QTensor`, which stays as it is.
+        tensor: how.
+        contracting: its contracting axes.
+        path: where `tensor` stands, for error messages.
+        noise_of: seeds stochastic rounding.
+        state: the statistics of a calibration that gathers them.
+
+    Raises:
+        ValueError: if the scale varies along contracting axes, where it could not be
+            taken out of the sum.
+    """
     if isinstance(x, QTensor):
         _check_scale(x.scale.shape, tensor, contracting, path)
         return x
     if not tensor.is_quantized:
         return None
-    bound, scale = quantizer.calibrate(x, tensor, contracting, path)
-    _check_scale(scale.shape, tensor, contracting, path)
-    seed = noise_of.of_channels(bound) if tensor.needs_noise else None
-    q = quantizer.round_to_grid(x, scale, tensor, seed)
-    if path.startswith("fwd"):
-        q = dataclasses.replace(q, scale=exact.materialized(scale))
-    return q
+    if tensor.calibration.has_state and not jax.tree.leaves(state):
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} gathers statistics, and was "
+            "given none: pass states= (aqtlite.statistics makes them), or use a "
+            "calibration that looks at the array alone, such as calibration.AbsMax()"
+        )
+    if tensor.calibration.has_state:
+        statistics.check_ready(state, path)
+        values = state["state"]
+        calibrated = quantizer.calibrate(x, tensor, contracting, path, values)
+        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
+        calibrated = calibrated._replace(scale=scale)
+    else:
+        calibrated = quantizer.calibrate(x, tensor, contracting, path)
+    _check_scale(calibrated.scale.shape, tensor, contracting, path)
+    seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None
+    return quantizer.round_to_grid(x, calibrated, tensor, seed)
+
+
+def with_fusion_barrier(q: QTensor) -> QTensor:
+    """Keeps XLA from fusing the scale's computation into what reads it."""
+    zero_point = q.zero_point
+    if zero_point is not None:
+        zero_point = exact.fusion_barrier(zero_point)
+    scale = exact.fusion_barrier(q.scale)
+    return dataclasses.replace(q, scale=scale, zero_point=zero_point)
 
 
 def _check_scale(
     scale_shape: tuple[int, ...],
     tensor: config.Tensor,
-    contracting: dn.Axes,
+    contracting: Axes,
     path: str,
 ) -> None:
     varying = [axis for axis in contracting if scale_shape[axis] != 1]
@@ -81,26 +116,48 @@ def _check_scale(
         )
 
 
-def largest_stored(tensor: config.Tensor) -> int | None:
-    """The largest magnitude of an operand's integers, None if it has none."""
-    return tensor.grid.largest_stored if tensor.is_quantized else None
-
-
 def dot_input(
-    x: Operand, q: QTensor | None, tensor: config.Tensor, in_dtype: np.dtype | None
-) -> jax.Array:
-    """What the dot takes of an operand: its integers, or floats."""
-    if q is not None and not tensor.use_fake_quant:
-        return q.qvalue
-    if q is not None:
-        # Given or made here, it is contracted as the same array.
-        wide = dataclasses.replace(q, dtype=wide_dtype(q.dtype))
-        values = exact.materialized(wide.dequant())
-    else:
-        values = jnp.asarray(x)
-    return values if in_dtype is None else values.astype(in_dtype)
+    x: Operand, q: QTensor | None, form: Form, in_dtype: np.dtype | None
+) -> DotInput:
+    """Makes the input to the dot of one operand.
+
+    Args:
+        x: the operand.
+        q: its stored values, None if it stays in floating point.
+        form: how it enters the dot.
+        in_dtype: to which floats are cast, None for none.
+    """
+    if q is not None and form == "stored":
+        return _stored(q)
+    values = jnp.asarray(x) if q is None else _floats(q, form)
+    return DotInput(values if in_dtype is None else values.astype(in_dtype), None, None)
+
+
+def _stored(q: QTensor) -> DotInput:
+    """Stored integers, signed, beside their zero point."""
+    values, zero_point, grid = q.qvalue, q.zero_point, q.numerics
+    if values.dtype == jnp.uint8:
+        # Flipping the sign bit takes 128 off; the zero point goes along.
+        values = lax.bitcast_convert_type(values ^ np.uint8(128), jnp.int8)
+        before = (
+            jnp.zeros_like(q.scale, jnp.int32) if zero_point is None else zero_point
+        )
+        zero_point = before - 128
+    elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
+        values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int16)
+    largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
+    return DotInput(values, zero_point, largest)
+
+
+def _floats(q: QTensor, form: Form) -> jax.Array:
+    """The values of an operand that is not contracted as integers."""
+    if form == "decoded":
+        q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
+    # Given or made here, it is contracted as the same array.
+    wide = dataclasses.replace(q, dtype=wide_dtype(q.dtype))
+    return exact.fusion_barrier(wide.dequant())
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """float32, or float64 for float64."""
+    """Returns float32, or float64 for float64."""
     return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")

@@ -1,4 +1,4 @@
-"""A quantized array: integer values and their scale."""
+"""A quantized array: stored values, their scale, and the grid that decodes them."""
 
 import dataclasses
 import functools
@@ -9,18 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite.numerics import Numerics
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qvalue", "scale"],
-    meta_fields=["dtype", "order"],
+    data_fields=["qvalue", "scale", "zero_point"],
+    meta_fields=["dtype", "order", "numerics"],
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
-    """Integer values and the scale that turns them back into an array.
+    """Stored values, and what turns them back into an array.
 
-    A pytree with the two leaves `qvalue` and `scale`: it goes through `jax.jit`,
-    `jax.lax.scan`, `jax.device_put`, `jax.tree.map` and checkpoints.
+    A pytree with the leaves `qvalue`, `scale` and, on a grid that has one,
+    `zero_point`: it goes through `jax.jit`, `jax.lax.scan`, `jax.device_put`,
+    `jax.tree.map` and checkpoints.
 
     >>> import aqtlite, jax.numpy as jnp
     >>> from aqtlite import config, numerics
@@ -33,18 +36,24 @@ class QTensor:
     """
 
     qvalue: Any
-    """Stored values: int4, int8 or int16."""
+    """Stored values, in the storage dtype of the grid."""
 
     scale: Any
-    """float32 of the same rank, of size 1 along the axes that share a scale. The
-    array is ``qvalue * scale``."""
+    """float32 of the same rank. Along each axis its size divides that of `qvalue`: so
+    many blocks share a scale each, all of the axis where it is 1."""
 
     dtype: np.dtype
     """The dtype that `dequant` returns."""
 
     order: tuple[int, ...] | None = None
-    """Which axis of the array each (trailing) axis of `qvalue` and `scale` is. None:
+    """The axis of the array that each (trailing) axis of `qvalue` and `scale` is. None:
     its own. Frozen weights are stored with their contracting axes last."""
+
+    zero_point: Any = None
+    """int32 of the shape of `scale`: the stored value that stands for zero. None: 0."""
+
+    numerics: Numerics | None = None
+    """The grid. None: integers, one unit each."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,7 +66,7 @@ class QTensor:
         return self.qvalue.ndim
 
     def _stored_axes(self) -> tuple[int, ...]:
-        """For each axis of the array, the axis of `qvalue` that it is."""
+        """Maps each axis of the array to that of `qvalue`."""
         if self.order is None:
             return tuple(range(self.ndim))
         # Axes in front of those named were stacked by a scan or a vmap.
@@ -65,33 +74,69 @@ class QTensor:
         inverse = (stacked + int(axis) for axis in np.argsort(self.order))
         return (*range(stacked), *inverse)
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Along each axis of the array, how many elements share a scale."""
+        plain = self.in_own_order()
+        return tuple(
+            size if count == 1 else size // count
+            for size, count in zip(plain.qvalue.shape, plain.scale.shape, strict=True)
+        )
+
     def stored_in(self, order: tuple[int, ...]) -> "QTensor":
-        """The same array, its axes stored in another order.
+        """Stores the axes in another order.
 
         Args:
             order: a permutation of the axes.
         """
-        plain = self.in_own_order()
-        return QTensor(
-            plain.qvalue.transpose(order),
-            plain.scale.transpose(order),
-            self.dtype,
-            None if order == tuple(range(self.ndim)) else order,
-        )
+        is_own = order == tuple(range(self.ndim))
+        return self.in_own_order()._transposed(order, None if is_own else order)
 
     def in_own_order(self) -> "QTensor":
-        """The same array, its axes stored in their own order."""
+        """Stores the axes in their own order."""
         if self.order is None:
             return self
-        axes = self._stored_axes()
-        return QTensor(
-            self.qvalue.transpose(axes), self.scale.transpose(axes), self.dtype
+        return self._transposed(self._stored_axes(), None)
+
+    def _transposed(
+        self, axes: tuple[int, ...], order: tuple[int, ...] | None
+    ) -> "QTensor":
+        arrays = (self.qvalue, self.scale, self.zero_point)
+        qvalue, scale, zero_point = (
+            None if array is None else array.transpose(axes) for array in arrays
+        )
+        return dataclasses.replace(
+            self, qvalue=qvalue, scale=scale, zero_point=zero_point, order=order
         )
 
     def dequant(self) -> jax.Array:
-        """The array that the integers stand for: ``qvalue * scale`` in `dtype`."""
+        """The array that the stored values stand for, in `dtype`.
+
+        ``scale * decode(qvalue - zero_point)``, in float32.
+        """
         plain = self.in_own_order()
-        return (plain.qvalue.astype(jnp.float32) * plain.scale).astype(self.dtype)
+        stored = plain.qvalue
+        if plain.zero_point is not None:
+            zero_point = _repeat_blocks(plain.zero_point, stored.shape)
+            stored = stored.astype(jnp.int32) - zero_point
+        grid = plain.numerics
+        if grid is not None and grid.arithmetic == "table":
+            values = grid.decode(stored)
+        else:
+            values = stored.astype(jnp.float32)
+        scale = _repeat_blocks(plain.scale, stored.shape)
+        return (values * scale).astype(self.dtype)
+
+    def __repr__(self) -> str:
+        """Types instead of numbers: serving variables hold thousands of them."""
+        parts = [_describe(self.qvalue), f"scale={_describe(self.scale)}"]
+        if self.zero_point is not None:
+            parts.append(f"zero_point={_describe(self.zero_point)}")
+        if self.numerics is not None:
+            parts.append(f"numerics={self.numerics!r}")
+        if self.order is not None:
+            parts.append(f"order={self.order}")
+        return f"QTensor({', '.join(parts)}, dtype={np.dtype(self.dtype).name!r})"
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -102,10 +147,11 @@ class QTensor:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> "QTensor":
-        """Indexes with ints, slices, None and Ellipsis, along any axes.
+        """Indexes with ints, slices, None and Ellipsis.
 
         Raises:
-            TypeError: for arrays and lists of indices; `dequant` first.
+            TypeError: for arrays and lists of indices, and along an axis of several
+                blocks; `dequant` first.
             IndexError: for more indices than axes, or a Python int out of range.
         """
         if self.order is not None:
@@ -117,31 +163,56 @@ class QTensor:
             if entry is None:
                 scale_entries.append(None)
                 continue
-            size = self.shape[axis]
+            size, count = self.shape[axis], self.scale.shape[axis]
             if isinstance(entry, int) and not -size <= entry < size:
                 raise IndexError(
                     f"index {entry} is out of range for axis {axis} of size {size}"
                 )
-            if self.scale.shape[axis] == 1:
+            is_whole = isinstance(entry, slice) and entry == slice(None)
+            if count == 1:
                 entry = slice(None) if isinstance(entry, slice) else 0
+            elif count != size and not is_whole:
+                raise TypeError(
+                    f"axis {axis} of a QTensor of shape {self.shape} has {count} "
+                    f"blocks of {size // count} elements with a scale each, and cannot "
+                    "be indexed; index the result of .dequant() instead"
+                )
             scale_entries.append(entry)
             axis += 1
+        at = tuple(scale_entries)
+        zero_point = None if self.zero_point is None else self.zero_point[at]
         return dataclasses.replace(
             self,
             qvalue=self.qvalue[entries],
-            scale=self.scale[tuple(scale_entries)],
+            scale=self.scale[at],
+            zero_point=zero_point,
         )
 
 
+def _describe(leaf: Any) -> str:
+    """The dtype and shape of a leaf, whatever a transformation has put there."""
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+        return repr(leaf)
+    return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
+
+
+def _repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
+    """Repeats an array with one element for each block until it broadcasts."""
+    for axis, size in enumerate(shape):
+        if x.shape[axis] not in (1, size):
+            x = jnp.repeat(x, size // x.shape[axis], axis)
+    return x
+
+
 def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Where axes of an operand, an array or a `QTensor`, lie as it is stored."""
+    """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
     if not isinstance(q, QTensor) or q.order is None:
         return axes
     return tuple(q.order.index(axis) for axis in axes)
 
 
 def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """One entry per axis of the array, and None wherever a new axis goes."""
+    """Expands an index to one entry per axis, and None wherever a new axis goes."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
         is_int = (

@@ -1,7 +1,7 @@
-"""One `Tensor` config applied to one array.
+"""Quantization of one array by one `Tensor` config.
 
-All arithmetic is float32 and leaves a compiler no choice, so that one array and one
-config give the same integers and scales in every program. What that takes:
+All arithmetic is float32 and written so that XLA cannot change its result: one array
+and one config give the same integers and scales in every program. What that takes:
 
 - no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
 - values whose origin the compiler does not see (`exact`), so that it neither moves a
@@ -13,13 +13,13 @@ config give the same integers and scales in every program. What that takes:
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import calibration, config, noise, numerics
+from aqtlite import calibration, config, granularity, noise, numerics
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
@@ -74,48 +74,69 @@ def quantize(
             f"axes must be an int or a sequence of ints, got {axes!r}"
         ) from error
     seed = None if key is None else noise.seed_from_key(key)
-    contracting = _normalize_axes(contracting, x.shape, "axes")
-    bound, scale = calibrate(x, tensor_config, contracting, "tensor_config")
+    contracting = granularity.normalize_axes(contracting, x.shape, "axes")
+    if tensor_config.calibration.has_state:
+        raise ValueError(
+            f"tensor_config.calibration={tensor_config.calibration!r} needs statistics "
+            "of several batches; quantize with calibration.AbsMax() or another that "
+            "looks at the array alone"
+        )
+    calibrated = calibrate(x, tensor_config, contracting, "tensor_config")
     if tensor_config.scale_stop_grad:
-        scale = lax.stop_gradient(scale)
+        calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
     if tensor_config.needs_noise and seed is None:
-        seed = noise.seed_from_bounds(lax.stop_gradient(bound))
-    return round_to_grid(x, scale, tensor_config, seed)
+        seed = noise.seed_from_bounds(lax.stop_gradient(calibrated.bound))
+    return round_to_grid(x, calibrated, tensor_config, seed)
+
+
+class Calibrated(NamedTuple):
+    """The outcome of a calibration, of the rank of the array."""
+
+    bound: jax.Array
+    """float32: the largest value or magnitude that was found."""
+
+    scale: jax.Array
+    """float32: of the stored values."""
+
+    zero_point: jax.Array | None
+    """int32, None on a grid without one."""
 
 
 @functools.partial(jax.jit, static_argnames=("tensor_config", "contracting", "path"))
 def calibrate(
-    x: jax.Array, tensor_config: config.Tensor, contracting: tuple[int, ...], path: str
-) -> tuple[jax.Array, jax.Array]:
-    """The bound that the grid has to reach, and the scale of the stored values.
+    x: jax.Array,
+    tensor_config: config.Tensor,
+    contracting: tuple[int, ...],
+    path: str,
+    state: Any = (),
+) -> Calibrated:
+    """Finds the scale of an array, and the zero point on a grid that has one.
 
     Args:
         x: floating, any shape.
         tensor_config: calibration, granularity and grid.
         contracting: the axes that share a scale by default.
         path: where the config stands, for error messages.
-
-    Returns:
-        Both float32, keepdims.
+        state: the statistics of a calibration that gathers them.
     """
-    shared = shared_axes(tensor_config, x.shape, contracting, path)
-    bound = tensor_config.calibration.bound(exact.float32(x), shared)
+    shared = granularity.shared_axes(tensor_config, x.shape, contracting, path)
     grid = tensor_config.grid
-    scale = calibration.scale_from_bound(bound, grid.bound, grid.unit)
-    if tensor_config.po2_scale:
-        scale = calibration.ceil_to_power_of_two(scale)
-    return bound, scale
+    found = tensor_config.calibration.range(exact.float32(x), shared, grid, state)
+    scale, zero_point = calibration.scale_and_zero_point(
+        found, grid, po2=tensor_config.po2_scale
+    )
+    return Calibrated(found.high, scale, zero_point)
 
 
 def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
-    """An array as the grid sees it: float32, times the reciprocal of its scale.
+    """Scales an array for its grid: float32, times the reciprocal of its scale.
 
     Args:
         x: floating, any shape.
         scale: that of the stored values, keepdims.
         grid: the grid.
     """
-    values = exact.opaque(exact.float32(x))
+    values = exact.algebraic_barrier(exact.float32(x))
     if grid.bound < _SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
@@ -126,58 +147,34 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
 @functools.partial(jax.jit, static_argnames="tensor_config")
 def round_to_grid(
     x: jax.Array,
-    scale: jax.Array,
+    calibrated: Calibrated,
     tensor_config: config.Tensor,
     seed: jax.Array | None,
 ) -> QTensor:
-    """Rounds an array with a scale that is known.
+    """Rounds an array with a known scale.
 
     Args:
         x: floating, any shape.
-        scale: float32, keepdims.
+        calibrated: the scale and the zero point.
         tensor_config: names the grid.
         seed: of the noise, None for a grid that needs none; see `noise.random_bits`.
     """
     grid = tensor_config.grid
     bits = None if seed is None else noise.random_bits(x.shape, seed)
-    return QTensor(grid.round(scaled(x, scale, grid), bits), scale, x.dtype)
-
-
-def shared_axes(
-    tensor_config: config.Tensor,
-    shape: Sequence[int],
-    contracting: tuple[int, ...],
-    path: str,
-) -> tuple[int, ...]:
-    """The axes along which an operand has one scale.
-
-    Raises:
-        ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
-            names one twice.
-    """
-    shared = tensor_config.calib_shared_axes
-    if shared is None:
-        return contracting
-    if shared == "per_tensor":
-        return tuple(range(len(shape)))
-    return _normalize_axes(shared, shape, f"{path}.calib_shared_axes")
-
-
-def _normalize_axes(
-    axes: tuple[int, ...], shape: Sequence[int], what: str
-) -> tuple[int, ...]:
-    ndim = len(shape)
-    if any(not -ndim <= axis < ndim for axis in axes):
-        raise ValueError(
-            f"{what}={axes} names an axis that an operand of shape {tuple(shape)} "
-            "does not have"
-        )
-    normalized = tuple(axis % ndim for axis in axes)
-    if len(set(normalized)) != len(normalized):
-        raise ValueError(
-            f"{what}={axes} names an axis of an operand of shape {tuple(shape)} twice"
-        )
-    return normalized
+    stored = grid.round(scaled(x, calibrated.scale, grid), bits)
+    if calibrated.zero_point is not None and grid.zero_point_range is not None:
+        # Added as integers: a sum with a product could be contracted into one rounding.
+        smallest, largest = grid.zero_point_range
+        steps = jnp.clip(stored, smallest - largest, largest - smallest)
+        stored = jnp.clip(steps + calibrated.zero_point, smallest, largest)
+        stored = stored.astype(grid.storage_dtype)
+    return QTensor(
+        stored,
+        calibrated.scale,
+        x.dtype,
+        zero_point=calibrated.zero_point,
+        numerics=grid,
+    )
 
 
 def check_floating(x: jax.Array, what: str) -> None:

@@ -50,7 +50,7 @@ def before_transposition(
 
 
 def spec_of_axes(sharding: NamedSharding | PartitionSpec, ndim: int) -> list[Any]:
-    """What a sharding says of each axis of an array."""
+    """The entry of a sharding for each axis of an array."""
     spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
     return [*spec, *(None,) * (ndim - len(spec))]
 
@@ -76,5 +76,5 @@ def _varying(x: jax.Array) -> frozenset[str]:
 
 
 def is_manual() -> bool:
-    """Whether this is inside `jax.shard_map`."""
+    """Returns True inside `jax.shard_map`."""
     return AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types

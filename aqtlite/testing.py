@@ -1,4 +1,4 @@
-"""Checks for the tests of models that are quantized with this library."""
+"""Assertions for the tests of models that are quantized with this library."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from aqtlite.flax import convert
+from aqtlite.serving.call_site import COLLECTION
 
 _ADVICE = (
     "Contractions of integers give the same in both programs, but float code around "
@@ -27,13 +28,13 @@ def assert_served_equals_trained(
     """Asserts that a converted model gives what the trained one gives, bit for bit.
 
     Runs ``model.apply`` under `jax.jit`, with the float variables and with the serving
-    variables, and compares all that it returns. NaN equals NaN; ``0.0`` and ``-0.0``
+    variables, and compares all outputs. NaN equals NaN; ``0.0`` and ``-0.0``
     differ.
 
     Args:
         model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
         variables: its trained variables.
-        *args: what ``model.apply(variables, *args, **kwargs)`` takes.
+        *args: the arguments of ``model.apply(variables, *args, **kwargs)``.
         serving: serving variables that `convert` or `load_serving` made; for a model
             with several methods or calls, convert once and compare each. None converts
             `variables` for this call.
@@ -45,6 +46,8 @@ def assert_served_equals_trained(
     Raises:
         AssertionError: if the results differ; it names the first leaf that does, how
             many of its elements do, and by how much.
+        ValueError: if nothing is frozen, as in a model whose configs quantize nothing:
+            the comparison could not fail.
 
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral
@@ -66,6 +69,13 @@ float32 of shape (2, 4): 8 of 8 elements ...
     """
     if serving is None:
         serving = convert(model, variables, *args, **kwargs)
+    if not jax.tree.leaves(serving.get(COLLECTION, {})):
+        raise ValueError(
+            f"the serving variables hold no frozen weights (collection '{COLLECTION}' "
+            "is missing or empty), so that there is nothing to compare: pass what "
+            "convert or load_serving returned. convert(..., report=print) says why a "
+            "weight stays in float"
+        )
     trained, served = (_run(model, one, args, kwargs) for one in (variables, serving))
     _assert_equal(type(model).__name__, trained, served)
 
@@ -76,7 +86,7 @@ def _run(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """``model.apply`` under jit: arrays are traced, and all else is a constant."""
+    """Runs ``model.apply`` under jit; all arguments but arrays are constants."""
     leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
     traced = {
         i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)
@@ -90,7 +100,7 @@ def _run(
         if not call_kwargs.get("mutable"):
             return out
         out, updated = out
-        return out, {k: v for k, v in updated.items() if k != "aqt"}
+        return out, {k: v for k, v in updated.items() if k != COLLECTION}
 
     return apply(variables, traced)
 
@@ -117,7 +127,7 @@ def _assert_equal(name: str, trained: Any, served: Any) -> None:
 
 
 def _difference(trained: jax.Array, served: jax.Array) -> str | None:
-    """What differs, or None."""
+    """Describes the difference; None if there is none."""
     kinds = [f"{x.dtype} of shape {x.shape}" for x in (trained, served)]
     if kinds[0] != kinds[1]:
         return f"{kinds[0]}: it is served as {kinds[1]}"
@@ -143,6 +153,6 @@ def _difference(trained: jax.Array, served: jax.Array) -> str | None:
 
 
 def _bytes(x: np.ndarray) -> np.ndarray:
-    """The bytes of each element, along a new last axis."""
+    """Returns the bytes of each element, along a new last axis."""
     flat = np.frombuffer(x.tobytes(), np.uint8)
     return flat.reshape(*x.shape, x.dtype.itemsize)

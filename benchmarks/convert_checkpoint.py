@@ -47,8 +47,8 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
     import numpy as np
 
     from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
+    from aqtlite.checkpoint.formats import writer_for
     from aqtlite.checkpoint.names import path_name
-    from aqtlite.checkpoint.targets import target_for
 
     model, args = factory(layers, width)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *args)
@@ -65,7 +65,7 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
         for key, leaf in leaves
     }
     arrays = [lazy(n, i) for n, i in infos.items()]
-    target_for(path).write(path, arrays, lambda: "")
+    writer_for(path).write(path, arrays, lambda: "")
     return max(info.nbytes for info in infos.values())
 
 

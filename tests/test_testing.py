@@ -144,3 +144,16 @@ def test_a_zero_has_a_sign():
     serving = {**convert(model, variables, X), "flags": {"is_served": jnp.ones(())}}
     with pytest.raises(AssertionError, match="by up to 0 "):
         assert_served_equals_trained(model, variables, X, serving=serving)
+
+
+def test_serving_variables_without_frozen_weights(variables):
+    with pytest.raises(ValueError, match="hold no frozen weights"):
+        assert_served_equals_trained(MODEL, variables, X, serving=variables)
+
+
+@pytest.mark.parametrize("cfg", [None, config.unquantized()])
+def test_a_float_model_is_said_to_be_one(cfg):
+    model = nn.Dense(5, dot_general=AqtDotGeneral(cfg))
+    variables = model.init(jax.random.key(0), X)
+    with pytest.raises(ValueError, match=r"all 1 contractions .* is a float model"):
+        assert_served_equals_trained(model, variables, X)

@@ -1,10 +1,19 @@
-"""Calibration: from an array and the axes that share a scale to that scale."""
+"""Calibrations: the choice of the range that a grid has to reach."""
 
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.calibration.base import (
     Calibration,
+    Range,
     ceil_to_power_of_two,
+    scale_and_zero_point,
     scale_from_bound,
 )
 
-__all__ = ["AbsMax", "Calibration", "ceil_to_power_of_two", "scale_from_bound"]
+__all__ = [
+    "AbsMax",
+    "Calibration",
+    "Range",
+    "ceil_to_power_of_two",
+    "scale_and_zero_point",
+    "scale_from_bound",
+]

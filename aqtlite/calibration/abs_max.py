@@ -11,7 +11,9 @@ from aqtlite.lowering import reduction
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbsMax(base.Calibration):
-    """``max(|x|)`` over the shared axes, times `clipping_scale` if there is one.
+    """The largest magnitude along the shared axes, times `clipping_scale` if given.
+
+    ``bound = clipping_scale * max(|x|)``.
 
     >>> import jax.numpy as jnp
     >>> AbsMax().bound(jnp.array([[1.0, -3.0], [2.0, 0.5]]), (1,)).tolist()

@@ -1,20 +1,71 @@
-"""What every calibration has to offer."""
+"""The interface of a calibration, and scales from what it finds."""
 
-import abc
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import exact
+from aqtlite.numerics import Numerics
+
+State = Any
+"""A pytree of arrays; ``()`` for a calibration without state."""
 
 
-class Calibration(abc.ABC):
-    """Finds the magnitude that a grid has to reach: array + axes -> bound."""
+class Range(NamedTuple):
+    """The values that a grid has to reach, for each block that shares a scale."""
 
-    @abc.abstractmethod
+    high: jax.Array
+    """float32: the largest value, or the largest magnitude if there is no `low`."""
+
+    low: jax.Array | None = None
+    """float32: the smallest value, for a grid with a zero point."""
+
+
+class Calibration:
+    """Chooses the range that a grid has to reach, and with it the scale.
+
+    A calibration for symmetric grids needs `bound` alone. One for grids with a zero
+    point overrides `range`. One that gathers statistics over batches also overrides
+    `init_state` and `update`, and reads the state in `range`.
+
+    Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
+    write it as JSON and into checkpoints.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.bound is Calibration.bound and cls.range is Calibration.range:
+            raise TypeError(f"{cls.__name__} has to override `bound` or `range`")
+
+    @property
+    def has_state(self) -> bool:
+        """True if it gathers statistics, which a framework keeps from call to call."""
+        return False
+
+    def init_state(self, shape: tuple[int, ...]) -> State:
+        """The statistics before the first batch.
+
+        Args:
+            shape: of the scale: that of the operand, with size 1 along shared axes.
+        """
+        del shape
+        return ()
+
+    def update(self, state: State, x: jax.Array, axes: tuple[int, ...]) -> State:
+        """The statistics after one more batch.
+
+        Args:
+            state: as `init_state` returns it.
+            x: float32, any shape.
+            axes: the axes that share a scale.
+        """
+        del x, axes
+        return state
+
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-        """The magnitude to map onto the grid's bound.
+        """The magnitude to map onto the bound of a symmetric grid.
 
         Args:
             x: float32, any shape.
@@ -23,6 +74,68 @@ class Calibration(abc.ABC):
         Returns:
             Non-negative float32 of x's shape, with size 1 along `axes`.
         """
+        raise NotImplementedError(f"{type(self).__name__} gives a range, not a bound")
+
+    def range(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: State
+    ) -> Range:
+        """The values that the grid has to reach.
+
+        Args:
+            x: float32, any shape.
+            axes: the axes that share a scale.
+            grid: the grid.
+            state: the statistics, this batch included; ``()`` if there are none.
+
+        Returns:
+            Arrays of x's shape, with size 1 along `axes`.
+        """
+        del grid, state
+        return Range(self.bound(x, axes))
+
+
+def scale_and_zero_point(
+    found: Range, grid: Numerics, *, po2: bool
+) -> tuple[jax.Array, jax.Array | None]:
+    """The scale of stored values, and the zero point of a grid that has one.
+
+    Of a grid with stored values from ``a`` to ``b``, the scale is
+    ``(high - low) / (b - a)`` and the zero point ``a - round(low / scale)``, where the
+    range is first widened to contain zero, so that zero is a stored value (Jacob et al.
+    2018, arXiv:1712.05877).
+
+    Args:
+        found: by the calibration.
+        grid: the grid.
+        po2: round the scale up to a power of two.
+
+    Returns:
+        float32, and int32 or None; of the shape of the range.
+
+    Raises:
+        ValueError: if the grid has a zero point and the calibration no `low`, or the
+            other way round.
+    """
+    if (grid.zero_point_range is None) != (found.low is None):
+        has, lacks = "a zero point", "no smallest value"
+        if found.low is not None:
+            has, lacks = "no zero point", "a smallest value"
+        raise ValueError(
+            f"the grid {grid!r} has {has}, but its calibration gives {lacks}; "
+            "choose a grid and a calibration that fit"
+        )
+    if found.low is None or grid.zero_point_range is None:
+        scale = scale_from_bound(found.high, grid.bound, grid.unit)
+        return (ceil_to_power_of_two(scale) if po2 else scale), None
+    smallest, largest = grid.zero_point_range
+    low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
+    scale = scale_from_bound(high - low, float(largest - smallest))
+    if po2:
+        scale = ceil_to_power_of_two(scale)
+    # NaN becomes some integer or other: the scale is NaN, too.
+    steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)
+    zero_point = smallest - exact.nearest_integer(jnp.nan_to_num(steps))
+    return scale, jnp.clip(zero_point, smallest, largest)
 
 
 def scale_from_bound(
@@ -43,7 +156,7 @@ def scale_from_bound(
         grid_bound: the bound of the grid.
         unit: what one stored unit stands for on the grid, a power of two.
     """
-    scale = exact.opaque(bound) * (np.float32(unit) / np.float32(grid_bound))
+    scale = exact.algebraic_barrier(bound) * (np.float32(unit) / np.float32(grid_bound))
     limits = jnp.finfo(jnp.float32)
     finite = jnp.where(scale <= limits.max, scale, jnp.float32(jnp.nan))
     return jnp.where(scale < limits.tiny, jnp.float32(unit), finite)

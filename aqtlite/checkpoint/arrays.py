@@ -1,4 +1,4 @@
-"""Named arrays that are read when they are needed."""
+"""Shapes, lazily read arrays, and checksums."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ _CHUNK = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class ArrayInfo:
-    """What is known of an array before it is read."""
+    """The shape and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Size in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class ArrayInfo:
 
 @dataclasses.dataclass(frozen=True)
 class LazyArray:
-    """An array to be written, which `read` brings into memory."""
+    """An array to be written; `read` brings it into memory."""
 
     name: str
     info: ArrayInfo
@@ -47,7 +47,7 @@ def checksum(x: np.ndarray) -> int:
 
 
 def is_finite(x: np.ndarray) -> bool:
-    """Whether no value is NaN or infinite; looks at a few million at a time."""
+    """Checks that no value is NaN or infinite, a few million at a time."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return True
     flat = x.reshape(-1)

@@ -1,12 +1,12 @@
-"""How reading and converting checkpoints fails."""
+"""Errors of reading and converting checkpoints."""
 
 from aqtlite.errors import UserError
 
 
 class CheckpointError(UserError, ValueError):
-    """A checkpoint, or what was asked of it, is not right; says which and why.
+    """An unusable checkpoint or request, and the reason.
 
-    One line, whatever the errors of other libraries that it quotes are.
+    The message is one line, even if it quotes another library's error.
     """
 
     def __init__(self, message: str):

@@ -1,11 +1,10 @@
-"""What a conversion has to do, whoever decided it."""
+"""Jobs: the weights to freeze and the arrays to copy."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.manifest import Manifest
-from aqtlite.flax.plan import Made
+from aqtlite.serving.conversion import FrozenWeight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,24 +12,24 @@ class Task:
     """One weight to freeze."""
 
     path: str
-    """Of its node in the serving variables."""
+    """Path of its node in the serving variables."""
 
     inputs: tuple[str, ...]
-    """The source's arrays that it is made of."""
+    """The arrays of the source that it is a function of."""
 
-    fields: Mapping[str, tuple[str, ArrayInfo]]
-    """Of "qvalue" and "scale", the name in the target, and what is stored there."""
+    fields: Mapping[str, str]
+    """The names of its arrays in the target: of "qvalue", "scale", ..."""
 
-    make: Callable[..., Made]
-    """Takes the inputs."""
+    make: Callable[..., FrozenWeight]
+    """The function of the inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """All weights to freeze and all arrays to copy, and the manifest of both."""
+    """A planned conversion."""
 
     manifest: Manifest
-    """Of the target, but for what is known only when it is written."""
+    """The manifest of the target, without checksums and noise."""
 
     tasks: tuple[Task, ...]
     copies: Mapping[str, str]

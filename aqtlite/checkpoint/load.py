@@ -1,6 +1,5 @@
 """Serving variables from a converted checkpoint."""
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -12,19 +11,14 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from aqtlite import config
-from aqtlite.checkpoint import from_model
-from aqtlite.checkpoint import manifest as manifest_lib
-from aqtlite.checkpoint import sample as sample_lib
-from aqtlite.checkpoint.arrays import ArrayInfo, checksum
+from aqtlite.checkpoint import manifest_json
+from aqtlite.checkpoint.arrays import checksum
+from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Value
-from aqtlite.checkpoint.names import name_of, path_name, steps_of
-from aqtlite.checkpoint.report import Report, report_of
-from aqtlite.checkpoint.sources import Source, open_source
-from aqtlite.flax import plan as plan_lib
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import COLLECTION, Site
+from aqtlite.checkpoint.formats import Reader, open_reader
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.names import path_name, steps_of
+from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.qtensor import QTensor
 
 
@@ -37,19 +31,21 @@ def load_serving(
 ) -> Any:
     """Loads serving variables that `convert_checkpoint` or `aqtlite convert` wrote.
 
-    Every array is compared with the checksum that was taken when it was written; on a
-    mesh of several hosts, where none has a whole array, sizes and dtypes are.
+    Packed integers are unpacked, to the dtypes that `aqtlite.flax.convert` gives. Every
+    array is compared with the checksum that was taken when it was written; on a mesh of
+    several hosts, which read slices, sizes and dtypes are.
 
     Args:
         path: the checkpoint.
-        model: what will serve. It is traced with the shapes of the conversion's sample
-            inputs, and has to freeze the same weights, of the same shapes and with the
-            same configs, as the converted model. None takes the checkpoint as it is;
-            partitioning metadata (`nn.Partitioned`) then is left out. With a model the
-            metadata is the model's own, whether the source had it or not.
+        model: the model that will serve. It is traced with the shapes of the
+            conversion's sample inputs, and has to freeze the same weights, of the same
+            shapes and with the same configs, as the converted model. None takes the
+            checkpoint as it is; partitioning metadata (`nn.Partitioned`) then is left
+            out. With a model the metadata is the model's own, whether the source had it
+            or not.
         mesh: the devices to load onto, by the model's own partitioning: a scale is
-            sharded as its weight is. A host reads only what its devices hold. None
-            loads onto the default device.
+            sharded as its weight is. Of several hosts, each reads the slices that its
+            devices hold. None loads onto the default device.
         rules: logical axis rules, where the names of the model's partitioning are
             logical (`nn.with_logical_partitioning`); None takes them for axes of the
             mesh.
@@ -61,7 +57,7 @@ def load_serving(
         CheckpointError: if it is no converted checkpoint, is damaged, or is not of
             this model or of this version of aqtlite; it names both sides.
     """
-    source = open_source(pathlib.Path(path))
+    source = open_reader(pathlib.Path(path))
     manifest = _manifest(source)
     if model is not None and not isinstance(model, nn.Module):
         raise CheckpointError(f"model has to be a Linen module, got {model!r}")
@@ -71,7 +67,7 @@ def load_serving(
                 "mesh= needs model=, whose partitioning says what lies where"
             )
         return _tree(source, manifest)
-    serving = _abstract_serving(manifest, model, str(path))
+    serving = abstract_serving(manifest, model, str(path))
     shardings = {} if mesh is None else _shardings(serving, mesh, rules)
     return jax.tree_util.tree_map_with_path(
         lambda key, _: _read(source, manifest, path_name(key), shardings), serving
@@ -81,7 +77,7 @@ def load_serving(
 def _shardings(
     serving: Any, mesh: jax.sharding.Mesh, rules: Any
 ) -> dict[str, jax.sharding.Sharding]:
-    """Where the model's own partitioning puts each array."""
+    """Shardings of the arrays by the model's own partitioning."""
     specs = nn.get_partition_spec(serving)
     if rules is not None:
         specs = nn.logical_to_mesh(specs, rules)
@@ -97,40 +93,45 @@ def _shardings(
 
 
 def summarize(path: str | os.PathLike) -> Report:
-    """What a converted checkpoint holds, without reading its arrays.
+    """Reports on a converted checkpoint, without reading its arrays.
 
     Raises:
         CheckpointError: if it is no converted checkpoint, or its manifest is damaged.
     """
-    return report_of(_manifest(open_source(pathlib.Path(path))), seconds=None)
+    manifest = _manifest(open_reader(pathlib.Path(path)))
+    return report_of(manifest, bytes_on_disk=size_of(pathlib.Path(path)))
 
 
-def _manifest(source: Source) -> Manifest:
+def _manifest(source: Reader) -> Manifest:
     text = source.manifest()
     if text is None:
         raise CheckpointError(
             f"{source.path} is not a converted checkpoint: it has no manifest. "
-            "'aqtlite convert' or aqtlite.checkpoint.convert_checkpoint makes one"
+            "'aqtlite convert' or aqtlite.checkpoint.convert_checkpoint makes one; "
+            "serving variables that Orbax saved are restored by Orbax, with the "
+            "abstract serving variables as target"
         )
-    return manifest_lib.from_json(text, str(source.path))
+    return manifest_json.from_json(text, str(source.path))
 
 
-def _tree(source: Source, manifest: Manifest) -> dict[str, Any]:
-    """The variables by the manifest alone."""
+def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
+    """Assembles the variables by the manifest alone."""
 
     def value(node: Node) -> Any:
         match node:
             case Plain():
                 return _read(source, manifest, node.array, {})
             case Frozen():
+                fields = {
+                    field: _read(source, manifest, name, {})
+                    for field, name in node.fields().items()
+                }
                 return QTensor(
-                    qvalue=_read(source, manifest, node.qvalue, {}),
-                    scale=_read(source, manifest, node.scale, {}),
+                    **fields,
                     dtype=node.dtype,
                     order=node.order,
+                    numerics=node.numerics,
                 )
-            case Value():
-                return node.value
             case _:
                 return node
 
@@ -141,142 +142,52 @@ def _tree(source: Source, manifest: Manifest) -> dict[str, Any]:
 
 
 def _read(
-    source: Source,
+    source: Reader,
     manifest: Manifest,
     name: str,
     shardings: Mapping[str, jax.sharding.Sharding],
 ) -> jax.Array | np.ndarray:
-    """One array, of the shape, dtype and checksum that the manifest says."""
+    """Reads one array, of the shape, dtype and checksum of the manifest."""
     stored = manifest.arrays[name]
     found = source.arrays.get(name)
-    is_int4 = stored.info.dtype == jnp.int4
-    as_int8 = ArrayInfo(stored.info.shape, np.dtype("int8"))
-    if found != stored.info and not (is_int4 and found == as_int8):
+    if found != stored.on_disk:
         raise CheckpointError(
             f"{name} in {source.path} is {found or 'missing'}; the manifest says "
-            f"{stored.info}"
+            f"{stored.on_disk}"
         )
-    # JAX holds 64 bits only where it is told to; elsewhere it would cut them off.
-    fits = jax.dtypes.canonicalize_dtype(stored.info.dtype) == stored.info.dtype
-    x: jax.Array | np.ndarray
-    if name in shardings:
-        if not fits:
-            raise CheckpointError(
-                f"{name} in {source.path} is {stored.info}, which JAX cannot hold: "
-                "enable jax_enable_x64"
-            )
-        x = source.read_sharded(name, shardings[name])
-        x = x.astype(stored.info.dtype)
-        host = np.asarray(x) if x.is_fully_addressable else None
-    else:
-        host = source.read(name).astype(stored.info.dtype, copy=False)
-        x = jnp.asarray(host) if fits else host
-    if host is not None and checksum(host) != stored.checksum:
+    info = stored.info
+    sharding = shardings.get(name)
+    # JAX has 64 bits only if they are enabled; elsewhere it would cut them off.
+    fits = jax.dtypes.canonicalize_dtype(info.dtype) == info.dtype
+    if sharding is not None and not fits:
+        raise CheckpointError(
+            f"{name} in {source.path} is {info}, which JAX cannot hold: enable "
+            "jax_enable_x64"
+        )
+    if sharding is not None and not sharding.is_fully_addressable:
+        return _read_slices(source, name, stored, sharding)
+    raw = source.read(name)
+    if checksum(raw) != stored.checksum:
         raise CheckpointError(
             f"{name} in {source.path} is damaged: its checksum is "
-            f"{checksum(host):08x}, and was {stored.checksum:08x} when it was written"
+            f"{checksum(raw):08x}, and was {stored.checksum:08x} when it was written"
         )
-    return x
+    x = stored.packing.unpack(raw, info) if stored.packing else raw
+    if sharding is not None:
+        return jax.device_put(x, sharding)
+    return jnp.asarray(x) if fits else x
 
 
-def _abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
-    """The serving variables that the model wants, as shapes; they fit the manifest."""
-    if manifest.model is None:
-        raise CheckpointError(
-            f"{where} was converted by rules, without a model: load it without one"
-        )
-    if manifest.sample is None:
-        raise CheckpointError(
-            f"{where} was converted with inputs that its manifest cannot describe, so "
-            "that a model cannot be compared with it: load it without one"
-        )
-    args, kwargs = sample_lib.decode(manifest.sample)
-    frozen = {path for path, node in manifest.nodes.items() if isinstance(node, Frozen)}
-    try:
-        template = from_model.abstract_variables(model, args, kwargs)
-        plan = plan_lib.plan(
-            model,
-            _with_stored_dtypes(template, manifest),
-            args,
-            kwargs,
-            lambda path, _: name_of((COLLECTION, *path)) not in frozen,
-        )
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{where} is of another model, {_short(manifest.model)}: this one, "
-            f"{_short(repr(model))}, fails with the sample inputs of the conversion: "
-            f"{error}"
-        ) from error
-    nodes, arrays = from_model.describe(plan.serving)
-    differences = [
-        _difference(path, manifest.nodes.get(path), nodes.get(path))
-        for path in sorted({*manifest.nodes, *nodes})
-    ] + [
-        f"{name} is {manifest.arrays[name].info} in the checkpoint and "
-        f"{arrays[name].info} in the model"
-        for name in sorted({*manifest.arrays} & {*arrays})
-        if manifest.arrays[name].info != arrays[name].info
-    ]
-    differences = [text for text in differences if text]
-    if differences:
-        raise CheckpointError(
-            f"{where} is of another model than this one: {_few(differences)}"
-        )
-    return plan.serving
+def _read_slices(
+    source: Reader, name: str, stored: Stored, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """Reads the slices of one array that this host's devices hold."""
+    slices = source.slices(name)
 
+    def read(index: tuple[slice, ...] | None) -> np.ndarray:
+        index = index or ()
+        if stored.packing:
+            return stored.packing.unpack_slice(slices, stored.info, index)
+        return slices[index]
 
-def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:
-    """The model's float variables, in the dtypes and collections of the source."""
-    dtypes = {name: one.info.dtype for name, one in manifest.arrays.items()}
-    for node in manifest.nodes.values():
-        if isinstance(node, Frozen):
-            dtypes.update({name: info.dtype for name, info in node.origin.items()})
-    collections = {path.split("/")[0] for path in manifest.nodes}
-    kept = {name: value for name, value in template.items() if name in collections}
-    return jax.tree_util.tree_map_with_path(
-        lambda key, leaf: jax.ShapeDtypeStruct(
-            leaf.shape, dtypes.get(path_name(key), leaf.dtype)
-        ),
-        kept,
-    )
-
-
-def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
-    """In what a node of the checkpoint differs from the model's, or nothing."""
-    if stored is None or wanted is None:
-        sides = ("the model", "the checkpoint")
-        has, lacks = sides if stored is None else reversed(sides)
-        return f"{has} has {path} and {lacks} has not"
-    if isinstance(stored, Site) and isinstance(wanted, Site):
-        changes = list(config.differences(stored.cfg, wanted.cfg))
-        if changes:
-            return f"the config of {path}, checkpoint against model: {_few(changes)}"
-        changes = [
-            f"{field.name} {getattr(stored, field.name)} against "
-            f"{getattr(wanted, field.name)}"
-            for field in dataclasses.fields(Site)
-            if getattr(stored, field.name) != getattr(wanted, field.name)
-            and field.name != "identity"
-        ]
-        return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
-    if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
-        same = (stored.dtype, stored.order) == (wanted.dtype, wanted.order)
-    elif isinstance(stored, FrozenKernel) and isinstance(wanted, FrozenKernel):
-        # The number is the parameter's place among the others, which say themselves
-        # where they differ.
-        same = dataclasses.replace(stored, number=wanted.number) == wanted
-    else:
-        same = stored == wanted
-    return (
-        "" if same else f"{path} is {stored} in the checkpoint, {wanted} in the model"
-    )
-
-
-def _few(differences: list[str]) -> str:
-    first, *others = differences
-    return f"{first} (and {len(others)} more differences)" if others else first
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 60 else line[:57] + "..."
+    return jax.make_array_from_callback(stored.info.shape, sharding, read)

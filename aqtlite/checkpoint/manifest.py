@@ -1,29 +1,21 @@
-"""What a converted checkpoint says of itself, as JSON beside its arrays.
+"""Manifests: the static part of serving variables, stored beside their arrays.
 
-It is all that is static in serving variables, so that they can be put together again
-without the model; and what each frozen weight was made of, and at what cost.
+With it they are assembled again without the model. It also records the parameters of
+each frozen weight, and the noise of its quantization.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 import aqtlite
-from aqtlite import config
-from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
-from aqtlite.checkpoint.constants import Constant, is_constant
-from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.names import check_tree
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.site import Operand, Site
-
-FORMAT = 2
-"""Grows when a manifest is written that older versions cannot read."""
+from aqtlite.checkpoint.packing import Packing
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.numerics import Numerics
+from aqtlite.serving.call_site import CallSite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,22 +23,25 @@ class Stored:
     """One array of the checkpoint."""
 
     info: ArrayInfo
+    """Its shape and dtype in memory."""
+
+    packing: Packing | None = None
+    """The packing of its integers on disk; None if they are stored as they are."""
+
     checksum: int | None = None
-    """CRC-32 of its bytes in row-major order; None until it is written."""
+    """CRC-32 of its bytes on disk, in row-major order; None until it is written."""
+
+    @property
+    def on_disk(self) -> ArrayInfo:
+        """Its shape and dtype on disk."""
+        return self.packing.packed(self.info) if self.packing else self.info
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A node that is an array: a parameter that was copied."""
+    """A node that is an array: a parameter that stayed in float."""
 
     array: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Value:
-    """A node that is no array, and that was copied."""
-
-    value: Constant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,26 +49,38 @@ class Frozen:
     """A node that is a `QTensor`."""
 
     qvalue: str
+    """The name of an array, as are these two:"""
+
     scale: str
+    zero_point: str | None
     dtype: np.dtype
     order: tuple[int, ...] | None
-    origin: Mapping[str, ArrayInfo]
-    """The parameters that it was made of."""
+    numerics: Numerics | None
+    """Its grid."""
 
-    grid: str
-    """For people to read, such as "int8"."""
+    origin: Mapping[str, ArrayInfo]
+    """The parameters that it is a function of."""
 
     decibels: float | None = None
-    """Signal to noise of the quantization; None until it is known, and if there is no
-    noise."""
+    """Signal-to-noise ratio of the quantization; None without noise, and until it is
+    known."""
+
+    def fields(self) -> dict[str, str]:
+        """The names of its arrays, by field of the `QTensor`."""
+        names = {
+            "qvalue": self.qvalue,
+            "scale": self.scale,
+            "zero_point": self.zero_point,
+        }
+        return {field: name for field, name in names.items() if name is not None}
 
 
-Node = Plain | Value | Frozen | FrozenKernel | Site
+Node = Plain | Frozen | FrozenKernel | CallSite
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """All nodes and arrays of a checkpoint, and where they came from."""
+    """The nodes and arrays of a checkpoint, and their origin."""
 
     nodes: Mapping[str, Node]
     """By path in the tree of serving variables, as `names.name_of` writes it."""
@@ -81,223 +88,14 @@ class Manifest:
     arrays: Mapping[str, Stored]
     """By name in the checkpoint."""
 
-    model: str | None = None
-    """The model, as it prints; None where rules chose the weights."""
+    model: str = ""
+    """The `repr` of the model."""
 
     sample: Any = None
     """The shapes of the inputs with which the model was traced, as JSON."""
 
     version: str = aqtlite.__version__
-    """Of the library that wrote it."""
-
-
-def to_json(manifest: Manifest) -> str:
-    """Writes a manifest; its length does not depend on checksums and decibels."""
-    configs: list[config.DotGeneral] = []
-    nodes = {path: _encode_node(node, configs) for path, node in manifest.nodes.items()}
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "version": manifest.version,
-            "model": manifest.model,
-            "sample": manifest.sample,
-            "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
-            "nodes": nodes,
-            "arrays": {
-                name: {**_encode_info(one.info), "crc32": f"{one.checksum or 0:08x}"}
-                for name, one in manifest.arrays.items()
-            },
-        }
-    )
-
-
-def from_json(text: str, where: str) -> Manifest:
-    """Reads a manifest.
-
-    Args:
-        text: the JSON.
-        where: the checkpoint, for error messages.
-
-    Raises:
-        CheckpointError: if it is no manifest, or one of a newer format.
-    """
-    try:
-        data = json.loads(text)
-        found = data["format"]
-        if not isinstance(found, int):
-            raise TypeError(f"a format of {found!r}")
-        if found > FORMAT:
-            raise CheckpointError(
-                f"{where} was written in format {found} by aqtlite {data['version']}; "
-                f"this is aqtlite {aqtlite.__version__}, which reads formats up to "
-                f"{FORMAT}: upgrade it"
-            )
-        if found < FORMAT:
-            raise CheckpointError(
-                f"{where} was written in format {found} by aqtlite {data['version']}, "
-                f"which this aqtlite {aqtlite.__version__} does not read: convert again"
-            )
-        configs = [config.from_json(json.dumps(cfg)) for cfg in data["configs"]]
-        manifest = Manifest(
-            nodes={k: _decode_node(v, configs) for k, v in data["nodes"].items()},
-            arrays={
-                name: Stored(_decode_info(entry), int(entry["crc32"], 16))
-                for name, entry in data["arrays"].items()
-            },
-            model=data["model"],
-            sample=data["sample"],
-            version=str(data["version"]),
-        )
-        check_tree(manifest.nodes, f"the manifest of {where}")
-        _check_references(manifest)
-        if manifest.sample is not None:
-            sample_lib.decode(manifest.sample)
-    except CheckpointError:
-        raise
-    except RecursionError as error:
-        raise CheckpointError(
-            f"the manifest of {where} is damaged: it is nested too deeply"
-        ) from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise CheckpointError(
-            f"the manifest of {where} is damaged: {type(error).__name__}: {error}"
-        ) from error
-    return manifest
-
-
-def _check_references(manifest: Manifest) -> None:
-    """Each array belongs to the node under whose path it lies, and to no other."""
-    unused = set(manifest.arrays)
-    for path, node in manifest.nodes.items():
-        named: dict[str, str] = {}
-        if isinstance(node, Plain):
-            named = {path: node.array}
-        elif isinstance(node, Frozen):
-            named = {f"{path}/qvalue": node.qvalue, f"{path}/scale": node.scale}
-        for above, name in named.items():
-            if name not in unused:
-                raise ValueError(f"{path} names an array {name!r} that is not there")
-            if name != above and not name.startswith(f"{above}/"):
-                raise ValueError(f"{path} names an array of another node, {name!r}")
-            unused.remove(name)
-        if isinstance(node, Frozen):
-            _check_order(path, node.order, manifest.arrays[node.qvalue].info.shape)
-    if unused:
-        raise ValueError(f"no node names the array {min(unused)!r}")
-
-
-def _check_order(
-    path: str, order: tuple[int, ...] | None, shape: tuple[int, ...]
-) -> None:
-    if order is None:
-        return
-    if sorted(order) != list(range(len(order))) or len(order) > len(shape):
-        raise ValueError(f"{path} of shape {shape} has its axes in the order {order}")
-
-
-def _encode_info(info: ArrayInfo) -> dict[str, Any]:
-    return {"shape": info.shape, "dtype": info.dtype.name}
-
-
-def _decode_info(data: Any) -> ArrayInfo:
-    shape = tuple(int(size) for size in data["shape"])
-    if min(shape, default=0) < 0:
-        raise ValueError(f"a shape of {shape}")
-    dtype = jnp.dtype(data["dtype"])
-    if dtype.hasobject:
-        raise ValueError(f"a dtype of {dtype}")
-    return ArrayInfo(shape, dtype)
-
-
-def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]:
-    match node:
-        case Plain():
-            return {"kind": "array", "array": node.array}
-        case Value():
-            return {"kind": "value", "value": node.value}
-        case Frozen():
-            decibels = float("nan") if node.decibels is None else node.decibels
-            return {
-                "kind": "frozen",
-                "qvalue": node.qvalue,
-                "scale": node.scale,
-                "dtype": node.dtype.name,
-                "order": node.order,
-                "origin": {k: _encode_info(v) for k, v in node.origin.items()},
-                "grid": node.grid,
-                "decibels": f"{decibels:8.2f}",
-            }
-        case FrozenKernel():
-            info = ArrayInfo(node.shape, np.dtype(node.dtype))
-            return {
-                "kind": "kernel",
-                **_encode_info(info),
-                "number": node.number,
-                "sliced": node.sliced,
-            }
-        case Site():
-            if node.cfg not in configs:
-                configs.append(node.cfg)
-            return {
-                "kind": "site",
-                "config": configs.index(node.cfg),
-                "side": node.operand.side,
-                "shape": node.operand.shape,
-                "contracting": node.operand.contracting,
-                "dtype": np.dtype(node.operand.dtype).name,
-                "identity": node.identity,
-                "made_of": node.made_of,
-                "beside_floats": node.beside_floats,
-            }
-
-
-def _decode_node(data: Any, configs: list[Any]) -> Node:
-    match data["kind"]:
-        case "array":
-            return Plain(str(data["array"]))
-        case "value":
-            if not is_constant(data["value"]):
-                raise ValueError(f"a value that is a {type(data['value']).__name__}")
-            return Value(data["value"])
-        case "frozen":
-            decibels = float(data["decibels"])
-            dtype = jnp.dtype(data["dtype"])
-            if not jnp.issubdtype(dtype, jnp.floating):
-                raise ValueError(f"a frozen weight of {dtype}")
-            return Frozen(
-                qvalue=str(data["qvalue"]),
-                scale=str(data["scale"]),
-                dtype=dtype,
-                order=None if data["order"] is None else tuple(data["order"]),
-                origin={k: _decode_info(v) for k, v in data["origin"].items()},
-                grid=str(data["grid"]),
-                decibels=None if np.isnan(decibels) else decibels,
-            )
-        case "kernel":
-            info = _decode_info(data)
-            sliced = tuple(bool(one) for one in data["sliced"])
-            if len(sliced) not in (0, len(info.shape)):
-                raise ValueError(f"a kernel of {info} is sliced along {sliced}")
-            return FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
-        case "site":
-            info = _decode_info(data)
-            identity = data["identity"]
-            return Site(
-                cfg=configs[data["config"]],
-                operand=Operand(
-                    str(data["side"]),
-                    info.shape,
-                    tuple(int(axis) for axis in data["contracting"]),
-                    info.dtype,
-                ),
-                identity=None
-                if identity is None
-                else tuple(None if x is None else float(x) for x in identity),
-                made_of=tuple(str(name) for name in data["made_of"]),
-                beside_floats=bool(data["beside_floats"]),
-            )
-        case kind:
-            raise ValueError(f"a node of unknown kind {kind!r}")
+    """The version of the library that wrote it."""
 
 
 def completed(
@@ -305,7 +103,7 @@ def completed(
     checksums: Mapping[str, int],
     decibels: Mapping[str, float | None],
 ) -> Manifest:
-    """A manifest with checksums by array, and decibels by path of a node."""
+    """Completes a manifest by checksums of arrays and decibels of nodes."""
     nodes = {
         path: dataclasses.replace(node, decibels=decibels.get(path))
         if isinstance(node, Frozen)
@@ -313,7 +111,7 @@ def completed(
         for path, node in manifest.nodes.items()
     }
     arrays = {
-        name: Stored(one.info, checksums.get(name))
+        name: dataclasses.replace(one, checksum=checksums.get(name))
         for name, one in manifest.arrays.items()
     }
     return dataclasses.replace(manifest, nodes=nodes, arrays=arrays)

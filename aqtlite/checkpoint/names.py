@@ -1,4 +1,4 @@
-"""Names of arrays: each is a path in the tree of variables, written as one string.
+"""Names of arrays: paths in the tree of variables, as strings.
 
 The steps of a path are joined by slashes. A slash inside a step, and the percent sign
 that marks one, are written as in URLs (``%2F``, ``%25``), so that no two paths share a
@@ -37,7 +37,7 @@ def path_name(path: Iterable[Any]) -> str:
 
 
 def plain(name: str) -> str:
-    """The steps joined by slashes and nothing else, for patterns to match.
+    """Joins the steps by slashes and escapes nothing, for patterns to match.
 
     >>> plain("params/mlp%2Flinear/w")
     'params/mlp/linear/w'
@@ -50,7 +50,7 @@ def check_tree(names: Iterable[str], where: str) -> None:
 
     Raises:
         CheckpointError: if a name could lead out of the folder or cannot be printed,
-            or if one path goes on where another one ends.
+            or if one path continues another.
     """
     paths = sorted(steps_of(name) for name in names)
     for path in paths:
@@ -64,7 +64,7 @@ def check_tree(names: Iterable[str], where: str) -> None:
             raise CheckpointError(
                 f"{where} names an array {name!r}, with control characters; rename it"
             )
-    # In this order, what goes on from a path comes right behind it.
+    # Sorted, a path is followed by those that continue it.
     for path, following in itertools.pairwise(paths):
         if following[: len(path)] == path:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The arrays of a target, read and quantized in the background as they are written."""
+"""Producing the arrays of a target, in the background while they are written."""
 
 import contextlib
 import dataclasses
@@ -8,28 +8,29 @@ from concurrent import futures
 import numpy as np
 
 from aqtlite.checkpoint import staging as staging_lib
-from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, checksum, is_finite
+from aqtlite.checkpoint.arrays import LazyArray, checksum, is_finite
 from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.job import Job, Task
+from aqtlite.checkpoint.manifest import Stored
 from aqtlite.checkpoint.progress import OnBytes
-from aqtlite.checkpoint.sources import Source
 
 
-def work(job: Job, source: Source) -> int:
-    """How many bytes will be read of the source."""
+def work(job: Job, source: Reader) -> int:
+    """Counts the bytes that will be read of the source."""
     names = [name for task in job.tasks for name in task.inputs]
     return sum(source.arrays[name].nbytes for name in (*names, *job.copies.values()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What becomes known while a conversion runs."""
+    """Checksums and noise, filled in while a conversion runs."""
 
     checksums: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Of the arrays, by name in the target."""
+    """By name of the array in the target."""
 
     decibels: dict[str, float | None] = dataclasses.field(default_factory=dict)
-    """Signal to noise of the frozen weights, by path."""
+    """Signal-to-noise ratios, by path of the frozen weight."""
 
 
 Frozen = futures.Future["futures.Future[staging_lib.Finished]"]
@@ -39,15 +40,15 @@ Frozen = futures.Future["futures.Future[staging_lib.Finished]"]
 @contextlib.contextmanager
 def freezing(
     job: Job,
-    source: Source,
+    source: Reader,
     staging: staging_lib.Staging,
     allow_nonfinite: bool,
     on_bytes: OnBytes,
 ) -> Iterator[list[Frozen]]:
     """Quantizes the weights that are not staged yet, in the background.
 
-    One thread reads and computes, one weight at a time; another one writes the weight
-    before it to disk. What waits for a weight is the writing of the target.
+    One thread reads and quantizes one weight at a time; another one writes the weight
+    before it to the staging folder. The writer of the target waits for both.
     """
     with (
         futures.ThreadPoolExecutor(1) as keeper,
@@ -56,11 +57,11 @@ def freezing(
         kept: list[futures.Future[staging_lib.Finished]] = []
 
         def make(index: int, task: Task) -> futures.Future[staging_lib.Finished]:
-            finished = staging.finished(index)
+            finished = staging.finished(index, task.fields)
             if finished is not None:
                 keep = keeper.submit(lambda: finished)
             else:
-                arrays, decibels = _make(task, source, allow_nonfinite)
+                arrays, decibels = _make(job, task, source, allow_nonfinite)
                 if kept:
                     kept.pop().result()
                 keep = keeper.submit(staging.put, index, arrays, decibels)
@@ -76,17 +77,16 @@ def freezing(
 
 
 def _make(
-    task: Task, source: Source, allow_nonfinite: bool
+    job: Job, task: Task, source: Reader, allow_nonfinite: bool
 ) -> tuple[dict[str, np.ndarray], float | None]:
-    """One weight, and its signal-to-noise ratio in dB."""
+    """Quantizes one weight: its arrays as they are stored, and its noise in dB."""
     inputs = [source.read(name) for name in task.inputs]
     made = task.make(*inputs)
-    arrays = {
-        "qvalue": np.asarray(made.qtensor.qvalue),
-        "scale": np.asarray(made.qtensor.scale),
-    }
-    if made.identity is not None:
-        arrays["identity"] = np.asarray(made.identity)
+    arrays = {}
+    for field, name in task.fields.items():
+        owner = made if field == "identity" else made.qtensor
+        x = np.asarray(getattr(owner, field))
+        arrays[field] = _stored(x, job.manifest.arrays[name])
     # NaN and infinities of a weight are in its scales.
     if not allow_nonfinite and not is_finite(arrays["scale"]):
         for name, x in zip(task.inputs, inputs, strict=True):
@@ -100,7 +100,11 @@ def _make(
     return arrays, decibels
 
 
-def _check_finite(source: Source, name: str, x: np.ndarray) -> None:
+def _stored(x: np.ndarray, stored: Stored) -> np.ndarray:
+    return stored.packing.pack(x) if stored.packing else x
+
+
+def _check_finite(source: Reader, name: str, x: np.ndarray) -> None:
     if not is_finite(x):
         raise CheckpointError(
             f"{name} in {source.path} holds NaN or infinite values; "
@@ -111,9 +115,11 @@ def _check_finite(source: Source, name: str, x: np.ndarray) -> None:
 def frozen_arrays(
     job: Job, staging: staging_lib.Staging, frozen: Sequence[Frozen], done: Done
 ) -> list[LazyArray]:
-    """The integers and scales of the weights, each ready when it is read."""
+    """The arrays of the weights; reading one waits until it is staged."""
 
-    def lazy(index: int, field: str, name: str, info: ArrayInfo) -> LazyArray:
+    def lazy(index: int, field: str, name: str) -> LazyArray:
+        info = job.manifest.arrays[name].on_disk
+
         def read() -> np.ndarray:
             finished = frozen[index].result().result()
             done.checksums[name] = finished.checksums[field]
@@ -123,15 +129,15 @@ def frozen_arrays(
         return LazyArray(name, info, read)
 
     return [
-        lazy(index, field, name, info)
+        lazy(index, field, name)
         for index, task in enumerate(job.tasks)
-        for field, (name, info) in task.fields.items()
+        for field, name in task.fields.items()
     ]
 
 
 def copied_arrays(
     job: Job,
-    source: Source,
+    source: Reader,
     done: Done,
     allow_nonfinite: bool,
     on_bytes: OnBytes,
@@ -139,16 +145,17 @@ def copied_arrays(
     """The arrays that stay as they are."""
 
     def lazy(name: str, origin: str) -> LazyArray:
-        info = source.arrays[origin]
+        stored = job.manifest.arrays[name]
 
         def read() -> np.ndarray:
             x = source.read(origin)
             if not allow_nonfinite:
                 _check_finite(source, origin, x)
+            x = _stored(x, stored)
             done.checksums[name] = checksum(x)
-            on_bytes(info.nbytes, name)
+            on_bytes(stored.info.nbytes, name)
             return x
 
-        return LazyArray(name, info, read)
+        return LazyArray(name, stored.on_disk, read)
 
     return [lazy(name, origin) for name, origin in job.copies.items()]

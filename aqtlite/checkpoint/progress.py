@@ -1,4 +1,4 @@
-"""How far a conversion is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a conversion: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -8,7 +8,7 @@ import rich.console
 import rich.progress
 
 OnBytes = Callable[[int, str], None]
-"""Takes how many bytes were read, and for which array."""
+"""Called with the number of bytes read, and the name of their array."""
 
 _LINES = 10
 
@@ -17,7 +17,7 @@ _LINES = 10
 def byte_progress(
     console: rich.console.Console | None, total: int
 ) -> Iterator[OnBytes]:
-    """Shows bytes, rate and time left; yields what to call after each array."""
+    """Shows bytes, rate and time left; yields a callback for each array."""
     if console is None:
         yield lambda count, what: None
         return

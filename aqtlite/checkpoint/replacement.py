@@ -1,16 +1,15 @@
-"""Putting a target in its place, so that there is always a whole one.
+"""Replacing a target, so that there is always a whole one.
 
-What a target replaces is moved into the staging folder and removed with it. A process
-that ends in between leaves the old one there, for the next conversion to put back.
+The old target is moved into the staging folder and removed with it. A process that ends
+in between leaves it there, and the next conversion puts it back.
 """
 
 import os
 import pathlib
 
-from aqtlite.checkpoint import manifest as manifest_lib
-from aqtlite.checkpoint import staging, targets
+from aqtlite.checkpoint import manifest_json, staging
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.sources import open_source
+from aqtlite.checkpoint.formats import open_reader, writer_for
 
 _REPLACED = "replaced"
 
@@ -32,11 +31,11 @@ def check_place(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def check_existing(target: pathlib.Path, overwrite: bool) -> None:
-    """Checks that what lies in a target's place, if anything does, may be replaced.
+    """Checks that nothing is at a target's path, or nothing that must not be replaced.
 
     Raises:
-        CheckpointError: if `overwrite` is False, or if it is anything but a converted
-            checkpoint.
+        CheckpointError: if something is and `overwrite` is False, or if it is anything
+            but a converted checkpoint.
     """
     if not target.exists():
         return
@@ -52,29 +51,27 @@ def check_existing(target: pathlib.Path, overwrite: bool) -> None:
 
 
 def _is_converted(target: pathlib.Path) -> bool:
-    """Whether there is a converted checkpoint and nothing else, or an empty folder."""
+    """Tells a converted checkpoint alone, or an empty folder, from anything else."""
     if target.is_dir() and not os.listdir(target):
         return True
     try:
-        source = open_source(target)
+        source = open_reader(target)
         text = source.manifest()
         if text is None or source.path != target:
             return False
-        names = manifest_lib.from_json(text, str(target)).arrays.keys()
-        return source.arrays.keys() <= names and targets.target_for(target).owns(
-            target, names
-        )
+        names = manifest_json.from_json(text, str(target)).arrays.keys()
+        return source.arrays.keys() <= names and writer_for(target).owns(target, names)
     except CheckpointError:
         return False
 
 
 def publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> None:
-    """Moves what was written to the target's place.
+    """Moves a new checkpoint to the target's path.
 
     Args:
-        out: what was written.
-        target: where it goes.
-        folder: of the staging, which this process has locked.
+        out: the new checkpoint.
+        target: its path from now on.
+        folder: the staging folder, which this process has locked.
     """
     if target.exists():
         target.rename(folder / _REPLACED)
@@ -83,10 +80,10 @@ def publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> No
 
 
 def recover(target: pathlib.Path, folder: pathlib.Path) -> None:
-    """Finishes what a process that ended in `publish` began.
+    """Recovers from a crash in `publish`.
 
-    If the new target is in its place it counts, else the old one is put back. Only
-    for a process that has locked the staging folder: another one may be in `publish`.
+    If the new target is at its path it counts, else the old one is put back. Only for
+    a process that has locked the staging folder: another one may be in `publish`.
     """
     aside = folder / _REPLACED
     if not aside.exists():

@@ -1,10 +1,10 @@
-"""What a converted checkpoint holds, as a table and as JSON."""
+"""Reports on converted checkpoints: their weights and sizes."""
 
 import dataclasses
 import math
+import pathlib
+import re
 from typing import Any
-
-import rich.table
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Plain
@@ -16,14 +16,15 @@ class Row:
 
     path: str
     origin: tuple[str, ...]
-    """The parameters that it was made of."""
+    """The parameters that it is a function of."""
     shape: tuple[int, ...]
-    """As it is stored."""
+    """The shape in which it is stored."""
     grid: str
     scales: int
-    """How many scales it has."""
+    """The number of its scales."""
     bytes_before: int
     bytes_after: int
+    """Bytes of its arrays on disk, where integers are packed."""
     decibels: float | None
     """Signal-to-noise ratio of the quantization; None if there is no noise, or if it
     is not converted yet."""
@@ -31,82 +32,52 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The whole checkpoint."""
+    """A converted checkpoint, or a planned one."""
 
     weights: tuple[Row, ...]
+    """In natural order of their paths."""
     kept: int
-    """How many arrays stay as they were."""
+    """The number of arrays that stay as they were."""
     bytes_kept: int
     bytes_before: int
     bytes_after: int
+    """Bytes of all arrays on disk, before a format compresses them."""
+    bytes_on_disk: int | None
+    """Bytes of the checkpoint's files; None if there are none yet."""
     seconds: float | None
-    """How long the conversion took; None if none was run."""
+    """Duration of the conversion; None if none was run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return dataclasses.asdict(self)
 
-    def table(self) -> rich.table.Table:
-        """For people, the worst weight and the mean last."""
-        table = rich.table.Table(
-            "weight", "of", "stored", "grid", "scales", "MB before", "after", "SNR, dB"
-        )
-        for row in self.weights:
-            table.add_row(
-                row.path.removeprefix("aqt/"),
-                ", ".join(row.origin),
-                " x ".join(map(str, row.shape)),
-                row.grid,
-                str(row.scales),
-                _megabytes(row.bytes_before),
-                _megabytes(row.bytes_after),
-                "" if row.decibels is None else f"{row.decibels:.1f}",
-            )
-        table.add_section()
-        known = [row.decibels for row in self.weights if row.decibels is not None]
-        if known:
-            worst, mean = min(known), sum(known) / len(known)
-            noise = f"{worst:.1f} worst, {mean:.1f} mean"
-        else:
-            noise = ""
-        table.add_row(
-            f"{len(self.weights)} frozen, {self.kept} kept",
-            *[""] * 4,
-            _megabytes(self.bytes_before),
-            _megabytes(self.bytes_after),
-            noise,
-        )
-        ratio = self.bytes_after / max(self.bytes_before, 1)
-        seconds = "" if self.seconds is None else f" in {self.seconds:.1f} s"
-        table.caption = f"{ratio:.2f} of the float size{seconds}"
-        return table
 
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.2f}"
-
-
-def report_of(manifest: Manifest, seconds: float | None) -> Report:
-    """Reads a report off a manifest."""
+def report_of(
+    manifest: Manifest, seconds: float | None = None, bytes_on_disk: int | None = None
+) -> Report:
+    """Summarizes a manifest."""
     rows = []
     kept = []
     origins: dict[str, ArrayInfo] = {}
-    for path, node in manifest.nodes.items():
+    for path in sorted(manifest.nodes, key=_natural):
+        node = manifest.nodes[path]
         if isinstance(node, Plain):
-            kept.append(manifest.arrays[node.array].info.nbytes)
+            kept.append(manifest.arrays[node.array].on_disk.nbytes)
         if not isinstance(node, Frozen):
             continue
-        qvalue, scale = (manifest.arrays[n].info for n in (node.qvalue, node.scale))
         origins.update(node.origin)
         rows.append(
             Row(
                 path=path,
                 origin=tuple(node.origin),
-                shape=qvalue.shape,
-                grid=node.grid,
-                scales=math.prod(scale.shape),
+                shape=manifest.arrays[node.qvalue].info.shape,
+                grid=_grid(node, manifest),
+                scales=math.prod(manifest.arrays[node.scale].info.shape),
                 bytes_before=sum(info.nbytes for info in node.origin.values()),
-                bytes_after=qvalue.nbytes + scale.nbytes,
+                bytes_after=sum(
+                    manifest.arrays[name].on_disk.nbytes
+                    for name in node.fields().values()
+                ),
                 decibels=node.decibels,
             )
         )
@@ -119,5 +90,26 @@ def report_of(manifest: Manifest, seconds: float | None) -> Report:
         bytes_kept=sum(kept),
         bytes_before=replaced + sum(kept),
         bytes_after=sum(row.bytes_after for row in rows) + sum(kept),
+        bytes_on_disk=bytes_on_disk,
         seconds=seconds,
     )
+
+
+def size_of(path: pathlib.Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _grid(node: Frozen, manifest: Manifest) -> str:
+    if node.numerics is None:
+        return manifest.arrays[node.qvalue].info.dtype.name
+    return node.numerics.name
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """A key that sorts Dense_2 before Dense_10."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part)
+        for part in re.split(r"(\d+)", path)
+    ]

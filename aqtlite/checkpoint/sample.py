@@ -1,4 +1,4 @@
-"""A model's sample inputs as JSON: their shapes, and what is not an array."""
+"""Sample inputs of a model as JSON: shapes of arrays, values of the rest."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,15 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.checkpoint.constants import is_constant
-
 _LONGEST = 1 << 24
-"""Of an axis. A contraction over more is traced in hundreds of pieces, so that a
+"""Size of an axis. A contraction over more is traced in hundreds of pieces, and a
 manifest could keep the reader busy for hours."""
 
 
 def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Writes inputs; None if they hold anything but arrays and plain Python values."""
+    """Encodes inputs; None unless they are arrays and plain Python values."""
     try:
         return _encode([list(args), dict(kwargs)])
     except TypeError:
@@ -22,10 +20,10 @@ def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def decode(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Reads inputs, with shapes in place of arrays.
+    """Decodes inputs, with shapes in place of arrays.
 
     Raises:
-        ValueError: if they are none that `encode` writes.
+        ValueError: if `encode` writes no such data.
     """
     args, kwargs = _decode(data) if isinstance(data, dict) else (None, None)
     if not isinstance(args, list) or not isinstance(kwargs, dict):
@@ -44,7 +42,7 @@ def _encode(x: Any) -> Any:
         return {"dict": {key: _encode(value) for key, value in x.items()}}
     if type(x) in (list, tuple):
         return {type(x).__name__: [_encode(value) for value in x]}
-    if is_constant(x):
+    if _is_constant(x):
         return {"value": x}
     raise TypeError(f"a {type(x).__name__}")
 
@@ -63,6 +61,10 @@ def _decode(data: Any) -> Any:
             return [_decode(value) for value in entries]
         case {"tuple": list(entries)}:
             return tuple(_decode(value) for value in entries)
-        case {"value": value} if is_constant(value):
+        case {"value": value} if _is_constant(value):
             return value
     raise ValueError(f"a sample input of {sorted(data)}")
+
+
+def _is_constant(x: Any) -> bool:
+    return x is None or type(x) in (bool, int, float, str)

@@ -1,6 +1,7 @@
-"""Finished weights on disk, so that an interrupted conversion goes on where it was.
+"""The staging folder: quantized weights on disk, so that a conversion can be resumed.
 
-A weight is two files of bytes and, written last, a record in JSON with their checksums.
+A weight is a file of bytes for each of its arrays and, written last, a record in JSON
+with their checksums.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+from collections.abc import Iterable
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -21,23 +23,24 @@ _ATTEMPTS = 100  # to lock a folder that other conversions keep removing
 
 
 class Finished(NamedTuple):
-    """A weight that lies ready."""
+    """The record of a staged weight."""
 
-    checksums: dict[str, int]  # of "qvalue" and "scale"
+    checksums: dict[str, int]  # by field: "qvalue", "scale", ...
     decibels: float | None
 
 
 class Staging:
-    """A folder beside the target, which one conversion at a time works in."""
+    """A folder beside the target, locked by the one conversion that works in it."""
 
     def __init__(self, folder: pathlib.Path):
-        """Takes the folder, and keeps it from other processes until it is closed.
+        """Makes the folder if need be, and locks it until it is closed.
 
         Args:
-            folder: where; it is made if it is not there.
+            folder: its path.
 
         Raises:
-            CheckpointError: if another conversion has it, or if it is not one's own.
+            CheckpointError: if another conversion has locked it, or if no conversion
+                made it.
         """
         self.folder = folder
         self._key = folder / "key"
@@ -51,7 +54,7 @@ class Staging:
         """Empties the folder, unless a conversion with the same key left it.
 
         Args:
-            key: what identifies the source and all that its conversion depends on, in
+            key: a hash of the source and of all that its conversion depends on, in
                 hexadecimal digits.
         """
         if not self._key.exists() or self._key.read_text() != key:
@@ -60,7 +63,7 @@ class Staging:
             write_file(self._key, key.encode())
 
     def close(self) -> None:
-        """Lets go of the folder, and leaves what is finished for another time."""
+        """Unlocks the folder, and leaves the staged weights in it."""
         if self._lock.closed:
             return
         if self.folder.exists() and os.listdir(self.folder) == ["lock"]:
@@ -82,20 +85,20 @@ class Staging:
         return [entry for entry in entries if entry.name not in ("lock", "key")]
 
     def _has_key(self) -> bool:
-        """Whether there is a key, or the beginning of one that was being written."""
+        """Looks for a key, or the beginning of one that was being written."""
         try:
             return re.fullmatch("[0-9a-f]{0,64}", self._key.read_text()) is not None
         except (FileNotFoundError, UnicodeDecodeError):
             return False
 
-    def finished(self, index: int) -> Finished | None:
-        """What is known of a weight that lies ready, and whole."""
+    def finished(self, index: int, fields: Iterable[str]) -> Finished | None:
+        """Reads the record of a weight; None unless its fields are whole."""
         record = self.folder / f"{index}.json"
         if not record.exists():
             return None
         try:
             finished = Finished(**json.loads(record.read_text()))
-            for field in ("qvalue", "scale"):
+            for field in fields:
                 found = np.fromfile(self.folder / f"{index}.{field}", np.uint8)
                 if checksum(found) != finished.checksums[field]:
                     return None
@@ -107,7 +110,7 @@ class Staging:
     def put(
         self, index: int, arrays: dict[str, np.ndarray], decibels: float | None
     ) -> Finished:
-        """Keeps a weight."""
+        """Stages a weight."""
         for field, x in arrays.items():
             write_file(self.folder / f"{index}.{field}", as_bytes(x))
         checksums = {field: checksum(x) for field, x in arrays.items()}
@@ -118,13 +121,13 @@ class Staging:
         return finished
 
     def get(self, index: int, field: str, info: ArrayInfo) -> np.ndarray:
-        """Reads an array of a weight that lies ready."""
+        """Reads an array of a staged weight."""
         data = np.fromfile(self.folder / f"{index}.{field}", np.uint8)
         return data.view(info.dtype).reshape(info.shape)
 
 
 def _check(folder: pathlib.Path) -> None:
-    """Refuses a folder that no conversion made, before anything is written to it."""
+    """Checks that a conversion made the folder, before anything is written to it."""
     entries: list[pathlib.Path] = []
     if folder.is_dir():
         with contextlib.suppress(FileNotFoundError):  # It may just be removed.
@@ -138,7 +141,7 @@ def _check(folder: pathlib.Path) -> None:
 
 
 def _locked(folder: pathlib.Path) -> IO[bytes]:
-    """The folder's lock file, made if need be, and locked."""
+    """Locks the folder by a file in it; both are made if need be."""
     path = folder / "lock"
     for _ in range(_ATTEMPTS):
         try:
@@ -164,7 +167,7 @@ def _locked(folder: pathlib.Path) -> IO[bytes]:
 
 
 def write_file(path: pathlib.Path, data: bytes | memoryview) -> None:
-    """Writes a file that is new: links to another one are not followed."""
+    """Writes a new file: links are replaced, not followed."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(data)

@@ -1,9 +1,10 @@
-"""What is quantized, and how: frozen, hashable, validated data."""
+"""Quantization configs: frozen, hashable, validated data."""
 
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import fully_quantized, unquantized, weight_only
+from aqtlite.config.registry import register
 from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
@@ -17,6 +18,7 @@ __all__ = [
     "differences",
     "from_json",
     "fully_quantized",
+    "register",
     "to_json",
     "unquantized",
     "update",

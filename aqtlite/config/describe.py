@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from aqtlite import numerics
-from aqtlite.config import representation
+from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
@@ -42,7 +40,9 @@ def describe(cfg: DotGeneral) -> str:
     The columns: `operand` is the tensor of the forward contraction, or the output
     gradient. `grid` is the number grid and the magnitude onto which the largest value
     is mapped; "fake" marks fake quantization. `scale` says what shares a scale
-    ("per-channel": the contracting axes do); "po2" marks power-of-two scales.
+    ("per-channel": the contracting axes do); "po2" marks power-of-two scales. A
+    backward contraction reuses what the forward pass quantized ("fwd's") if its scale
+    can move onto the gradient, as one that is shared along contracting axes can.
 
     Args:
         cfg: the config.
@@ -56,30 +56,40 @@ def describe(cfg: DotGeneral) -> str:
     contractions = [("contraction", "runs in", "accumulator")]
     for name in ("fwd", "dlhs", "drhs"):
         contraction: DotGeneralRaw = getattr(cfg, name)
-        taken = _taken(cfg, name)
+        reused = _reused(cfg, name)
         for side in ("lhs", "rhs"):
             path = f"{name}.{side}"
-            if side == "rhs" and taken is not None:
-                cells = _taken_cells(contraction, taken)
+            if side == "rhs" and reused is not None:
+                forward = getattr(cfg.fwd, _FORWARD_SIDE[name])
+                fake = "fake " if reused.use_fake_quant else ""
+                cells = f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
             else:
                 cells = _cells(contraction, getattr(contraction, side))
             operands.append((path, _OPERANDS[path], *cells))
-        contractions.append((name, *_contraction_cells(contraction, taken)))
+        rhs = contraction.rhs if reused is None else reused
+        contractions.append((name, *_contraction_cells(contraction, rhs)))
     return f"{_table(operands)}\n\n{_table(contractions)}"
 
 
-def _taken(cfg: DotGeneral, name: str) -> Tensor | None:
-    """The forward's Tensor that the contraction `name` takes over, if it does."""
-    if name == "fwd" or not getattr(cfg, name).rhs.use_fwd_quant:
+def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
+    """Returns the config of the operand that a contraction reuses, if it does."""
+    raw: DotGeneralRaw = getattr(cfg, name)
+    if name == "fwd" or not raw.rhs.use_fwd_quant:
         return None
-    return getattr(cfg.fwd, _FORWARD_SIDE[name])
+    forward = getattr(cfg.fwd, _FORWARD_SIDE[name])
+    # Scales that are shared along contracting axes do.
+    return arithmetic.reused(raw, forward, scale_moves=True)[1]
 
 
 def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, str]:
     """Grid, calibration, scale and rounding of an operand."""
     if isinstance(tensor.numerics, numerics.NoNumerics):
         return "float", "-", "-", "-"
-    grid = f"{_grid_name(tensor.numerics)} ±{tensor.numerics.bound:g}"
+    if tensor.numerics.zero_point_range is None:
+        grid = f"{tensor.numerics.name} ±{tensor.numerics.bound:g}"
+    else:
+        smallest, largest = tensor.numerics.zero_point_range
+        grid = f"{tensor.numerics.name} {smallest}..{largest}"
     if tensor.use_fake_quant:
         grid += " fake"
     arguments = representation.non_default_arguments(tensor.calibration)
@@ -88,17 +98,6 @@ def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, s
         calibration += f"({', '.join(str(value) for value in arguments.values())})"
     rounding = "stochastic" if tensor.needs_noise else "nearest"
     return grid, calibration, _scale(contraction, tensor), rounding
-
-
-def _taken_cells(
-    contraction: DotGeneralRaw, taken: Tensor
-) -> tuple[str, str, str, str]:
-    """As `_cells`, of an operand that is taken over from the forward."""
-    if not taken.use_fake_quant:
-        return f"fwd's {_grid_name(taken.numerics)}", "-", "-", "-"
-    if not contraction.rhs.is_quantized:
-        return f"fwd's fake {_grid_name(taken.numerics)}", "-", "-", "-"
-    return _cells(contraction, contraction.rhs)
 
 
 def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
@@ -114,40 +113,16 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
     return f"{scale} po2" if tensor.po2_scale else scale
 
 
-def _contraction_cells(
-    contraction: DotGeneralRaw, taken: Tensor | None
-) -> tuple[str, str]:
-    """What a contraction runs in, and its accumulator."""
-    rhs = contraction.rhs
-    if taken is not None and not taken.use_fake_quant:
-        rhs = taken
-    integer = [
-        tensor.is_quantized and not tensor.use_fake_quant
-        for tensor in (contraction.lhs, rhs)
-    ]
-    runs_in = "integers" if all(integer) else "float"
-    is_wide = any(
-        tensor.is_quantized and tensor.grid.storage_dtype == np.dtype("int16")
-        for tensor in (contraction.lhs, rhs)
-    )
-    if runs_in == "integers" and is_wide:  # No platform multiplies int16 matrices.
-        runs_in = "float32"
-    if any(integer) and contraction.dg_in_dtype is not None:
-        runs_in = contraction.dg_in_dtype.name
-    accumulator = contraction.dg_accumulator_dtype
-    if accumulator is not None:
-        return runs_in, accumulator.name
-    if runs_in == "float" and not any(integer):
-        return runs_in, "the output's"
-    return runs_in, "int32" if runs_in == "integers" else "float32"
-
-
-def _grid_name(grid: numerics.Numerics | numerics.NoNumerics) -> str:
-    if isinstance(grid, numerics.NoNumerics):
-        return "float"
-    if isinstance(grid, numerics.IntSymmetric):
-        return f"int{grid.bits}"
-    return grid.storage_dtype.name
+def _contraction_cells(raw: DotGeneralRaw, rhs: Tensor) -> tuple[str, str]:
+    """The dtype or kind of arithmetic of a contraction, and its accumulator."""
+    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    kind = arithmetic.kind_of(*forms, raw.dg_in_dtype)
+    runs_in = "integers" if kind == "integers" else "float"
+    if raw.dg_in_dtype is not None and forms != ("float", "float"):
+        runs_in = raw.dg_in_dtype.name
+    if raw.dg_accumulator_dtype is not None:
+        return runs_in, raw.dg_accumulator_dtype.name
+    return runs_in, "int32" if kind == "integers" else "float32"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Where two configs differ."""
+"""The differences between two configs."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from aqtlite.config import representation
 
 
 def differences(first: Any, second: Any) -> list[str]:
-    """One line for each path at which two configs differ.
+    """Lists the paths at which two configs differ, a line for each.
 
     >>> from aqtlite import config
     >>> differences(config.weight_only(bits=8), config.weight_only(bits=4))

@@ -1,4 +1,4 @@
-"""How a contraction and its two gradients are quantized."""
+"""Configs of a contraction and of its two gradients."""
 
 import dataclasses
 from typing import Any
@@ -93,7 +93,7 @@ class LocalAqt(representation.CompactRepr):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class DotGeneralRaw(representation.CompactRepr):
-    """How one contraction is quantized, the forward or one of the two backward ones.
+    """Config of one contraction, the forward or one of the two backward ones.
 
     >>> from aqtlite import numerics
     >>> int8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
@@ -217,7 +217,7 @@ class DotGeneralRaw(representation.CompactRepr):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class DotGeneral(representation.CompactRepr):
-    """How a contraction and its two gradients are quantized; by default they are not.
+    """Config of a contraction and its two gradients; by default all stay in float.
 
     In `dlhs`, `lhs` is the output gradient and `rhs` the forward's rhs. In `drhs`,
     `lhs` is the output gradient and `rhs` the forward's *lhs*. (The convention is that
@@ -271,6 +271,13 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "gradient (dlhs.lhs and drhs.lhs); set stochastic_rounding=False "
                     "here"
                 )
+        for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
+            if _at(self, path).calibration.has_state:
+                raise ValueError(
+                    f"{path}.calibration={_at(self, path).calibration!r} gathers "
+                    "statistics, which only fwd.lhs and fwd.rhs can; use a calibration "
+                    "that looks at the array alone, such as calibration.AbsMax()"
+                )
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 
@@ -292,7 +299,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any operand of any of the three contractions is quantized."""
+        """True if any operand of any of the three contractions is quantized."""
         return any(
             tensor.is_quantized
             for contraction in (self.fwd, self.dlhs, self.drhs)

@@ -24,7 +24,7 @@ class CompactRepr:
 
 
 def is_record(value: Any) -> bool:
-    """Whether `value` is a dataclass instance (and not a dataclass itself)."""
+    """Returns True for a dataclass instance (and not for a dataclass itself)."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 

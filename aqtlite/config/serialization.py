@@ -3,28 +3,17 @@
 import dataclasses
 import json
 import math
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from aqtlite import calibration, numerics
-from aqtlite.config import representation
-from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config import registry, representation
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
 _VERSION = 1
 _ROOTS = (DotGeneral, DotGeneralRaw, Tensor)
-
-# Every class that a text may name. A new numerics or calibration is added here.
-_CLASSES: dict[str, type] = {
-    "AbsMax": calibration.AbsMax,
-    "DotGeneral": DotGeneral,
-    "DotGeneralRaw": DotGeneralRaw,
-    "IntSymmetric": numerics.IntSymmetric,
-    "LocalAqt": LocalAqt,
-    "NoNumerics": numerics.NoNumerics,
-    "Tensor": Tensor,
-}
 
 
 def to_json(
@@ -45,7 +34,7 @@ def to_json(
 
     Raises:
         TypeError: if `cfg` is no config, or holds an object of a class that is not
-            among those that can be read back (one of your own, say).
+            registered (one of your own, say; see `register`).
     """
     if not isinstance(cfg, _ROOTS):
         raise TypeError(
@@ -107,14 +96,14 @@ def _encode(value: Any, path: str) -> Any:
     if not (representation.is_record(value) or isinstance(value, families)):
         return value
     name = type(value).__name__
-    if _CLASSES.get(name) is not type(value):
+    if registry.find(name) is not type(value):
         raise TypeError(
-            f"{path}: a {name} cannot be written as JSON; the classes that can are: "
-            + ", ".join(_CLASSES)
+            f"{path}: a {name} cannot be written as JSON, because it is not registered;"
+            f" decorate it with config.register. Registered: {_known()}"
         )
     arguments = {
         field.name: _encode(getattr(value, field.name), f"{path}.{field.name}")
-        for field in dataclasses.fields(_CLASSES[name])
+        for field in dataclasses.fields(cast(Any, value))
     }
     return {"type": name, **arguments}
 
@@ -150,25 +139,32 @@ def _decode(value: Any, path: str) -> Any:
 def _build(fields: dict[str, Any], path: str) -> Any:
     """Builds the object of class ``fields["type"]``."""
     if "type" not in fields:
-        _fail(path, f'there is no "type"; the known types are: {", ".join(_CLASSES)}')
+        _fail(path, f'there is no "type"; the known types are: {_known()}')
     name = fields.pop("type")
-    if not isinstance(name, str) or name not in _CLASSES:
+    cls = registry.find(name) if isinstance(name, str) else None
+    if cls is None:
         _fail(
             f"{path}.type",
-            f"unknown type {name!r}; the known types are: {', '.join(_CLASSES)}",
+            f"unknown type {name!r}; the known types are: {_known()}. A class of your "
+            "own is known once it is decorated with config.register",
         )
-    known = [field.name for field in dataclasses.fields(_CLASSES[name])]
+    known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
         if key not in known:
-            names = ", ".join(known) or "none"
+            options = ", ".join(known) or "none"
             _fail(
-                f"{path}.{key}", f"a {name} has no such field; its fields are: {names}"
+                f"{path}.{key}",
+                f"a {name} has no such field; its fields are: {options}",
             )
     arguments = {key: _decode(item, f"{path}.{key}") for key, item in fields.items()}
     try:
-        return _CLASSES[name](**arguments)
+        return cls(**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _known() -> str:
+    return ", ".join(registry.names())
 
 
 def _either(classes: tuple[type, ...]) -> str:

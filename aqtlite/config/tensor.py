@@ -1,4 +1,4 @@
-"""How one operand of one contraction is quantized."""
+"""Config of one operand of one contraction."""
 
 import dataclasses
 from typing import Literal
@@ -11,7 +11,7 @@ from aqtlite.config import representation
 def _shared_axes(
     axes: object,
 ) -> tuple[int, ...] | Literal["per_tensor"] | None:
-    """`calib_shared_axes` in its normal form, or an error."""
+    """Normalizes `calib_shared_axes`."""
     if axes is None:
         return None
     remedy = 'give a tuple of axes, "per_tensor", or None for the contracting axes'
@@ -36,7 +36,7 @@ def _shared_axes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Tensor(representation.CompactRepr):
-    """How one operand of one contraction is quantized; by default it is not.
+    """Config of one operand of one contraction; by default it stays in float.
 
     >>> from aqtlite import numerics
     >>> Tensor(numerics=numerics.IntSymmetric(bits=4), po2_scale=True)
@@ -60,7 +60,7 @@ class Tensor(representation.CompactRepr):
     None for the contracting axes (per-channel). A list is made a tuple."""
 
     scale_stop_grad: bool = True
-    """Whether the scale is a constant to the gradient. This matters only for
+    """Treat the scale as a constant in gradients. This matters only for
     `aqtlite.quantize`: in a contraction the straight-through estimator always treats
     the scale as a constant."""
 
@@ -118,8 +118,15 @@ class Tensor(representation.CompactRepr):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether there is a grid."""
+        """True if there is a grid."""
         return not isinstance(self.numerics, grids.NoNumerics)
+
+    @property
+    def is_integer(self) -> bool:
+        """True if stored integers are contracted as such."""
+        if isinstance(self.numerics, grids.NoNumerics) or self.use_fake_quant:
+            return False
+        return self.numerics.arithmetic == "integer"
 
     @property
     def grid(self) -> grids.Numerics:
@@ -137,5 +144,5 @@ class Tensor(representation.CompactRepr):
 
     @property
     def needs_noise(self) -> bool:
-        """Whether rounding is stochastic."""
+        """True if rounding is stochastic."""
         return isinstance(self.numerics, grids.Numerics) and self.numerics.needs_noise

@@ -82,7 +82,7 @@ class _Miss:
 
 
 def _open(value: Any) -> Any:
-    """Takes a dataclass apart by one level; anything else is left as it is."""
+    """Makes a draft of a dataclass, one level deep; returns anything else as it is."""
     if isinstance(value, _Draft) or not representation.is_record(value):
         return value
     return _Draft(type(value), representation.constructor_arguments(value))

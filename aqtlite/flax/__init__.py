@@ -1,12 +1,13 @@
 """Quantized contractions for Flax, and the conversion of trained models to serving."""
 
-from aqtlite.flax import serialization as _serialization
-from aqtlite.flax.convert import convert
-from aqtlite.flax.linen import AqtDotGeneral, AqtEinsum
-from aqtlite.flax.mode import QuantMode
-from aqtlite.flax.placeholder import FrozenKernel
-from aqtlite.flax.report import ConversionReport, ParameterReport
-from aqtlite.flax.tracing import Call
+from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.convert import convert
+from aqtlite.flax.linen.dot_general import AqtDotGeneral
+from aqtlite.flax.linen.einsum import AqtEinsum
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.quant_mode import QuantMode
+from aqtlite.serving.report import ConversionReport, ParameterReport
 
 _serialization.register()
 

@@ -1,4 +1,4 @@
-"""How contractions, reductions and exact arithmetic are handed to XLA.
+"""Lowering: contractions, reductions and exact arithmetic in forms for XLA.
 
 Nothing here knows of configs: stored values, axes and dtypes go in, sums of products
 come out, the same in every form that a platform runs fast.

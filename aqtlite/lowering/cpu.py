@@ -20,7 +20,7 @@ _BLOCK = 16
 def is_fast(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Whether the contraction is on the fast path as it stands."""
+    """Returns True if the contraction is on the fast path as it stands."""
     return not (
         processor.multiplies_unsigned()
         or _is_transposed(len(lhs_shape), dims)
@@ -67,9 +67,9 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if not is_unsigned:
         out = plain.dot(lhs, rhs, dims, jnp.int32)
     elif has_few_rows:
-        out = unsigned.dot_with_last_row_zero(unsigned.raised(lhs), rhs, dims)
+        out = unsigned.dot_with_last_row_zero(unsigned.offset(lhs), rhs, dims)
     else:
-        out = unsigned.dot(unsigned.raised(lhs), rhs, dims)
+        out = unsigned.dot(unsigned.offset(lhs), rhs, dims)
     if has_few_rows:
         out = lax.slice_in_dim(out, 0, rows, axis=batch_rank)
     if has_one_column:
@@ -78,7 +78,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 
 
 def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
-    """Whether XLA:CPU contracts these floats in float32, widened or not.
+    """Returns True if XLA:CPU contracts these floats in float32, widened or not.
 
     Of bfloat16 and float16 it does so in few layouts, and has no kernel for others.
     """
@@ -90,14 +90,14 @@ def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bo
 
 
 def _is_transposed(lhs_ndim: int, dims: dn.DimensionNumbers) -> bool:
-    """Whether lhs has a remaining axis after a contracting one."""
+    """Returns True if lhs has a remaining axis after a contracting one."""
     (lhs_ca, _), (lhs_ba, _) = dims
     remaining = dn.remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
     return bool(remaining and lhs_ca) and max(remaining) > min(lhs_ca)
 
 
 def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
-    """How many rows lhs's matrix has."""
+    """The number of rows of lhs as a matrix."""
     (lhs_ca, _), (lhs_ba, _) = dims
     remaining = dn.remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
     return math.prod(lhs_shape[axis] for axis in remaining)
@@ -106,7 +106,7 @@ def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
 def _contracts_last_axes(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Whether rhs has more than two axes, those that both contract being the last."""
+    """Returns True if rhs has over two axes, and both contract their last ones."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     lhs_last, rhs_last = (
         tuple(range(len(shape) - len(rhs_ca), len(shape)))
@@ -128,13 +128,13 @@ def _dot_with_matrix(lhs, rhs, contracted):
 
 
 def _contracts_leading_axes(dims):
-    """Whether both operands are transposed and can be reshaped to a matrix each."""
+    """Returns True if both operands contract their leading axes, and batch none."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     return lhs_ca == rhs_ca == tuple(range(len(lhs_ca))) and not batch
 
 
 def _can_reshape(*operands):
-    """Whether all sizes are known, and no axis has an explicit sharding."""
+    """Returns True if all sizes are known, and no axis has an explicit sharding."""
     sizes = [size for x in operands for size in x.shape]
     is_known = all(isinstance(size, int) for size in sizes)
     return is_known and all(explicit_sharding(x) is None for x in operands)
@@ -150,7 +150,7 @@ def _dot_of_transposed(lhs, rhs, contracted):
 
     dims = ((1,), (0,)), ((), ())
     if processor.multiplies_unsigned():
-        out = unsigned.dot(_transpose(unsigned.raised(matrix(lhs))), matrix(rhs), dims)
+        out = unsigned.dot(_transpose(unsigned.offset(matrix(lhs))), matrix(rhs), dims)
     else:
         out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims, jnp.int32)
     return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
@@ -175,7 +175,7 @@ def _transpose(x):
 
 
 def _with_row_of_zeros(lhs, dims):
-    """lhs as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
+    """Lays lhs out as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     sizes = [lhs.shape[axis] for axis in lhs_ba], [lhs.shape[axis] for axis in lhs_ca]
     remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)

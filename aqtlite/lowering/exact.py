@@ -1,9 +1,9 @@
-"""Float32 values that are the same in every program.
+"""Float32 arithmetic with the same result in every program.
 
-A compiler may rearrange float arithmetic as long as it sees where a value comes from:
-XLA turns ``(x * c) * s`` into ``x * (c * s)``, and drops the rounding of
+XLA rearranges float arithmetic where it sees how a value was computed: it turns
+``(x * c) * s`` into ``x * (c * s)``, and drops the rounding of
 ``float32 -> bfloat16 -> float32``, in some programs and not in others. The functions
-here hide the origin of a value at no cost in memory or passes.
+here prevent that at no cost in memory or passes.
 """
 
 import dataclasses
@@ -16,22 +16,22 @@ from jax import lax
 from aqtlite.lowering.target import TargetDependent
 
 
-def opaque(x: jax.Array) -> jax.Array:
-    """x itself, of which a compiler does not see what it was computed from.
+def algebraic_barrier(x: jax.Array) -> jax.Array:
+    """Returns x, and keeps XLA from simplifying across it.
 
-    Clamping is not arithmetic that a factor could move through, and it uses x once, so
-    that no fusion is split at it. An optimization barrier would do as well, but splits
-    the loop that reads x.
+    No factor moves through a clamp, and a clamp uses x once, so that no fusion is split
+    at it. An optimization barrier would do as well, but splits the loop that reads x.
     """
     return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
 
 
-def product(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """``x * scale`` as a number of its own, rounded before anything is added to it.
+def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Computes ``x * scale``, rounded before anything is added to it.
 
-    LLVM contracts a product and a sum (of a bias, a skip connection, the terms of a
-    LayerNorm) into one rounding wherever it finds them in one loop, and looks through a
-    clamp to the infinities. The sign of a scale, which is always 0, it does not know.
+    LLVM contracts a product and a sum (with a bias, a skip connection, the terms of a
+    LayerNorm) into one fused multiply-add wherever they meet in one loop, and looks
+    through a clamp to the infinities. It does not know that the sign bit of a scale is
+    0, so that a bitwise or with it stays.
 
     Args:
         x: float32.
@@ -44,22 +44,21 @@ def product(x: jax.Array, scale: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(words | zero, jnp.float32)
 
 
-def materialized(x: jax.Array) -> jax.Array:
-    """x itself, which a compiler computes in full before anything that reads it.
+def fusion_barrier(x: jax.Array) -> jax.Array:
+    """Returns x, and keeps XLA from fusing its computation into what reads it.
 
-    It fuses no part of what computed x into what follows, so that what follows is
-    compiled alike where x is computed and where x is given. XLA:CPU removes an
-    optimization barrier before it fuses, and fuses a reduction of several arrays with
-    nothing that reads it; on other platforms the barrier stays.
+    What reads x is then compiled alike whether x is computed or given. XLA:CPU removes
+    an optimization barrier before it fuses, but fuses a reduction of several arrays
+    with nothing that reads it; on other platforms the barrier stays.
 
     Args:
         x: any shape. Meant for small arrays: a CPU writes as many int32 beside it.
     """
-    return _Materialized()(x)
+    return _FusionBarrier()(x)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Materialized(TargetDependent):
+class _FusionBarrier(TargetDependent):
     """The identity, as a kernel of its own."""
 
     def reference(self, x):
@@ -83,7 +82,7 @@ def _last_of_two(x: jax.Array) -> jax.Array:
 
 
 def float32(x: jax.Array) -> jax.Array:
-    """x in float32, with x's own rounding in every program.
+    """Converts x to float32, with x's own rounding in every program.
 
     An explicit reduction of the precision, which XLA keeps, repeats the rounding to
     bfloat16 or float16 that it may have skipped; to a value that was rounded already it
@@ -105,7 +104,7 @@ def float32(x: jax.Array) -> jax.Array:
 
 
 def nearest_integer(x: jax.Array) -> jax.Array:
-    """float32 to int32, half to even.
+    """Rounds float32 to int32, half to even.
 
     x must be within 2^22; NaN gives some integer or other. Floats from 2^23 to 2^24 are
     the integers, in the order of their bits: adding 1.5 * 2^23 rounds x, and leaves it

@@ -27,10 +27,8 @@ def float_dot(
     if order is not None:
         out_sharding = before_transposition(out_sharding, order)
     dot = _FloatDot(dims, out_sharding)
-    if cpu.sums_halves(lhs, rhs, dims):
-        out = dot.reference(lhs, rhs)
-    else:
-        out = dot(lhs, rhs)
+    form = dot.reference if cpu.sums_halves(lhs, rhs, dims) else dot
+    out = form(lhs, rhs)
     return out if order is None else out.transpose(order)
 
 

@@ -20,7 +20,7 @@ _ALIGNMENT = 16
 def is_aligned(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Whether `dot` leaves the operands as they are."""
+    """Returns True if `dot` leaves the operands as they are."""
     (lhs_ca, rhs_ca), (_, rhs_ba) = dims
     columns = dn.remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)
     return not (_missing(lhs_shape, lhs_ca) or _missing(rhs_shape, columns))

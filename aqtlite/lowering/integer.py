@@ -68,7 +68,8 @@ def _wide_dot(lhs, rhs, dims, out_sharding):
     return digits.combine(digits.combine(sums, rhs_axis), batch)
 
 
-def with_new_axes(sharding, *axes):
+def with_new_axes(sharding: NamedSharding, *axes: int) -> NamedSharding:
+    """The sharding of an array with new axes at these places, which are not sharded."""
     spec = list(sharding.spec)
     for axis in axes:
         spec += [None] * (axis - len(spec))

@@ -1,4 +1,4 @@
-"""What the forms of all platforms are made of."""
+"""Building blocks of the forms of all platforms."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which int8 contractions the processor of this host has instructions for."""
+"""The int8 instructions of the processor of this host."""
 
 import functools
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 
 @functools.cache
 def multiplies_unsigned() -> bool:
-    """Whether XLA:CPU is faster at uint8 by int8 than at int8 by int8 here.
+    """Returns True if XLA:CPU multiplies uint8 by int8 faster than int8 by int8.
 
     So it is with AVX512-VNNI, whose instruction for it takes one unsigned operand
     (Intel, "vpdpbusd"), unless there is AMX, which takes both. Known on Linux; False
@@ -16,7 +16,7 @@ def multiplies_unsigned() -> bool:
 
 
 def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
-    """`multiplies_unsigned` of the processor that Linux describes in this file."""
+    """Decides `multiplies_unsigned` from a file like Linux's ``/proc/cpuinfo``."""
     if not cpuinfo.exists():
         return False
     flags = {

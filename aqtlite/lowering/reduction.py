@@ -25,7 +25,7 @@ _WORTHWHILE = 2**14  # elements
 
 
 def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """``max(|x|)`` over some axes of a float32 array, keepdims; 0 over an empty axis.
+    """Computes ``max(|x|)`` over some axes, keepdims; 0 over an empty axis.
 
     A NaN makes its maximum NaN or, on CPUs, infinite.
     """
@@ -38,7 +38,7 @@ class _LargestMagnitude(TargetDependent):
 
     axes: tuple[int, ...]
     can_be_cut: bool
-    """Whether no axis has an explicit sharding, in which it could not be cut."""
+    """False for an explicit sharding, which a cut would not fit."""
 
     def reference(self, x):
         return jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
@@ -77,6 +77,6 @@ def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int] | None:
 
 
 def _in_pieces(x: jax.Array, axis: int, terms: int) -> jax.Array:
-    """x with an axis cut into so many pieces, of which the terms are the elements."""
+    """Splits an axis into ``(terms, size / terms)``."""
     pieces = (terms, x.shape[axis] // terms)
     return x.reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])

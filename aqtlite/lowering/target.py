@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a program is compiled for."""
+    """The platform and partitioning that a program is compiled for."""
 
     platform: str
     """ "cpu", "cuda", "rocm", "tpu", or "other"."""
@@ -38,14 +38,14 @@ class TargetDependent(abc.ABC):
     """
 
     @abc.abstractmethod
-    def reference(self, *args: jax.Array) -> jax.Array:
+    def reference(self, *args: Any) -> jax.Array:
         """A plain form. It gives the result's type, and the derivative."""
 
     @abc.abstractmethod
-    def lowered(self, target: Target, *args: jax.Array) -> jax.Array:
+    def lowered(self, target: Target, *args: Any) -> jax.Array:
         """The form for a target."""
 
-    def __call__(self, *args: jax.Array) -> jax.Array:
+    def __call__(self, *args: Any) -> jax.Array:
         """Evaluates the function."""
         return _target_dependent_p.bind(*args, function=self)
 

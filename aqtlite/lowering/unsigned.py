@@ -1,4 +1,4 @@
-"""int8 contractions by way of uint8, for processors that multiply that by int8.
+"""Contractions of int8 as uint8, for processors that multiply uint8 by int8.
 
 With 128 added, lhs is unsigned, and ``lhs . rhs = (lhs + 128) . rhs - 128 . rhs``. All
 of it is modulo 2^32, so that the sums are exact wherever int32 holds the result.
@@ -12,16 +12,16 @@ from jax import lax
 from aqtlite import dimension_numbers as dn
 
 
-def raised(x: jax.Array) -> jax.Array:
-    """int8 plus 128, as uint8: the bit of the sign, turned."""
+def offset(x: jax.Array) -> jax.Array:
+    """Adds 128 to int8, as uint8: flips the sign bit."""
     return lax.bitcast_convert_type(x ^ np.int8(-128), jnp.uint8)
 
 
 def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
-    """Contracts a raised lhs with int8 to the sums, in int32, of lhs itself.
+    """Contracts an offset lhs with int8 to int32, and takes the offset off the sums.
 
-    What to take off, 128 . rhs, is a contraction of two rows: one would be a vector,
-    for which XLA:CPU has no fast path.
+    The offset's share of the sums, 128 . rhs, is contracted as two rows: XLA:CPU has no
+    fast path for one.
     """
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     rank = len(lhs_ba)
@@ -38,7 +38,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 def dot_with_last_row_zero(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
 ) -> jax.Array:
-    """The same where lhs, before it was raised, had zeros for a last row.
+    """Contracts an offset lhs whose last row was zeros before the offset.
 
     That row's sums are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
@@ -47,7 +47,7 @@ def dot_with_last_row_zero(
 
 
 def _mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
-    """uint8 by int8 to int32.
+    """Contracts uint8 with int8 to int32.
 
     With a preset, JAX leaves the operands their dtypes; otherwise it casts both to
     int32 on CPUs.

@@ -1,17 +1,25 @@
-"""What every number grid has to offer."""
+"""The interface of a number grid."""
 
 import abc
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+Arithmetic = Literal["integer", "float", "table"]
+
 
 class Numerics(abc.ABC):
     """A number grid: which values exist, how they are stored, and how to round.
 
-    A grid works on *scaled* values: an array divided by its scale, in float32, so
-    that the largest magnitude that calibration found lies at `bound`.
+    A grid works on *scaled* values: an array divided by its scale, in float32, so that
+    the largest magnitude that calibration found lies at `bound`. With a zero point
+    ``z``, a stored value ``q`` stands for ``scale * decode(q - z)``, otherwise for
+    ``scale * decode(q)``.
+
+    Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
+    write it as JSON and into checkpoints.
     """
 
     @property
@@ -25,37 +33,86 @@ class Numerics(abc.ABC):
         """The dtype of the stored values."""
 
     @property
-    @abc.abstractmethod
+    def name(self) -> str:
+        """A short name for tables, such as ``int8``."""
+        return self.storage_dtype.name
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The arithmetic in which stored values are contracted.
+
+        - "integer": as integers, summed exactly. Scales and zero points are applied to
+          the sums.
+        - "float": as floats of the storage dtype, summed in float32.
+        - "table": decoded first, and contracted in float32.
+
+        By default that of the storage dtype.
+        """
+        is_integer = jnp.issubdtype(self.storage_dtype, jnp.integer)
+        return "integer" if is_integer else "float"
+
+    @property
     def unit(self) -> float:
-        """What one stored unit stands for on the scaled axis (a power of two)."""
+        """The scaled value of one stored unit, a power of two.
+
+        It is part of the scale of a `QTensor`. Not used by tables.
+        """
+        return 1.0
+
+    @property
+    def zero_point_range(self) -> tuple[int, int] | None:
+        """The smallest and largest stored value of a grid with a zero point.
+
+        None: the grid has none, and is symmetric around zero.
+        """
+        return None
 
     @property
     def largest_stored(self) -> int:
-        """The largest magnitude of a stored value: how far sums can grow."""
+        """The largest magnitude of a stored integer, less its zero point.
+
+        It bounds how many products int32 can sum.
+        """
+        if self.zero_point_range is not None:
+            smallest, largest = self.zero_point_range
+            return largest - smallest
         return int(jnp.iinfo(self.storage_dtype).max)
 
     @property
-    @abc.abstractmethod
     def needs_noise(self) -> bool:
-        """Whether `round` must be given random bits."""
+        """True if `round` must be given random bits."""
+        return False
 
     @abc.abstractmethod
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
         """Rounds scaled values onto the grid.
 
         Args:
-            scaled: float32, any shape.
+            scaled: float32, any shape. On a grid with a zero point it is in stored
+                units, not yet moved by the zero point.
             noise: uint32 random bits of the same shape, or None if not `needs_noise`.
 
         Returns:
-            Stored values: `storage_dtype`, the same shape; ``stored * unit`` is the
-            value on the scaled axis.
+            Stored values: `storage_dtype`, the same shape. On a grid with a zero point,
+            int32: the zero point is added, and the range enforced, by the caller.
         """
 
-    @abc.abstractmethod
+    def decode(self, stored: jax.Array) -> jax.Array:
+        """The values of stored ones, before scaling.
+
+        Args:
+            stored: `storage_dtype`, or int32 less a zero point; any shape.
+
+        Returns:
+            float32 of the same shape. Grids of arithmetic "table" override it.
+        """
+        return stored.astype(jnp.float32)
+
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
-        """Where the straight-through estimator lets the gradient pass.
+        """The elements at which the straight-through estimator lets the gradient pass.
 
         Returns:
             A bool array, False where `round` clipped; None where all of it passes.
         """
+        del scaled
+        return None

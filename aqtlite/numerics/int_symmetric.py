@@ -45,7 +45,7 @@ class IntSymmetric(base.Numerics):
     """Width of the grid, 1 to 8."""
 
     preserve_zero: bool | None = None
-    """Whether zero is a grid point. None: yes, except at one bit."""
+    """Make zero a grid point. None: yes, except at one bit."""
 
     preserve_max_val: bool = False
     """Map the largest magnitude onto the last grid point (True) or onto the far edge
@@ -103,6 +103,10 @@ class IntSymmetric(base.Numerics):
         return 1.0 if self.preserve_zero else 0.5
 
     @property
+    def name(self) -> str:
+        return f"int{self.bits}"
+
+    @property
     def storage_dtype(self) -> np.dtype:
         largest = int(self._last_center / self.unit)
         for dtype in (jnp.int4, jnp.int8):
@@ -120,7 +124,7 @@ class IntSymmetric(base.Numerics):
 
     @property
     def _clip_bound(self) -> float:
-        """Where `round` clips: the last center, or the edge of the storage dtype."""
+        """The clipping value: the last center, or the edge of the storage dtype."""
         if self.clip:
             return self._last_center
         return float(jnp.iinfo(self.storage_dtype).max) * self.unit

@@ -1,13 +1,28 @@
-"""Checkpoints to convert."""
+"""Checkpoints to convert, fixtures and assertions."""
 
 import pathlib
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 from flax import linen as nn
 from flax import serialization, traverse_util
 from safetensors import flax as safetensors_flax
+
+from aqtlite import checkpoint
+from aqtlite.checkpoint import run
+from aqtlite.checkpoint.formats import open_reader
+from aqtlite.checkpoint.job import Job
+from aqtlite.checkpoint.manifest import Manifest, Plain, Stored
+from aqtlite.checkpoint.packing import packing_of
+from tests.flax import models
+from tests.flax.support import INT8, X, init
+
+MODEL = models.MlpBlock(INT8)
+VARIABLES = init(MODEL, X)
+for _i, _layer in enumerate(VARIABLES["params"].values()):
+    _layer["bias"] = _layer["bias"] + _i  # No two arrays are the same.
 
 FORMATS = ("orbax", "safetensors", "msgpack")
 
@@ -41,3 +56,30 @@ def assert_same(got, wanted):
     for a, b in pairs:
         assert a.dtype == b.dtype and a.shape == b.shape
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.fixture
+def source(tmp_path):
+    return save(tmp_path / "float", VARIABLES, "msgpack")
+
+
+@pytest.fixture
+def converted(source, tmp_path):
+    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+    return tmp_path / "out"
+
+
+def refuses(match, function, *args, **kwargs):
+    """Calls a function, which raises one line."""
+    with pytest.raises(checkpoint.CheckpointError, match=match) as info:
+        function(*args, **kwargs)
+    assert "\n" not in str(info.value)
+
+
+def copy(source, target):
+    """Copies every array of a checkpoint into a new one, as a conversion does."""
+    reader = open_reader(source)
+    stored = {name: Stored(x, packing_of(x)) for name, x in reader.arrays.items()}
+    manifest = Manifest({name: Plain(name) for name in stored}, stored)
+    job = Job(manifest, (), {name: name for name in stored})
+    return run.run(job, reader, target, False, False, None)

@@ -258,3 +258,14 @@ def test_a_module_that_contracts_two_weights_by_one_name(tmp_path):
     serving = checkpoint.load_serving(tmp_path / "out", model)
     assert sorted(serving["aqt"]) == ["shared", "shared_1"]
     assert_equal(apply(model, variables, X), apply(model, serving, X))
+
+
+def test_it_is_logged_and_not_printed(tmp_path, caplog, capsys):
+    model = nn.Dense(8, dot_general=DG)
+    source = save(tmp_path / "float", init(model, X), "msgpack")
+    with caplog.at_level("INFO", logger="absl"):
+        checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
+    messages = [text for text in caplog.messages if str(tmp_path / "out") in text]
+    assert messages[0] == f"converting 288 bytes of {source} to {tmp_path / 'out'}"
+    assert "1 frozen, 1 kept; SNR" in messages[-1]
+    assert capsys.readouterr().out == ""

@@ -1,6 +1,7 @@
 """A checkpoint converted on one device, loaded onto a mesh."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -11,21 +12,38 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from aqtlite import checkpoint
-from aqtlite.flax import convert
+from aqtlite import checkpoint, config
+from aqtlite.flax import AqtDotGeneral, convert
 from tests.checkpoint.support import FORMATS, assert_same, save
 from tests.flax.support import DG, NORMAL, X, init
 
-MODEL = nn.Dense(
-    24, dot_general=DG, kernel_init=nn.with_partitioning(NORMAL, (None, "model"))
-)
+
+def dense(dot_general, axes=(None, "model")):
+    kernel_init = nn.with_partitioning(NORMAL, axes)
+    return nn.Dense(24, dot_general=dot_general, kernel_init=kernel_init)
 
 
-def converted(tmp_path, name, how="orbax"):
-    variables = init(MODEL, X)
-    source = save(tmp_path / "float", variables, how)
-    checkpoint.convert_checkpoint(source, tmp_path / name, MODEL, X)
-    return tmp_path / name, convert(MODEL, variables, X)
+MODEL = dense(DG)
+MODELS = {
+    "int8": MODEL,
+    "int4": dense(AqtDotGeneral(config.weight_only(bits=4))),
+    "ternary along the rows": dense(
+        AqtDotGeneral(config.weight_only(bits=2)), ("model", None)
+    ),
+}
+STORED = [
+    ("int8", "out"),
+    ("int8", "out.safetensors"),
+    ("int4", "out.safetensors"),
+    ("ternary along the rows", "out"),
+]
+
+
+def converted(tmp_path, name, model=MODEL):
+    variables = init(model, X)
+    source = save(tmp_path / "float", variables, "orbax")
+    checkpoint.convert_checkpoint(source, tmp_path / name, model, X)
+    return tmp_path / name, convert(model, variables, X)
 
 
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
@@ -102,41 +120,41 @@ def test_logical_names(tmp_path):
 
 def test_four_devices(tmp_path):
     """Integers and scales are sharded as the kernel is; serving gives the same."""
-    expected = {}
-    for name in ("out", "out.safetensors"):
-        folder = tmp_path / name.replace(".", "_")
+    paths = []
+    for i, (key, name) in enumerate(STORED):
+        folder, model = tmp_path / str(i), MODELS[key]
         folder.mkdir()
-        path, serving = converted(folder, name)
-        expected[str(path)] = serving
-    out = np.asarray(jax.jit(MODEL.apply)(serving, X))
-    np.save(tmp_path / "expected.npy", out)
+        path, serving = converted(folder, name, model)
+        np.save(folder / "expected.npy", jax.jit(model.apply)(serving, X))
+        paths += [key, str(path)]
     script = """
-        import sys
+        import pathlib, sys
         import jax, numpy as np
         from flax import linen as nn
         from aqtlite import checkpoint
-        from tests.checkpoint.test_mesh import MODEL
+        from tests.checkpoint.test_mesh import MODELS
         from tests.flax.support import X
 
         mesh = jax.make_mesh((4,), ("model",))
-        for path in sys.argv[2:]:
-            serving = checkpoint.load_serving(path, MODEL, mesh=mesh)
+        for key, path in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+            model = MODELS[key]
+            serving = checkpoint.load_serving(path, model, mesh=mesh)
             rhs = nn.meta.unbox(serving["aqt"]["kernel"]["rhs"])
-            for leaf, shape in ((rhs.qvalue, (6, 8)), (rhs.scale, (6, 1))):
+            along_rows = key.endswith("rows")
+            assert rhs.qvalue.dtype == ("int8" if key == "int8" else "int4")
+            for leaf, shape in (
+                (rhs.qvalue, (24, 2) if along_rows else (6, 8)),
+                (rhs.scale, (24, 1) if along_rows else (6, 1)),
+            ):
                 shapes = [shard.data.shape for shard in leaf.addressable_shards]
                 assert shapes == [shape] * 4, (leaf.shape, shapes)
-            out = np.asarray(jax.jit(MODEL.apply)(serving, X))
-            np.testing.assert_array_equal(out, np.load(sys.argv[1]))
+            out = np.asarray(jax.jit(model.apply)(serving, X))
+            expected = np.load(pathlib.Path(path).parent / "expected.npy")
+            np.testing.assert_array_equal(out, expected)
         print("loaded")
     """
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(script),
-            tmp_path / "expected.npy",
-            *list(expected),
-        ],
+        [sys.executable, "-c", textwrap.dedent(script), *paths],
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
         capture_output=True,
         text=True,
@@ -144,3 +162,51 @@ def test_four_devices(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "loaded\n"
+
+
+def test_two_hosts_read_slices(tmp_path):
+    """Each reads the slices of its own devices, packed ones too."""
+    paths = []
+    for i, (key, name) in enumerate(STORED[2:]):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        path, serving = converted(folder, name, MODELS[key])
+        rhs = nn.meta.unbox(serving["aqt"]["kernel"]["rhs"])
+        np.save(folder / "expected.npy", np.asarray(rhs.qvalue).astype(np.int8))
+        paths += [key, str(path)]
+    script = """
+        import pathlib, sys
+        import jax, numpy as np
+        from flax import linen as nn
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+        from aqtlite import checkpoint
+        from tests.checkpoint.test_mesh import MODELS
+
+        mesh = jax.make_mesh((4,), ("model",))
+        for key, path in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
+            serving = checkpoint.load_serving(path, MODELS[key], mesh=mesh)
+            x = nn.meta.unbox(serving["aqt"]["kernel"]["rhs"]).qvalue
+            expected = np.load(pathlib.Path(path).parent / "expected.npy")
+            assert not x.is_fully_addressable and len(x.addressable_shards) == 2
+            for shard in x.addressable_shards:
+                got = np.asarray(shard.data).astype(np.int8)
+                np.testing.assert_array_equal(got, expected[shard.index])
+        print("loaded")
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), address, str(i), *paths],
+            env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all("loaded" in out for out, _ in outputs)

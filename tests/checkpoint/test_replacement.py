@@ -1,4 +1,4 @@
-"""What lies at the target's place and beside it, and who else writes there."""
+"""Replacing a target, beside other files and other conversions."""
 
 import os
 import subprocess
@@ -13,30 +13,11 @@ from safetensors import numpy as safetensors_numpy
 from aqtlite import checkpoint
 from aqtlite.checkpoint import staging
 from aqtlite.flax import convert
-from tests.checkpoint.support import assert_same, save, snapshot
-from tests.flax import models
-from tests.flax.support import INT8, X, init
+from tests.checkpoint import support
+from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, snapshot
+from tests.flax.support import X
 
-MODEL = models.MlpBlock(INT8)
-VARIABLES = init(MODEL, X)
-
-
-@pytest.fixture
-def source(tmp_path):
-    return save(tmp_path / "float", VARIABLES, "msgpack")
-
-
-@pytest.fixture
-def converted(source, tmp_path):
-    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
-    return tmp_path / "out"
-
-
-def refuses(match, function, *args, **kwargs):
-    """Calls a function, which raises one line."""
-    with pytest.raises(checkpoint.CheckpointError, match=match) as info:
-        function(*args, **kwargs)
-    assert "\n" not in str(info.value)
+source, converted = support.source, support.converted
 
 
 class TestOverwrite:
@@ -97,65 +78,6 @@ class TestOverwrite:
         self.check(source, target)
 
 
-class TestStaging:
-    """The folder beside the target is nobody else's."""
-
-    def convert(self, source, tmp_path):
-        checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
-
-    @pytest.mark.parametrize(
-        "name", ["lock", "key", "0.qvalue", "0.json", "0.record", "out", "replaced"]
-    )
-    def test_symbolic_links_in_it(self, name, source, tmp_path):
-        victim = tmp_path / "precious"
-        victim.write_text("mine")
-        folder = tmp_path / ".out.converting"
-        folder.mkdir()
-        (folder / "lock").touch()
-        (folder / "key").write_text("0" * 64)
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(victim)
-        refuses("a symbolic link; move it", self.convert, source, tmp_path)
-        assert victim.read_text() == "mine"
-        assert not (tmp_path / "out").exists()
-
-    def test_a_symbolic_link_in_its_place(self, source, tmp_path):
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
-        (tmp_path / ".out.converting").symlink_to(elsewhere)
-        refuses("a symbolic link; move it", self.convert, source, tmp_path)
-        assert not list(elsewhere.iterdir())
-
-    @pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
-    def test_links_that_appear_later(self, link, source, tmp_path, monkeypatch):
-        victim = tmp_path / "precious"
-        victim.write_text("mine")
-        claim = staging.Staging.claim
-
-        def claim_and_link(self, key):
-            claim(self, key)
-            for name in ("0.qvalue", "0.scale", "0.record"):
-                getattr(self.folder / name, link)(victim)
-
-        monkeypatch.setattr(staging.Staging, "claim", claim_and_link)
-        self.convert(source, tmp_path)
-        assert victim.read_text() == "mine"
-        wanted = convert(MODEL, VARIABLES, X)
-        assert_same(checkpoint.load_serving(tmp_path / "out"), wanted)
-
-    @pytest.mark.parametrize(
-        "files", [{"lock": "", "precious": "x"}, {"lock": "", "key": "K", "data": "x"}]
-    )
-    def test_somebody_elses(self, files, source, tmp_path):
-        folder = tmp_path / ".out.converting"
-        folder.mkdir()
-        for name, text in files.items():
-            (folder / name).write_text(text)
-        before = snapshot(folder)
-        refuses("is in the way", self.convert, source, tmp_path)
-        assert snapshot(folder) == before
-
-
 class TestTwoConversions:
     """Into one target, at the same time."""
 
@@ -195,26 +117,6 @@ class TestTwoConversions:
         refuses("exists; --overwrite", checkpoint.convert_checkpoint, *args)
         assert (target / "mine").exists()
         assert not (tmp_path / ".out.converting").exists()
-
-    def test_a_lock_that_was_removed(self, tmp_path):
-        """Who waited for it does not hold the folder of the next one."""
-        folder = tmp_path / "folder"
-        first = staging.Staging(folder)
-        flock, late = staging.fcntl.flock, []
-
-        def flock_late(file, how):
-            if not late:  # The first process ends between opening and locking.
-                late.append(file)
-                first.discard()
-            return flock(file, how)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(staging.fcntl, "flock", flock_late)
-            second = staging.Staging(folder)
-        with pytest.raises(checkpoint.CheckpointError, match="another conversion"):
-            staging.Staging(folder)
-        second.discard()
-        assert not folder.exists()
 
     def test_many(self, source, tmp_path):
         """Of processes that start together one converts; the others say so."""

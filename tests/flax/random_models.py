@@ -26,7 +26,7 @@ _VOCABULARY = 24
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the parts of a model have in common."""
+    """Options that the parts of a model share."""
 
     cfg: config.DotGeneral
     width: int

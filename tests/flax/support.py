@@ -1,4 +1,4 @@
-"""What the tests of aqtlite.flax share: configs, small data and the main comparison."""
+"""Configs, small data and the main comparison of the tests of aqtlite.flax."""
 
 import jax
 import jax.numpy as jnp

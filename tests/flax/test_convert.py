@@ -1,4 +1,4 @@
-"""What `convert` takes, finds, returns and refuses."""
+"""Arguments, results and errors of `convert`."""
 
 import itertools
 import pathlib
@@ -234,8 +234,11 @@ def test_wrong_variables():
 @pytest.mark.parametrize("cfg", [None, config.unquantized()])
 def test_nothing_to_freeze(cfg):
     model = models.MlpBlock(cfg)
-    with pytest.raises(ValueError, match="nothing to freeze"):
+    with pytest.raises(ValueError, match="nothing to freeze: the configs of all 3"):
         convert(model, init(model, X), X)
+    plain = nn.Dense(8)
+    with pytest.raises(ValueError, match="has no AqtDotGeneral or AqtEinsum"):
+        convert(plain, init(plain, X), X)
 
 
 @pytest.mark.parametrize("how", [jax.vmap, jax.checkpoint, jax.jit])

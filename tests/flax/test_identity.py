@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, Call, convert
-from aqtlite.flax import serving as serving_lib
+from aqtlite.serving import lookup
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -68,7 +68,7 @@ def test_a_branch_that_contracts_other_weights(calls, frozen, how):
 
 
 class Branch(nn.Module):
-    """What it contracts depends on a flag."""
+    """A flag decides which weight it contracts."""
 
     how: str
 
@@ -267,9 +267,9 @@ def test_nothing_of_the_comparison_is_compiled(model, args, monkeypatch):
     assert "conditional" not in text
 
     def known(scope, candidates, operand, x):
-        return candidates[0].entry[operand.side]
+        return candidates[0].values[operand.side]
 
-    monkeypatch.setattr(serving_lib, "_traced", known)
+    monkeypatch.setattr(lookup, "_traced", known)
     if not isinstance(model, models.Loop | CrossAttention):
         assert text.count(" = ") == compiled().count(" = ")
 
@@ -326,7 +326,7 @@ def test_two_configs_for_one_weight():
 
 
 def test_nn_jit_after_training_with_a_mutable_collection():
-    """What a conversion traces is not taken from a cache, nor by others."""
+    """A conversion takes no trace from a cache, and leaves none to others."""
     model = nn.jit(models.MlpBlock)(INT8)
     variables = init(model, X)
     expected, _ = model.apply(variables, X, mutable=["aqt"])
@@ -378,7 +378,7 @@ def test_parts_of_one_kernel():
     ],
 )
 def test_changes_that_reach_a_corner(change):
-    """Of a call that was not converted: NaN in its output, or an error when eager."""
+    """In a call that was not converted: NaN in its output, or an error when eager."""
 
     class Model(nn.Module):
         @nn.compact

@@ -173,6 +173,23 @@ def test_construction_errors(cls):
     assert len({cls(INT8), cls(INT8), cls(None)}) == 2
 
 
+def test_a_contraction_that_was_given_something_else():
+    with pytest.raises(TypeError, match=r"AqtDotGeneral takes.*AqtEinsum\(cfg\)\(eq"):
+        AqtDotGeneral("bk,kn->bn")
+    with pytest.raises(TypeError, match=r"got the equation 'bk,kn->bn'; AqtEinsum"):
+        DG("bk,kn->bn", X, X.T)
+    dense = nn.Dense(24, dot_general=AqtEinsum(INT8))
+    with pytest.raises(TypeError, match=r"dot_general=, pass AqtDotGeneral\(cfg\)"):
+        dense.init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_a_kernel_that_a_restore_lost(side):
+    operands = {"lhs": (None, X), "rhs": (X, None)}[side]
+    with pytest.raises(TypeError, match=f"the {side} is None.*without a target"):
+        AqtEinsum(INT8)("bk,kn->bn", *operands)
+
+
 class TwoWeights(nn.Module):
     """In a method that is not compact."""
 
@@ -192,7 +209,7 @@ class TwoWeights(nn.Module):
 
 
 @pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
-def test_two_attributes_are_two_sites(cls):
+def test_two_attributes_are_two_weights(cls):
     model = TwoWeights((cls(INT8), cls(INT8)))
     variables = init(model, X)
     serving = convert(model, variables, X)
@@ -200,7 +217,7 @@ def test_two_attributes_are_two_sites(cls):
 
 
 @pytest.mark.parametrize("cls", [AqtDotGeneral, AqtEinsum])
-def test_two_names_are_two_sites(cls):
+def test_two_names_are_two_weights(cls):
     model = TwoWeights((cls(INT8, name="a"), cls(INT8, name="b")))
     variables = init(model, X)
     serving = convert(model, variables, X)

@@ -1,4 +1,4 @@
-"""What cannot be frozen is quantized at every call, and said."""
+"""Reports of weights that cannot be frozen and are quantized at every call."""
 
 import functools
 
@@ -211,6 +211,36 @@ def test_learned_queries_serve_other_batches(side, batch):
     assert_equal(apply(model, variables, XX), apply(model, serving, XX))
 
 
+def test_a_parameter_that_no_call_reads_is_said_to_be_unread():
+    class Model(nn.Module):
+        def setup(self):
+            self.used = nn.Dense(8, dot_general=DG)
+            self.other = nn.Dense(8, dot_general=DG)
+
+        def __call__(self, x):
+            return self.used(x)
+
+        def both(self, x):
+            return self.used(self.other(x))
+
+    model = Model()
+    variables = init(model, X, method="both")
+    reports = []
+    convert(model, variables, X, report=reports.append)
+    text = str(reports[0])
+    assert "unread (2)" in text and "not read by the calls that were given" in text
+    assert "others (1)" in text and "in float, not contracted" in text
+    why = {one.path: one.why for one in reports[0].parameters}
+    assert "calls=" in why["other/kernel"] and why["used/bias"] == "not contracted"
+
+
+@pytest.mark.parametrize("report", [True, "print"])
+def test_a_report_that_is_no_function(report):
+    model = nn.Dense(24, dot_general=DG)
+    with pytest.raises(TypeError, match="report must be a function.*report=print"):
+        convert(model, init(model, X), X, report=report)
+
+
 def test_a_weight_of_another_collection():
     variables, serving, report = _converted(Buffered(), X)
     assert not report.stayed_float and "aqt" not in serving
@@ -276,6 +306,11 @@ def test_an_nnx_module_behind_the_bridge_stays_in_float():
 def test_nnx_is_refused_clearly():
     with pytest.raises(TypeError, match=r"takes a flax\.linen\.Module, got NnxModel"):
         convert(NnxModel(rngs=nnx.Rngs(0)), {"params": {}}, X)
+    wrapped = nnx.bridge.ToNNX(DG, rngs=nnx.Rngs(0))
+    with pytest.raises(AttributeError, match=r"dot_general=AqtDotGeneral\(cfg\)"):
+        wrapped(X, X, LAST_BY_FIRST)
+    with pytest.raises(AttributeError, match="not a Flax module"):
+        wrapped.lazy_init(X, X, LAST_BY_FIRST)
     dense = nn.Dense(24, dot_general=DG)
     serving = convert(dense, init(dense, X), X)
     with pytest.raises(TypeError, match="no counterpart in NNX"):

@@ -1,4 +1,4 @@
-"""What is trained is what is served, bit for bit, and without float kernels."""
+"""Served outputs equal trained ones, bit for bit, and without float kernels."""
 
 import functools
 

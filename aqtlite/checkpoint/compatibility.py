@@ -1,0 +1,130 @@
+"""Comparing a converted checkpoint with the model that is to serve it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from aqtlite import config
+from aqtlite.checkpoint import from_model
+from aqtlite.checkpoint import sample as sample_lib
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node
+from aqtlite.checkpoint.names import name_of, path_name
+from aqtlite.checkpoint.variables import abstract_variables
+from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.serving.call_site import COLLECTION, CallSite
+
+
+def abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
+    """Plans the model's serving variables, and checks that a checkpoint holds them.
+
+    Args:
+        manifest: the manifest of the checkpoint.
+        model: the model.
+        where: the path of the checkpoint, for error messages.
+
+    Returns:
+        The serving variables as shapes.
+
+    Raises:
+        CheckpointError: if they differ, or if the manifest has no sample inputs.
+    """
+    if manifest.sample is None:
+        raise CheckpointError(
+            f"{where} was converted with inputs that its manifest cannot describe, so "
+            "that a model cannot be compared with it: load it without one"
+        )
+    args, kwargs = sample_lib.decode(manifest.sample)
+    frozen = {path for path, node in manifest.nodes.items() if isinstance(node, Frozen)}
+    try:
+        template = abstract_variables(model, args, kwargs)
+        variables = _with_stored_dtypes(template, manifest)
+        plan = linen_convert.plan(model, variables, [Call(*args, **kwargs)])
+        paths = [weight.path for weight in plan.weights]
+        serving, _ = plan.keep_float(
+            [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
+        ).run()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{where} is of another model, {_short(manifest.model)}: this one, "
+            f"{_short(repr(model))}, fails with the sample inputs of the conversion: "
+            f"{error}"
+        ) from error
+    nodes, arrays = from_model.describe(serving)
+    differences = [
+        _difference(path, manifest.nodes.get(path), nodes.get(path))
+        for path in sorted({*manifest.nodes, *nodes})
+    ] + [
+        f"{name} is {manifest.arrays[name].info} in the checkpoint and "
+        f"{arrays[name].info} in the model"
+        for name in sorted({*manifest.arrays} & {*arrays})
+        if manifest.arrays[name].info != arrays[name].info
+    ]
+    differences = [text for text in differences if text]
+    if differences:
+        raise CheckpointError(
+            f"{where} is of another model than this one: {_few(differences)}"
+        )
+    return serving
+
+
+def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:
+    """Gives the model's float variables the dtypes and collections of the source."""
+    dtypes = {name: one.info.dtype for name, one in manifest.arrays.items()}
+    for node in manifest.nodes.values():
+        if isinstance(node, Frozen):
+            dtypes.update({name: info.dtype for name, info in node.origin.items()})
+    collections = {path.split("/")[0] for path in manifest.nodes}
+    kept = {name: value for name, value in template.items() if name in collections}
+    return jax.tree_util.tree_map_with_path(
+        lambda key, leaf: jax.ShapeDtypeStruct(
+            leaf.shape, dtypes.get(path_name(key), leaf.dtype)
+        ),
+        kept,
+    )
+
+
+def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
+    """Says how a node of the checkpoint differs from the model's; empty if equal."""
+    if stored is None or wanted is None:
+        sides = ("the model", "the checkpoint")
+        has, lacks = sides if stored is None else reversed(sides)
+        return f"{has} has {path} and {lacks} has not"
+    if isinstance(stored, CallSite) and isinstance(wanted, CallSite):
+        changes = list(config.differences(stored.cfg, wanted.cfg))
+        if changes:
+            return f"the config of {path}, checkpoint against model: {_few(changes)}"
+        changes = [
+            f"{field.name} {getattr(stored, field.name)} against "
+            f"{getattr(wanted, field.name)}"
+            for field in dataclasses.fields(CallSite)
+            if getattr(stored, field.name) != getattr(wanted, field.name)
+            and field.name != "identity"
+        ]
+        return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
+    if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
+        # The site names the differences of their grids.
+        same = (stored.dtype, stored.order) == (wanted.dtype, wanted.order)
+    elif isinstance(stored, FrozenKernel) and isinstance(wanted, FrozenKernel):
+        # The number is the parameter's place among the others, which say themselves
+        # where they differ.
+        same = dataclasses.replace(stored, number=wanted.number) == wanted
+    else:
+        same = stored == wanted
+    return (
+        "" if same else f"{path} is {stored} in the checkpoint, {wanted} in the model"
+    )
+
+
+def _few(differences: list[str]) -> str:
+    first, *others = differences
+    return f"{first} (and {len(others)} more differences)" if others else first
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:57] + "..."

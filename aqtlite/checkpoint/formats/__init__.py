@@ -1,0 +1,7 @@
+"""Formats of checkpoints, each with its reader and its writer."""
+
+from aqtlite.checkpoint.formats.base import Reader, Writer
+from aqtlite.checkpoint.formats.paths import open_reader, writer_for
+from aqtlite.checkpoint.formats.subtree import Subtree
+
+__all__ = ["Reader", "Subtree", "Writer", "open_reader", "writer_for"]

@@ -1,0 +1,48 @@
+"""The format of a checkpoint, by its path."""
+
+import pathlib
+
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import msgpack, orbax, safetensors
+from aqtlite.checkpoint.formats.base import Reader, Writer
+
+
+def open_reader(path: pathlib.Path) -> Reader:
+    """Opens a checkpoint for reading.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    try:
+        return _open(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _open(path: pathlib.Path) -> Reader:
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    if path.is_dir():
+        if safetensors.files_in(path):
+            return safetensors.SafetensorsReader(path)
+        return orbax.OrbaxReader(path)
+    if path.suffix == safetensors.SUFFIX:
+        return safetensors.SafetensorsReader(path)
+    if path.suffix == msgpack.SUFFIX:
+        return msgpack.MsgpackReader(path)
+    raise CheckpointError(
+        f"{path} is neither a folder (Orbax) nor a file that ends in "
+        f"{safetensors.SUFFIX} or {msgpack.SUFFIX}"
+    )
+
+
+def writer_for(path: pathlib.Path) -> Writer:
+    """Selects a writer by the suffix: safetensors, or Orbax without one."""
+    if path.suffix == msgpack.SUFFIX:
+        raise CheckpointError(
+            f"{path}: msgpack files are read, not written; name a folder (Orbax) or a "
+            f"file that ends in {safetensors.SUFFIX}"
+        )
+    if path.suffix == safetensors.SUFFIX:
+        return safetensors.SafetensorsWriter()
+    return orbax.OrbaxWriter()

@@ -1,0 +1,204 @@
+"""The safetensors format. Reading needs the package `safetensors`.
+
+A file (https://huggingface.co/docs/safetensors) is a header in JSON, its length in
+front of it, and the bytes of the arrays behind. It is written here, array by array: the
+library of that name writes arrays that are all in memory.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, as_bytes
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import base
+from aqtlite.checkpoint.names import name_of, plain, steps_of
+
+SUFFIX = ".safetensors"
+
+_MANIFEST = "aqtlite"
+_METADATA = "__metadata__"
+
+_DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": jnp.dtype("bfloat16"),
+    "I64": np.dtype("int64"),
+    "I32": np.dtype("int32"),
+    "I16": np.dtype("int16"),
+    "I8": np.dtype("int8"),
+    "U8": np.dtype("uint8"),
+    "U16": np.dtype("uint16"),
+    "U32": np.dtype("uint32"),
+    "BOOL": np.dtype("bool"),
+}
+"""The format's names of dtypes."""
+
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The safetensors files in a folder."""
+    return sorted(file for file in folder.glob(f"*{SUFFIX}") if file.is_file())
+
+
+class SafetensorsReader(base.Reader):
+    """Reads a file, or a folder of them. Dots and slashes in names separate levels."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self._files = [path] if path.is_file() else files_in(path)
+
+    @functools.cached_property
+    def _entries(self) -> dict[str, tuple[pathlib.Path, str, ArrayInfo | str]]:
+        """File, key, and shape and dtype, or the name of an unknown dtype."""
+        entries: dict[str, tuple[pathlib.Path, str, ArrayInfo | str]] = {}
+        for file in self._files:
+            with _opened(file) as tensors:
+                for key in tensors.keys():  # noqa: SIM118 (no mapping)
+                    part = tensors.get_slice(key)
+                    name = name_of(re.split(r"[./]", key))
+                    if name in entries:
+                        raise CheckpointError(
+                            f"{key} is in {entries[name][0]} and in {file}"
+                        )
+                    dtype = _DTYPES.get(part.get_dtype())
+                    shape = tuple(part.get_shape())
+                    info = dtype and ArrayInfo(shape, dtype)
+                    entries[name] = file, key, info or part.get_dtype()
+        return entries
+
+    @functools.cached_property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        infos = {name: info for name, (_, _, info) in self._entries.items()}
+        return {n: info for n, info in infos.items() if isinstance(info, ArrayInfo)}
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        infos = {name: info for name, (_, _, info) in self._entries.items()}
+        return {
+            name: f"of dtype {dtype}, which is none of {', '.join(_DTYPES)}"
+            for name, dtype in infos.items()
+            if isinstance(dtype, str)
+        }
+
+    def read(self, name: str) -> np.ndarray:
+        file, key, _ = self._entries[name]
+        with _opened(file) as tensors:
+            return self._to_numpy(tensors.get_tensor(key), name)
+
+    def slices(self, name: str) -> base.Sliceable:
+        return _Slices(self, name) if self.arrays[name].shape else self.read(name)
+
+    def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads a slice of one array."""
+        file, key, _ = self._entries[name]
+        with _opened(file) as tensors:
+            return self._to_numpy(tensors.get_slice(key)[index], name)
+
+    def _to_numpy(self, x: Any, name: str) -> np.ndarray:
+        return np.asarray(x).astype(self.arrays[name].dtype, copy=False)
+
+    def manifest(self) -> str | None:
+        for file in self._files:
+            with _opened(file) as tensors:
+                text = (tensors.metadata() or {}).get(_MANIFEST)
+            if text is not None:
+                return text
+        return None
+
+    def files(self) -> list[pathlib.Path]:
+        return self._files
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slices:
+    """Slices of one array of a reader."""
+
+    reader: SafetensorsReader
+    name: str
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        return self.reader.read_slice(self.name, index)
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path) -> Iterator[Any]:
+    try:
+        import safetensors
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            "safetensors files need the package safetensors: pip install "
+            "safetensors, or in a clone of aqtlite pip install -e '.[safetensors]'"
+        ) from error
+    try:
+        with safetensors.safe_open(file, framework="numpy") as tensors:
+            yield tensors
+    except (safetensors.SafetensorError, OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+class SafetensorsWriter(base.Writer):
+    """Writes one file."""
+
+    def check(self, arrays: Mapping[str, ArrayInfo]) -> None:
+        for name, info in arrays.items():
+            if any("." in step or "/" in step for step in steps_of(name)):
+                raise CheckpointError(
+                    f"safetensors separates levels by dots, which {plain(name)!r} has "
+                    "in a step (or a slash); name a folder as target, for Orbax"
+                )
+            if name == _METADATA:
+                raise CheckpointError(
+                    f"safetensors keeps its own metadata under the name {name}; "
+                    "rename the array, or name a folder as target, for Orbax"
+                )
+            if info.dtype not in _NAMES:
+                raise CheckpointError(
+                    f"safetensors cannot hold {name}, {info}; name a folder as target, "
+                    "for Orbax"
+                )
+
+    def owns(self, path: pathlib.Path, names: Iterable[str]) -> bool:
+        return path.is_file()
+
+    def write(
+        self,
+        path: pathlib.Path,
+        arrays: Sequence[LazyArray],
+        manifest: Callable[[], str],
+    ) -> None:
+        header = _header(arrays, manifest())
+        with path.open("xb") as file:
+            file.write(header)
+            for array in arrays:
+                file.write(as_bytes(array.read()))
+            file.seek(0)
+            file.write(_header(arrays, manifest()))
+
+
+def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
+    entries: dict[str, object] = {}
+    if manifest:
+        entries[_METADATA] = {_MANIFEST: manifest}
+    position = 0
+    for array in arrays:
+        stop = position + array.info.nbytes
+        entries[".".join(steps_of(array.name))] = {
+            "dtype": _NAMES[array.info.dtype],
+            "shape": array.info.shape,
+            "data_offsets": [position, stop],
+        }
+        position = stop
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

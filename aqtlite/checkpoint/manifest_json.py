@@ -1,0 +1,266 @@
+"""Manifests as JSON, and the checks of those that are read."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import aqtlite
+from aqtlite import config
+from aqtlite.checkpoint import sample as sample_lib
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.packing import Packing, packing_of
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.numerics import Numerics
+from aqtlite.serving.call_site import CallSite, Operand
+
+FORMAT = 3
+"""Version of the format: grows with every change that older readers cannot read."""
+
+
+def to_json(manifest: Manifest) -> str:
+    """Writes a manifest; its length does not depend on checksums and decibels."""
+    configs: list[config.DotGeneral] = []
+    nodes = {path: _encode_node(node, configs) for path, node in manifest.nodes.items()}
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": manifest.version,
+            "model": manifest.model,
+            "sample": manifest.sample,
+            "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
+            "nodes": nodes,
+            "arrays": {
+                name: _encode_stored(one) for name, one in manifest.arrays.items()
+            },
+        }
+    )
+
+
+def from_json(text: str, where: str) -> Manifest:
+    """Reads a manifest.
+
+    Args:
+        text: the JSON.
+        where: the checkpoint, for error messages.
+
+    Raises:
+        CheckpointError: if it is no manifest, or one of a newer format.
+    """
+    try:
+        data = json.loads(text)
+        found = data["format"]
+        if not isinstance(found, int):
+            raise TypeError(f"a format of {found!r}")
+        if found > FORMAT:
+            raise CheckpointError(
+                f"{where} was written in format {found} by aqtlite {data['version']}; "
+                f"this is aqtlite {aqtlite.__version__}, which reads formats up to "
+                f"{FORMAT}: upgrade it"
+            )
+        if found < FORMAT:
+            raise CheckpointError(
+                f"{where} was written in format {found} by aqtlite {data['version']}, "
+                f"which this aqtlite {aqtlite.__version__} does not read: convert again"
+            )
+        configs = [config.from_json(json.dumps(cfg)) for cfg in data["configs"]]
+        manifest = Manifest(
+            nodes={k: _decode_node(v, configs) for k, v in data["nodes"].items()},
+            arrays={k: _decode_stored(v) for k, v in data["arrays"].items()},
+            model=str(data["model"]),
+            sample=data["sample"],
+            version=str(data["version"]),
+        )
+        check_tree(manifest.nodes, f"the manifest of {where}")
+        _check_references(manifest)
+        if manifest.sample is not None:
+            sample_lib.decode(manifest.sample)
+    except CheckpointError:
+        raise
+    except RecursionError as error:
+        raise CheckpointError(
+            f"the manifest of {where} is damaged: it is nested too deeply"
+        ) from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise CheckpointError(
+            f"the manifest of {where} is damaged: {type(error).__name__}: {error}"
+        ) from error
+    return manifest
+
+
+def _check_references(manifest: Manifest) -> None:
+    """Checks that each array belongs to one node, and lies below its path."""
+    unused = set(manifest.arrays)
+    for path, node in manifest.nodes.items():
+        named: dict[str, str] = {}
+        if isinstance(node, Plain):
+            named = {path: node.array}
+        elif isinstance(node, Frozen):
+            named = {f"{path}/{field}": name for field, name in node.fields().items()}
+        for above, name in named.items():
+            if name not in unused:
+                raise ValueError(f"{path} names an array {name!r} that is not there")
+            if name != above and not name.startswith(f"{above}/"):
+                raise ValueError(f"{path} names an array of another node, {name!r}")
+            unused.remove(name)
+        if isinstance(node, Frozen):
+            _check_order(path, node.order, manifest.arrays[node.qvalue].info.shape)
+        for name in named.values():
+            numerics = None
+            if isinstance(node, Frozen) and name == node.qvalue:
+                numerics = node.numerics
+            _check_packing(name, manifest.arrays[name], numerics)
+    if unused:
+        raise ValueError(f"no node names the array {min(unused)!r}")
+
+
+def _check_packing(name: str, stored: Stored, numerics: Any) -> None:
+    if stored.packing != packing_of(stored.info, numerics):
+        raise ValueError(f"{name}, {stored.info}, is packed as {stored.packing}")
+
+
+def _check_order(
+    path: str, order: tuple[int, ...] | None, shape: tuple[int, ...]
+) -> None:
+    if order is None:
+        return
+    if sorted(order) != list(range(len(order))) or len(order) > len(shape):
+        raise ValueError(f"{path} of shape {shape} has its axes in the order {order}")
+
+
+def _encode_stored(stored: Stored) -> dict[str, Any]:
+    packing = stored.packing
+    packed = {} if packing is None else {"packed": dataclasses.asdict(packing)}
+    return {
+        **_encode_info(stored.info),
+        **packed,
+        "crc32": f"{stored.checksum or 0:08x}",
+    }
+
+
+def _decode_stored(data: Any) -> Stored:
+    info = _decode_info(data)
+    packing = Packing(**data["packed"]) if "packed" in data else None
+    return Stored(info, packing, int(data["crc32"], 16))
+
+
+def _encode_info(info: ArrayInfo) -> dict[str, Any]:
+    return {"shape": info.shape, "dtype": info.dtype.name}
+
+
+def _decode_info(data: Any) -> ArrayInfo:
+    shape = tuple(int(size) for size in data["shape"])
+    if min(shape, default=0) < 0:
+        raise ValueError(f"a shape of {shape}")
+    dtype = jnp.dtype(data["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"a dtype of {dtype}")
+    return ArrayInfo(shape, dtype)
+
+
+def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]:
+    match node:
+        case Plain():
+            return {"kind": "array", "array": node.array}
+        case Frozen():
+            decibels = float("nan") if node.decibels is None else node.decibels
+            return {
+                "kind": "frozen",
+                **node.fields(),
+                "dtype": node.dtype.name,
+                "order": node.order,
+                "numerics": _encode_numerics(node.numerics),
+                "origin": {k: _encode_info(v) for k, v in node.origin.items()},
+                "decibels": f"{decibels:8.2f}",
+            }
+        case FrozenKernel():
+            info = ArrayInfo(node.shape, np.dtype(node.dtype))
+            return {
+                "kind": "kernel",
+                **_encode_info(info),
+                "number": node.number,
+                "sliced": node.sliced,
+            }
+        case CallSite():
+            if node.cfg not in configs:
+                configs.append(node.cfg)
+            return {
+                "kind": "site",
+                "config": configs.index(node.cfg),
+                "side": node.operand.side,
+                "shape": node.operand.shape,
+                "contracting": node.operand.contracting,
+                "dtype": np.dtype(node.operand.dtype).name,
+                "identity": node.identity,
+                "made_of": node.made_of,
+                "beside_floats": node.beside_floats,
+            }
+
+
+def _encode_numerics(numerics: Numerics | None) -> Any:
+    """Encodes a grid as it is encoded in a `config.Tensor`."""
+    if numerics is None:
+        return None
+    return json.loads(config.to_json(config.Tensor(numerics=numerics)))["numerics"]
+
+
+def _decode_numerics(data: Any) -> Numerics | None:
+    if data is None:
+        return None
+    tensor = json.loads(config.to_json(config.Tensor()))
+    decoded = config.from_json(json.dumps({**tensor, "numerics": data}))
+    numerics = getattr(decoded, "numerics", None)
+    if not isinstance(numerics, Numerics):
+        raise TypeError(f"a grid of {data!r}")
+    return numerics
+
+
+def _decode_node(data: Any, configs: list[Any]) -> Node:
+    match data["kind"]:
+        case "array":
+            return Plain(str(data["array"]))
+        case "frozen":
+            decibels = float(data["decibels"])
+            dtype = jnp.dtype(data["dtype"])
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(f"a frozen weight of {dtype}")
+            return Frozen(
+                qvalue=str(data["qvalue"]),
+                scale=str(data["scale"]),
+                zero_point=str(data["zero_point"]) if "zero_point" in data else None,
+                dtype=dtype,
+                order=None if data["order"] is None else tuple(data["order"]),
+                numerics=_decode_numerics(data["numerics"]),
+                origin={k: _decode_info(v) for k, v in data["origin"].items()},
+                decibels=None if np.isnan(decibels) else decibels,
+            )
+        case "kernel":
+            info = _decode_info(data)
+            sliced = tuple(bool(one) for one in data["sliced"])
+            if len(sliced) not in (0, len(info.shape)):
+                raise ValueError(f"a kernel of {info} is sliced along {sliced}")
+            return FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
+        case "site":
+            info = _decode_info(data)
+            identity = data["identity"]
+            return CallSite(
+                cfg=configs[data["config"]],
+                operand=Operand(
+                    str(data["side"]),
+                    info.shape,
+                    tuple(int(axis) for axis in data["contracting"]),
+                    info.dtype,
+                ),
+                identity=None
+                if identity is None
+                else tuple(None if x is None else float(x) for x in identity),
+                made_of=tuple(str(name) for name in data["made_of"]),
+                beside_floats=bool(data["beside_floats"]),
+            )
+        case kind:
+            raise ValueError(f"a node of unknown kind {kind!r}")

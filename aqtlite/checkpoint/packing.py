@@ -1,0 +1,131 @@
+"""Integers of few bits, several to a byte.
+
+Values are coded as ``(value - lowest) / step``, from 0 on, and the codes of a row (the
+last axis) fill bytes from the lowest bit up. The last byte of a row is padded by zeros:
+``[..., n]`` values of b bits are ``[..., ceil(n * b / 8)]`` bytes.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.formats.base import Sliceable
+from aqtlite.numerics import IntSymmetric, Numerics
+
+_WIDTHS = (1, 2, 4)
+_LOWEST = 16  # of magnitudes, so that int8 holds all values
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """The code of an array's values.
+
+    >>> ternary = Packing(bits=2, lowest=-1)
+    >>> packed = ternary.pack(np.array([-1, 0, 1, 1, -1], np.int8))
+    >>> [f"{byte:08b}" for byte in packed]
+    ['10100100', '00000000']
+    >>> ternary.unpack(packed, ArrayInfo((5,), np.dtype("int8"))).tolist()
+    [-1, 0, 1, 1, -1]
+    """
+
+    bits: int
+    """Width of a code: 1, 2 or 4."""
+
+    lowest: int
+    """The value whose code is 0."""
+
+    step: int = 1
+    """From one value to the next: 1, or 2 for grids of odd integers."""
+
+    def __post_init__(self):
+        fits = (
+            self.bits in _WIDTHS and self.step in (1, 2) and abs(self.lowest) < _LOWEST
+        )
+        if not fits or not all(type(x) is int for x in dataclasses.astuple(self)):
+            raise ValueError(f"no packing: {self}")
+
+    @property
+    def _per_byte(self) -> int:
+        return 8 // self.bits
+
+    def packed(self, info: ArrayInfo) -> ArrayInfo:
+        """The shape and dtype of an array when it is packed."""
+        *rows, size = info.shape
+        return ArrayInfo((*rows, -(-size // self._per_byte)), np.dtype("uint8"))
+
+    def pack(self, x: np.ndarray) -> np.ndarray:
+        """Packs an array.
+
+        A value that is not on the grid, as there are in channels whose scale is NaN,
+        becomes one that is.
+        """
+        info = self.packed(ArrayInfo(x.shape, x.dtype))
+        packed = np.zeros(info.shape, info.dtype)
+        highest = self.lowest + self.step * (2**self.bits - 1)
+        for i in range(self._per_byte):
+            values = x[..., i :: self._per_byte].astype(np.int8)
+            np.clip(values, self.lowest, highest, out=values)
+            values -= np.int8(self.lowest)
+            values >>= self.step - 1
+            packed[..., : values.shape[-1]] |= values.view(np.uint8) << self.bits * i
+        return packed
+
+    def unpack(self, packed: np.ndarray, info: ArrayInfo) -> np.ndarray:
+        """Unpacks an array of a shape and dtype."""
+        x = np.empty(info.shape, np.int8)
+        for i in range(self._per_byte):
+            lane = x[..., i :: self._per_byte]
+            codes = packed[..., : lane.shape[-1]] >> self.bits * i
+            codes &= 2**self.bits - 1
+            np.multiply(codes.view(np.int8), self.step, out=lane)
+            lane += np.int8(self.lowest)
+        return x.astype(info.dtype, copy=False)
+
+    def unpack_slice(
+        self, packed: Sliceable, info: ArrayInfo, index: tuple[slice, ...]
+    ) -> np.ndarray:
+        """Unpacks a slice of an array, and reads no more bytes than it needs.
+
+        Args:
+            packed: the bytes.
+            info: shape and dtype of the whole array.
+            index: one slice for each axis, without a step.
+        """
+        *rows, last = index
+        start, stop, _ = last.indices(info.shape[-1])
+        first, end = start // self._per_byte, -(-stop // self._per_byte)
+        part = np.asarray(packed[(*rows, slice(first, end))])
+        size = (end - first) * self._per_byte
+        x = self.unpack(part, ArrayInfo((*part.shape[:-1], size), info.dtype))
+        return x[..., start - first * self._per_byte : stop - first * self._per_byte]
+
+
+def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
+    """Selects the narrowest packing of an array.
+
+    Args:
+        info: its shape and dtype.
+        grid: the grid that its values are on; None if it is not known. Of a user's own
+            grid without a zero point, the storage dtype alone counts.
+
+    Returns:
+        None if the array is stored as it is: values of more than 4 bits, scalars.
+    """
+    step = 1
+    if isinstance(grid, Numerics) and grid.zero_point_range is not None:
+        lowest, highest = grid.zero_point_range
+    elif type(grid) is IntSymmetric:
+        lowest, highest = -grid.largest_stored, grid.largest_stored
+        step = 1 if grid.preserve_zero else 2
+    elif jnp.issubdtype(info.dtype, jnp.integer):
+        limits = jnp.iinfo(info.dtype)
+        lowest, highest = int(limits.min), int(limits.max)
+    else:
+        return None
+    codes = (highest - lowest) // step + 1
+    bits = next((bits for bits in _WIDTHS if codes <= 2**bits), None)
+    if bits is None or not info.shape or abs(lowest) >= _LOWEST:
+        return None
+    return Packing(bits, lowest, step)

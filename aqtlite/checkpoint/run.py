@@ -1,0 +1,154 @@
+"""Running a job: staging, writing, publishing."""
+
+import hashlib
+import json
+import pathlib
+import shutil
+import time
+
+import rich.console
+from absl import logging
+
+from aqtlite.checkpoint import manifest_json, pipeline, replacement, table
+from aqtlite.checkpoint import staging as staging_lib
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader, Writer, writer_for
+from aqtlite.checkpoint.job import Job
+from aqtlite.checkpoint.manifest import Manifest, completed
+from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.progress import byte_progress
+from aqtlite.checkpoint.report import Report, report_of, size_of
+
+_MARGIN = 1 << 24  # bytes of disk space for metadata
+
+
+def check(job: Job, source: Reader, target: pathlib.Path) -> Writer:
+    """Checks that a job could be run, and writes nothing.
+
+    Returns:
+        The writer of the target.
+
+    Raises:
+        CheckpointError: if the target cannot hold the arrays, or lies in the source.
+    """
+    writer = writer_for(target)
+    check_tree(job.manifest.arrays, str(source.path))
+    writer.check({name: one.on_disk for name, one in job.manifest.arrays.items()})
+    try:
+        replacement.check_place(source.path, target)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    return writer
+
+
+def plan(job: Job, source: Reader, target: pathlib.Path, overwrite: bool) -> Report:
+    """Checks a job and the place of its target, and reports what it would do."""
+    check(job, source, target)
+    replacement.check_existing(target, overwrite)
+    return report_of(job.manifest)
+
+
+def run(
+    job: Job,
+    source: Reader,
+    target: pathlib.Path,
+    allow_nonfinite: bool,
+    overwrite: bool,
+    console: rich.console.Console | None,
+) -> Report:
+    """Runs a job; the arguments are those of `convert_checkpoint`."""
+    writer = check(job, source, target)
+    start = time.perf_counter()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = staging_lib.Staging(target.parent / f".{target.name}.converting")
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    try:
+        replacement.recover(target, staging.folder)
+        replacement.check_existing(target, overwrite)
+        _check_space(job, target)
+        staging.claim(_key(job, source))
+        done = _write(job, source, target, writer, staging, allow_nonfinite, console)
+    finally:
+        staging.close()
+    report = report_of(done, time.perf_counter() - start, size_of(target))
+    logging.info("converted %s to %s: %s", source.path, target, table.summary(report))
+    if console is not None:
+        console.print(table.table(report, console))
+    return report
+
+
+def _write(
+    job: Job,
+    source: Reader,
+    target: pathlib.Path,
+    writer: Writer,
+    staging: staging_lib.Staging,
+    allow_nonfinite: bool,
+    console: rich.console.Console | None,
+) -> Manifest:
+    """Writes the target; an error names the staging folder that it leaves."""
+    done = pipeline.Done()
+
+    def manifest() -> Manifest:
+        return completed(job.manifest, done.checksums, done.decibels)
+
+    work = pipeline.work(job, source)
+    logging.info("converting %d bytes of %s to %s", work, source.path, target)
+    try:
+        with (
+            byte_progress(console, work) as on_bytes,
+            pipeline.freezing(
+                job, source, staging, allow_nonfinite, on_bytes
+            ) as frozen,
+        ):
+            arrays = [
+                *pipeline.frozen_arrays(job, staging, frozen, done),
+                *pipeline.copied_arrays(job, source, done, allow_nonfinite, on_bytes),
+            ]
+            out = staging.folder / f"out{target.suffix}"
+            if out.exists():
+                staging_lib.remove(out)
+            writer.write(out, arrays, lambda: manifest_json.to_json(manifest()))
+            staging_lib.sync_tree(out)
+        replacement.publish(out, target, staging.folder)
+        staging.discard()
+    except BaseException as error:
+        rest = (
+            f"The weights that are done are in {staging.folder}: the same command "
+            "resumes there; otherwise remove that folder"
+        )
+        if isinstance(error, CheckpointError):
+            raise CheckpointError(f"{error}. {rest}") from error
+        if isinstance(error, OSError | ValueError):
+            raise CheckpointError(
+                f"{target} could not be written: {error}. {rest}"
+            ) from error
+        error.add_note(rest)
+        raise
+    return manifest()
+
+
+def _unwritable(target: pathlib.Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{target} cannot be written: {error}")
+
+
+def _key(job: Job, source: Reader) -> str:
+    """Hashes the source's files and the plan, which identify a conversion."""
+    files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in source.files()]
+    place = [str(source.path.resolve()), *source.subtree]
+    text = json.dumps([place, files, manifest_json.to_json(job.manifest)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_space(job: Job, target: pathlib.Path) -> None:
+    sizes = {name: one.on_disk.nbytes for name, one in job.manifest.arrays.items()}
+    staged = sum(sizes[name] for task in job.tasks for name in task.fields.values())
+    needed = sum(sizes.values()) + staged + _MARGIN
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise CheckpointError(
+            f"the disk of {target} has {free / 1e9:.2f} GB free, and the conversion "
+            f"needs {needed / 1e9:.2f} GB"
+        )

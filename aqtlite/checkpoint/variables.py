@@ -1,0 +1,192 @@
+"""Matching the arrays of a checkpoint with the variables of a Flax model."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import errors
+from flax import linen as nn
+
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.names import path_name
+from aqtlite.jaxpr import tracing
+from aqtlite.serving.call_site import COLLECTION
+
+PARAMS = "params"
+_OF_MODELS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    NotImplementedError,
+    errors.FlaxError,
+)
+"""Errors that a model may raise when it is traced."""
+
+
+def abstract_variables(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Traces a model's `init` for the shapes of its float variables.
+
+    Raises:
+        CheckpointError: if the model raises.
+    """
+
+    def init(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
+        # These are arguments of `apply` alone.
+        init_kwargs = {
+            k: v for k, v in call_kwargs.items() if k not in ("mutable", "rngs")
+        }
+        return model.init(jax.random.key(0), *call_args, **init_kwargs)
+
+    flat, inputs = tracing.close_over_constants(
+        init, (args, dict(kwargs)), tracing.is_array
+    )
+    try:
+        shapes = jax.eval_shape(flat, inputs)
+    except _OF_MODELS as error:
+        called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
+        raise CheckpointError(
+            f"tracing {type(model).__name__} with the sample inputs "
+            f"{', '.join(map(str, called_with))} failed; are they of the right shapes "
+            f"and dtypes? {type(error).__name__}: {error}"
+        ) from error
+    return {name: value for name, value in shapes.items() if name != COLLECTION}
+
+
+def _brief(x: Any) -> Any:
+    return str(info_of(x)) if tracing.is_array(x) else x
+
+
+def info_of(leaf: Any) -> ArrayInfo:
+    """The shape and dtype of an array, or of its shape."""
+    return ArrayInfo(tuple(leaf.shape), jnp.dtype(leaf.dtype))
+
+
+def match(
+    source: Reader,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Finds a model's variables in a source.
+
+    Args:
+        source: all variables, or the collection "params" alone.
+        model: the model.
+        args: its sample inputs; shapes will do.
+        kwargs: the same, by name.
+
+    Returns:
+        The shapes of the variables, and for each of their names the source's.
+
+    Raises:
+        CheckpointError: if the source lacks an array, or holds something else.
+    """
+    template = abstract_variables(model, args, kwargs)
+    arrays, others = source.arrays, source.others
+    if any(name.startswith(f"{COLLECTION}/") for name in arrays):
+        raise CheckpointError(
+            f"the source holds frozen weights already (collection '{COLLECTION}'); "
+            "convert the float checkpoint of training"
+        )
+    has_collections = any(name.startswith(f"{PARAMS}/") for name in arrays)
+    # A collection that the source lacks is one that serving makes, such as "cache".
+    found = {
+        name: value
+        for name, value in template.items()
+        if name == PARAMS or any(array.startswith(f"{name}/") for array in arrays)
+    }
+    without_boxes = _names_without_boxes(found)
+    origin: dict[str, str] = {}
+    wrong: list[str] = []
+
+    def look_up(key_path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        name = path_name(key_path)
+        boxed, unboxed = (
+            n if has_collections else n.removeprefix(f"{PARAMS}/")
+            for n in (name, without_boxes[name])
+        )
+        found_as = boxed if boxed in arrays else unboxed
+        origin[name] = found_as
+        if found_as in others:
+            wrong.append(f"{found_as} is {others[found_as]}, the model's an array")
+            return leaf
+        if found_as not in arrays:
+            wrong.append(f"{found_as} is missing")
+            return leaf
+        info = arrays[found_as]
+        if info.shape != tuple(leaf.shape):
+            wrong.append(f"{found_as} is {info}, the model's is {info_of(leaf)}")
+        return jax.ShapeDtypeStruct(leaf.shape, info.dtype)
+
+    variables = jax.tree_util.tree_map_with_path(look_up, found)
+    known = set(origin.values())
+    wrong += [f"{name} is not in the model" for name in arrays if name not in known]
+    wrong += [
+        f"{name} is {description}, and not in the model"
+        for name, description in others.items()
+        if name not in known
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise CheckpointError(
+            f"the source does not hold the variables of this model: "
+            f"{'; '.join(wrong[:5])}{more}{_advice(template, arrays)}"
+        )
+    return variables, origin
+
+
+def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
+    """Names the subtrees of a source that hold the model's parameters."""
+    params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
+    wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
+    names = set(arrays)
+    first = f"/{wanted[0]}" if wanted else ""
+    found = sorted(
+        (
+            path
+            for path in (n.removesuffix(first) for n in names if n.endswith(first))
+            if all(f"{path}/{name}" in names for name in wanted)
+        ),
+        key=lambda path: (path.split("/")[-1] != PARAMS, path),
+    )
+    if not found or not wanted:
+        return ""
+    options = [" ".join(_options(path, template, names)) for path in found[:4]]
+    return (
+        ". Its parameters are in a subtree, which --subtree (subtree=) names: "
+        f"{' or '.join(options)}"
+    )
+
+
+def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:
+    """The options that select parameters, and the collections beside them."""
+    above, slash, last = path.rpartition("/")
+    collections = [
+        f"{above}{slash}{collection}"
+        for collection in template
+        if collection != PARAMS
+        and last == PARAMS
+        and any(name.startswith(f"{above}{slash}{collection}/") for name in names)
+    ]
+    return [f"--subtree {one}" for one in (path, *collections)]
+
+
+def _names_without_boxes(variables: Any) -> dict[str, str]:
+    """Maps the name of each leaf to its name without the box around it."""
+    names: dict[str, str] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(
+        variables, is_leaf=nn.meta.is_axis_metadata
+    )[0]:
+        below = [sub for sub, _ in jax.tree_util.tree_flatten_with_path(node)[0]]
+        for sub in below:
+            outside = path if len(below) == 1 else (*path, *sub)
+            names[path_name((*path, *sub))] = path_name(outside)
+    return names

@@ -1,0 +1,88 @@
+"""The parser of the command line, and its exit codes."""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import aqtlite
+from aqtlite.cli import commands
+from aqtlite.errors import UserError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line in one line instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(
+            EXIT_USAGE, f"{self.prog}: error: {message} (see '{self.prog} --help')\n"
+        )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the parser of the command line."""
+    verbose = _Parser(add_help=False)
+    verbose.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        # Not False: a sub-parser's default would overwrite `aqtlite -v demo`.
+        default=argparse.SUPPRESS,
+        help="show the traceback of an error",
+    )
+    parser = _Parser(
+        prog="aqtlite",
+        description="Quantized training and serving for JAX.",
+        epilog="'aqtlite COMMAND --help' explains a command.",
+        parents=[verbose],
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"aqtlite {aqtlite.__version__}",
+        help="print the version and exit",
+    )
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", required=True
+    )
+    for command in commands.COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[verbose],
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the arguments after the program's name; None takes those of the process.
+
+    Returns:
+        The exit code: 0 for success, 1 where the command's own check failed, 2 where
+        the user has to change something. ``--help``, ``--version`` and a malformed
+        command line raise `SystemExit` instead, as argparse does.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except UserError as e:
+        if getattr(args, "verbose", False):
+            traceback.print_exc()
+        print(f"aqtlite {args.command}: error: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt as e:
+        notes = getattr(e, "__notes__", [])
+        lines = ". ".join(("interrupted", *notes))
+        print(f"aqtlite {args.command}: {lines}", file=sys.stderr)
+        return EXIT_INTERRUPTED

@@ -1,0 +1,95 @@
+"""The commands ``aqtlite convert`` and ``aqtlite show``."""
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+import rich.console
+
+from aqtlite import checkpoint, config
+from aqtlite.checkpoint import table
+from aqtlite.cli import factory
+from aqtlite.errors import UserError
+
+_UNLIMITED = 200
+"""Columns of output that is no terminal: no path is shortened there."""
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite convert``."""
+    if args.rules is not None:
+        raise UserError(
+            "--rules is gone: no Flax model could serve what it wrote. Name the model "
+            "by --model, and leave weights in float by --keep-float; rules that say "
+            "how a model is quantized will come with the model"
+        )
+    if args.model is None:
+        raise UserError("--model is missing: package.module:factory")
+    console = _console()
+    model, sample_args, sample_kwargs = factory.call(args.model, _config(args))
+    try:
+        report = checkpoint.convert_checkpoint(
+            args.source,
+            args.target,
+            model,
+            *sample_args,
+            sample_kwargs=sample_kwargs,
+            subtree=args.subtree,
+            keep_float=args.keep_float,
+            allow_nonfinite=args.allow_nonfinite,
+            overwrite=args.overwrite,
+            dry_run=args.dry_run,
+            console=console,
+        )
+    except (ValueError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(" ".join(str(error).split())) from error
+    if args.dry_run:
+        console.print(table.table(report, console))
+
+
+def show(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite show``."""
+    report = checkpoint.summarize(args.checkpoint)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        console = _console()
+        console.print(table.table(report, console))
+
+
+def _console() -> rich.console.Console:
+    return rich.console.Console(width=None if sys.stdout.isatty() else _UNLIMITED)
+
+
+def _config(args: argparse.Namespace) -> Any:
+    if args.fwd_bits is not None and args.preset is None:
+        raise UserError("--fwd-bits goes with --preset")
+    if args.config is not None:
+        try:
+            cfg = config.from_json(_read(args.config))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{args.config} is no config: {error}") from error
+        if not isinstance(cfg, config.DotGeneral):
+            raise UserError(f"{args.config} holds a {type(cfg).__name__}")
+        return cfg
+    bits = 8 if args.fwd_bits is None else args.fwd_bits
+    try:
+        if args.preset == "fully_quantized":
+            return config.fully_quantized(fwd_bits=bits)
+        if args.preset == "weight_only":
+            return config.weight_only(bits=bits)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--fwd-bits {bits}: {error}") from error
+    return None
+
+
+def _read(path: os.PathLike) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error

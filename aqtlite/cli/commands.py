@@ -1,0 +1,80 @@
+"""The sub-commands of ``aqtlite``.
+
+The modules that a command needs are imported when it runs, so that ``--help`` is quick.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+
+from aqtlite.cli import checkpoint_options
+from aqtlite.demo import options as demo_options
+from aqtlite.errors import UserError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One sub-command of ``aqtlite``."""
+
+    name: str
+    summary: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    """Takes the parsed arguments, returns the exit code."""
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    options = demo_options.from_arguments(args)
+    try:
+        from aqtlite.demo import run
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("aqtlite"):
+            raise
+        raise UserError(
+            f"the demo needs the package {e.name!r}: pip install {e.name}, or in a "
+            "clone of aqtlite pip install -e '.[demo]'"
+        ) from e
+    return EXIT_OK if run.run(options) else EXIT_FAILED
+
+
+def _run_convert(args: argparse.Namespace) -> int:
+    from aqtlite.cli import checkpoint
+
+    checkpoint.convert(args)
+    return EXIT_OK
+
+
+def _run_show(args: argparse.Namespace) -> int:
+    from aqtlite.cli import checkpoint
+
+    checkpoint.show(args)
+    return EXIT_OK
+
+
+COMMANDS = (
+    Command(
+        name="demo",
+        summary="train, convert and serve a small transformer in float32 and in int8",
+        description=demo_options.DESCRIPTION,
+        add_arguments=demo_options.add_arguments,
+        run=_run_demo,
+    ),
+    Command(
+        name="convert",
+        summary="turn the checkpoint of a trained model into one for serving",
+        description=checkpoint_options.CONVERT_DESCRIPTION,
+        add_arguments=checkpoint_options.add_convert_arguments,
+        run=_run_convert,
+    ),
+    Command(
+        name="show",
+        summary="list what a converted checkpoint holds",
+        description=checkpoint_options.SHOW_DESCRIPTION,
+        add_arguments=checkpoint_options.add_show_arguments,
+        run=_run_show,
+    ),
+)

@@ -1,0 +1,76 @@
+"""The arithmetic of a contraction, as far as its config determines it.
+
+Which scales can move depends on the operands; `aqtlite.execution` adds that.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.config.dot_general import DotGeneralRaw
+from aqtlite.config.tensor import Tensor
+
+Form = Literal["float", "stored", "decoded", "dequantized"]
+"""How an operand enters the dot:
+
+- "float": as it is;
+- "stored": as stored integers, the scale applied to the sums;
+- "decoded": as unscaled floats, the scale applied to the sums;
+- "dequantized": as floats with the scale applied (fake quantization).
+"""
+
+Kind = Literal["integers", "integers in float", "mixed", "float"]
+"""The kind of dot."""
+
+Reuse = Literal["stored", "dequantized"]
+"""What a backward contraction takes of an operand that the forward pass quantized: its
+stored values, with the scale moved onto the gradient, or the array they stand for."""
+
+
+def form_of(tensor: Tensor) -> Form:
+    """Returns the form in which an operand with this config enters the dot."""
+    if not tensor.is_quantized:
+        return "float"
+    if tensor.use_fake_quant:
+        return "dequantized"
+    return "stored" if tensor.is_integer else "decoded"
+
+
+def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
+    """The kind of dot of operands that enter so."""
+    if "stored" not in (lhs, rhs):
+        return "float"
+    if lhs != rhs:
+        return "mixed"
+    return "integers" if in_dtype is None else "integers in float"
+
+
+def float_accumulator(raw: DotGeneralRaw) -> np.dtype | None:
+    """The float dtype to which the sums are cast, None for none."""
+    dtype = raw.dg_accumulator_dtype
+    return dtype if dtype is not None and jnp.issubdtype(dtype, jnp.floating) else None
+
+
+def reused(
+    raw: DotGeneralRaw, forward: Tensor, *, scale_moves: bool
+) -> tuple[Reuse, Tensor]:
+    """Resolves the reuse of an operand that the forward pass quantized.
+
+    Args:
+        raw: of the backward contraction.
+        forward: how the forward pass quantized the operand.
+        scale_moves: whether its scale can multiply the gradient instead: it does not
+            vary along axes that remain.
+
+    Returns:
+        The kind of reuse, and how the operand is quantized in the contraction.
+    """
+    if scale_moves and raw.lhs.is_quantized:
+        fake = raw.lhs.use_fake_quant
+        return "stored", Tensor(numerics=forward.grid, use_fake_quant=fake)
+    if not scale_moves and forward.use_fake_quant:
+        # There are no integers to take, and nothing to simulate.
+        return "dequantized", dataclasses.replace(raw.rhs, use_fwd_quant=False)
+    return "dequantized", Tensor()

@@ -1,0 +1,93 @@
+"""The classes that may stand in a config, by the name under which JSON has them."""
+
+import dataclasses
+from typing import TypeVar
+
+from aqtlite import calibration, numerics
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.tensor import Tensor
+
+Class = TypeVar("Class", bound=type)
+
+_classes: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        calibration.AbsMax,
+        DotGeneral,
+        DotGeneralRaw,
+        numerics.IntSymmetric,
+        LocalAqt,
+        numerics.NoNumerics,
+        Tensor,
+    )
+}
+
+
+def register(cls: Class) -> Class:
+    """Makes a grid or a calibration of your own known to JSON and to checkpoints.
+
+    A class decorator. What is registered is written under the name of its class and
+    read back by it: a text or a checkpoint names a class, and never imports one. The
+    program that reads has to define and register it, too.
+
+    >>> import dataclasses
+    >>> from aqtlite import calibration, config
+    >>> @config.register
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Always(calibration.Calibration):
+    ...     largest: float = 1.0
+    ...
+    ...     def bound(self, x, axes):
+    ...         return jnp.full_like(x.max(axes, keepdims=True), self.largest)
+    >>> import jax.numpy as jnp
+    >>> tensor = config.Tensor(
+    ...     numerics=numerics.IntSymmetric(bits=8), calibration=Always(2.0)
+    ... )
+    >>> config.from_json(config.to_json(tensor)) == tensor
+    True
+
+    Args:
+        cls: a frozen dataclass, derived from `numerics.Numerics` or
+            `calibration.Calibration`.
+
+    Returns:
+        The class itself.
+
+    Raises:
+        TypeError: if it is not one.
+        ValueError: if another class is registered under its name. The same class,
+            defined again (in a notebook, say), takes the place of the earlier one.
+    """
+    families = numerics.Numerics, calibration.Calibration
+    if not (isinstance(cls, type) and issubclass(cls, families)):
+        raise TypeError(
+            "register takes a subclass of numerics.Numerics or calibration.Calibration,"
+            f" got {cls!r}"
+        )
+    if not (dataclasses.is_dataclass(cls) and cls.__hash__ is not None):
+        raise TypeError(
+            f"{cls.__name__} must be a frozen dataclass, so that configs can be "
+            "compared and hashed; decorate it with @dataclasses.dataclass(frozen=True)"
+        )
+    known = _classes.get(cls.__name__)
+    if known is not None and _origin(known) != _origin(cls):
+        raise ValueError(
+            f"a class named {cls.__name__!r} is registered already: "
+            f"{'.'.join(_origin(known))}; rename {'.'.join(_origin(cls))}"
+        )
+    _classes[cls.__name__] = cls
+    return cls
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def names() -> list[str]:
+    """The registered names, sorted."""
+    return sorted(_classes)
+
+
+def find(name: str) -> type | None:
+    """The class that is registered under a name."""
+    return _classes.get(name)

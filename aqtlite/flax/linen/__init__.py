@@ -1,0 +1,1 @@
+"""Quantized contractions for Flax Linen, and the conversion of Linen models."""

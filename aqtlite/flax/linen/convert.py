@@ -1,0 +1,203 @@
+"""The serving conversion: float parameters in, frozen integer weights out."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import core as flax_core
+from flax import linen as nn
+
+from aqtlite.flax.linen import partitioning
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.statistics import STATISTICS
+from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
+from aqtlite.serving import conversion, planning
+from aqtlite.serving import report as report_lib
+from aqtlite.serving.call_site import COLLECTION, SITE
+from aqtlite.serving.planning import Plan, Weight
+from aqtlite.serving.report import ConversionReport
+
+
+def convert(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    *args: Any,
+    calls: Sequence[Call] | None = None,
+    strict: bool = False,
+    report: Callable[[ConversionReport], Any] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Freezes the quantized weights of a trained model into its variables.
+
+    The model's calls are traced, and every operand of a quantized contraction is a
+    *weight* if its value depends on nothing but parameters and constants: not on
+    `args` and `kwargs`, on other collections, or on rngs. That is read off the traced
+    program, so that a transposed, cast, stacked or otherwise transformed parameter
+    counts as much as a plain one; ``AqtDotGeneral(frozen_operands=...)`` overrides it.
+    Only the part of the program that makes the weights is run. No inference is.
+
+    In serving, a contraction knows its frozen weight by the parameters that its
+    operand is made of, not by the order of calls. An operand that is made of frozen
+    parameters in a way that no given call had raises, and gives NaN under `jax.jit`.
+
+    Args:
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
+        variables: its trained variables, or their shapes (`jax.ShapeDtypeStruct`).
+        *args: the arguments of ``model.apply(variables, *args, **kwargs)`` in serving;
+            arrays may be given as shapes.
+        calls: in place of `args` and `kwargs`, several calls that will be served, such
+            as prefill and decode: ``calls=[Call(x, memory), Call(x)]``. What any of
+            them contracts is frozen, and a parameter is removed if none reads it.
+        strict: raise if a weight cannot be frozen, rather than quantize it at every
+            call.
+        report: a function that is called with the `ConversionReport`: what was frozen,
+            what stayed in float, and why. ``report=print`` prints a table.
+        **kwargs: as `args`. `method`, `rngs` and `mutable` are `apply`'s.
+
+    Returns:
+        The serving variables: `variables` with a collection "aqt" that holds, under
+        the path of each module that contracts a weight, its integers and scales by the
+        name of the parameter, and with a `FrozenKernel` (a pytree node without
+        numbers) in place of each parameter that nothing else reads. Where nothing
+        could be frozen, there is no such collection.
+        ``model.apply(serving, x)`` serves, with the same model. Partitioning metadata
+        carries over to the integers and, with None for the axes that share a scale,
+        to the scales.
+
+    Raises:
+        ValueError: if the variables are converted already or lack "params", if the
+            model has no quantized contraction, if `frozen_operands` names an operand
+            that depends on the inputs; with `strict`, if a weight stays in float.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtDotGeneral
+    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> x = jnp.ones((2, 3))
+    >>> variables = dense.init(jax.random.key(0), x)
+    >>> serving = convert(dense, variables, x)
+    >>> serving["aqt"]["kernel"]["rhs"].qvalue.dtype
+    dtype('int8')
+    >>> bool((dense.apply(serving, x) == dense.apply(variables, x)).all())
+    True
+    """
+    if calls is None:
+        calls = [Call(*args, **kwargs)]
+    elif args or kwargs:
+        raise TypeError("convert takes either a call's arguments or calls=, not both")
+    elif not (isinstance(calls, list | tuple) and calls) or not all(
+        isinstance(call, Call) for call in calls
+    ):
+        raise TypeError(
+            "calls must be a list of aqtlite.flax.Call, such as "
+            f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "
+            "modules cannot be converted"
+        )
+    if report is not None and not callable(report):
+        raise TypeError(
+            "report must be a function that takes a ConversionReport, such as "
+            f"report=print, got {report!r}"
+        )
+    serving, summary = plan(model, variables, calls).run()
+    if strict:
+        report_lib.check_all_frozen(summary)
+    report_lib.log(summary)
+    if report is not None:
+        report(summary)
+    return serving
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """A planned conversion of a Linen model."""
+
+    variables: dict[str, Any]
+    """The float variables, or their shapes."""
+
+    plan: Plan
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The weights that will be frozen."""
+        return self.plan.weights
+
+    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
+        """Returns a conversion that leaves weights with these paths in float."""
+        return dataclasses.replace(self, plan=self.plan.keep_float(paths))
+
+    def run(self) -> tuple[dict[str, Any], ConversionReport]:
+        """Returns the serving variables, or their shapes, and what became of them."""
+        params, parameters = self.variables["params"], self.plan.model.parameters
+        values = dict(zip(parameters, jax.tree.leaves(params), strict=True))
+        stored = conversion.freeze(self.plan.weights, values)
+        boxes = partitioning.boxes_of(params, parameters)
+        collection: dict[str, Any] = {}
+        for weight, one in zip(self.plan.weights, stored, strict=True):
+            tree = collection
+            for step in weight.module:
+                tree = tree.setdefault(step, {})
+            boxed = partitioning.boxed(one, weight.site.operand.side, boxes)
+            tree[weight.name] = {SITE: weight.site, **boxed}
+        serving = {
+            **self.variables,
+            "params": with_frozen_kernels(params, self.plan.placeholders()),
+            **({COLLECTION: collection} if collection else {}),
+        }
+        return serving, report_lib.report_of(self.plan, stored)
+
+
+def plan(
+    model: nn.Module, variables: Mapping[str, Any], calls: Sequence[Call]
+) -> Conversion:
+    """Plans a conversion from traces alone.
+
+    Args:
+        model: as `convert` takes it.
+        variables: its float variables, or their shapes.
+        calls: that will be served.
+
+    Raises:
+        ValueError: as `convert` does.
+    """
+    variables = _check_variables(variables)
+    return Conversion(variables, planning.plan(LinenModel(model, variables, calls)))
+
+
+def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns float variables as plain dictionaries.
+
+    Raises:
+        ValueError: if they are none, or hold frozen weights.
+    """
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        raise ValueError(
+            "convert takes the variables of a Linen model, a mapping with a collection "
+            f"'params'; got {type(variables).__name__}"
+            + (f" of {sorted(variables)}" if isinstance(variables, Mapping) else "")
+        )
+    if jax.tree.leaves(variables.get(COLLECTION, {})):
+        raise ValueError(
+            f"the variables hold frozen weights already (collection '{COLLECTION}'); "
+            "convert takes the float variables of training"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        variables.get(STATISTICS, {})
+    ):
+        is_count = getattr(path[-1], "key", None) == "batches"
+        if (
+            is_count
+            and isinstance(leaf, jax.Array | np.ndarray)
+            and not (leaf > 0).all()
+        ):
+            raise ValueError(
+                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
+                f"batch: gather some with model.apply(..., mutable=['{STATISTICS}']), "
+                "and convert these variables"
+            )
+    return {name: flax_core.unfreeze(value) for name, value in variables.items()}

@@ -1,0 +1,217 @@
+"""The quantized `dot_general` to inject into Flax Linen layers."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+from flax.core import Scope
+
+from aqtlite import config, dot_general
+from aqtlite.flax.linen import recording, statistics
+from aqtlite.flax.linen.caller import find_caller, module_variables, path_of
+from aqtlite.flax.quant_mode import QuantMode
+from aqtlite.serving import lookup
+from aqtlite.serving.call_site import COLLECTION
+from aqtlite.serving.contraction import Contraction
+
+FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
+
+_MODULE_METHODS = ("apply", "init", "init_with_output", "lazy_init", "bind")
+
+
+@dataclasses.dataclass(frozen=True)
+class Injected:
+    """The fields of a quantized contraction for Flax modules."""
+
+    cfg: config.DotGeneral | None
+    """The config to quantize by; None contracts exactly as `jax.lax` does."""
+
+    quant_mode: QuantMode | None = None
+    """The mode to impose. None: the variables decide."""
+
+    frozen_operands: FrozenOperands = "auto"
+    """The operands that `convert` freezes. "auto": those whose values depend on nothing
+    but parameters and constants, one for a contraction, and none that may have been
+    broadcast to a batch. "lhs" is an einsum's first operand."""
+
+    name: str | None = None
+    """The name of the frozen weights, in place of their parameters'."""
+
+    def __post_init__(self):
+        cls = type(self).__name__
+        if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
+            is_text = isinstance(self.cfg, str)
+            raise TypeError(
+                f"{cls} takes a config.DotGeneral or None, got {self.cfg!r}; presets "
+                "such as config.fully_quantized() make one"
+                + (". An equation goes to AqtEinsum(cfg)(equation, lhs, rhs)" * is_text)
+            )
+        if not isinstance(self.quant_mode, QuantMode | None):
+            raise ValueError(
+                f"{cls}.quant_mode must be a QuantMode or None, got {self.quant_mode!r}"
+            )
+        if self.frozen_operands not in ("auto", "lhs", "rhs", "both", "none"):
+            raise ValueError(
+                f"{cls}.frozen_operands must be 'auto', 'lhs', 'rhs', 'both' or "
+                f"'none', got {self.frozen_operands!r}"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for what is missing: nnx.bridge.ToNNX takes anything for a module.
+        cls = type(self).__name__
+        why = ""
+        if name in _MODULE_METHODS:
+            why = (
+                f": it is a function to inject, such as Dense(dot_general={cls}(cfg)), "
+                "and not a Flax module. Wrap the layer, not the function"
+            )
+        raise AttributeError(f"{cls!r} object has no attribute {name!r}{why}")
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtDotGeneral(Injected):
+    """A quantized `dot_general` for Flax Linen layers and modules.
+
+    Pass it as `dot_general=` of a layer, or as
+    ``functools.partial(AqtDotGeneral, cfg)`` for `dot_general_cls=`. It is not a
+    module: it has no variables or names of its own, compares by value, and one instance
+    may go into any number of layers. The weights that `convert` freezes are in the
+    collection "aqt" under the path of the module that makes the call.
+
+    The variables of the model decide how a call runs:
+
+    - inside `convert`, it records its quantized operands;
+    - if an operand is made of parameters that `convert` froze, it contracts the frozen
+      weight;
+    - otherwise it quantizes both operands, and differentiates (training).
+
+    A calibration that gathers statistics keeps them in the collection "aqt_stats":
+    `init` makes it, ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone
+    reads it.
+
+    Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
+    from the bits of the gradients, so that no stream is needed.
+
+    >>> import flax.linen as nn, jax.numpy as jnp
+    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 3)))
+    >>> dense.apply(variables, jnp.ones((2, 3))).shape
+    (2, 4)
+
+    Raises:
+        TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
+        ValueError: if another field has a value that is not listed.
+    """
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
+        check_operands(lhs, rhs)
+        call = Contraction(
+            cfg=self.cfg or config.unquantized(),
+            frozen_operands=self.frozen_operands,
+            name=self.name,
+            dimension_numbers=dimension_numbers,
+            lhs=lhs,
+            rhs=rhs,
+        )
+        caller = find_caller()
+        scope = caller.scope if caller is not None and caller.is_inside else None
+        if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            call = recording.record(call, caller)
+            operands = call.lhs, call.rhs
+        else:
+            operands = self._operands(call, scope)
+        cfg = call.cfg
+        needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
+        if key is None and needs_noise and scope is not None:
+            key = _rng(scope)
+        states = statistics.states(call, scope)
+
+        def contract(lhs: Any, rhs: Any) -> jax.Array:
+            return dot_general.make_dot_general(cfg)(
+                lhs,
+                rhs,
+                dimension_numbers,
+                precision,
+                preferred_element_type,
+                out_sharding=out_sharding,
+                key=key,
+                states=states,
+            )
+
+        return lookup.contract(contract, *operands)
+
+    def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
+        """Returns the operands to contract: frozen weights in place of their floats."""
+        why = self._why_not_served(call, scope)
+        if why is None and scope is not None:
+            return lookup.frozen_operands(call, module_variables(scope))
+        if why is not None and scope is not None:
+            lookup.check_no_frozen_parameter(module_variables(scope), call, why)
+        if self.quant_mode is QuantMode.SERVE and call.cfg.is_quantized:
+            self._check_serves(scope)
+        return call.lhs, call.rhs
+
+    def _why_not_served(self, call: Contraction, scope: Scope | None) -> str | None:
+        """Returns why a call takes no frozen weights, if it takes none."""
+        if not call.cfg.is_quantized:
+            return "this contraction has no quantization"
+        if self.quant_mode is QuantMode.TRAIN:
+            return "quant_mode is QuantMode.TRAIN"
+        if self.frozen_operands == "none":
+            return "frozen_operands is 'none'"
+        if scope is None or scope.root.is_collection_empty(COLLECTION):
+            return f"the variables have no collection '{COLLECTION}'"
+        return None
+
+    def _check_serves(self, scope: Scope | None) -> None:
+        """Raises where there can be no frozen weights, for `QuantMode.SERVE`."""
+        if scope is None:
+            raise ValueError(
+                "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a "
+                "Flax module or inside a transformation such as jax.jit within "
+                "one, where there are no frozen weights"
+            )
+        is_empty = scope.root.is_collection_empty(COLLECTION)
+        may_be = self.frozen_operands == "none" or scope.get_flag("initializing", False)
+        if is_empty and not may_be:
+            raise ValueError(
+                f"{path_of(scope)} has quant_mode=QuantMode.SERVE, but the "
+                f"variables have no collection '{COLLECTION}'; convert them first"
+            )
+
+
+def check_operands(lhs: Any, rhs: Any) -> None:
+    """Refuses what is no array.
+
+    Raises:
+        TypeError: for an equation, or an operand that is None.
+    """
+    if isinstance(lhs, str):
+        raise TypeError(
+            f"AqtDotGeneral takes two arrays and dimension numbers, got the equation "
+            f"{lhs!r}; AqtEinsum(cfg)(equation, lhs, rhs) takes one"
+        )
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        if x is None:
+            raise TypeError(
+                f"the {side} is None. Serving variables that were restored without a "
+                "target have None in place of their frozen kernels: restore them with "
+                "jax.eval_shape(lambda v: convert(model, v, *args), variables) as "
+                "target, or load them with aqtlite.checkpoint.load_serving"
+            )
+
+
+def _rng(scope: Scope) -> jax.Array | None:
+    """Returns a key from the stream "aqt", if there is one."""
+    return scope.make_rng(COLLECTION) if scope.has_rng(COLLECTION) else None

@@ -1,0 +1,82 @@
+"""Partitioning metadata of frozen weights, carried over from their parameters."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from aqtlite.qtensor import QTensor
+from aqtlite.serving.conversion import ParameterAxis, Stored
+from aqtlite.serving.model import Parameter
+
+Boxes = dict[Parameter, Any]
+"""The `flax.linen.meta.AxisMetadata` around each parameter that has one."""
+
+
+def boxes_of(params: Any, parameters: tuple[Parameter, ...]) -> Boxes:
+    """Returns the boxes around the parameters.
+
+    Args:
+        params: the tree of parameters.
+        parameters: its leaves.
+    """
+    nodes = jax.tree.leaves(params, is_leaf=nn.meta.is_axis_metadata)
+    of_leaf = [node for node in nodes for _ in jax.tree.leaves(node)]
+    return {
+        parameter: node
+        for parameter, node in zip(parameters, of_leaf, strict=True)
+        if nn.meta.is_axis_metadata(node)
+    }
+
+
+def boxed(stored: Stored, side: str, boxes: Boxes) -> dict[str, Any]:
+    """Returns the values of a frozen weight, boxed like its parameters.
+
+    Args:
+        stored: the weight.
+        side: of the operand, the name of its `QTensor`.
+        boxes: of the parameters.
+    """
+    box = _box(stored.axes[side].qvalue, boxes)
+    qtensor = stored.values[side]
+    if box is None:
+        return stored.values
+    return {**stored.values, side: _box_qtensor(qtensor, box)}
+
+
+def _box(axes: tuple[ParameterAxis | None, ...], boxes: Boxes) -> Any:
+    """Returns a box with the names of these axes; None if none has a name."""
+    template = None
+    names: list[Any] = []
+    for axis in axes:
+        name = None
+        if axis is not None:
+            source = boxes.get(axis.parameter)
+            declared = getattr(source, "names", ())
+            name = declared[axis.axis] if axis.axis < len(declared) else None
+            template = template if name is None else source
+        names.append(name)
+    return None if template is None else template.replace(names=tuple(names))
+
+
+def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
+    """Puts boxes around the stored values, their scale and their zero point.
+
+    An axis along which elements share a scale has no name there.
+    """
+    sizes = zip(qtensor.qvalue.shape, qtensor.scale.shape, strict=True)
+    scale_names = tuple(
+        name if size == scale_size else None
+        for name, (size, scale_size) in zip(box.names, sizes, strict=True)
+    )
+    scale_box = dataclasses.replace(box, names=scale_names)
+    zero_point = qtensor.zero_point
+    if zero_point is not None:
+        zero_point = scale_box.replace_boxed(zero_point)
+    return dataclasses.replace(
+        qtensor,
+        qvalue=box.replace_boxed(qtensor.qvalue),
+        scale=scale_box.replace_boxed(qtensor.scale),
+        zero_point=zero_point,
+    )

@@ -1,0 +1,100 @@
+"""Statistics of activations in a collection, beside the module's parameters.
+
+They are kept under the name of the contraction, or else under its axes, written as an
+einsum's equation: two contractions of a module do not share statistics unawares.
+"""
+
+import string
+import weakref
+from typing import Any
+
+from flax.core import Scope
+
+from aqtlite import statistics
+from aqtlite.flax.linen.caller import path_of
+from aqtlite.serving.contraction import Contraction
+
+STATISTICS = "aqt_stats"
+"""The collection of the statistics of calibrations."""
+
+# For each scope, the entries that contractions without a name took.
+_taken: weakref.WeakKeyDictionary[Scope, set[str]] = weakref.WeakKeyDictionary()
+
+
+def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
+    """Returns the statistics of a call; updates them if the collection is mutable.
+
+    In `init`, the collection gets statistics of no batch, and the call its own.
+
+    Args:
+        call: the contraction.
+        scope: of the calling module.
+
+    Raises:
+        ValueError: if there are no statistics, or two contractions would share them.
+    """
+    if not statistics.has_states(call.cfg):
+        return None
+    if scope is None:
+        raise ValueError(
+            "a calibration that gathers statistics was called outside of a Flax "
+            "module, or inside a transformation such as jax.jit within one, where no "
+            "variables can be kept"
+        )
+    name = _name_of(call, scope)
+    arrays = call.lhs, call.rhs
+    is_mutable = scope.is_mutable_collection(STATISTICS)
+    if not scope.has_variable(STATISTICS, name):
+        if not is_mutable:
+            raise ValueError(
+                f"{path_of(scope)} has no statistics {name!r} in the collection "
+                f"'{STATISTICS}': take the variables of model.init, and gather "
+                f"statistics with model.apply(..., mutable=['{STATISTICS}'])"
+            )
+        before = statistics.init_states(call.cfg, *arrays, call.dimension_numbers)
+        scope.put_variable(STATISTICS, name, _as_dict(before))
+    before = _from_dict(scope.get_variable(STATISTICS, name))
+    if not is_mutable:
+        return before
+    after = statistics.update_states(call.cfg, before, *arrays, call.dimension_numbers)
+    if not scope.get_flag("initializing", False):
+        scope.put_variable(STATISTICS, name, _as_dict(after))
+    return after
+
+
+def _name_of(call: Contraction, scope: Scope) -> str:
+    if call.name is not None:
+        return call.name
+    name = f"dot_general_{_equation(call)}"
+    taken = _taken.setdefault(scope, set())
+    if name in taken:
+        raise ValueError(
+            f"{path_of(scope)} makes two contractions of the same axes, whose "
+            "statistics would be mixed: give each its own, with "
+            "AqtDotGeneral(cfg, name=...); a shared layer that is called twice needs a "
+            "name, too"
+        )
+    taken.add(name)
+    return name
+
+
+def _equation(call: Contraction) -> str:
+    """Writes the axes of a contraction as ``ab_bc``."""
+    letters = iter(string.ascii_letters)
+    lhs = [next(letters) for _ in range(call.lhs.ndim)]
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = call.dims
+    paired = dict(zip(rhs_ca + rhs_ba, lhs_ca + lhs_ba, strict=True))
+    rhs = [
+        lhs[paired[axis]] if axis in paired else next(letters)
+        for axis in range(call.rhs.ndim)
+    ]
+    return f"{''.join(lhs)}_{''.join(rhs)}"
+
+
+def _as_dict(states: statistics.States) -> dict[str, Any]:
+    sides = zip(("lhs", "rhs"), states, strict=True)
+    return {side: state for side, state in sides if state != ()}
+
+
+def _from_dict(states: dict[str, Any]) -> statistics.States:
+    return states.get("lhs", ()), states.get("rhs", ())

@@ -1,0 +1,127 @@
+"""Traces of the calls of a Linen model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from aqtlite.flax.linen import recording
+from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.jaxpr import tracing
+from aqtlite.serving.call_site import COLLECTION
+from aqtlite.serving.contraction import Recorder
+from aqtlite.serving.model import CallTrace, Model, Parameter
+from aqtlite.serving.placeholder import Placeholder
+
+
+class LinenModel(Model):
+    """A Linen module with its variables, or their shapes, and its calls."""
+
+    def __init__(
+        self, module: nn.Module, variables: Mapping[str, Any], calls: Sequence[Call]
+    ):
+        self._module = module
+        self._variables = variables
+        self._calls = calls
+        self.parameters = parameters_of(variables["params"])
+        self.num_calls = len(calls)
+
+    def trace(
+        self,
+        call: int,
+        recorder: Recorder,
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> CallTrace:
+        kwargs = dict(self._calls[call].kwargs)
+        mutable = _mutable_collections(kwargs.pop("mutable", False))
+
+        def apply(params, buffers, call_args, call_kwargs):
+            out, mutated = self._module.apply(
+                {"params": params, **buffers},
+                *call_args,
+                mutable=[*mutable, COLLECTION],
+                **call_kwargs,
+            )
+            mutated = dict(mutated)
+            recorded = mutated.pop(COLLECTION, {})
+            leaves = jax.tree.leaves((out, mutated))
+            return [x for x in leaves if tracing.is_array(x)], recorded
+
+        params = with_frozen_kernels(self._variables["params"], frozen)
+        buffers = {k: v for k, v in self._variables.items() if k != "params"}
+        args = (params, buffers, self._calls[call].args, kwargs)
+        with recording.recorded_by(recorder):
+            traced = tracing.trace(apply, args)
+        params_in, buffers_in, _, _ = traced.inputs
+        _, recorded = traced.outputs
+        kept = [parameter for parameter in self.parameters if parameter not in frozen]
+        return CallTrace(
+            traced.jaxpr,
+            dict(zip(jax.tree.leaves(params_in), kept, strict=True)),
+            frozenset(jax.tree.leaves(buffers_in)),
+            tuple(recording.recorded_nodes(recorded)),
+        )
+
+
+def parameters_of(params: Any) -> tuple[Parameter, ...]:
+    """Returns the leaves of the parameters, boxed or not."""
+    nodes = jax.tree_util.tree_flatten_with_path(
+        params, is_leaf=nn.meta.is_axis_metadata
+    )[0]
+    paths = [
+        (path, (*path, *below), leaf)
+        for path, node in nodes
+        for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]
+    ]
+    return tuple(
+        Parameter(
+            number=number,
+            path=tuple(str(getattr(key, "key", key)) for key in path),
+            key_path=key_path,
+            shape=tuple(leaf.shape),
+            dtype=np.dtype(leaf.dtype),
+        )
+        for number, (path, key_path, leaf) in enumerate(paths)
+    )
+
+
+def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
+    """Returns the parameters with a `FrozenKernel` in place of those that are frozen.
+
+    Args:
+        params: the parameters, boxed or not; a box is replaced with what is in it.
+        frozen: the static descriptions of those that are frozen.
+    """
+    kernels = {parameter.key_path: one for parameter, one in frozen.items()}
+
+    def replace(path: tuple[Any, ...], node: Any) -> Any:
+        for below, _ in jax.tree_util.tree_flatten_with_path(node)[0]:
+            one = kernels.get((*path, *below))
+            if one is not None:
+                return FrozenKernel(one.shape, one.dtype, one.number, one.sliced)
+        return node
+
+    return jax.tree_util.tree_map_with_path(
+        replace, params, is_leaf=nn.meta.is_axis_metadata
+    )
+
+
+def _mutable_collections(mutable: Any) -> list[str]:
+    if isinstance(mutable, str):
+        return [mutable]
+    if isinstance(mutable, bool):
+        if mutable:
+            raise ValueError(
+                "convert does not support mutable=True; name the collections that the "
+                "model changes in serving, such as mutable=['cache']"
+            )
+        return []
+    if not isinstance(mutable, list | tuple | set | frozenset):
+        raise TypeError(
+            "convert takes mutable= as a name or a list of names of collections, got "
+            f"{mutable!r}"
+        )
+    return list(mutable)

@@ -1,0 +1,96 @@
+"""Forward analysis of a jaxpr: from facts about its inputs to facts about its outputs.
+
+The walk follows calls and scans into their bodies. Every other equation is the
+analysis' own to judge.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from jax.extend import core
+from jax.extend.core import primitives
+
+from aqtlite.jaxpr import equations
+
+Fact = TypeVar("Fact")
+
+
+class Analysis(abc.ABC, Generic[Fact]):
+    """The rules by which facts about values follow from one another."""
+
+    @abc.abstractmethod
+    def constant(self, aval: Any) -> Fact:
+        """Returns the fact about a literal or a constant."""
+
+    @abc.abstractmethod
+    def equation(self, eqn: Any, inputs: list[Fact]) -> list[Fact]:
+        """Returns the facts about the outputs of an equation that is not followed."""
+
+    @abc.abstractmethod
+    def join(self, first: Fact, second: Fact) -> Fact:
+        """Returns what holds of a value that is one of two, such as a scan's carry."""
+
+    def unstack(self, fact: Fact) -> Fact:
+        """Returns the fact about a slice along the leading axis, which a scan takes."""
+        return fact
+
+    def stack(self, fact: Fact, scanned: Sequence[Fact]) -> Fact:
+        """Returns the fact about slices that a scan stacks.
+
+        Args:
+            fact: about one of the slices.
+            scanned: about the arrays over which the scan runs.
+        """
+        del scanned
+        return fact
+
+
+def analyze(jaxpr: Any, inputs: Sequence[Fact], analysis: Analysis[Fact]) -> list[Fact]:
+    """Returns the facts about the outputs of a jaxpr.
+
+    Args:
+        jaxpr: an open `Jaxpr`.
+        inputs: the facts about its inputs.
+        analysis: the rules.
+    """
+    known = {var: analysis.constant(var.aval) for var in jaxpr.constvars}
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Fact:
+        if isinstance(atom, core.Literal):
+            return analysis.constant(atom.aval)
+        return known[atom]
+
+    for eqn in jaxpr.eqns:
+        outputs = analyze_equation(eqn, [read(a) for a in eqn.invars], analysis)
+        known.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def analyze_equation(
+    eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]
+) -> list[Fact]:
+    """Returns the facts about the outputs of one equation."""
+    if eqn.primitive is primitives.scan_p:
+        return _scan(eqn, inputs, analysis)
+    body = equations.called_body(eqn)
+    if body is not None:
+        return analyze(body.jaxpr, inputs, analysis)
+    return analysis.equation(eqn, inputs)
+
+
+def _scan(eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]) -> list[Fact]:
+    """Joins what goes into the carry with what comes out, until nothing changes."""
+    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry = inputs[:first], inputs[first : first + count]
+    scanned = inputs[first + count :]
+    slices = [analysis.unstack(fact) for fact in scanned]
+    body = eqn.params["jaxpr"].jaxpr
+    while True:
+        outputs = analyze(body, [*consts, *carry, *slices], analysis)
+        joined = list(map(analysis.join, carry, outputs[:count]))
+        if joined == carry:
+            stacked = [analysis.stack(fact, scanned) for fact in outputs[count:]]
+            return [*outputs[:count], *stacked]
+        carry = joined

@@ -1,0 +1,122 @@
+"""Evaluation of those equations of a jaxpr that some of its outputs need."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.extend import core
+from jax.extend.core import primitives
+
+from aqtlite.jaxpr import dependencies, equations
+
+
+def evaluate(
+    closed: core.ClosedJaxpr, inputs: Sequence[Any], outputs: Sequence[int]
+) -> list[Any]:
+    """Evaluates some outputs of a jaxpr, and no equation that they do not need.
+
+    Calls are inlined; scans keep the part of their body that is needed.
+
+    Args:
+        closed: the jaxpr.
+        inputs: the values of its inputs; None for those that are not needed.
+        outputs: indices of the outputs, in the order wanted.
+    """
+    jaxpr = closed.jaxpr
+    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+    wanted = [jaxpr.outvars[i] for i in outputs]
+    needed = {atom for atom in wanted if not isinstance(atom, core.Literal)}
+    steps = []
+    for eqn in reversed(jaxpr.eqns):
+        used = [i for i, var in enumerate(eqn.outvars) if var in needed]
+        if used:
+            steps.append((eqn, used))
+            needed.update(_needed_inputs(eqn, used))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known.get(atom)
+
+    for eqn, used in reversed(steps):
+        values = [read(atom) for atom in eqn.invars]
+        results = _evaluate_equation(jaxpr, eqn, values, used)
+        known.update(zip((eqn.outvars[i] for i in used), results, strict=True))
+    return [read(atom) for atom in wanted]
+
+
+def _needed_inputs(eqn: Any, used: Sequence[int]) -> list[Any]:
+    """Returns the variables that some of an equation's outputs depend on."""
+    of_output = dependencies.equation_dependencies(eqn)
+    indices = frozenset().union(*(of_output[i] for i in used))
+    atoms = [eqn.invars[i] for i in indices]
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+
+
+def _evaluate_equation(
+    jaxpr: Any, eqn: Any, inputs: list[Any], used: Sequence[int]
+) -> list[Any]:
+    if eqn.primitive is primitives.scan_p:
+        return _evaluate_scan(eqn, inputs, used)
+    body = equations.called_body(eqn)
+    if body is not None:
+        return evaluate(body, inputs, used)
+    # A jaxpr of this one equation, evaluated by the only public way there is.
+    variables = {
+        atom: value
+        for atom, value in zip(eqn.invars, inputs, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    single = jaxpr.replace(
+        constvars=[],
+        invars=list(variables),
+        outvars=[eqn.outvars[i] for i in used],
+        eqns=[eqn],
+        effects=eqn.effects,
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    function = core.jaxpr_as_fun(core.ClosedJaxpr(single, ()))
+    return function(*variables.values())
+
+
+def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any]:
+    body, num_consts = eqn.params["jaxpr"], eqn.params["num_consts"]
+    num_carry = eqn.params["num_carry"]
+    carried = _live_carry(eqn, used)
+    stacked = [i for i in used if i >= num_carry]
+    consts = inputs[:num_consts]
+    start = [inputs[num_consts + i] for i in carried]
+
+    def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        full: list[Any] = [None] * num_carry
+        for i, value in zip(carried, carry, strict=True):
+            full[i] = value
+        results = evaluate(body, [*consts, *full, *slices], [*carried, *stacked])
+        return results[: len(carried)], results[len(carried) :]
+
+    final, stacks = lax.scan(
+        step,
+        start,
+        inputs[num_consts + num_carry :],
+        length=eqn.params["length"],
+        reverse=eqn.params["reverse"],
+    )
+    by_index = dict(zip([*carried, *stacked], [*final, *stacks], strict=True))
+    return [by_index[i] for i in used]
+
+
+def _live_carry(eqn: Any, used: Sequence[int]) -> list[int]:
+    """Returns the parts of the carry that the used outputs need, over any steps."""
+    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+    of_output = dependencies.output_dependencies(eqn.params["jaxpr"])
+    live = {i for i in used if i < count}
+    while True:
+        wanted = live | {i for i in used if i >= count}
+        reached = {
+            index - first
+            for i in wanted
+            for index in of_output[i]
+            if first <= index < first + count
+        }
+        if reached <= live:
+            return sorted(live)
+        live |= reached

@@ -1,0 +1,91 @@
+"""Jaxprs of functions of pytrees, with tables of what their inputs and outputs are."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function that was traced."""
+
+    jaxpr: core.ClosedJaxpr
+    inputs: Any
+    """The arguments, with the index of an input of the jaxpr in place of every leaf
+    that is one, and None in place of every other leaf."""
+
+    outputs: Any
+    """The result, with the index of an output of the jaxpr in place of every leaf."""
+
+
+def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
+    """Traces a function of pytrees.
+
+    Python numbers are inputs like arrays, unless the function needs one as such (as a
+    shape, or in an ``if``); then they are constants, as every other leaf is.
+
+    Args:
+        function: returns a pytree of arrays.
+        args: its arguments; `jax.ShapeDtypeStruct`s may stand for arrays.
+    """
+    try:
+        return _trace(function, args, lambda leaf: is_array(leaf) or _is_number(leaf))
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerIntegerConversionError,
+    ):
+        return _trace(function, args, is_array)
+
+
+def _trace(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    is_input: Callable[[Any], bool],
+) -> Traced:
+    flat, inputs = close_over_constants(function, args, is_input)
+    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(inputs)
+    numbers = iter(range(len(inputs)))
+    leaves, treedef = jax.tree.flatten(args)
+    indices = [next(numbers) if is_input(leaf) else None for leaf in leaves]
+    results, out_treedef = jax.tree.flatten(shapes)
+    return Traced(
+        closed,
+        jax.tree.unflatten(treedef, indices),
+        jax.tree.unflatten(out_treedef, range(len(results))),
+    )
+
+
+def close_over_constants(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    is_input: Callable[[Any], bool],
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """Returns a call as a function of some leaves of its arguments, and these leaves.
+
+    Args:
+        function: takes `args`.
+        args: pytrees.
+        is_input: says of a leaf whether it stays an input; all others are constants.
+    """
+    leaves, treedef = jax.tree.flatten(args)
+    dynamic = [i for i, leaf in enumerate(leaves) if is_input(leaf)]
+
+    def flat(values: list[Any]) -> Any:
+        filled = list(leaves)
+        for i, value in zip(dynamic, values, strict=True):
+            filled[i] = value
+        return function(*jax.tree.unflatten(treedef, filled))
+
+    return flat, [leaves[i] for i in dynamic]
+
+
+def is_array(leaf: Any) -> bool:
+    """Tells whether a leaf has a dtype: an array, or the shape of one."""
+    return hasattr(leaf, "dtype")
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)

@@ -1,0 +1,6 @@
+"""Contractions as the quantization sees them: axes, gradients, scales, lowering."""
+
+from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.dot_general import DotGeneral
+
+__all__ = ["SIDES", "DotGeneral", "DotInput", "OperandAxes", "Operation", "Side"]

@@ -1,0 +1,171 @@
+"""The interface of a contraction."""
+
+import abc
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from aqtlite.qtensor import QTensor
+
+Side = Literal["lhs", "rhs"]
+SIDES: tuple[Side, Side] = ("lhs", "rhs")
+Axes = tuple[int, ...]
+
+
+class OperandAxes(NamedTuple):
+    """The axes of one operand."""
+
+    contracting: Axes
+    """Summed over with those of the other operand."""
+
+    batch: Axes
+    """Paired with those of the other operand, and kept."""
+
+    remaining: Axes
+    """Kept; the other operand has none for them."""
+
+
+class DotInput(NamedTuple):
+    """The input to the dot of one operand: stored integers, or floats."""
+
+    values: jax.Array
+    zero_point: jax.Array | None
+    """int32, keepdims; None for none."""
+
+    largest: int | None
+    """The largest magnitude of an integer less its zero point. None for floats."""
+
+    def less_zero_point(self) -> "DotInput":
+        """Subtracts the zero point, which makes int16 of the values."""
+        if self.zero_point is None:
+            return self
+        values = self.values.astype(jnp.int32) - self.zero_point
+        return DotInput(values.astype(jnp.int16), None, self.largest)
+
+
+class Operation(abc.ABC):
+    """A bilinear contraction of two operands.
+
+    It says how axes pair up, which operations its gradients are, where a scale goes,
+    and how it is lowered; it knows nothing of configs. The quantization of *every*
+    operation is written once, against this interface (`aqtlite.contraction`).
+
+    Subclasses are frozen dataclasses and pytrees: what is static is a meta field, and
+    an array that takes part without being an operand (the group sizes of a
+    `ragged_dot`) is a data field.
+
+    How other operations fit, with ``g`` the gradient of the output:
+
+    - A convolution ``y[n,i,o] = sum_{k,c} x[n, s i + d k, c] w[k,c,o]`` contracts the
+      window and the input features: ``x`` shares a scale along spatial axes and
+      features, ``w`` along all axes but the output features. The gradient of ``x`` is a
+      convolution of ``g``, dilated by the strides, with ``w`` reversed in space and its
+      feature axes exchanged; it contracts the window and the output features. The
+      gradient of ``w`` is a convolution of ``x`` with ``g``, dilated by the strides,
+      that contracts batch and output positions; its operands are exchanged when it is
+      lowered, because ``g`` is the lhs of every gradient. Reversal, exchange and
+      dilation move integers and leave them exact.
+    - A `ragged_dot` ``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` has ``group`` as a data
+      field. A scale ``s[group,1,n]`` of ``w`` goes onto the output by a gather over
+      rows. The gradient of ``x`` is a `ragged_dot` with ``w`` transposed; that of ``w``
+      contracts the ragged rows, and its result has a group axis.
+    """
+
+    @abc.abstractmethod
+    def axes(self, side: Side) -> OperandAxes:
+        """The axes of an operand."""
+
+    @abc.abstractmethod
+    def ndim(self, side: Side) -> int:
+        """The rank of an operand."""
+
+    @abc.abstractmethod
+    def gradient(self, side: Side) -> "Operation":
+        """The contraction that gives the gradient of an operand.
+
+        Its lhs is the gradient of the output, its rhs the other operand, and its
+        result has the operand's own order of axes.
+        """
+
+    @abc.abstractmethod
+    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
+        """Lays a scale of an operand out so that it multiplies the output.
+
+        Args:
+            side: the operand.
+            scale: keepdims, of size 1 along contracting axes.
+        """
+
+    @abc.abstractmethod
+    def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
+        """Lays a scale of rhs out so that it multiplies lhs.
+
+        Args:
+            scale: keepdims, of size 1 along the remaining axes of rhs.
+        """
+
+    @abc.abstractmethod
+    def tiled(
+        self, lhs: jax.Array, rhs: jax.Array | QTensor, count: int, path: str
+    ) -> tuple["Operation", jax.Array, jax.Array | QTensor]:
+        """Cuts the first contracting axis into tiles: a leading batch axis.
+
+        Args:
+            lhs: the gradient of an output.
+            rhs: the other operand.
+            count: how many tiles.
+            path: of the config, for error messages.
+
+        Returns:
+            The operation on tiles, whose result has one more axis in front, and the
+            operands cut for it.
+
+        Raises:
+            ValueError: if there is no contracting axis, or `count` does not divide it.
+        """
+
+    @abc.abstractmethod
+    def integer_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        """Contracts stored integers, less their zero points, exactly.
+
+        Returns:
+            int32, or float32 where int32 may not hold the sums.
+        """
+
+    @abc.abstractmethod
+    def integer_dot_in_float(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        in_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        """Contracts stored integers, less their zero points, as floats to float32."""
+
+    @abc.abstractmethod
+    def mixed_dot(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        """Contracts floats with stored integers, less their zero point, to float32.
+
+        Args:
+            lhs: floats, or integers.
+            rhs: the other.
+            out_dtype: in which the result is wanted in the end.
+            out_sharding: of the result.
+        """
+
+    @abc.abstractmethod
+    def float_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        """Contracts floats, summed in float32 or in what is wider."""

@@ -1,0 +1,185 @@
+"""`jax.lax.dot_general` as an operation."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from aqtlite import dimension_numbers as dn
+from aqtlite import lowering, tiles
+from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.qtensor import QTensor
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["dims", "lhs_ndim", "rhs_ndim", "order"],
+)
+@dataclasses.dataclass(frozen=True)
+class DotGeneral(Operation):
+    """A `lax.dot_general` with these dimension numbers.
+
+    >>> matmul = DotGeneral((((1,), (0,)), ((), ())), 2, 2)
+    >>> matmul.axes("rhs")
+    OperandAxes(contracting=(0,), batch=(), remaining=(1,))
+    >>> matmul.gradient("lhs").dims
+    (((1,), (1,)), ((), ()))
+    """
+
+    dims: dn.DimensionNumbers
+    """Canonical dimension numbers."""
+
+    lhs_ndim: int
+    rhs_ndim: int
+    order: dn.Axes | None = None
+    """A permutation of the axes of `lax.dot_general`'s result; None for none."""
+
+    def axes(self, side: Side) -> OperandAxes:
+        index = ("lhs", "rhs").index(side)
+        contracting, batch = (pair[index] for pair in self.dims)
+        remaining = dn.remaining_axes(self.ndim(side), contracting, batch)
+        return OperandAxes(contracting, batch, remaining)
+
+    def ndim(self, side: Side) -> int:
+        return self.lhs_ndim if side == "lhs" else self.rhs_ndim
+
+    def gradient(self, side: Side) -> "DotGeneral":
+        gradient_of = dn.for_dlhs if side == "lhs" else dn.for_drhs
+        dims, order = gradient_of(self.dims, self.lhs_ndim, self.rhs_ndim, self.order)
+        (lhs_ca, _), (lhs_ba, _) = self.dims
+        out_ndim = self.lhs_ndim + self.rhs_ndim - 2 * len(lhs_ca) - len(lhs_ba)
+        other_ndim = self.rhs_ndim if side == "lhs" else self.lhs_ndim
+        return DotGeneral(dims, out_ndim, other_ndim, order)
+
+    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
+        if side == "lhs":
+            out = dn.lhs_scale_to_output(scale, self.dims, self.rhs_ndim)
+        else:
+            out = dn.rhs_scale_to_output(scale, self.dims, self.lhs_ndim)
+        return out if self.order is None else out.transpose(self.order)
+
+    def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
+        return dn.rhs_scale_to_lhs(scale, self.dims, self.lhs_ndim)
+
+    def tiled(
+        self, lhs: jax.Array, rhs: jax.Array | QTensor, count: int, path: str
+    ) -> tuple["DotGeneral", jax.Array, jax.Array | QTensor]:
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
+        if not lhs_ca:
+            raise ValueError(
+                f"{path}.local_aqt splits a contracting axis, but this contraction has "
+                f"none: its gradient has shape {lhs.shape}; leave local_aqt None"
+            )
+        if lhs.shape[lhs_ca[0]] % count:
+            raise ValueError(
+                f"{path}.local_aqt.contraction_axis_shard_count={count} does not "
+                f"divide the contracting axis {lhs_ca[0]} of the gradient of shape "
+                f"{lhs.shape}"
+            )
+        lhs = tiles.cut(lhs, lhs_ca[0], count)
+        if isinstance(rhs, QTensor):
+            rhs = jax.tree.map(
+                lambda x: (
+                    jnp.expand_dims(x, 0)
+                    if x.shape[rhs_ca[0]] == 1
+                    else tiles.cut(x, rhs_ca[0], count)
+                ),
+                rhs,
+            )
+        else:
+            rhs = tiles.cut(rhs, rhs_ca[0], count)
+
+        def shift(axes: dn.Axes) -> dn.Axes:
+            return tuple(axis + 1 for axis in axes)
+
+        batch = (0, *shift(lhs_ba)), (0, *shift(rhs_ba))
+        dims = (shift(lhs_ca), shift(rhs_ca)), batch
+        order = None if self.order is None else (0, *shift(self.order))
+        return DotGeneral(dims, self.lhs_ndim + 1, self.rhs_ndim + 1, order), lhs, rhs
+
+    def integer_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        largest = lhs.largest, rhs.largest
+        if lhs.zero_point is None and rhs.zero_point is None:
+            return lowering.integer_dot(
+                lhs.values, rhs.values, self.dims, self.order, out_sharding, largest
+            )
+        products = dn.contraction_size(self.dims, lhs.values.shape)
+        if products * (lhs.largest or 0) * (rhs.largest or 0) >= 2**31:
+            lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
+            return self.integer_dot(lhs, rhs, out_sharding)
+        sums = lowering.integer_dot(
+            lhs.values, rhs.values, self.dims, self.order, out_sharding
+        )
+        # All of it modulo 2^32: the result is within int32.
+        return sums.astype(jnp.int32) - self._zero_point_terms(lhs, rhs)
+
+    def _zero_point_terms(self, lhs: DotInput, rhs: DotInput) -> jax.Array:
+        """Computes ``sum a b - sum (a - za) (b - zb)``.
+
+        That is ``sum (a - za) zb + za sum b``: sums over one operand each.
+        """
+        lhs_axes, rhs_axes = self.axes("lhs").contracting, self.axes("rhs").contracting
+        terms = []
+        if rhs.zero_point is not None:
+            a = lhs.values.astype(jnp.int32)
+            if lhs.zero_point is not None:
+                a = a - lhs.zero_point
+            zb = rhs.zero_point
+            if all(zb.shape[axis] == 1 for axis in rhs_axes):
+                row = self.scale_to_output("lhs", a.sum(lhs_axes, keepdims=True))
+                terms.append(row * self.scale_to_output("rhs", zb))
+            else:
+                a = a * self.rhs_scale_to_lhs(zb)
+                row = a.sum(lhs_axes, keepdims=True)
+                terms.append(self.scale_to_output("lhs", row))
+        if lhs.zero_point is not None:
+            b = rhs.values.astype(jnp.int32).sum(rhs_axes, keepdims=True)
+            column = self.scale_to_output("rhs", b)
+            terms.append(self.scale_to_output("lhs", lhs.zero_point) * column)
+        return sum(terms[1:], start=terms[0])
+
+    def integer_dot_in_float(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        in_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        return lowering.integer_dot_in_float(
+            lhs.less_zero_point().values,
+            rhs.less_zero_point().values,
+            self.dims,
+            in_dtype,
+            self.order,
+            out_sharding,
+            (lhs.largest, rhs.largest),
+        )
+
+    def mixed_dot(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        return lowering.mixed_dot(
+            lhs.less_zero_point().values,
+            rhs.less_zero_point().values,
+            self.dims,
+            self.order,
+            out_sharding,
+            out_dtype=out_dtype,
+        )
+
+    def float_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        return lowering.float_dot(
+            lhs.values, rhs.values, self.dims, self.order, out_sharding
+        )

@@ -1,0 +1,102 @@
+"""Calls of quantized contractions, as a trace of a model shows them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from aqtlite import config
+from aqtlite import dimension_numbers as dn
+from aqtlite.qtensor import QTensor
+from aqtlite.serving.call_site import Operand
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """A call of a quantized contraction inside a model."""
+
+    cfg: config.DotGeneral
+    frozen_operands: str
+    """The operands to freeze: "auto", "lhs", "rhs", "both" or "none"."""
+
+    name: str | None
+    """The name of its frozen weights, in place of their parameters'."""
+
+    dimension_numbers: Any
+    """As `lax.dot_general` takes them."""
+
+    lhs: Any
+    rhs: Any
+
+    @functools.cached_property
+    def dims(self) -> dn.DimensionNumbers:
+        """The contracting and batch axes."""
+        shapes = self.lhs.shape, self.rhs.shape
+        return dn.canonicalize(self.dimension_numbers, *shapes)
+
+    def in_float(self) -> "Contraction":
+        """Returns the contraction without quantization, which takes less to trace.
+
+        One whose operands `lax.dot_general` does not take together stays as it is.
+        """
+        operands = self.lhs, self.rhs
+        if any(isinstance(x, QTensor) for x in operands):
+            return self
+        if self.lhs.dtype != self.rhs.dtype:
+            return self
+        return dataclasses.replace(self, cfg=config.unquantized())
+
+    def array(self, side: str) -> Any:
+        """Returns an operand."""
+        return self.lhs if side == "lhs" else self.rhs
+
+    def operand(self, side: str) -> Operand:
+        """Returns the static part of an operand."""
+        (lhs_ca, rhs_ca), _ = self.dims
+        x, axes = self.array(side), lhs_ca if side == "lhs" else rhs_ca
+        return Operand(side, tuple(x.shape), tuple(sorted(axes)), x.dtype)
+
+    def batch_axes(self, side: str) -> tuple[int, ...]:
+        """Returns the batch axes of an operand."""
+        _, (lhs_ba, rhs_ba) = self.dims
+        return tuple(lhs_ba if side == "lhs" else rhs_ba)
+
+    def quantized_sides(self) -> list[str]:
+        """Returns the operands that the config quantizes and no caller has."""
+        raw = self.cfg.fwd
+        sides = (("lhs", raw.lhs, self.lhs), ("rhs", raw.rhs, self.rhs))
+        return [
+            side
+            for side, tensor, x in sides
+            if tensor.is_quantized and not isinstance(x, QTensor)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallingModule:
+    """The module that makes a call, while its model is traced."""
+
+    path: tuple[str, ...]
+    obstacle: str | None
+    """The reason why nothing can be stored from here, if there is one."""
+
+    store: Callable[[Any], None]
+    """Makes a pytree an output of the trace, under the path of the module.
+    Transformations around the module stack it as they stack its parameters."""
+
+
+class OperandKey(NamedTuple):
+    """An operand of a contraction, the same in every trace of one call of a model."""
+
+    path: tuple[str, ...]
+    """The path of the calling module."""
+
+    position: int
+    """The place of the contraction among those of the module."""
+
+    side: str
+
+
+Recorder = Callable[[Contraction, CallingModule, int], Contraction]
+"""Takes a contraction, its module and its position among the contractions of the
+module; returns the contraction to go on with."""

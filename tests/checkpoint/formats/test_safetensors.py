@@ -1,0 +1,55 @@
+"""The safetensors format: dtypes, files of others, a missing package."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+from safetensors import numpy as safetensors_numpy
+
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.formats import open_reader, writer_for
+from tests.checkpoint.formats.test_formats import ARRAYS, write
+from tests.checkpoint.support import refuses
+
+
+def test_the_library_reads_it(tmp_path):
+    path = write(tmp_path / "out.safetensors", ARRAYS, lambda: "the manifest")
+    with safetensors.safe_open(path, framework="numpy") as file:
+        assert file.metadata() == {"aqtlite": "the manifest"}
+        np.testing.assert_array_equal(file.get_tensor("a.kernel"), ARRAYS["a/kernel"])
+
+
+def test_dtypes_that_numpy_lacks(tmp_path):
+    """They are named, and read by nobody."""
+    header = json.dumps(
+        {
+            "x": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]},
+            "y": {"dtype": "U8", "shape": [8], "data_offsets": [8, 16]},
+        }
+    ).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    reader = open_reader(path)
+    assert list(reader.arrays) == ["y"]
+    assert reader.others["x"].startswith("of dtype F8_E4M3, which is none of F64")
+
+
+@pytest.mark.parametrize("dtype", ["int4", "complex64", "float8_e4m3fn"])
+def test_dtypes_that_it_lacks(dtype, tmp_path):
+    info = ArrayInfo((4,), jnp.dtype(dtype))
+    check = writer_for(tmp_path / "out.safetensors").check
+    refuses(f"cannot hold x, {dtype}", check, {"x": info})
+
+
+def test_the_package_is_missing(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    safetensors_numpy.save_file({"x": np.ones(3)}, path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    refuses(
+        "pip install safetensors, or in a clone of aqtlite "
+        r"pip install -e '.\[safetensors\]'",
+        lambda: open_reader(path).arrays,
+    )

@@ -1,0 +1,79 @@
+"""Tables of converted checkpoints, for terminals of any width."""
+
+import dataclasses
+import io
+
+import pytest
+import rich.console
+
+from aqtlite.checkpoint import table
+from aqtlite.checkpoint.report import Report, Row
+
+LONG = "encoder/layers_{}/multi_head_dot_product_attention/query/kernel"
+ROW = Row("", ("params/w",), (4096, 16, 256), "int8", 4096, 67108864, 16793600, 43.26)
+
+
+def report(paths):
+    rows = tuple(dataclasses.replace(ROW, path=path) for path in paths)
+    return Report(
+        rows,
+        kept=12,
+        bytes_kept=1000,
+        bytes_before=400_000_000,
+        bytes_after=50_000_000,
+        bytes_on_disk=50_001_234,
+        seconds=3.21,
+    )
+
+
+def shown(paths, width):
+    console = rich.console.Console(file=io.StringIO(), width=width)
+    console.print(table.table(report(paths), console))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_it_fits(width):
+    text = shown([f"aqt/{LONG.format(i)}/rhs" for i in range(3)], width)
+    assert all(f"layers_{i}/" in text for i in range(3))
+    assert max(map(len, text.splitlines())) <= width
+    rows = [line for line in text.splitlines() if "4096 x 16 x 256" in line]
+    assert len(rows) == 3
+    for line in rows:
+        assert ("layers_" in line and "/kernel " in line) or "…" in line
+        assert "67.11" in line and "16.79" in line and line.rstrip().endswith("43.3")
+
+
+def test_paths_are_whole_where_there_is_room():
+    text = shown([f"aqt/{LONG.format(i)}/rhs" for i in (2, 10)], 160)
+    assert "layers_10/multi_head_dot_product_attention/query/kernel " in text
+    assert "weight in encoder" in text and "rhs" not in text
+
+
+@pytest.mark.parametrize(
+    "paths, shared, rest",
+    [
+        ([], "", []),
+        (["aqt/w/rhs"], "", ["w"]),
+        (["aqt/a/b/w/rhs"], "", ["a/b/w"]),
+        (["aqt/a/w/rhs", "aqt/a/v/rhs"], "a", ["w", "v"]),
+        (["aqt/a/w/rhs", "aqt/a/b/v/rhs"], "a", ["w", "b/v"]),
+        (["aqt/w/rhs", "aqt/w/lhs"], "w", ["rhs", "lhs"]),
+        (["aqt/w/rhs", "aqt/w_1/rhs"], "", ["w", "w_1"]),
+    ],
+)
+def test_constant_steps(paths, shared, rest):
+    assert table.without_constant_steps(paths) == (shared, rest)
+
+
+def test_the_summary():
+    text = shown(["aqt/w/rhs"], 80)
+    assert "1 frozen, 12 kept; SNR 43.3 dB worst, 43.3 dB mean; 3.2 s" in text
+    assert "400.00 MB to 50.00 MB, 0.12 of the float size (50.00 MB of files)" in text
+
+
+def test_nothing_frozen_and_nothing_run():
+    plan = dataclasses.replace(report([]), seconds=None, bytes_on_disk=None)
+    assert table.summary(plan) == (
+        "0 frozen, 12 kept\n400.00 MB to 50.00 MB, 0.12 of the float size"
+    )

@@ -1,0 +1,130 @@
+"""The command line: dispatch, help, errors in one line, exit codes."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+import aqtlite
+from aqtlite import cli
+from aqtlite.cli import commands
+from aqtlite.errors import UserError
+
+
+def _exit_code(argv):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(argv)
+    return exit_info.value.code
+
+
+def _one_command(run):
+    command = cli.COMMANDS[0]
+    return (dataclasses.replace(command, run=run),)
+
+
+def test_help_names_every_command(capsys):
+    assert _exit_code(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in cli.COMMANDS:
+        assert command.name in shown
+        assert command.summary.split()[0] in shown
+
+
+def test_demo_help_teaches(capsys):
+    assert _exit_code(["demo", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "aqtlite demo --smoke" in shown
+    assert "(default: 360)" in shown
+    for flag in ("steps", "layers", "width", "heads", "lr", "seed", "text", "out"):
+        assert f"--{flag} " in shown
+
+
+def test_version(capsys):
+    assert _exit_code(["--version"]) == 0
+    assert capsys.readouterr().out == f"aqtlite {aqtlite.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "COMMAND"),
+        (["nonsense"], "nonsense"),
+        (["demo", "--steps", "many"], "--steps"),
+        (["demo", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_malformed_command_line_is_one_line_and_exit_code_2(argv, message, capsys):
+    assert _exit_code(argv) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--width", "30", "--heads", "4"], "divisible"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--lr", "nan"], "--lr"),
+        (["--fwd-bits", "9"], "--fwd-bits must be between 2 and 8"),
+        (["--text", "/no/such/file"], "/no/such/file"),
+        (["--out", "/dev/null/results"], "/dev/null/results"),
+    ],
+)
+def test_user_error_is_one_line_and_exit_code_2(argv, message, capsys, tmp_path):
+    assert cli.main(["demo", "--out", str(tmp_path), *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("aqtlite demo: error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["-v", "demo"], ["demo", "-v"]])
+def test_verbose_shows_the_traceback(argv, capsys):
+    assert cli.main([*argv, "--steps", "0"]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "aqtlite demo: error: --steps must be at least 1" in shown
+
+
+def test_exit_codes_of_a_command(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    def failing(args):
+        raise UserError("put this right")
+
+    for run, code in [(lambda args: 1, 1), (interrupted, 130), (failing, 2)]:
+        monkeypatch.setattr(commands, "COMMANDS", _one_command(run))
+        assert cli.main(["demo"]) == code
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_missing_dependency_says_how_to_get_it():
+    code = (
+        "import sys; sys.modules['optax'] = None\n"
+        "from aqtlite import cli; sys.exit(cli.main(['demo', '--smoke']))"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "aqtlite demo: error: the demo needs the package 'optax': pip install "
+        "optax, or in a clone of aqtlite pip install -e '.[demo]'\n"
+    )
+
+
+def test_python_m_aqtlite_help_imports_no_flax():
+    code = (
+        "import sys, runpy; sys.argv = ['aqtlite', '--help']\n"
+        "try: runpy.run_module('aqtlite', run_name='__main__')\n"
+        "except SystemExit: print('loaded', 'flax' in sys.modules)"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: aqtlite ")
+    assert done.stdout.endswith("loaded False\n")
+
+
+def _python(*argv):
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True)

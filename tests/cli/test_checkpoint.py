@@ -1,0 +1,234 @@
+"""``aqtlite convert`` and ``aqtlite show``, as a user runs them."""
+
+import json
+
+import pytest
+
+from aqtlite import checkpoint, cli, config
+from aqtlite.checkpoint import replacement
+from aqtlite.flax import convert
+from tests.checkpoint.support import assert_same, save
+from tests.flax import models
+from tests.flax.support import INT8, X, init
+
+VARIABLES = init(models.MlpBlock(INT8), X)
+MODEL = ["float", "out", "--model", "serving_model:factory"]
+FACTORY = """
+import jax
+from flax import linen as nn
+from aqtlite import config
+from tests.flax import models
+
+def factory(cfg=config.fully_quantized()):
+    return models.MlpBlock(cfg), (jax.ShapeDtypeStruct((4, 8), "float32"),)
+
+def with_flag():
+    return models.Trained(config.fully_quantized()), (
+        jax.ShapeDtypeStruct((4, 8), "float32"),), {"train": False}
+
+def no_config():
+    return factory()
+
+def wrong():
+    return models.MlpBlock(None)
+
+def no_tuple():
+    return models.MlpBlock(None), None
+
+def raising():
+    raise KeyError("mine")
+
+def plain():
+    return factory(None)
+
+def exiting():
+    raise SystemExit(3)
+
+class Residual(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(8)(x)
+
+def misshapen():
+    return Residual(), (jax.ShapeDtypeStruct((4, 9), "float32"),)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a module and a checkpoint."""
+    (tmp_path / "serving_model.py").write_text(FACTORY)
+    (tmp_path / "exiting.py").write_text("import sys; sys.exit('not this way')")
+    save(tmp_path / "float", VARIABLES, "orbax")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "serving_model", raising=False)
+    return tmp_path
+
+
+def run(capsys, *argv):
+    code = cli.main(["convert", *argv])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def error(capsys, *argv):
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert err.startswith("aqtlite convert: error: ") and err.count("\n") == 1
+    return err
+
+
+def test_convert_and_show(folder, capsys):
+    code, out, err = run(capsys, "float", "out", "--model", "serving_model:factory")
+    assert (code, err) == (0, "")
+    assert "MB/s" in out and "3 frozen, 3 kept" in out and "worst" in out
+    wanted = convert(models.MlpBlock(INT8), VARIABLES, X)
+    assert_same(checkpoint.load_serving("out"), wanted)
+    assert cli.main(["show", "out"]) == 0
+    shown = capsys.readouterr().out
+    assert "Dense_2/kernel " in shown and "int8" in shown
+    assert cli.main(["show", "out", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["weights"]) == 3 and data["kept"] == 3
+    assert 40 < data["weights"][0]["decibels"] < 60
+
+
+@pytest.mark.parametrize(
+    "options, cfg",
+    [
+        (["--preset", "fully_quantized"], config.fully_quantized()),
+        (["--preset", "weight_only", "--fwd-bits", "4"], config.weight_only(bits=4)),
+        (["--config", "cfg.json"], config.fully_quantized(fwd_bits=4)),
+    ],
+)
+def test_configs(options, cfg, folder, capsys):
+    (folder / "cfg.json").write_text(config.to_json(config.fully_quantized(fwd_bits=4)))
+    argv = [*MODEL, *options]
+    assert run(capsys, *argv)[0] == 0
+    wanted = convert(models.MlpBlock(cfg), VARIABLES, X)
+    assert_same(checkpoint.load_serving("out"), wanted)
+
+
+def test_keep_float_dry_run_and_overwrite(folder, capsys):
+    assert run(capsys, *MODEL)[0] == 0
+    again = [*MODEL, "--overwrite"]
+    _, out, _ = run(capsys, *again, "--keep-float", "*_1/*", "--dry-run")
+    assert "2 frozen, 4 kept" in out
+    assert checkpoint.summarize("out").kept == 3
+    assert run(capsys, *again, "--keep-float", "*_1/*")[0] == 0
+    assert checkpoint.summarize("out").kept == 4
+    _, out, _ = run(capsys, "float", "out2", *MODEL[2:], "--dry-run")
+    assert "3 frozen, 3 kept" in out and not (folder / "out2").exists()
+
+
+def test_subtree(folder, capsys):
+    save(folder / "state", {"params": VARIABLES["params"], "step": X}, "orbax")
+    assert "--subtree params" in error(capsys, "state", "out", *MODEL[2:])
+    assert run(capsys, "state", "out", *MODEL[2:], "--subtree", "params")[0] == 0
+    wanted = convert(models.MlpBlock(INT8), VARIABLES, X)
+    assert_same(checkpoint.load_serving("out"), wanted)
+
+
+def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replacement, "publish", interrupt)
+    code, _, err = run(capsys, *MODEL)
+    assert code == 130
+    assert "interrupted. The weights that are done are in .out.converting: the" in err
+    assert (folder / ".out.converting").exists()
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["nothing", "out", "--model", "serving_model:factory"], "does not exist"),
+        (["float", "float", "--model", "serving_model:factory"], "contains the other"),
+        (["float", "out", "--model", "serving_model:raising"], "KeyError: 'mine'"),
+        ([*MODEL, "--fwd-bits", "4"], "goes with --preset"),
+        (["float", "out"], "--model is missing"),
+        (["float", "out", "--rules", "rules.json"], "--rules is gone: no Flax model"),
+        (["float", "out", "--model", "serving_model:exiting"], "SystemExit: 3"),
+        (["float", "out", "--model", "exiting:factory"], "SystemExit: not this way"),
+        (
+            ["float", "out", "--model", "serving_model:misshapen"],
+            "tracing Residual with the sample inputs float32[4, 9] failed",
+        ),
+        ([*MODEL, "--subtree", "nothing"], "has no subtree 'nothing'; there are"),
+        (["float", "x" * 300, "--model", "serving_model:factory"], "too long"),
+        (["float", "out", "--model", "serving_model"], "package.module:factory"),
+        (["float", "out", "--model", "nowhere:factory"], "No module named 'nowhere'"),
+        (["float", "out", "--model", "serving_model:nothing"], "'nothing'"),
+        (["float", "out", "--model", "serving_model:wrong"], "has to return"),
+        (["float", "out", "--model", "serving_model:no_tuple"], "has to be a tuple"),
+        (["float", "out", "--model", "serving_model:plain"], "nothing to freeze"),
+        (["float", "out", "--model", "serving_model:with_flag"], "is missing"),
+        (
+            [
+                "float",
+                "out",
+                "--model",
+                "serving_model:no_config",
+                "--preset",
+                "weight_only",
+            ],
+            "called with the config",
+        ),
+        (
+            [
+                "float",
+                "out",
+                "--model",
+                "serving_model:factory",
+                "--preset",
+                "weight_only",
+                "--fwd-bits",
+                "9",
+            ],
+            "from 1 to 8",
+        ),
+        (
+            [
+                "float",
+                "out",
+                "--model",
+                "serving_model:factory",
+                "--config",
+                "none.json",
+            ],
+            "none.json cannot be read",
+        ),
+        (
+            [
+                "float",
+                "out",
+                "--model",
+                "serving_model:factory",
+                "--config",
+                "serving_model.py",
+            ],
+            "is no config",
+        ),
+        (
+            [
+                "float",
+                "out",
+                "--model",
+                "serving_model:factory",
+                "--keep-float",
+                "nothing",
+            ],
+            "no weight matches nothing",
+        ),
+    ],
+)
+def test_errors_are_one_line(argv, message, folder, capsys):
+    assert message in error(capsys, *argv)
+    assert not (folder / "out").exists()
+
+
+def test_show_of_something_else(folder, capsys):
+    assert cli.main(["show", "float"]) == 2
+    assert "not a converted checkpoint" in capsys.readouterr().err
