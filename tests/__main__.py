@@ -5,9 +5,10 @@
   python -m tests noise -k unbiased tests/test_noise.py, those named so
   python -m tests aqtlite           the doctests
 
-All of them take about MINUTES minutes on two cores of an x86-64 machine with nothing
-else to do; most of that is XLA compiling. Tests run on two processes: ``-n 4`` is for
-machines with more cores, ``-n 0`` for a debugger.
+The first time, all of them take 10 to 15 minutes on two cores of an x86-64 machine with
+nothing else to do. Most of that is XLA compiling: later runs find the compiled programs
+in .jax_cache and take less. Tests run on two processes: ``-n 4`` is for machines
+with more cores, ``-n 0`` for a debugger.
 """
 
 import pathlib
