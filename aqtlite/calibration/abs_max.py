@@ -28,7 +28,7 @@ class AbsMax(base.Calibration):
     """Fraction of the largest magnitude that the grid reaches; what lies beyond is
     clipped. None: all of it. Below 1, set ``IntSymmetric(clip_gradient=True)``."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         scale = self.clipping_scale
         if scale is None:
             return

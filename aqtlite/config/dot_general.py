@@ -21,16 +21,17 @@ def _at(cfg: Any, path: str) -> Any:
 
 
 def _as_dtype(name: str, value: Any) -> np.dtype | None:
-    """The dtype that `value` names, in native byte order."""
+    """Normalizes a dtype to native byte order."""
     if value is None:
         return None
     try:
-        return jnp.dtype(jnp.dtype(value).name)
+        dtype: np.dtype = jnp.dtype(jnp.dtype(value).name)
     except TypeError as error:
         raise TypeError(
             f"{name} must be a dtype such as jnp.float32 or 'int32', or None, "
             f"got {value!r}"
         ) from error
+    return dtype
 
 
 def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> None:
@@ -79,7 +80,7 @@ class LocalAqt(representation.CompactRepr):
     contraction_axis_shard_count: int
     """Into how many tiles the first contracting axis is split, a scale for each."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         count = self.contraction_axis_shard_count
         if isinstance(count, bool) or not isinstance(count, int):
             raise TypeError(
@@ -131,7 +132,7 @@ class DotGeneralRaw(representation.CompactRepr):
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
             if not isinstance(getattr(self, side), Tensor):
                 raise TypeError(
@@ -153,7 +154,7 @@ class DotGeneralRaw(representation.CompactRepr):
             return NotImplemented
         return self._key() == other._key()
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[Any, ...]:
         # Dtypes by name: numpy takes None for float64, np.dtype("float64") == None.
         in_dtype, accumulator = (
             None if dtype is None else dtype.name
@@ -250,7 +251,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     drhs: DotGeneralRaw = DotGeneralRaw()
     """The contraction that gives the gradient of the rhs."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("fwd", "dlhs", "drhs"):
             if not isinstance(getattr(self, name), DotGeneralRaw):
                 raise TypeError(

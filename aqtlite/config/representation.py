@@ -69,7 +69,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 def _builds(cls: type, arguments: dict[str, Any], record: Any) -> bool:
     try:
-        return cls(**arguments) == record
+        return bool(cls(**arguments) == record)
     except (TypeError, ValueError):
         return False
 

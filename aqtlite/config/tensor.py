@@ -81,7 +81,7 @@ class Tensor(representation.CompactRepr):
     contracting axes, there are no integers to take: the dequantized operand is taken,
     and quantized by the own `numerics` if any."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._check_types()
         object.__setattr__(
             self, "calib_shared_axes", _shared_axes(self.calib_shared_axes)

@@ -61,7 +61,8 @@ mean 'rhs'?
         misses: list[_Miss] = []
         if not _set(draft, path.split("."), value, (), misses):
             raise ValueError(_matches_nothing(path, misses))
-    return _close(draft, ())
+    closed: Config = _close(draft, ())
+    return closed
 
 
 @dataclasses.dataclass

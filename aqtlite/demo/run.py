@@ -149,5 +149,5 @@ def _write_files(
     if report.plot_curves(curves, runs):
         progress.say(console, f"loss curves: {curves}")
     else:
-        progress.say(console, "no loss curves: pip install 'aqtlite[demo]' for them")
+        progress.say(console, "no loss curves: pip install matplotlib for them")
     progress.say(console, f"checkpoints and figures: {options.out}")

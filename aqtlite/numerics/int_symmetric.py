@@ -64,7 +64,7 @@ class IntSymmetric(base.Numerics):
     so that the mean over noise is the value itself. Needs `preserve_max_val`: on any
     other grid the largest element is clipped, and its mean is biased."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int):
             raise TypeError(f"IntSymmetric.bits must be an int, got {self.bits!r}")
         if not 1 <= self.bits <= 8:
@@ -111,8 +111,8 @@ class IntSymmetric(base.Numerics):
         largest = int(self._last_center / self.unit)
         for dtype in (jnp.int4, jnp.int8):
             if largest <= jnp.iinfo(dtype).max:
-                return jnp.dtype(dtype)
-        return jnp.dtype(jnp.int16)
+                return np.dtype(dtype)
+        return np.dtype(np.int16)
 
     @property
     def largest_stored(self) -> int:
