@@ -109,10 +109,10 @@ class IntSymmetric(base.Numerics):
     @property
     def storage_dtype(self) -> np.dtype:
         largest = int(self._last_center / self.unit)
-        for dtype in (jnp.int4, jnp.int8):
-            if largest <= jnp.iinfo(dtype).max:
-                return np.dtype(dtype)
-        return np.dtype(np.int16)
+        for name in ("int4", "int8"):
+            if largest <= jnp.iinfo(name).max:
+                return np.dtype(jnp.dtype(name))
+        return np.dtype("int16")
 
     @property
     def largest_stored(self) -> int:
