@@ -5,6 +5,7 @@ and batch axes of either operand. Every other axis is *remaining*. The output's 
 are the batch axes, then lhs's remaining axes, then rhs's.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -65,6 +66,7 @@ def canonicalize(
     return (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
 
 
+@functools.cache
 def remaining_axes(ndim: int, contracting: Axes, batch: Axes) -> Axes:
     """The axes of an operand that are neither contracting nor batch, in order."""
     return tuple(a for a in range(ndim) if a not in contracting and a not in batch)

@@ -114,7 +114,8 @@ def _dot_general(
         _in_own_order(x) if tensor.use_fake_quant else x
         for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
     )
-    lhs, rhs, dims = _as_stored(lhs, rhs, dims)
+    if isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
+        lhs, rhs, dims = _as_stored(lhs, rhs, dims)
     if preferred_element_type is None:
         out_dtype = jnp.result_type(lhs.dtype, rhs.dtype)
     else:

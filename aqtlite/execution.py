@@ -5,10 +5,12 @@ its record. Nothing rewrites a config after it.
 """
 
 import dataclasses
-from typing import Any, Literal
+import functools
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from aqtlite import config, granularity
 from aqtlite.config import arithmetic
@@ -22,6 +24,24 @@ Saved = Literal["float", "quantized"]
 _FLOAT = config.DotGeneral()
 
 
+class _OperandType(NamedTuple):
+    """All that the execution depends on of an operand."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: NamedSharding | None
+    """On a mesh with explicit axes."""
+
+    scale_shape: tuple[int, ...] | None
+    """Of a `QTensor`, None for an array."""
+
+
+def _type_of(x: Operand) -> _OperandType:
+    if isinstance(x, QTensor):
+        return _OperandType(x.shape, np.dtype(x.dtype), None, x.scale.shape)
+    return _OperandType(x.shape, np.dtype(x.dtype), explicit_sharding(x), None)
+
+
 @dataclasses.dataclass(frozen=True)
 class OperandExecution:
     """The execution of one operand."""
@@ -32,13 +52,11 @@ class OperandExecution:
     tensor: config.Tensor
     """The config by which it is quantized, or was."""
 
+    form: arithmetic.Form
+    """The form in which it enters the dot."""
+
     reuse: arithmetic.Reuse | None = None
     """None: the operand is quantized here, if at all."""
-
-    @property
-    def form(self) -> arithmetic.Form:
-        """The form in which it enters the dot."""
-        return arithmetic.form_of(self.tensor)
 
     @property
     def scales_output(self) -> bool:
@@ -55,6 +73,9 @@ class ContractionExecution:
 
     lhs: OperandExecution
     rhs: OperandExecution
+    kind: arithmetic.Kind
+    """The kind of dot."""
+
     in_dtype: np.dtype | None
     """A float dtype to contract in, None for that of the operands."""
 
@@ -62,22 +83,15 @@ class ContractionExecution:
     """A float dtype for the sums, None for int32 or float32."""
 
     out_dtype: np.dtype
-    out_sharding: Any
-    tiles: int | None = None
+    out_sharding: NamedSharding | None
+    tiles: int | None
     """Into how many the first contracting axis is cut, None for no tiles."""
 
-    salt: int = 0
+    salt: int
     """Tells the noise of this contraction from that of its siblings."""
 
-    @property
-    def kind(self) -> arithmetic.Kind:
-        """The kind of dot."""
-        return arithmetic.kind_of(self.lhs.form, self.rhs.form, self.in_dtype)
-
-    @property
-    def needs_noise(self) -> bool:
-        """True if rounding is stochastic."""
-        return self.lhs.tensor.needs_noise
+    needs_noise: bool
+    """Rounding is stochastic."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +125,7 @@ def resolve(
     lhs: Operand,
     rhs: Operand,
     out_dtype: np.dtype,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | None = None,
 ) -> Execution:
     """Resolves a config for an operation on operands of these types.
 
@@ -126,16 +140,16 @@ def resolve(
     Raises:
         ValueError: if ``calib_shared_axes`` names axes that an operand lacks.
     """
-    fwd = ContractionExecution(
-        path="fwd",
-        lhs=OperandExecution("fwd.lhs", cfg.fwd.lhs),
-        rhs=OperandExecution("fwd.rhs", cfg.fwd.rhs),
-        in_dtype=cfg.fwd.dg_in_dtype,
-        accumulator=arithmetic.float_accumulator(cfg.fwd),
-        out_dtype=out_dtype,
-        out_sharding=out_sharding,
+    structure, types = jax.tree.structure(operation), (_type_of(lhs), _type_of(rhs))
+    return _resolve(cfg, structure, *types, np.dtype(out_dtype), out_sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding) -> Execution:
+    fwd = _contraction(
+        "fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding, salt=0
     )
-    return _with_gradients(fwd, cfg, operation, lhs, rhs)
+    return _with_gradients(fwd, cfg, structure, lhs, rhs)
 
 
 def resolve_gradient(
@@ -149,10 +163,14 @@ def resolve_gradient(
         g: the gradient of the output.
         other: the other operand.
     """
-    return _with_gradients(gradient, _FLOAT, operation, g, other)
+    structure = jax.tree.structure(operation)
+    return _with_gradients(gradient, _FLOAT, structure, _type_of(g), _type_of(other))
 
 
-def _with_gradients(fwd, cfg, operation, lhs, rhs) -> Execution:
+@functools.lru_cache(maxsize=4096)
+def _with_gradients(fwd, cfg, structure, lhs, rhs) -> Execution:
+    # The arrays of an operation, if it has any, do not matter.
+    operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
     return Execution(
         fwd=fwd,
         dlhs=_gradient(cfg, operation, "lhs", lhs, rhs),
@@ -162,48 +180,73 @@ def _with_gradients(fwd, cfg, operation, lhs, rhs) -> Execution:
     )
 
 
-def _saved(tensor: config.Tensor, backward: config.DotGeneralRaw, x: Operand) -> Saved:
+def _contraction(
+    path: str,
+    raw: config.DotGeneralRaw,
+    rhs: config.Tensor,
+    reuse: arithmetic.Reuse | None,
+    out_dtype: np.dtype,
+    out_sharding: NamedSharding | None,
+    salt: int,
+) -> ContractionExecution:
+    """Resolves one contraction.
+
+    Args:
+        path: of its config.
+        raw: its config.
+        rhs: how its rhs is quantized, which may be as the forward pass did.
+        reuse: of its rhs.
+        out_dtype: of the result.
+        out_sharding: of the result.
+        salt: of its noise.
+    """
+    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    local = raw.local_aqt
+    return ContractionExecution(
+        path=path,
+        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0]),
+        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse),
+        kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
+        in_dtype=raw.dg_in_dtype,
+        accumulator=None if reuse else arithmetic.float_accumulator(raw),
+        out_dtype=out_dtype,
+        out_sharding=out_sharding,
+        tiles=None if local is None else local.contraction_axis_shard_count,
+        salt=salt,
+        needs_noise=raw.lhs.needs_noise,
+    )
+
+
+def _saved(
+    tensor: config.Tensor, backward: config.DotGeneralRaw, x: _OperandType
+) -> Saved:
     is_reused = tensor.is_quantized and backward.rhs.use_fwd_quant
-    return "quantized" if is_reused or isinstance(x, QTensor) else "float"
+    return "quantized" if is_reused or x.scale_shape is not None else "float"
 
 
 def _gradient(
     cfg: config.DotGeneral,
     operation: Operation,
     side: Side,
-    own: Operand,
-    other: Operand,
+    own: _OperandType,
+    other: _OperandType,
 ) -> ContractionExecution:
-    """The contraction that gives the gradient of `own`."""
+    """Resolves the contraction that gives the gradient of `own`."""
     other_side: Side
     if side == "lhs":
         path, raw, forward, other_side = "dlhs", cfg.dlhs, cfg.fwd.rhs, "rhs"
     else:
         path, raw, forward, other_side = "drhs", cfg.drhs, cfg.fwd.lhs, "lhs"
-    accumulator = arithmetic.float_accumulator(raw)
     reuse, tensor = None, raw.rhs
     if _saved(forward, raw, other) == "quantized":
-        accumulator = None
-        if isinstance(other, QTensor):
-            scale_shape = other.scale.shape
-        else:
+        scale_shape = other.scale_shape
+        if scale_shape is None:
             contracting = operation.axes(other_side).contracting
-            forward_path = f"fwd.{other_side}"
             scale_shape = granularity.scale_shape(
-                forward, other.shape, contracting, forward_path
+                forward, other.shape, contracting, f"fwd.{other_side}"
             )
         kept = operation.gradient(side).axes("rhs").remaining
         moves = all(scale_shape[axis] == 1 for axis in kept)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
-    local = raw.local_aqt
-    return ContractionExecution(
-        path=path,
-        lhs=OperandExecution(f"{path}.lhs", raw.lhs),
-        rhs=OperandExecution(f"{path}.rhs", tensor, reuse),
-        in_dtype=raw.dg_in_dtype,
-        accumulator=accumulator,
-        out_dtype=np.dtype(own.dtype),
-        out_sharding=None if isinstance(own, QTensor) else explicit_sharding(own),
-        tiles=None if local is None else local.contraction_axis_shard_count,
-        salt=1 if side == "lhs" else 2,
-    )
+    salt = 1 if side == "lhs" else 2
+    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding, salt)

@@ -72,13 +72,14 @@ def quantize(
         return x
     if not tensor.is_quantized:
         return None
-    if tensor.calibration.has_state and not jax.tree.leaves(state):
+    has_state = tensor.calibration.has_state
+    if has_state and not jax.tree.leaves(state):
         raise ValueError(
             f"{path}.calibration={tensor.calibration!r} gathers statistics, and was "
             "given none: pass states= (aqtlite.statistics makes them), or use a "
             "calibration that looks at the array alone, such as calibration.AbsMax()"
         )
-    if tensor.calibration.has_state:
+    if has_state:
         statistics.check_ready(state, path)
         values = state["state"]
         calibrated = quantizer.calibrate(x, tensor, contracting, path, values)

@@ -4,11 +4,13 @@ Which scales can move depends on the operands; `aqtlite.execution` adds that.
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import numerics
 from aqtlite.config.dot_general import DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
@@ -29,13 +31,15 @@ Reuse = Literal["stored", "dequantized"]
 stored values, with the scale moved onto the gradient, or the array they stand for."""
 
 
+@functools.cache
 def form_of(tensor: Tensor) -> Form:
     """Returns the form in which an operand with this config enters the dot."""
-    if not tensor.is_quantized:
+    grid = tensor.numerics
+    if isinstance(grid, numerics.NoNumerics):
         return "float"
     if tensor.use_fake_quant:
         return "dequantized"
-    return "stored" if tensor.is_integer else "decoded"
+    return "stored" if grid.arithmetic == "integer" else "decoded"
 
 
 def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:

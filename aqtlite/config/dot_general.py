@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import numerics
 from aqtlite.config import representation
 from aqtlite.config.tensor import Tensor
 
@@ -35,9 +34,12 @@ def _as_dtype(name: str, value: Any) -> np.dtype | None:
 
 
 def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> None:
-    if tensor.is_quantized and not tensor.use_fake_quant:
+    if tensor.is_integer:
         return
-    if tensor.is_quantized:
+    if tensor.is_quantized and not tensor.use_fake_quant:
+        problem = f"has the grid {tensor.numerics!r}, whose values are no integers"
+        remedy = f"set {path}.numerics to a grid of integers"
+    elif tensor.is_quantized:
         problem, remedy = "has use_fake_quant=True", f"set {path}.use_fake_quant=False"
     else:
         problem, remedy = "is not quantized", f"set {path}.numerics"
@@ -48,13 +50,15 @@ def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> Non
 
 
 def _check_in_dtype(in_dtype: np.dtype | None, path: str, tensor: Tensor) -> None:
-    if in_dtype is None or not isinstance(tensor.numerics, numerics.Numerics):
+    # What the forward pass quantized is not on the own grid.
+    if in_dtype is None or not tensor.is_integer or tensor.use_fwd_quant:
         return
-    storage = tensor.numerics.storage_dtype
-    if 2.0 ** (jnp.finfo(in_dtype).nmant + 1) < jnp.iinfo(storage).max:
+    grid = tensor.grid
+    if 2.0 ** (jnp.finfo(in_dtype).nmant + 1) < grid.largest_stored:
         raise ValueError(
-            f"dg_in_dtype={in_dtype.name!r} does not hold the {storage.name} integers "
-            f"of {path} exactly; use 'bfloat16' or wider, or a grid of fewer bits"
+            f"dg_in_dtype={in_dtype.name!r} does not hold the "
+            f"{grid.storage_dtype.name} integers of {path} exactly; use 'bfloat16' or "
+            "wider, or a grid of fewer bits"
         )
 
 

@@ -103,6 +103,10 @@ class IntSymmetric(base.Numerics):
         return 1.0 if self.preserve_zero else 0.5
 
     @property
+    def arithmetic(self) -> base.Arithmetic:
+        return "integer"
+
+    @property
     def name(self) -> str:
         return f"int{self.bits}"
 
