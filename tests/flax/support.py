@@ -1,5 +1,7 @@
 """Configs, small data and the main comparison of the tests of aqtlite.flax."""
 
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,17 +19,32 @@ NORMAL = nn.initializers.normal(0.3)
 
 
 def init(model, *args, **kwargs):
-    """Variables from the single stream "params", biases made to matter."""
-    variables = jax.jit(lambda: model.init(jax.random.key(7), *args, **kwargs))()
+    """Variables of a model: parameters of NumPy's, so that nothing is compiled.
 
-    def noisy(path, leaf):
-        if "bias" not in jax.tree_util.keystr(path):
-            return leaf
-        return leaf + jnp.linspace(-1, 1, leaf.size).reshape(leaf.shape).astype(
-            leaf.dtype
-        )
+    Kernels are normal, scales about one, biases from -1 to 1; other collections are
+    what the model's own `init` makes.
+    """
 
-    params = jax.tree_util.tree_map_with_path(noisy, variables.get("params", {}))
+    def init_model():
+        return model.init(jax.random.key(7), *args, **kwargs)
+
+    variables = jax.eval_shape(init_model)
+    if set(variables) - {"params", "aqt"}:
+        variables = jax.jit(init_model)()
+
+    def fill(path, leaf):
+        name = jax.tree_util.keystr(path)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(f"parameter {name} is {leaf.dtype}")
+        if "bias" in name:
+            values = np.linspace(-1, 1, leaf.size).reshape(leaf.shape)
+        else:
+            rng = np.random.default_rng(zlib.crc32(name.encode()))
+            normal = rng.standard_normal(leaf.shape)
+            values = 0.3 * normal if len(leaf.shape) > 1 else 1 + 0.1 * normal
+        return jnp.asarray(values.astype(leaf.dtype))
+
+    params = jax.tree_util.tree_map_with_path(fill, variables.get("params", {}))
     return {**variables, "params": params}
 
 
