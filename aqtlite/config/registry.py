@@ -13,6 +13,9 @@ _classes: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         calibration.AbsMax,
+        calibration.MaxOverBatches,
+        calibration.MeanOverBatches,
+        calibration.MovingAverage,
         DotGeneral,
         DotGeneralRaw,
         numerics.IntSymmetric,
