@@ -8,6 +8,7 @@ from aqtlite.calibration.base import (
     scale_and_zero_point,
     scale_from_bound,
 )
+from aqtlite.calibration.delayed_scaling import DelayedScaling
 from aqtlite.calibration.over_batches import (
     MaxOverBatches,
     MeanOverBatches,
@@ -17,6 +18,7 @@ from aqtlite.calibration.over_batches import (
 __all__ = [
     "AbsMax",
     "Calibration",
+    "DelayedScaling",
     "MaxOverBatches",
     "MeanOverBatches",
     "MovingAverage",

@@ -13,6 +13,7 @@ _classes: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         calibration.AbsMax,
+        calibration.DelayedScaling,
         calibration.MaxOverBatches,
         calibration.MeanOverBatches,
         calibration.MovingAverage,
