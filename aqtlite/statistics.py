@@ -116,6 +116,6 @@ def check_ready(state: Any, path: str) -> None:
     batches = state["batches"]
     if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
         raise ValueError(
-            f"{path}.calibration has no statistics yet: gather some first, in Flax with "
+            f"{path}.calibration has no statistics yet: gather some, in Flax with "
             "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
         )

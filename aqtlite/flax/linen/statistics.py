@@ -52,8 +52,8 @@ def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
                 f"{path_of(scope)} has no statistics {name!r} in the collection "
                 f"'{STATISTICS}', which model.init makes: gather some with "
                 "aqtlite.flax.calibrate or model.apply(..., "
-                f"mutable=['{STATISTICS}']). Operands of another rank have statistics of "
-                "their own; in nn.scan and nn.vmap lift the collection: "
+                f"mutable=['{STATISTICS}']). Operands of another rank have statistics "
+                "of their own; in nn.scan and nn.vmap lift the collection: "
                 f"variable_axes={{..., '{STATISTICS}': 0}}"
             )
         before = statistics.init_states(call.cfg, *arrays, call.dimension_numbers)
