@@ -15,6 +15,8 @@ _classes: dict[str, type] = {
         calibration.AbsMax,
         DotGeneral,
         DotGeneralRaw,
+        numerics.Float,
+        numerics.IntAffine,
         numerics.IntSymmetric,
         LocalAqt,
         numerics.NoNumerics,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import exact
-from aqtlite.numerics import base
+from aqtlite.numerics import base, rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,8 @@ class IntSymmetric(base.Numerics):
         if self.stochastic_rounding:
             if noise is None:
                 raise ValueError("stochastic rounding needs random bits, got None")
-            whole = self._round_stochastically(clipped, noise)
+            position = clipped if self.preserve_zero else clipped - np.float32(0.5)
+            whole = rounding.stochastically(position, noise)
         elif self.preserve_zero:
             whole = exact.nearest_integer(clipped)
         else:
@@ -148,26 +149,7 @@ class IntSymmetric(base.Numerics):
             whole = 2 * whole + 1
         return whole.astype(self.storage_dtype)
 
-    def _round_stochastically(self, clipped: jax.Array, noise: jax.Array) -> jax.Array:
-        """Moves on from the nearest integer with a probability equal to the distance.
-
-        The distance is exact in float32, and no product is added to anything: a
-        compiler would contract the two into one rounding in one program and not in
-        another. Compared with 31 random bits, so that the probability is right within
-        2^-31, also for elements far below a step.
-        """
-        position = clipped if self.preserve_zero else clipped - np.float32(0.5)
-        nearest = exact.nearest_integer(position)
-        rest = position - nearest.astype(jnp.float32)
-        moves = _uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
-        return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
-
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):
             return None
         return jnp.abs(scaled) <= self._clip_bound
-
-
-def _uniform_31(noise: jax.Array) -> jax.Array:
-    """31 of 32 random bits as a float32 from 0 to 2^31."""
-    return (noise >> 1).astype(jnp.int32).astype(jnp.float32)
