@@ -20,6 +20,7 @@ _classes: dict[str, type] = {
         numerics.IntSymmetric,
         LocalAqt,
         numerics.NoNumerics,
+        numerics.NormalFloat,
         Tensor,
     )
 }

@@ -26,6 +26,7 @@ GRIDS = {
     "fp4_e2m1": numerics.Float(exponent_bits=2, mantissa_bits=1),
     "fp8_e4m3b11_fnuz": numerics.Float.from_dtype("float8_e4m3b11fnuz"),
     "fp13_e5m7": numerics.Float(exponent_bits=5, mantissa_bits=7),
+    "nf4": numerics.NormalFloat(),
 }
 CELLS = {
     "uint8": "uint8 0..255",
@@ -37,6 +38,7 @@ CELLS = {
     "fp4_e2m1": "fp4_e2m1 ±6",
     "fp8_e4m3b11_fnuz": "fp8_e4m3b11_fnuz ±30",
     "fp13_e5m7": "fp13_e5m7 ±65280",
+    "nf4": "nf4 ±1",
 }
 X = jax.nn.relu(normal((8, 12)))
 Y = jnp.tanh(X @ normal((12, 3), 1))
