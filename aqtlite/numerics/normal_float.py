@@ -33,7 +33,7 @@ def _last_below(middle: float) -> np.float32:
     """The largest float32 that is not above a midpoint."""
     nearest = np.float32(middle)
     if float(nearest) > middle:  # NumPy would compare in float32.
-        return np.nextafter(nearest, np.float32(-np.inf))
+        return np.float32(np.nextafter(nearest, np.float32(-np.inf)))
     return nearest
 
 

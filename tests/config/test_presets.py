@@ -48,8 +48,12 @@ def test_unquantized():
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: config.fully_quantized(fwd_bits=9), ValueError, "bits .*from 1 to 8"),
-        (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 8"),
+        (
+            lambda: config.fully_quantized(fwd_bits=16),
+            ValueError,
+            "bits .*from 1 to 15",
+        ),
+        (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 15"),
         (lambda: config.fully_quantized(fwd_bits="8"), TypeError, "bits must be an in"),
         (lambda: config.weight_only(None), TypeError, "bits must be an int, got None"),
         (

@@ -27,6 +27,8 @@ GRIDS = {
     "fp8_e4m3b11_fnuz": numerics.Float.from_dtype("float8_e4m3b11fnuz"),
     "fp13_e5m7": numerics.Float(exponent_bits=5, mantissa_bits=7),
     "nf4": numerics.NormalFloat(),
+    "int12": numerics.IntSymmetric(bits=12),
+    "int15": numerics.IntSymmetric(bits=15, preserve_max_val=True),
 }
 CELLS = {
     "uint8": "uint8 0..255",
@@ -39,6 +41,8 @@ CELLS = {
     "fp8_e4m3b11_fnuz": "fp8_e4m3b11_fnuz ±30",
     "fp13_e5m7": "fp13_e5m7 ±65280",
     "nf4": "nf4 ±1",
+    "int12": "int12 ±2047.5",
+    "int15": "int15 ±16383",
 }
 X = jax.nn.relu(normal((8, 12)))
 Y = jnp.tanh(X @ normal((12, 3), 1))
