@@ -80,8 +80,15 @@ def _init(
 ) -> Any:
     if not (tensor.is_quantized and tensor.calibration.has_state):
         return ()
+    if tensor.calib_shared_axes is None:
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} gathers statistics, but "
+            f"{path}.calib_shared_axes is None: each row of a batch would have its own."
+            f' Set {path}.calib_shared_axes to "per_tensor", or to all axes but those '
+            "that mean the same in every batch"
+        )
     scale_shape = granularity.scale_shape(tensor, shape, axes, path)
-    state = tensor.calibration.init_state(scale_shape)
+    state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
 
 
@@ -93,7 +100,7 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return {
         "batches": state["batches"] + 1,
-        "state": tensor.calibration.update(state["state"], fixed, shared),
+        "state": tensor.calibration.update(state["state"], fixed, shared, tensor.grid),
     }
 
 

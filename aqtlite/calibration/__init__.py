@@ -8,10 +8,20 @@ from aqtlite.calibration.base import (
     scale_and_zero_point,
     scale_from_bound,
 )
+from aqtlite.calibration.delayed_scaling import DelayedScaling
+from aqtlite.calibration.over_batches import (
+    MaxOverBatches,
+    MeanOverBatches,
+    MovingAverage,
+)
 
 __all__ = [
     "AbsMax",
     "Calibration",
+    "DelayedScaling",
+    "MaxOverBatches",
+    "MeanOverBatches",
+    "MovingAverage",
     "Range",
     "ceil_to_power_of_two",
     "scale_and_zero_point",

@@ -44,24 +44,28 @@ class Calibration:
         """True if it gathers statistics, which a framework keeps from call to call."""
         return False
 
-    def init_state(self, shape: tuple[int, ...]) -> State:
+    def init_state(self, shape: tuple[int, ...], grid: Numerics) -> State:
         """The statistics before the first batch.
 
         Args:
             shape: of the scale: that of the operand, with size 1 along shared axes.
+            grid: the grid.
         """
-        del shape
+        del shape, grid
         return ()
 
-    def update(self, state: State, x: jax.Array, axes: tuple[int, ...]) -> State:
+    def update(
+        self, state: State, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> State:
         """The statistics after one more batch.
 
         Args:
             state: as `init_state` returns it.
             x: float32, any shape.
             axes: the axes that share a scale.
+            grid: the grid.
         """
-        del x, axes
+        del x, axes, grid
         return state
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:

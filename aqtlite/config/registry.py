@@ -13,6 +13,10 @@ _classes: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         calibration.AbsMax,
+        calibration.DelayedScaling,
+        calibration.MaxOverBatches,
+        calibration.MeanOverBatches,
+        calibration.MovingAverage,
         DotGeneral,
         DotGeneralRaw,
         numerics.Float,
