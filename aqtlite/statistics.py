@@ -6,6 +6,7 @@ it, updates it with the batch, and hands it to the contraction. `aqtlite.flax` k
 in a collection.
 
 >>> import jax.numpy as jnp
+import numpy as np
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
@@ -19,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aqtlite import config, granularity
 from aqtlite import dimension_numbers as dn
@@ -112,8 +114,8 @@ def check_ready(state: Any, path: str) -> None:
         path: of its config, for the message.
     """
     batches = state["batches"]
-    if not isinstance(batches, jax.core.Tracer) and not (batches > 0).all():
+    if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
         raise ValueError(
-            f"{path}.calibration has no statistics yet: run some batches that update "
-            "them first"
+            f"{path}.calibration has no statistics yet: gather some, in Flax with "
+            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
         )

@@ -133,7 +133,9 @@ def scale_and_zero_point(
         return (ceil_to_power_of_two(scale) if po2 else scale), None
     smallest, largest = grid.zero_point_range
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
-    scale = scale_from_bound(high - low, float(largest - smallest))
+    # Halves, because the difference itself may overflow.
+    half = exact.algebraic_barrier(high * 0.5 - low * 0.5)
+    scale = scale_from_bound(half, (largest - smallest) / 2)
     if po2:
         scale = ceil_to_power_of_two(scale)
     # NaN becomes some integer or other: the scale is NaN, too.

@@ -30,6 +30,10 @@ _classes: dict[str, type] = {
 }
 
 
+class UnknownClassError(ValueError):
+    """A text names a class that this program has not registered."""
+
+
 def register(cls: Class) -> Class:
     """Makes a grid or a calibration of your own known to JSON and to checkpoints.
 
