@@ -9,9 +9,6 @@ import numpy as np
 from aqtlite.lowering import exact
 from aqtlite.numerics import base, rounding
 
-_LARGEST_STORED = 32639
-"""The largest magnitude of two int8 digits, as which int16 is contracted."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IntSymmetric(base.Numerics):
@@ -33,10 +30,8 @@ class IntSymmetric(base.Numerics):
     A grid of halves has no zero and is stored doubled, as odd integers.
 
     Grids whose stored values reach beyond 127 (above 8 bits, and halves of 8) are
-    emulated: stored as int16, and contracted as two int8 digits, exactly where int32
-    holds the sums. Longer ones are of pieces that it does hold, added up in float32:
-    of two operands of b bits, about ``2^(33 - 2 b)`` products each, so that the program
-    is large, and meant for experiments.
+    emulated: stored as int16, and contracted as two or three int8 digits. Where int32
+    does not hold the sums, they are put together from those of the digits in float32.
 
     >>> IntSymmetric(bits=8).bound, IntSymmetric(bits=8).storage_dtype
     (127.5, dtype('int8'))
@@ -44,14 +39,14 @@ class IntSymmetric(base.Numerics):
     [-1, 1]
 
     Raises:
-        ValueError: if `bits` is not from 1 to 15 (14 without a zero), if no value but
+        ValueError: if `bits` is not from 1 to 16 (15 without a zero), if no value but
             zero would be left (one bit and `preserve_zero`), or if stochastic rounding
             is asked of a grid that cuts the largest value.
         TypeError: if a field is of another type than declared.
     """
 
     bits: int
-    """Width of the grid, 1 to 15."""
+    """Width of the grid, 1 to 16."""
 
     preserve_zero: bool | None = None
     """Make zero a grid point. None: yes, except at one bit."""
@@ -62,8 +57,7 @@ class IntSymmetric(base.Numerics):
 
     clip: bool = True
     """Clip to the grid before rounding. False leaves only the saturation of the
-    storage dtype (in int16, at 32639), which is the same thing unless a calibration
-    clips."""
+    storage dtype, which is the same thing unless a calibration clips."""
 
     clip_gradient: bool = False
     """Zero the gradient of elements that were clipped. Set it together with a
@@ -77,8 +71,8 @@ class IntSymmetric(base.Numerics):
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int):
             raise TypeError(f"IntSymmetric.bits must be an int, got {self.bits!r}")
-        if not 1 <= self.bits <= 15:
-            raise ValueError(f"IntSymmetric.bits must be from 1 to 15, got {self.bits}")
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"IntSymmetric.bits must be from 1 to 16, got {self.bits}")
         if self.preserve_zero is None:
             object.__setattr__(self, "preserve_zero", self.bits > 1)
         for field in dataclasses.fields(self)[1:]:
@@ -92,11 +86,10 @@ class IntSymmetric(base.Numerics):
                 "IntSymmetric(bits=1, preserve_zero=True) has no value but zero; leave "
                 "preserve_zero at None or False"
             )
-        if self._last_center > _LARGEST_STORED * self.unit:
+        if self.bits == 16 and not self.preserve_zero:
             raise ValueError(
-                f"IntSymmetric(bits={self.bits}, preserve_zero=False) is stored "
-                "doubled, and does not fit the two int8 digits in which int16 is "
-                "contracted; use at most 14 bits, or preserve_zero=True"
+                "IntSymmetric(bits=16, preserve_zero=False) is stored doubled, which "
+                "int16 does not hold; use at most 15 bits, or preserve_zero=True"
             )
         if self.stochastic_rounding and not self.preserve_max_val:
             raise ValueError(
@@ -147,8 +140,7 @@ class IntSymmetric(base.Numerics):
         """The clipping value: the last center, or the edge of the storage dtype."""
         if self.clip:
             return self._last_center
-        largest = min(int(jnp.iinfo(self.storage_dtype).max), _LARGEST_STORED)
-        return largest * self.unit
+        return float(jnp.iinfo(self.storage_dtype).max) * self.unit
 
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
         bound = self._clip_bound

@@ -124,9 +124,9 @@ def test_star_that_matches_nothing():
     ("changes", "error", "match"),
     [
         (
-            {"fwd.rhs.numerics.bits": 16},
+            {"fwd.rhs.numerics.bits": 17},
             ValueError,
-            "^fwd.rhs.numerics: .*from 1 to 15",
+            "^fwd.rhs.numerics: .*from 1 to 16",
         ),
         ({"fwd.rhs.numerics": 8}, TypeError, "^fwd.rhs: numerics must be"),
         ({"fwd.lhs": None}, TypeError, "^fwd: lhs must be a config.Tensor"),
