@@ -302,7 +302,7 @@ def test_downcast_scales_are_refused():
     )
     for run in (model.apply, functools.partial(apply, model)):
         with pytest.raises(
-            ValueError, match="scale of the frozen weight 'kernel' of /"
+            ValueError, match="scale of the frozen weight 'kernel' of the root"
         ):
             run(half, X)
     params = {**serving, "params": half["params"]}

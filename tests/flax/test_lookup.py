@@ -197,7 +197,7 @@ def test_float_kernels_beside_frozen_weights_are_refused():
     model = nn.Dense(24, dot_general=DG)
     variables = init(model, X)
     mixed = {**variables, "aqt": _serving(model)["aqt"]}
-    with pytest.raises(ValueError, match="'kernel' of / is a float"):
+    with pytest.raises(ValueError, match="'kernel' of the root module is a float"):
         model.apply(mixed, X)
 
 
