@@ -30,11 +30,11 @@ def weight_only(bits: int = 8) -> DotGeneral:
     )
 
     Args:
-        bits: width of the weights, 1 to 8.
+        bits: width of the weights, 1 to 16.
 
     Raises:
         TypeError: if `bits` is not an int.
-        ValueError: if it is not from 1 to 8.
+        ValueError: if it is not from 1 to 16.
     """
     return DotGeneral(
         fwd=DotGeneralRaw(rhs=Tensor(numerics=numerics.IntSymmetric(bits=bits))),
@@ -58,9 +58,9 @@ def fully_quantized(
     DotGeneralRaw(rhs=Tensor(use_fwd_quant=True))
 
     Args:
-        fwd_bits: width in the forward contraction, 1 to 8; None leaves it in floating
+        fwd_bits: width in the forward contraction, 1 to 16; None leaves it in floating
             point.
-        bwd_bits: width in the backward contractions, 1 to 8; None leaves them in
+        bwd_bits: width in the backward contractions, 1 to 16; None leaves them in
             floating point.
         use_fwd_quant: the backward contractions take the operands as the forward
             quantized them (in floating point: dequantized), where it did.
@@ -68,7 +68,7 @@ def fully_quantized(
 
     Raises:
         TypeError: if an argument is of another type than declared.
-        ValueError: if a width is not from 1 to 8.
+        ValueError: if a width is not from 1 to 16.
     """
     for name, flag in (
         ("use_fwd_quant", use_fwd_quant),

@@ -19,9 +19,12 @@ _classes: dict[str, type] = {
         calibration.MovingAverage,
         DotGeneral,
         DotGeneralRaw,
+        numerics.Float,
+        numerics.IntAffine,
         numerics.IntSymmetric,
         LocalAqt,
         numerics.NoNumerics,
+        numerics.NormalFloat,
         Tensor,
     )
 }

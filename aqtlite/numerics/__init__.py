@@ -1,7 +1,17 @@
 """Number grids: a bound, a storage dtype, and rounding onto the grid."""
 
 from aqtlite.numerics.base import Numerics
+from aqtlite.numerics.float import Float
+from aqtlite.numerics.int_affine import IntAffine
 from aqtlite.numerics.int_symmetric import IntSymmetric
 from aqtlite.numerics.no_numerics import NoNumerics
+from aqtlite.numerics.normal_float import NormalFloat
 
-__all__ = ["IntSymmetric", "NoNumerics", "Numerics"]
+__all__ = [
+    "Float",
+    "IntAffine",
+    "IntSymmetric",
+    "NoNumerics",
+    "NormalFloat",
+    "Numerics",
+]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import exact
-from aqtlite.numerics import base
+from aqtlite.numerics import base, rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,20 +29,24 @@ class IntSymmetric(base.Numerics):
 
     A grid of halves has no zero and is stored doubled, as odd integers.
 
+    Grids whose stored values reach beyond 127 (above 8 bits, and halves of 8) are
+    emulated: stored as int16, and contracted as two or three int8 digits. Where int32
+    does not hold the sums, they are put together from those of the digits in float32.
+
     >>> IntSymmetric(bits=8).bound, IntSymmetric(bits=8).storage_dtype
     (127.5, dtype('int8'))
     >>> IntSymmetric(bits=1).round(jnp.array([-0.3, 0.2]), None).tolist()
     [-1, 1]
 
     Raises:
-        ValueError: if `bits` is not from 1 to 8, if no value but zero would be left
-            (one bit and `preserve_zero`), or if stochastic rounding is asked of a
-            grid that cuts the largest value.
+        ValueError: if `bits` is not from 1 to 16 (15 without a zero), if no value but
+            zero would be left (one bit and `preserve_zero`), or if stochastic rounding
+            is asked of a grid that cuts the largest value.
         TypeError: if a field is of another type than declared.
     """
 
     bits: int
-    """Width of the grid, 1 to 8."""
+    """Width of the grid, 1 to 16."""
 
     preserve_zero: bool | None = None
     """Make zero a grid point. None: yes, except at one bit."""
@@ -67,8 +71,8 @@ class IntSymmetric(base.Numerics):
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int):
             raise TypeError(f"IntSymmetric.bits must be an int, got {self.bits!r}")
-        if not 1 <= self.bits <= 8:
-            raise ValueError(f"IntSymmetric.bits must be from 1 to 8, got {self.bits}")
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"IntSymmetric.bits must be from 1 to 16, got {self.bits}")
         if self.preserve_zero is None:
             object.__setattr__(self, "preserve_zero", self.bits > 1)
         for field in dataclasses.fields(self)[1:]:
@@ -81,6 +85,11 @@ class IntSymmetric(base.Numerics):
             raise ValueError(
                 "IntSymmetric(bits=1, preserve_zero=True) has no value but zero; leave "
                 "preserve_zero at None or False"
+            )
+        if self.bits == 16 and not self.preserve_zero:
+            raise ValueError(
+                "IntSymmetric(bits=16, preserve_zero=False) is stored doubled, which "
+                "int16 does not hold; use at most 15 bits, or preserve_zero=True"
             )
         if self.stochastic_rounding and not self.preserve_max_val:
             raise ValueError(
@@ -139,7 +148,8 @@ class IntSymmetric(base.Numerics):
         if self.stochastic_rounding:
             if noise is None:
                 raise ValueError("stochastic rounding needs random bits, got None")
-            whole = self._round_stochastically(clipped, noise)
+            position = clipped if self.preserve_zero else clipped - np.float32(0.5)
+            whole = rounding.stochastically(position, noise)
         elif self.preserve_zero:
             whole = exact.nearest_integer(clipped)
         else:
@@ -148,26 +158,7 @@ class IntSymmetric(base.Numerics):
             whole = 2 * whole + 1
         return whole.astype(self.storage_dtype)
 
-    def _round_stochastically(self, clipped: jax.Array, noise: jax.Array) -> jax.Array:
-        """Moves on from the nearest integer with a probability equal to the distance.
-
-        The distance is exact in float32, and no product is added to anything: a
-        compiler would contract the two into one rounding in one program and not in
-        another. Compared with 31 random bits, so that the probability is right within
-        2^-31, also for elements far below a step.
-        """
-        position = clipped if self.preserve_zero else clipped - np.float32(0.5)
-        nearest = exact.nearest_integer(position)
-        rest = position - nearest.astype(jnp.float32)
-        moves = _uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
-        return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
-
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):
             return None
         return jnp.abs(scaled) <= self._clip_bound
-
-
-def _uniform_31(noise: jax.Array) -> jax.Array:
-    """31 of 32 random bits as a float32 from 0 to 2^31."""
-    return (noise >> 1).astype(jnp.int32).astype(jnp.float32)

@@ -185,9 +185,9 @@ def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
                 "--preset",
                 "weight_only",
                 "--fwd-bits",
-                "9",
+                "17",
             ],
-            "from 1 to 8",
+            "from 1 to 16",
         ),
         (
             [

@@ -72,8 +72,12 @@ def test_unquantized():
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: config.fully_quantized(fwd_bits=9), ValueError, "bits .*from 1 to 8"),
-        (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 8"),
+        (
+            lambda: config.fully_quantized(fwd_bits=17),
+            ValueError,
+            "bits .*from 1 to 16",
+        ),
+        (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 16"),
         (lambda: config.fully_quantized(fwd_bits="8"), TypeError, "bits must be an in"),
         (lambda: config.qat(bits=None), TypeError, "bits must be an int, got None"),
         (lambda: config.static_int8(8), TypeError, "takes a calibration such as"),

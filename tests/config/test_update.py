@@ -123,7 +123,11 @@ def test_star_that_matches_nothing():
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"fwd.rhs.numerics.bits": 9}, ValueError, "^fwd.rhs.numerics: .*from 1 to 8"),
+        (
+            {"fwd.rhs.numerics.bits": 17},
+            ValueError,
+            "^fwd.rhs.numerics: .*from 1 to 16",
+        ),
         ({"fwd.rhs.numerics": 8}, TypeError, "^fwd.rhs: numerics must be"),
         ({"fwd.lhs": None}, TypeError, "^fwd: lhs must be a config.Tensor"),
         (

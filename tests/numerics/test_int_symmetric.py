@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aqtlite import noise
+import aqtlite
+from aqtlite import config, noise
 from aqtlite.numerics import IntSymmetric
+from tests.common import MATMUL, normal, rms_error, tensor
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,9 @@ def test_bounds(preserve_zero, preserve_max_val, bounds):
 @pytest.mark.parametrize(
     ("bits", "preserve_zero", "dtype", "points"),
     [
+        (12, True, "int16", 4095),
+        (9, False, "int16", 512),
+        (9, True, "int16", 511),
         (8, True, "int8", 255),
         (8, False, "int16", 256),
         (7, False, "int8", 128),
@@ -46,7 +51,7 @@ def test_bounds(preserve_zero, preserve_max_val, bounds):
 def test_grid_points(bits, preserve_zero, dtype, points):
     """Storage and number of grid points, evenly spaced and symmetric around zero."""
     grid = IntSymmetric(bits=bits, preserve_zero=preserve_zero)
-    stored = grid.round(jnp.linspace(-300.0, 300.0, 24001), None)
+    stored = grid.round(jnp.linspace(-(2.0**12), 2.0**12, 2**17 + 1), None)
     assert stored.dtype == grid.storage_dtype == dtype
     values = np.unique(np.asarray(stored, np.float64)) * grid.unit
     assert len(values) == points
@@ -110,6 +115,51 @@ def test_stochastic_rounding_goes_to_a_neighbour(bits):
         np.testing.assert_array_equal(got[997:], scaled[997:])
 
 
+@pytest.mark.parametrize("bits", [(9, 9), (12, 12), (16, 8), (16, 16), (16, None)])
+def test_wide_integers_are_contracted_exactly(bits):
+    """Where int32 holds the sums, and to float32's precision where it does not."""
+    lhs_grid, rhs_grid = (
+        IntSymmetric(bits=15, preserve_zero=False)
+        if one is None
+        else IntSymmetric(bits=one)
+        for one in bits
+    )
+    lhs, rhs = config.Tensor(numerics=lhs_grid), config.Tensor(numerics=rhs_grid)
+    cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs))
+    dot = jax.jit(aqtlite.make_dot_general(cfg), static_argnums=2)
+    for size in (1, 8, 33):
+        x = normal((4, size)).at[0].set(1.0)
+        w = normal((size, 3), 1).at[:, 0].set(-1.0)
+        a, b = aqtlite.quantize(x, lhs, 1), aqtlite.quantize(w, rhs, 0)
+        sums = np.asarray(a.qvalue, np.int64) @ np.asarray(b.qvalue, np.int64)
+        wanted = sums.astype(np.float32) * np.asarray(b.scale) * np.asarray(a.scale)
+        largest = lhs_grid.largest_stored * rhs_grid.largest_stored
+        if largest * size < 2**31:
+            np.testing.assert_array_equal(dot(x, w, MATMUL), wanted)
+        np.testing.assert_allclose(
+            dot(x, w, MATMUL), wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max()
+        )
+
+
+@pytest.mark.parametrize("bits", [9, 12, 16])
+@pytest.mark.parametrize("other", [8, None], ids=["int8", "float"])
+def test_wide_integers_are_close_in_both_directions(bits, other):
+    how = config.Tensor(numerics=IntSymmetric(bits=bits))
+    reused = config.Tensor(use_fwd_quant=True)
+    cfg = config.DotGeneral(
+        fwd=config.DotGeneralRaw(lhs=tensor(other), rhs=how),
+        dlhs=config.DotGeneralRaw(lhs=how, rhs=reused),
+        drhs=config.DotGeneralRaw(lhs=how, rhs=reused if other else config.Tensor()),
+    )
+    dot = aqtlite.make_dot_general(cfg)
+    x, w, g = normal((4, 16)), normal((16, 3), 1), normal((4, 3), 2)
+    out, vjp = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
+    # Of a step, 2^(1 - bits) of the largest magnitude, an operand is off by 0.29 rms.
+    bound = 0.02 if other else 3 * 2.0**-bits + 2e-6
+    for got, wanted in zip((out, *vjp(g)), (x @ w, g @ w.T, x.T @ g), strict=True):
+        assert rms_error(got, wanted) < bound
+
+
 def test_gradient_mask():
     scaled = jnp.array([-127.6, -127.0, 0.0, 127.0, 127.1])
     assert IntSymmetric(bits=8).gradient_mask(scaled) is None
@@ -131,8 +181,9 @@ def test_static_argument_of_jit():
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"bits": 0}, ValueError, "from 1 to 8, got 0"),
-        ({"bits": 9}, ValueError, "from 1 to 8, got 9"),
+        ({"bits": 0}, ValueError, "from 1 to 16, got 0"),
+        ({"bits": 17}, ValueError, "from 1 to 16, got 17"),
+        ({"bits": 16, "preserve_zero": False}, ValueError, "use at most 15 bits, or"),
         ({"bits": 8.0}, TypeError, "must be an int"),
         ({"bits": True}, TypeError, "must be an int"),
         ({"bits": 1, "preserve_zero": True}, ValueError, "no value but zero"),

@@ -1,0 +1,287 @@
+"""Floating-point grids: fp8, fp6, fp4 and whatever lies between."""
+
+import dataclasses
+import functools
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.lowering import exact
+from aqtlite.numerics import base, rounding
+
+SpecialValues = Literal["none", "nan", "ieee", "fnuz"]
+
+_BIASES = 0, 31
+_MAX_EXPONENT_BITS, _MAX_MANTISSA_BITS = 5, 10
+
+# The narrowest first. XLA has no fp6 arrays on CPUs.
+_STORAGE = (
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e4m3b11fnuz",
+    "float16",
+    "bfloat16",
+    "float32",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Float(base.Numerics):
+    """Floats with a sign, `exponent_bits` and `mantissa_bits`, with subnormals.
+
+    With ``bias = 2^(exponent_bits - 1) - 1``, the values are
+    ``±2^(max(E, 1) - bias) * ((E > 0) + M / 2^mantissa_bits)`` for exponents ``E`` and
+    mantissas ``M`` from 0 on. Rounding is to the nearest of them, ties to the one with
+    an even ``M``, and saturates: what is larger than all becomes the largest.
+
+    The formats of eight bits are those of Micikevicius et al. 2022, "FP8 Formats for
+    Deep Learning" (arXiv:2209.05433), those of six and four bits those of the OCP
+    Microscaling specification (arXiv:2310.10537):
+
+    ============= ============= ============= ======= =============
+    exponent_bits mantissa_bits known as      largest storage
+    ============= ============= ============= ======= =============
+    4             3             float8_e4m3fn 448     float8_e4m3fn
+    5             2             float8_e5m2   57344   float8_e5m2
+    3             2             float6_e3m2fn 28      float8_e4m3fn
+    2             3             float6_e2m3fn 7.5     float8_e4m3fn
+    2             1             float4_e2m1fn 6       float8_e4m3fn
+    ============= ============= ============= ======= =============
+
+    Any other widths are emulated: values are stored in the narrowest dtype of XLA that
+    has all of them, of 8, 16 or 32 bits. `from_dtype` makes the grid of a dtype.
+
+    >>> e4m3 = Float(exponent_bits=4, mantissa_bits=3)
+    >>> e4m3.bound, e4m3.storage_dtype
+    (448.0, dtype(float8_e4m3fn))
+    >>> e4m3.round(jnp.array([0.3, 17.0, 1000.0]), None).astype(jnp.float32).tolist()
+    [0.3125, 16.0, 448.0]
+    >>> Float.from_dtype("float8_e5m2", stochastic_rounding=True).name
+    'fp8_e5m2'
+
+    Raises:
+        ValueError: if a width, the bias or `special_values` is out of range.
+        TypeError: if a field is of another type than declared.
+    """
+
+    exponent_bits: int
+    """Width of the exponent, 1 to 5."""
+
+    mantissa_bits: int
+    """Width of the mantissa, 0 to 10."""
+
+    special_values: SpecialValues | None = None
+    """The codes that are no numbers, which decides how far the grid reaches:
+
+    - "none": none of them;
+    - "nan": all bits of exponent and mantissa set;
+    - "ieee": the largest exponent, for infinities and NaN;
+    - "fnuz": that of minus zero; the default bias is larger by 1.
+
+    None: "none" up to seven bits, "nan" for E4M3, "ieee" for others."""
+
+    bias: int | None = None
+    """Of the exponent. None: ``2^(exponent_bits - 1) - 1``."""
+
+    clip_gradient: bool = False
+    """Zero the gradient of elements that were clipped. Set it together with a
+    calibration that clips (``AbsMax(clipping_scale < 1)``)."""
+
+    stochastic_rounding: bool = False
+    """Round away from zero with a probability equal to the distance from the grid
+    point towards zero, in units of their spacing, so that the mean over noise is the
+    value itself."""
+
+    def __post_init__(self) -> None:
+        limits = {
+            "exponent_bits": (1, _MAX_EXPONENT_BITS),
+            "mantissa_bits": (0, _MAX_MANTISSA_BITS),
+            "bias": _BIASES,
+        }
+        for name, (smallest, largest) in limits.items():
+            value = getattr(self, name)
+            if name == "bias" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"Float.{name} must be an int, got {value!r}")
+            if not smallest <= value <= largest:
+                raise ValueError(
+                    f"Float.{name} must be from {smallest} to {largest}, got {value}"
+                )
+        for name in ("clip_gradient", "stochastic_rounding"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"Float.{name} must be a bool, got {getattr(self, name)!r}"
+                )
+        if self.special_values is None:
+            object.__setattr__(self, "special_values", self._usual_special_values())
+        if self.special_values not in get_args(SpecialValues):
+            raise ValueError(
+                f"Float.special_values={self.special_values!r} is not known; give one "
+                f"of {', '.join(map(repr, get_args(SpecialValues)))}, or None"
+            )
+        if self.bias is None:
+            is_fnuz = self.special_values == "fnuz"
+            bias = 2 ** (self.exponent_bits - 1) - (0 if is_fnuz else 1)
+            object.__setattr__(self, "bias", bias)
+        if self.bound < 1:
+            raise ValueError(
+                f"the largest value of {self!r} is {self.bound:g}, and has to be 1 or "
+                'more; give it more bits, special_values="none" or a smaller bias'
+            )
+
+    def _usual_special_values(self) -> SpecialValues:
+        widths = self.exponent_bits, self.mantissa_bits
+        if widths == (4, 3):
+            return "nan"
+        return "none" if sum(widths) < 7 else "ieee"
+
+    @classmethod
+    def from_dtype(cls, dtype: Any, **fields: bool) -> "Float":
+        """The grid of the finite values of a dtype.
+
+        Args:
+            dtype: one of jax.numpy's of 4 to 16 bits with a sign, or its name, such as
+                ``"float6_e3m2fn"``.
+            **fields: `clip_gradient` and `stochastic_rounding`.
+
+        Raises:
+            ValueError: if the dtype is another.
+
+        >>> Float.from_dtype("float8_e4m3b11fnuz").bound
+        30.0
+        """
+        name = jnp.dtype(dtype).name
+        if name not in _DTYPES:
+            raise ValueError(
+                f"{name} is no dtype of a Float grid; give one of {', '.join(_DTYPES)}"
+            )
+        exponent_bits, mantissa_bits, special_values, bias = _DTYPES[name]
+        return cls(
+            exponent_bits=exponent_bits,
+            mantissa_bits=mantissa_bits,
+            special_values=special_values,
+            bias=bias,
+            **fields,
+        )
+
+    @property
+    def _largest_code(self) -> int:
+        """The bits of exponent and mantissa of the largest value."""
+        count = 1 << (self.exponent_bits + self.mantissa_bits)
+        if self.special_values == "ieee":
+            return count - (1 << self.mantissa_bits) - 1
+        return count - (2 if self.special_values == "nan" else 1)
+
+    @property
+    def _smallest_exponent(self) -> int:
+        """That of subnormal values, and of the smallest normal ones."""
+        return 1 - (self.bias or 0)
+
+    @property
+    def bound(self) -> float:
+        return self._value(self._largest_code)
+
+    def _value(self, code: int) -> float:
+        """The value of the bits of exponent and mantissa."""
+        exponent, mantissa = divmod(code, 2**self.mantissa_bits)
+        if exponent:
+            mantissa += 2**self.mantissa_bits
+        exponent = max(exponent, 1) - 1 + self._smallest_exponent
+        return float(mantissa * 2.0 ** (exponent - self.mantissa_bits))
+
+    @property
+    def storage_dtype(self) -> np.dtype:
+        return _narrowest_dtype(self)
+
+    @property
+    def name(self) -> str:
+        """``fp8_e4m3``, with the bias and the special values that are not usual."""
+        e, m = self.exponent_bits, self.mantissa_bits
+        suffix = ""
+        if self.bias != dataclasses.replace(self, bias=None).bias:
+            suffix += f"b{self.bias}"
+        if self.special_values != self._usual_special_values():
+            suffix += f"_{self.special_values}"
+        return f"fp{1 + e + m}_e{e}m{m}{suffix}"
+
+    @property
+    def arithmetic(self) -> base.Arithmetic:
+        return "float"
+
+    @property
+    def needs_noise(self) -> bool:
+        return self.stochastic_rounding
+
+    def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
+        # Every product here is with a power of two, and exact, so that it makes no
+        # difference whether a compiler contracts it; and the cast at the end, which
+        # rounds differently on some platforms, has nothing left to round.
+        bound = np.float32(self.bound)
+        clipped = jnp.clip(scaled.astype(jnp.float32), -bound, bound)
+        bits = lax.bitcast_convert_type(clipped, jnp.int32)
+        exponent = ((bits >> 23) & 0xFF) - 127
+        # A NaN has the exponent 128.
+        exponent = jnp.clip(exponent, self._smallest_exponent, 126) - self.mantissa_bits
+        steps = jnp.abs(clipped) * _power_of_two(-exponent)
+        if self.stochastic_rounding:
+            if noise is None:
+                raise ValueError("stochastic rounding needs random bits, got None")
+            whole = rounding.stochastically(steps, noise)
+        else:
+            whole = exact.nearest_integer(steps)
+        # Of a NaN, some value or other of the grid.
+        whole = jnp.clip(whole, 0, 2 << self.mantissa_bits)
+        magnitude = whole.astype(jnp.float32) * _power_of_two(exponent)
+        magnitude = jnp.minimum(magnitude, bound)
+        sign = bits & np.int32(-(2**31))
+        if self.special_values == "fnuz":
+            sign = jnp.where(whole == 0, 0, sign)
+        rounded = lax.bitcast_convert_type(magnitude, jnp.int32) | sign
+        rounded = lax.bitcast_convert_type(rounded, jnp.float32)
+        return rounded.astype(self.storage_dtype)
+
+    def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
+        if not self.clip_gradient:
+            return None
+        return jnp.abs(scaled) <= np.float32(self.bound)
+
+
+_DTYPES: dict[str, tuple[int, int, SpecialValues, int | None]] = {
+    "float4_e2m1fn": (2, 1, "none", None),
+    "float6_e2m3fn": (2, 3, "none", None),
+    "float6_e3m2fn": (3, 2, "none", None),
+    "float8_e3m4": (3, 4, "ieee", None),
+    "float8_e4m3": (4, 3, "ieee", None),
+    "float8_e4m3b11fnuz": (4, 3, "fnuz", 11),
+    "float8_e4m3fn": (4, 3, "nan", None),
+    "float8_e4m3fnuz": (4, 3, "fnuz", None),
+    "float8_e5m2": (5, 2, "ieee", None),
+    "float8_e5m2fnuz": (5, 2, "fnuz", None),
+    "float16": (5, 10, "ieee", None),
+}
+
+
+def _power_of_two(exponent: jax.Array) -> jax.Array:
+    """2 to the power of int32 from -126 to 127, exactly."""
+    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+@functools.cache
+def _narrowest_dtype(grid: Float) -> np.dtype:
+    """The first of the storage dtypes that has all values of a grid."""
+    values = np.array([grid._value(code) for code in range(grid._largest_code + 1)])
+    for name in _STORAGE[:-1]:
+        dtype = np.dtype(jnp.dtype(name))
+        if grid.bound > float(jnp.finfo(dtype).max):
+            continue
+        if np.array_equal(values.astype(dtype).astype(np.float64), values):
+            return dtype
+    return np.dtype(_STORAGE[-1])

@@ -1,0 +1,96 @@
+"""Affine integer grids: uint8, int8 and narrower, with a zero point."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.lowering import exact
+from aqtlite.numerics import base
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IntAffine(base.Numerics):
+    """Integers of `bits` bits with a zero point.
+
+    A stored value ``q`` stands for ``scale * (q - zero_point)``, where
+
+    - ``q = clip(round(x / scale) + zero_point, smallest, largest)``,
+    - ``scale = (high - low) / (largest - smallest)``, and
+    - ``zero_point = smallest - round(low / scale)``,
+
+    for the range from ``low`` to ``high`` that the calibration found, widened to
+    contain zero, which is then a stored value (Jacob et al. 2018, "Quantization and
+    Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
+    arXiv:1712.05877). Ties are rounded to even. The grid spends no values on a sign
+    that an array lacks, as after a ReLU, and needs a calibration that gives a range.
+
+    The ranges of stored values at 8 and 4 bits:
+
+    ====== ============ =========== ========
+    signed narrow_range 8           4
+    ====== ============ =========== ========
+    False  False        0..255      0..15
+    False  True         1..255      1..15
+    True   False        -128..127   -8..7
+    True   True         -127..127   -7..7
+    ====== ============ =========== ========
+
+    All of them are contracted as signed integers, in exact int32 sums, and take the
+    same time. Up to four bits are stored as uint4 or int4.
+
+    >>> IntAffine(bits=8).zero_point_range, IntAffine(bits=8).storage_dtype
+    ((0, 255), dtype('uint8'))
+    >>> IntAffine(bits=8, signed=True, narrow_range=True).zero_point_range
+    (-127, 127)
+
+    Raises:
+        ValueError: if `bits` is not from 2 to 8.
+        TypeError: if a field is of another type than declared.
+    """
+
+    bits: int = 8
+    """Width of the grid, 2 to 8."""
+
+    signed: bool = False
+    """Store values around zero, in a signed dtype, instead of from zero on."""
+
+    narrow_range: bool = False
+    """Leave out the smallest stored value, so that a signed grid is symmetric."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int):
+            raise TypeError(f"IntAffine.bits must be an int, got {self.bits!r}")
+        if not 2 <= self.bits <= 8:
+            raise ValueError(
+                f"IntAffine.bits must be from 2 to 8, got {self.bits}; for one bit use "
+                "IntSymmetric(bits=1)"
+            )
+        for name in ("signed", "narrow_range"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"IntAffine.{name} must be a bool, got {getattr(self, name)!r}"
+                )
+
+    @property
+    def zero_point_range(self) -> tuple[int, int]:
+        lowest = -(2 ** (self.bits - 1)) if self.signed else 0
+        return lowest + int(self.narrow_range), lowest + 2**self.bits - 1
+
+    @property
+    def bound(self) -> float:
+        return float(self.largest_stored)
+
+    @property
+    def storage_dtype(self) -> np.dtype:
+        width = 4 if self.bits <= 4 else 8
+        return np.dtype(jnp.dtype(f"int{width}" if self.signed else f"uint{width}"))
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}" if self.signed else f"uint{self.bits}"
+
+    def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
+        del noise
+        return exact.nearest_integer(jnp.clip(scaled, -self.bound, self.bound))

@@ -1,0 +1,116 @@
+"""NormalFloat: the quantiles of a normal distribution, by table."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.numerics import base
+
+_VALUES = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+def _last_below(middle: float) -> np.float32:
+    """The largest float32 that is not above a midpoint."""
+    nearest = np.float32(middle)
+    if float(nearest) > middle:  # NumPy would compare in float32.
+        return np.float32(np.nextafter(nearest, np.float32(-np.inf)))
+    return nearest
+
+
+_THRESHOLDS = tuple(
+    _last_below((low + high) / 2) for low, high in itertools.pairwise(_VALUES)
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormalFloat(base.Numerics):
+    """The 16 values of nf4, from -1 to 1.
+
+    They are quantiles of the standard normal distribution, scaled to end at -1 and 1,
+    with zero among them: eight of the positive half and seven of the negative one
+    (Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+    arXiv:2305.14314, appendix E). A weight goes to the nearest of them, and a tie to
+    the lower one. Stored as codes from 0 to 15 in uint4; decoded by table, and
+    contracted in float32.
+
+    >>> nf4 = NormalFloat()
+    >>> codes = nf4.round(jnp.array([-1.0, 0.01, 0.3, 7.0]), None)
+    >>> codes.astype("int32").tolist()
+    [0, 7, 11, 15]
+    >>> nf4.decode(codes).tolist()
+    [-1.0, 0.0, 0.33791524171829224, 1.0]
+
+    Raises:
+        ValueError: if `bits` is not 4, the width whose values are published.
+        TypeError: if a field is of another type than declared.
+    """
+
+    bits: int = 4
+    """Width of the codes: 4."""
+
+    clip_gradient: bool = False
+    """Zero the gradient of elements that were clipped. Set it together with a
+    calibration that clips (``AbsMax(clipping_scale < 1)``)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int):
+            raise TypeError(f"NormalFloat.bits must be an int, got {self.bits!r}")
+        if self.bits != 4:
+            raise ValueError(
+                f"NormalFloat.bits must be 4, got {self.bits}: no values of other "
+                "widths are published"
+            )
+        if not isinstance(self.clip_gradient, bool):
+            raise TypeError(
+                f"NormalFloat.clip_gradient must be a bool, got {self.clip_gradient!r}"
+            )
+
+    @property
+    def bound(self) -> float:
+        return 1.0
+
+    @property
+    def storage_dtype(self) -> np.dtype:
+        return np.dtype(jnp.dtype("uint4"))
+
+    @property
+    def name(self) -> str:
+        return "nf4"
+
+    @property
+    def arithmetic(self) -> base.Arithmetic:
+        return "table"
+
+    def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
+        del noise
+        code = jnp.zeros(scaled.shape, jnp.int32)
+        for threshold in _THRESHOLDS:
+            code += scaled > threshold
+        return code.astype(self.storage_dtype)
+
+    def decode(self, stored: jax.Array) -> jax.Array:
+        # An unsigned index is not checked for counting from the end.
+        return jnp.asarray(_VALUES, jnp.float32)[stored.astype(jnp.uint32)]
+
+    def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
+        return jnp.abs(scaled) <= 1 if self.clip_gradient else None

@@ -1,0 +1,37 @@
+"""Rounding to integers, which grids are made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.lowering import exact
+
+
+def stochastically(x: jax.Array, noise: jax.Array) -> jax.Array:
+    """Rounds up with a probability equal to the distance from the integer below.
+
+    From the nearest integer, a value moves on with a probability equal to the distance.
+    That is exact in float32, and no product is added to anything: a compiler would
+    contract the two into one rounding in one program and not in another. Compared with
+    31 random bits, so that the probability is right within 2^-31, also for elements
+    far below a step.
+
+    >>> stochastically(jnp.array([0.25, 0.25, 3.0]), jnp.array([0, 2**31, 0], "uint32"))
+    Array([1, 0, 3], dtype=int32)
+
+    Args:
+        x: float32, within 2^22.
+        noise: uint32 random bits of the same shape.
+
+    Returns:
+        int32.
+    """
+    nearest = exact.nearest_integer(x)
+    rest = x - nearest.astype(jnp.float32)
+    moves = _uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
+    return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
+
+
+def _uniform_31(noise: jax.Array) -> jax.Array:
+    """31 of 32 random bits as a float32 from 0 to 2^31."""
+    return (noise >> 1).astype(jnp.int32).astype(jnp.float32)

@@ -1,0 +1,166 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aqtlite
+from aqtlite import config
+from aqtlite.numerics import IntAffine
+from tests.common import MATMUL, normal, tensor
+from tests.extensions.affine import MinMax
+
+X, W = jax.nn.relu(normal((6, 24))), normal((24, 10), 1) + 0.3
+GRIDS = [
+    IntAffine(bits=bits, signed=signed, narrow_range=narrow)
+    for bits, signed, narrow in (
+        (8, False, False),
+        (8, True, False),
+        (8, False, True),
+        (5, True, True),
+        (4, False, False),
+        (3, True, False),
+        (2, False, True),
+    )
+]
+each = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: repr(grid)[10:-1])
+
+
+def affine(grid):
+    return config.Tensor(numerics=grid, calibration=MinMax())
+
+
+def steps(q):
+    """Stored values less their zero points, as int64."""
+    zero_point = np.asarray(q.zero_point, np.int64)
+    return np.asarray(q.qvalue).astype(np.int64) - zero_point
+
+
+@pytest.mark.parametrize(
+    ("signed", "narrow", "ranges"),
+    [
+        (False, False, {8: (0, 255), 4: (0, 15), 2: (0, 3)}),
+        (False, True, {8: (1, 255), 4: (1, 15), 2: (1, 3)}),
+        (True, False, {8: (-128, 127), 4: (-8, 7), 2: (-2, 1)}),
+        (True, True, {8: (-127, 127), 4: (-7, 7), 2: (-1, 1)}),
+    ],
+)
+def test_ranges(signed, narrow, ranges):
+    for bits, (smallest, largest) in ranges.items():
+        grid = IntAffine(bits=bits, signed=signed, narrow_range=narrow)
+        assert grid.zero_point_range == (smallest, largest)
+        assert grid.bound == grid.largest_stored == largest - smallest
+        assert jnp.iinfo(grid.storage_dtype).min <= smallest
+        assert jnp.iinfo(grid.storage_dtype).max >= largest
+
+
+@each
+def test_follows_the_formula(grid):
+    x = np.linspace(-0.7, 2.1, 1001, dtype=np.float32)
+    q = aqtlite.quantize(jnp.asarray(x), affine(grid), 0)
+    assert q.qvalue.dtype == grid.storage_dtype
+    smallest, largest = grid.zero_point_range
+    scale = (2.1 + 0.7) / (largest - smallest)
+    np.testing.assert_allclose(q.scale, scale, rtol=1e-6)
+    zero_point = smallest - round(-0.7 / scale)
+    assert q.zero_point.tolist() == [zero_point]
+    real = x.astype(np.float64) / np.asarray(q.scale, np.float64)
+    wanted = np.clip(np.rint(real) + zero_point, smallest, largest)
+    tie = np.abs(np.abs(real - np.floor(real)) - 0.5) < 1e-4
+    stored = np.asarray(q.qvalue).astype(np.int64)
+    np.testing.assert_array_equal(stored[~tie], wanted[~tie])
+    assert stored.min() == smallest and stored.max() == largest
+
+
+@each
+@settings(max_examples=30, deadline=None)
+@given(values=st.lists(st.floats(-9, 9, width=32), min_size=12, max_size=12))
+def test_is_monotonic_near_and_idempotent(grid, values):
+    x = np.sort(np.array(values, np.float32))
+    q = aqtlite.quantize(jnp.asarray(x), affine(grid), 0)
+    out = np.asarray(q.dequant(), np.float64)
+    assert (np.diff(out) >= 0).all()
+    # Half a step, and as much again at the end that the zero point moves.
+    assert (np.abs(out - x) <= float(q.scale[0]) * 1.001).all()
+    rounded = grid.round(jnp.asarray(steps(q), jnp.float32), None)
+    np.testing.assert_array_equal(rounded, steps(q))
+
+
+def test_ties_go_to_even_and_far_values_are_clipped():
+    got = IntAffine().round(jnp.array([0.5, 1.5, -2.5, 1e30, -jnp.inf]), None)
+    assert got.tolist() == [0, 2, -2, 255, -255]
+
+
+@each
+@pytest.mark.parametrize("other", [None, tensor(8), tensor(1)], ids=["own", "8", "1"])
+def test_contracts_like_integers(grid, other):
+    lhs, rhs = affine(grid), other or affine(grid)
+    cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs))
+    out = jax.jit(aqtlite.make_dot_general(cfg), static_argnums=2)(X, W, MATMUL)
+    a, b = aqtlite.quantize(X, lhs, 1), aqtlite.quantize(W, rhs, 0)
+    right = steps(b) if other is None else np.asarray(b.qvalue).astype(np.int64)
+    sums = (steps(a) @ right).astype(np.float32)
+    np.testing.assert_array_equal(out, sums * np.asarray(b.scale) * np.asarray(a.scale))
+
+
+@each
+def test_gradients(grid):
+    """The straight-through estimator: those of the dequantized operands."""
+    forward = config.DotGeneralRaw(lhs=affine(grid), rhs=affine(grid))
+    reused = config.DotGeneralRaw(rhs=config.Tensor(use_fwd_quant=True))
+    cfg = config.DotGeneral(fwd=forward, dlhs=reused, drhs=reused)
+    dot, g = aqtlite.make_dot_general(cfg), normal((6, 10), 2)
+    _, vjp = jax.vjp(lambda x, w: dot(x, w, MATMUL), X, W)
+    x = aqtlite.quantize(X, affine(grid), 1).dequant()
+    w = aqtlite.quantize(W, affine(grid), 0).dequant()
+    for got, wanted in zip(vjp(g), (g @ w.T, x.T @ g), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@each
+def test_vmap(grid):
+    cfg = config.DotGeneral(
+        fwd=config.DotGeneralRaw(lhs=affine(grid), rhs=affine(grid))
+    )
+    dot = aqtlite.make_dot_general(cfg)
+    x = jnp.stack([X, 3 * X + 1])
+    out = jax.vmap(lambda x: dot(x, W, MATMUL))(x)
+    np.testing.assert_array_equal(out, jnp.stack([dot(one, W, MATMUL) for one in x]))
+
+
+@each
+def test_zeros_and_one_element(grid):
+    q = aqtlite.quantize(jnp.zeros((2, 3)), affine(grid), 1)
+    assert q.dequant().tolist() == [[0.0] * 3] * 2
+    for value in (3.0, -3.0):
+        q = aqtlite.quantize(jnp.array([value]), affine(grid), 0)
+        np.testing.assert_allclose(q.dequant(), [value], rtol=1e-6)
+
+
+@each
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_what_is_not_finite_poisons_its_channel(grid, value):
+    q = aqtlite.quantize(jnp.array([[1.0, value], [1.0, 2.0]]), affine(grid), 1)
+    assert jnp.isnan(q.dequant()[0]).all() and jnp.isfinite(q.dequant()[1]).all()
+
+
+def test_needs_a_range():
+    with pytest.raises(ValueError, match="has a zero point, but its calibration"):
+        aqtlite.quantize(jnp.ones(2), config.Tensor(numerics=IntAffine()), 0)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"bits": 1}, ValueError, "from 2 to 8, got 1; for one bit use IntSymmetric"),
+        ({"bits": 9}, ValueError, "from 2 to 8, got 9"),
+        ({"bits": 8.0}, TypeError, "bits must be an int"),
+        ({"bits": True}, TypeError, "bits must be an int"),
+        ({"signed": 1}, TypeError, "signed must be a bool"),
+        ({"narrow_range": None}, TypeError, "narrow_range must be a bool"),
+    ],
+)
+def test_refuses(kwargs, error, match):
+    with pytest.raises(error, match=match):
+        IntAffine(**kwargs)
