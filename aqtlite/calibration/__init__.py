@@ -8,10 +8,15 @@ from aqtlite.calibration.base import (
     scale_and_zero_point,
     scale_from_bound,
 )
+from aqtlite.calibration.constant import Constant, ConstantRange
+from aqtlite.calibration.min_max import MinMax
 
 __all__ = [
     "AbsMax",
     "Calibration",
+    "Constant",
+    "ConstantRange",
+    "MinMax",
     "Range",
     "ceil_to_power_of_two",
     "scale_and_zero_point",

@@ -13,10 +13,13 @@ _classes: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         calibration.AbsMax,
+        calibration.Constant,
+        calibration.ConstantRange,
         DotGeneral,
         DotGeneralRaw,
         numerics.IntSymmetric,
         LocalAqt,
+        calibration.MinMax,
         numerics.NoNumerics,
         Tensor,
     )
