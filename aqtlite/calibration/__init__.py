@@ -1,6 +1,7 @@
 """Calibrations: the choice of the range that a grid has to reach."""
 
 from aqtlite.calibration.abs_max import AbsMax
+from aqtlite.calibration.abs_mean import AbsMean
 from aqtlite.calibration.base import (
     Calibration,
     Range,
@@ -10,9 +11,12 @@ from aqtlite.calibration.base import (
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.min_max import MinMax
+from aqtlite.calibration.rms import RMS
 
 __all__ = [
+    "RMS",
     "AbsMax",
+    "AbsMean",
     "Calibration",
     "Constant",
     "ConstantRange",

@@ -90,4 +90,5 @@ def _full(x: jax.Array, axes: Iterable[int], value: float) -> jax.Array:
     shape = [1 if axis in shared else size for axis, size in enumerate(x.shape)]
     # XLA would multiply the constant scales of two operands with each other first, but
     # not one of them with the stored scale of a frozen weight.
-    return lax.optimization_barrier(jnp.full(shape, np.float32(value)))
+    hidden: jax.Array = lax.optimization_barrier(jnp.full(shape, np.float32(value)))
+    return hidden

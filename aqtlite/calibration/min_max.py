@@ -20,9 +20,10 @@ class MinMax(base.Calibration):
     is not finite, and the scale is NaN.
 
     >>> import jax.numpy as jnp
-    >>> high, low = MinMax().range(jnp.array([[1.0, -3.0], [2.0, 0.5]]), (1,), None, ())
+    >>> x = jnp.array([[1.0, -3.0], [-2.0, -0.5]])
+    >>> high, low = MinMax().range(x, (1,), None, ())
     >>> high.tolist(), low.tolist()
-    ([[1.0], [2.0]], [[-3.0], [0.0]])
+    ([[1.0], [0.0]], [[-3.0], [-2.0]])
     """
 
     def range(

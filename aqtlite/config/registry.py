@@ -13,6 +13,7 @@ _classes: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         calibration.AbsMax,
+        calibration.AbsMean,
         calibration.Constant,
         calibration.ConstantRange,
         DotGeneral,
@@ -21,6 +22,7 @@ _classes: dict[str, type] = {
         LocalAqt,
         calibration.MinMax,
         numerics.NoNumerics,
+        calibration.RMS,
         Tensor,
     )
 }
