@@ -11,6 +11,7 @@ from aqtlite.calibration.base import (
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.min_max import MinMax
+from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.rms import RMS
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Constant",
     "ConstantRange",
     "MinMax",
+    "Percentile",
     "Range",
     "ceil_to_power_of_two",
     "scale_and_zero_point",

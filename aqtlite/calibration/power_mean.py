@@ -72,14 +72,14 @@ class _PowerMean(TargetDependent):
     def lowered(self, target: Target, x: jax.Array) -> jax.Array:
         del target
         largest = reduction.largest_magnitude(x, self.axes)
-        normal, unit = normalized(x, largest)
+        normal, half_unit = normalized(x, largest)
         power = _power(jnp.abs(normal), self.p)
         # Converted, not rounded by an addition: a compiler could contract that with the
         # product that made the power, and skip a rounding.
         terms = (power * np.float32(2.0**_BITS)).astype(jnp.int32)
         total = _sum_of_integers(terms, self.axes)
         mean = total * self._reciprocal_count(x) * np.float32(2.0**-_BITS)
-        result = _power(mean, 1 / self.p) * unit
+        result = 2 * _power(mean, 1 / self.p) * half_unit
         return jnp.where(jnp.isfinite(largest), result, jnp.float32(np.nan))
 
     def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
@@ -101,7 +101,7 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
             1, except in channels of zeros.
 
     Returns:
-        x in units of the second result, a power of two.
+        x in some unit, and half of that unit: the unit itself may be 2^128.
     """
     x = exact.algebraic_barrier(x)
     # A unit above 2^126 would have no normal reciprocal.
@@ -110,10 +110,10 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
     mantissa = (1 << 23) - 1
     bits = lax.bitcast_convert_type(largest, jnp.int32)
     exponent = ((bits + mantissa) >> 23) - jnp.where(is_large, 32, 0)
-    exponent = jnp.clip(exponent, 1, 253)
+    exponent = jnp.clip(exponent, 2, 253)
     reciprocal = lax.bitcast_convert_type((254 - exponent) << 23, jnp.float32)
-    unit = lax.bitcast_convert_type(exponent << 23, jnp.float32)
-    return x * reciprocal, unit * jnp.where(is_large, jnp.float32(2.0**32), 1)
+    half = lax.bitcast_convert_type((exponent - 1) << 23, jnp.float32)
+    return x * reciprocal, half * jnp.where(is_large, jnp.float32(2.0**32), 1)
 
 
 def _power(x: jax.Array, p: float) -> jax.Array:

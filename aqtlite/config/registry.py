@@ -22,6 +22,7 @@ _classes: dict[str, type] = {
         LocalAqt,
         calibration.MinMax,
         numerics.NoNumerics,
+        calibration.Percentile,
         calibration.RMS,
         Tensor,
     )

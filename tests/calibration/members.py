@@ -19,6 +19,7 @@ TENSORS = {
     "abs_mean": _symmetric(calibration.AbsMean(clipping_scale=3)),
     "abs_mean_p": _symmetric(calibration.AbsMean(p=2.5, clipping_scale=2)),
     "rms": _symmetric(calibration.RMS(3)),
+    "percentile": _symmetric(calibration.Percentile(95)),
     "min_max": _affine(calibration.MinMax()),
     "constant": _symmetric(calibration.Constant(1.3)),
     "constant_range": _affine(calibration.ConstantRange(min=-0.7, max=1.3)),
