@@ -11,8 +11,10 @@ from aqtlite.calibration.base import (
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.min_max import MinMax
+from aqtlite.calibration.mse_search import MseSearch
 from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.rms import RMS
+from aqtlite.calibration.snr_search import SnrSearch
 
 __all__ = [
     "RMS",
@@ -22,8 +24,10 @@ __all__ = [
     "Constant",
     "ConstantRange",
     "MinMax",
+    "MseSearch",
     "Percentile",
     "Range",
+    "SnrSearch",
     "ceil_to_power_of_two",
     "scale_and_zero_point",
     "scale_from_bound",

@@ -21,9 +21,11 @@ _classes: dict[str, type] = {
         numerics.IntSymmetric,
         LocalAqt,
         calibration.MinMax,
+        calibration.MseSearch,
         numerics.NoNumerics,
         calibration.Percentile,
         calibration.RMS,
+        calibration.SnrSearch,
         Tensor,
     )
 }

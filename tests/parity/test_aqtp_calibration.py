@@ -61,3 +61,16 @@ def test_abs_mean(p, clipping_scale):
         aqtp_scale(aqtp.AbsMeanCalibration(p=p, clipping_scale=clipping_scale), x),
         rtol=3e-6,
     )
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_snr_search(bits):
+    """The same fraction of the largest magnitude, but for near ties."""
+    candidates = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98, 0.995, 1.0)
+    x = normal((64, 128))
+    ours = our_scale(calibration.SnrSearch(candidates), x, bits)
+    theirs = aqtp_scale(
+        aqtp.SnrBasedAutoCalibration(auto_clip_search_config=candidates), x, bits
+    )
+    assert np.isclose(ours, theirs, rtol=1e-6).mean() > 0.95
+    assert len(np.unique(np.round(theirs / np.abs(x).max(1, keepdims=True), 6))) > 1
