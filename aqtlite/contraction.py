@@ -223,7 +223,13 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
 def _gradient_mask(x: Operand, q: QTensor | None) -> jax.Array | None:
     if q is None or q.numerics is None or isinstance(x, QTensor):
         return None
-    return q.numerics.gradient_mask(quantizer.scaled(x, q.scale, q.numerics))
+    mask = q.numerics.gradient_mask(quantizer.scaled(x, q.scale, q.numerics))
+    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
+        raise TypeError(
+            f"{type(q.numerics).__name__}.gradient_mask must return a bool array of "
+            f"shape {x.shape}, got {mask.dtype} of shape {mask.shape}"
+        )
+    return mask
 
 
 def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):

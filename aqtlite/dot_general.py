@@ -88,6 +88,12 @@ def _unquantized(
 ) -> jax.Array:
     """Calls `lax.dot_general`, and ignores what only quantization needs."""
     del key, states
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(x, QTensor):
+            raise TypeError(
+                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
+                "here; give the result of .dequant()"
+            )
     sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.dot_general(
         lhs, rhs, dimension_numbers, precision, preferred_element_type, **sharding
@@ -184,15 +190,15 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
             "its config asks for a float operand; give it the result of .dequant()"
         )
-    expected = tensor.grid.storage_dtype
-    if q.qvalue.dtype != expected:
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, "
-            f"but its config asks for {expected} integers; quantize it with this config"
-        )
     if q.numerics is not None and q.numerics != tensor.grid:
         changes = "; ".join(config.differences(q.numerics, tensor.grid))
         raise TypeError(
-            f"{path} was given a QTensor of shape {q.shape} on another grid than its "
-            f"config's: {changes}; quantize it with this config"
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "
+            f"another grid than its config's: {changes}; quantize it with this config"
+        )
+    if q.numerics is None and q.qvalue.dtype != tensor.grid.storage_dtype:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
+            f"its config asks for {tensor.grid.storage_dtype}; quantize it with this "
+            "config"
         )

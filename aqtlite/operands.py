@@ -145,7 +145,7 @@ def _stored(q: QTensor) -> DotInput:
         )
         zero_point = before - 128
     elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
-        values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int16)
+        values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
     largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
     return DotInput(values, zero_point, largest)
 

@@ -122,6 +122,11 @@ class QTensor:
         grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
             values = grid.decode(stored)
+            if values.dtype != jnp.float32 or values.shape != stored.shape:
+                raise TypeError(
+                    f"{type(grid).__name__}.decode must return float32 of shape "
+                    f"{stored.shape}, got {values.dtype} of shape {values.shape}"
+                )
         else:
             values = stored.astype(jnp.float32)
         scale = _repeat_blocks(plain.scale, stored.shape)

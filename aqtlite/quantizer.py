@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from aqtlite import calibration, config, granularity, noise, numerics
@@ -64,6 +65,8 @@ def quantize(
             f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
         )
     _ = tensor_config.grid  # Raises if there is none.
+    if isinstance(x, QTensor):
+        raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
     x = jnp.asarray(x)
     check_floating(x, "x")
     try:
@@ -122,6 +125,7 @@ def calibrate(
     shared = granularity.shared_axes(tensor_config, x.shape, contracting, path)
     grid = tensor_config.grid
     found = tensor_config.calibration.range(exact.float32(x), shared, grid, state)
+    _check_range(found, tensor_config, x.shape, shared, path)
     scale, zero_point = calibration.scale_and_zero_point(
         found, grid, po2=tensor_config.po2_scale
     )
@@ -162,6 +166,8 @@ def round_to_grid(
     grid = tensor_config.grid
     bits = None if seed is None else noise.random_bits(x.shape, seed)
     stored = grid.round(scaled(x, calibrated.scale, grid), bits)
+    dtype = grid.storage_dtype if calibrated.zero_point is None else np.dtype("int32")
+    _check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
     if calibrated.zero_point is not None and grid.zero_point_range is not None:
         # Added as integers: a sum with a product could be contracted into one rounding.
         smallest, largest = grid.zero_point_range
@@ -175,6 +181,39 @@ def round_to_grid(
         zero_point=calibrated.zero_point,
         numerics=grid,
     )
+
+
+def _check_range(
+    found: Any,
+    tensor_config: config.Tensor,
+    shape: tuple[int, ...],
+    shared: tuple[int, ...],
+    path: str,
+) -> None:
+    """Checks what a calibration, which may be a user's own, returns."""
+    name = type(tensor_config.calibration).__name__
+    where = f"{path}.calibration: {name}.bound or .range"
+    if not isinstance(found, calibration.Range):
+        raise TypeError(
+            f"{path}.calibration: {name}.range must return a calibration.Range, got "
+            f"{found!r}"
+        )
+    wanted = tuple(1 if axis in shared else size for axis, size in enumerate(shape))
+    _check_array(found.high, where, wanted, np.dtype("float32"))
+    if found.low is not None:
+        _check_array(found.low, where, wanted, np.dtype("float32"))
+
+
+def _check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raises TypeError or ValueError unless x is an array of this type."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")) or x.dtype != dtype:
+        kind = x.dtype.name if hasattr(x, "dtype") else type(x).__name__
+        raise TypeError(f"{where} must return {dtype.name}, got {kind}")
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(
+            f"{where} must return an array of shape {tuple(shape)}, got {x.shape}; for "
+            "statistics, another batch may have had another shape"
+        )
 
 
 def check_floating(x: jax.Array, what: str) -> None:

@@ -6,6 +6,7 @@ it, updates it with the batch, and hands it to the contraction. `aqtlite.flax` k
 in a collection.
 
 >>> import jax.numpy as jnp
+import numpy as np
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
@@ -19,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aqtlite import config, granularity
 from aqtlite import dimension_numbers as dn
@@ -80,8 +82,15 @@ def _init(
 ) -> Any:
     if not (tensor.is_quantized and tensor.calibration.has_state):
         return ()
+    if tensor.calib_shared_axes is None:
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} gathers statistics, but "
+            f"{path}.calib_shared_axes is None: each row of a batch would have its own."
+            f' Set {path}.calib_shared_axes to "per_tensor", or to all axes but those '
+            "that mean the same in every batch"
+        )
     scale_shape = granularity.scale_shape(tensor, shape, axes, path)
-    state = tensor.calibration.init_state(scale_shape)
+    state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
 
 
@@ -93,7 +102,7 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return {
         "batches": state["batches"] + 1,
-        "state": tensor.calibration.update(state["state"], fixed, shared),
+        "state": tensor.calibration.update(state["state"], fixed, shared, tensor.grid),
     }
 
 
@@ -105,8 +114,8 @@ def check_ready(state: Any, path: str) -> None:
         path: of its config, for the message.
     """
     batches = state["batches"]
-    if not isinstance(batches, jax.core.Tracer) and not (batches > 0).all():
+    if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
         raise ValueError(
-            f"{path}.calibration has no statistics yet: run some batches that update "
-            "them first"
+            f"{path}.calibration has no statistics yet: gather some first, in Flax with "
+            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
         )

@@ -10,8 +10,14 @@ from aqtlite.calibration.base import (
     scale_from_bound,
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
+from aqtlite.calibration.delayed_scaling import DelayedScaling
 from aqtlite.calibration.min_max import MinMax
 from aqtlite.calibration.mse_search import MseSearch
+from aqtlite.calibration.over_batches import (
+    MaxOverBatches,
+    MeanOverBatches,
+    MovingAverage,
+)
 from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.rms import RMS
 from aqtlite.calibration.snr_search import SnrSearch
@@ -23,7 +29,11 @@ __all__ = [
     "Calibration",
     "Constant",
     "ConstantRange",
+    "DelayedScaling",
+    "MaxOverBatches",
+    "MeanOverBatches",
     "MinMax",
+    "MovingAverage",
     "MseSearch",
     "Percentile",
     "Range",

@@ -44,24 +44,28 @@ class Calibration:
         """True if it gathers statistics, which a framework keeps from call to call."""
         return False
 
-    def init_state(self, shape: tuple[int, ...]) -> State:
+    def init_state(self, shape: tuple[int, ...], grid: Numerics) -> State:
         """The statistics before the first batch.
 
         Args:
             shape: of the scale: that of the operand, with size 1 along shared axes.
+            grid: the grid.
         """
-        del shape
+        del shape, grid
         return ()
 
-    def update(self, state: State, x: jax.Array, axes: tuple[int, ...]) -> State:
+    def update(
+        self, state: State, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> State:
         """The statistics after one more batch.
 
         Args:
             state: as `init_state` returns it.
             x: float32, any shape.
             axes: the axes that share a scale.
+            grid: the grid.
         """
-        del x, axes
+        del x, axes, grid
         return state
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -129,7 +133,9 @@ def scale_and_zero_point(
         return (ceil_to_power_of_two(scale) if po2 else scale), None
     smallest, largest = grid.zero_point_range
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
-    scale = scale_from_bound(high - low, float(largest - smallest))
+    # Halves, because the difference itself may overflow.
+    half = exact.algebraic_barrier(high * 0.5 - low * 0.5)
+    scale = scale_from_bound(half, (largest - smallest) / 2)
     if po2:
         scale = ceil_to_power_of_two(scale)
     # NaN becomes some integer or other: the scale is NaN, too.

@@ -21,6 +21,7 @@ from aqtlite.checkpoint.variables import PARAMS, info_of, match
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, CallSite
@@ -55,6 +56,7 @@ def job_from_model(
     """
     arrays = source.arrays
     variables, origin = match(source, model, args, kwargs)
+    _check_statistics(source, origin)
     params = [name for name in origin if name.startswith(f"{PARAMS}/")]
     unused = set(keep_float)
 
@@ -114,6 +116,17 @@ def job_from_model(
     sample = sample_lib.encode(args, kwargs)
     manifest = Manifest(nodes, stored, model=repr(model), sample=sample)
     return Job(manifest, tuple(tasks), copies)
+
+
+def _check_statistics(source: Reader, origin: Mapping[str, str]) -> None:
+    """Raises CheckpointError if statistics of activations are of no batch."""
+    for name, stored_as in origin.items():
+        is_count = name.startswith(f"{STATISTICS}/") and name.endswith("/batches")
+        if is_count and not (source.read(stored_as) > 0).all():
+            raise CheckpointError(
+                f"{stored_as} is 0: the statistics of activations are of no batch. "
+                "Gather some with aqtlite.flax.calibrate, and save these variables"
+            )
 
 
 def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:

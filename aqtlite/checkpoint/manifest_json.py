@@ -15,6 +15,7 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.packing import Packing, packing_of
+from aqtlite.config import registry
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.serving.call_site import CallSite, Operand
@@ -82,6 +83,12 @@ def from_json(text: str, where: str) -> Manifest:
             sample_lib.decode(manifest.sample)
     except CheckpointError:
         raise
+    except registry.UnknownClassError as error:
+        raise CheckpointError(
+            f"{where} names a class of a user's own, which this program does not know: "
+            "import the module that registers it first (aqtlite show --import MODULE); "
+            f"{error}"
+        ) from error
     except RecursionError as error:
         raise CheckpointError(
             f"the manifest of {where} is damaged: it is nested too deeply"

@@ -28,7 +28,9 @@ def convert(args: argparse.Namespace) -> None:
     if args.model is None:
         raise UserError("--model is missing: package.module:factory")
     console = _console()
-    model, sample_args, sample_kwargs = factory.call(args.model, _config(args))
+    # Imported before the config is read, which may name classes that it registers.
+    make = factory.find(args.model)
+    model, sample_args, sample_kwargs = factory.call(args.model, make, _config(args))
     try:
         report = checkpoint.convert_checkpoint(
             args.source,
@@ -53,6 +55,8 @@ def convert(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Runs ``aqtlite show``."""
+    for module in args.modules:
+        factory.import_module(module, f"--import {module}")
     report = checkpoint.summarize(args.checkpoint)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2))

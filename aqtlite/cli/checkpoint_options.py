@@ -109,3 +109,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``aqtlite show``."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", type=pathlib.Path)
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument(
+        "--import",
+        metavar="MODULE",
+        dest="modules",
+        action="append",
+        default=[],
+        help="a module that registers grids and calibrations of your own (repeatable)",
+    )

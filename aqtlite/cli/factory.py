@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from flax import linen as nn
@@ -10,33 +11,65 @@ from flax import linen as nn
 from aqtlite.errors import UserError
 
 
-def call(name: str, cfg: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Imports a factory and calls it.
+def find(name: str) -> Callable[..., Any]:
+    """Imports a factory.
 
     Args:
         name: ``package.module:factory``.
+
+    Raises:
+        UserError: if it cannot be imported.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UserError(f"--model {name}: write it as package.module:factory")
+    module = import_module(module_name, f"--model {name}")
+    if not hasattr(module, attribute):
+        raise UserError(f"--model {name}: {module_name} has no {attribute!r}")
+    factory: Callable[..., Any] = getattr(module, attribute)
+    return factory
+
+
+def import_module(name: str, option: str) -> Any:
+    """Imports a user's module; those of the working directory come first.
+
+    Args:
+        name: of the module.
+        option: that names it, for error messages.
+
+    Raises:
+        UserError: if that raises.
+    """
+    sys.path.insert(0, os.getcwd())  # As `python -m` does.
+    # The user's code may raise anything; -v shows where.
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{option} raised {_in_one_line(error)}") from error
+
+
+def call(
+    name: str, factory: Callable[..., Any], cfg: Any
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Calls a factory.
+
+    Args:
+        name: ``package.module:factory``, for error messages.
+        factory: what `find` returned.
         cfg: its argument; None calls it without one.
 
     Returns:
         The model, its sample arguments and its sample keyword arguments.
 
     Raises:
-        UserError: if it cannot be imported, raises, or returns something else.
+        UserError: if it raises, or returns something else.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise UserError(f"--model {name}: write it as package.module:factory")
-    # As `python -m` does: modules of the working directory come first.
-    sys.path.insert(0, os.getcwd())
     called_with = "nothing" if cfg is None else "the config"
-    # The user's code may raise anything; -v shows where.
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
         made = factory() if cfg is None else factory(cfg)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"--model {name} (called with {called_with}) raised "
-            f"{type(error).__name__}: {' '.join(str(error).split())}"
+            f"--model {name} (called with {called_with}) raised {_in_one_line(error)}"
         ) from error
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UserError(
@@ -58,3 +91,7 @@ def call(name: str, cfg: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             f"--model {name}: sample_kwargs has to be a dict, not {rest[0]!r}"
         )
     return model, sample_args, dict(*rest)
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -3,7 +3,14 @@
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
-from aqtlite.config.presets import fully_quantized, unquantized, weight_only
+from aqtlite.config.presets import (
+    fully_quantized,
+    qat,
+    static_int8,
+    unquantized,
+    w4a8,
+    weight_only,
+)
 from aqtlite.config.registry import register
 from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.tensor import Tensor
@@ -18,9 +25,12 @@ __all__ = [
     "differences",
     "from_json",
     "fully_quantized",
+    "qat",
     "register",
+    "static_int8",
     "to_json",
     "unquantized",
     "update",
+    "w4a8",
     "weight_only",
 ]

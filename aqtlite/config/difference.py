@@ -27,4 +27,5 @@ def _walk(first: Any, second: Any, path: tuple[str, ...]) -> Iterator[str]:
             values = getattr(first, field.name), getattr(second, field.name)
             yield from _walk(*values, (*path, field.name))
     elif first != second:
-        yield f"{'.'.join(path)}: {first!r} against {second!r}"
+        where = f"{'.'.join(path)}: " if path else ""
+        yield f"{where}{first!r} against {second!r}"

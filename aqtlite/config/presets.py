@@ -1,8 +1,11 @@
 """Configs that most users start from."""
 
-from aqtlite import numerics
+from aqtlite import calibration, numerics
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
+from aqtlite.config.update import update
+
+_MOVING_AVERAGE = calibration.MovingAverage()
 
 
 def unquantized() -> DotGeneral:
@@ -80,6 +83,79 @@ def fully_quantized(
     return DotGeneral(
         fwd=DotGeneralRaw(lhs=operand, rhs=operand), dlhs=backward, drhs=backward
     )
+
+
+def qat(bits: int = 8) -> DotGeneral:
+    """Quantization-aware training: both forward operands quantized, gradients in float.
+
+    >>> qat(bits=4) == fully_quantized(fwd_bits=4, bwd_bits=None)
+    True
+
+    Args:
+        bits: width of both operands.
+
+    Raises:
+        TypeError: if `bits` is not an int.
+        ValueError: if it is out of the range of `numerics.IntSymmetric`.
+    """
+    numerics.IntSymmetric(bits=bits)  # None would leave the forward in float.
+    return fully_quantized(fwd_bits=bits, bwd_bits=None)
+
+
+def w4a8(*, bwd_bits: int | None = 8) -> DotGeneral:
+    """4-bit weights (the forward's rhs) with 8-bit activations.
+
+    >>> cfg = w4a8()
+    >>> cfg.fwd.lhs.numerics.bits, cfg.fwd.rhs.numerics.bits
+    (8, 4)
+
+    Args:
+        bwd_bits: width of the gradients, as in `fully_quantized`.
+
+    Raises:
+        TypeError: if `bwd_bits` is neither an int nor None.
+        ValueError: if it is out of range.
+    """
+    int4 = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)}
+    return update(fully_quantized(bwd_bits=bwd_bits), int4)
+
+
+def static_int8(
+    statistic: calibration.Calibration = _MOVING_AVERAGE,
+    *,
+    bwd_bits: int | None = 8,
+) -> DotGeneral:
+    """8 bits, with a static range for the activations (the forward's lhs).
+
+    The range is one per tensor, gathered in training or by `aqtlite.flax.calibrate`;
+    serving reduces over no activation. Weights keep a scale per channel.
+
+    >>> static_int8(calibration.MaxOverBatches()).fwd.lhs.calibration
+    MaxOverBatches(of=AbsMax(clipping_scale=None))
+
+    Args:
+        statistic: a calibration that gathers statistics.
+        bwd_bits: width of the gradients, as in `fully_quantized`.
+
+    Raises:
+        TypeError: if `statistic` is not a calibration.
+        ValueError: if it gathers no statistics.
+    """
+    if not isinstance(statistic, calibration.Calibration):
+        raise TypeError(
+            "static_int8 takes a calibration such as calibration.MovingAverage(), got "
+            f"{statistic!r}"
+        )
+    if not statistic.has_state:
+        raise ValueError(
+            f"static_int8: {statistic!r} gathers no statistics; take one such as "
+            "calibration.MovingAverage()"
+        )
+    changes = {
+        "fwd.lhs.calibration": statistic,
+        "fwd.lhs.calib_shared_axes": "per_tensor",
+    }
+    return update(fully_quantized(bwd_bits=bwd_bits), changes)
 
 
 def _tensor(

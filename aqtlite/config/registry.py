@@ -16,6 +16,10 @@ _classes: dict[str, type] = {
         calibration.AbsMean,
         calibration.Constant,
         calibration.ConstantRange,
+        calibration.DelayedScaling,
+        calibration.MaxOverBatches,
+        calibration.MeanOverBatches,
+        calibration.MovingAverage,
         DotGeneral,
         DotGeneralRaw,
         numerics.IntSymmetric,
@@ -29,6 +33,10 @@ _classes: dict[str, type] = {
         Tensor,
     )
 }
+
+
+class UnknownClassError(ValueError):
+    """A text names a class that this program has not registered."""
 
 
 def register(cls: Class) -> Class:

@@ -143,10 +143,10 @@ def _build(fields: dict[str, Any], path: str) -> Any:
     name = fields.pop("type")
     cls = registry.find(name) if isinstance(name, str) else None
     if cls is None:
-        _fail(
-            f"{path}.type",
-            f"unknown type {name!r}; the known types are: {_known()}. A class of your "
-            "own is known once it is decorated with config.register",
+        raise registry.UnknownClassError(
+            f"{path}.type: unknown type {name!r}; the known types are: {_known()}. A "
+            "class of your own is known once the module is imported in which it is "
+            "decorated with config.register"
         )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:

@@ -1,7 +1,12 @@
 """Config of one operand of one contraction."""
 
 import dataclasses
+import math
+from collections.abc import Hashable
 from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
 
 from aqtlite import calibration as calibrations
 from aqtlite import numerics as grids
@@ -32,6 +37,55 @@ def _shared_axes(
     if len(set(axes)) < len(axes):
         raise ValueError(f"calib_shared_axes={axes!r} repeats an axis; name each once")
     return tuple(axes)
+
+
+def _check_grid(grid: grids.Numerics) -> None:
+    """Checks a grid, which may be of a user's own class."""
+    name = type(grid).__name__
+    if not isinstance(grid, Hashable):
+        raise TypeError(
+            f"numerics: {name} must be a frozen dataclass, so that configs can be "
+            "compared and hashed; decorate it with @dataclasses.dataclass(frozen=True)"
+        )
+    if grid.arithmetic not in ("integer", "float", "table"):
+        raise ValueError(
+            f"numerics: {name}.arithmetic must be 'integer', 'float' or 'table', got "
+            f"{grid.arithmetic!r}"
+        )
+    bound = grid.bound
+    if not isinstance(bound, int | float) or not 0 < bound < math.inf:
+        raise ValueError(
+            f"numerics: {name}.bound must be a positive, finite number, got {bound!r}"
+        )
+    storage = np.dtype(grid.storage_dtype)
+    is_integer = jnp.issubdtype(storage, jnp.integer)
+    if grid.arithmetic == "integer" and not (
+        is_integer and jnp.iinfo(storage).bits <= 16
+    ):
+        raise ValueError(
+            f"numerics: {name}.arithmetic is 'integer', which takes storage of up to "
+            f"16 bits, but {name}.storage_dtype is {storage.name}"
+        )
+    if grid.arithmetic == "float" and not jnp.issubdtype(storage, jnp.floating):
+        raise ValueError(
+            f"numerics: {name}.arithmetic is 'float', but {name}.storage_dtype is "
+            f"{storage.name}"
+        )
+    if grid.zero_point_range is not None:
+        smallest, largest = grid.zero_point_range
+        limits = jnp.iinfo(storage) if is_integer else None
+        if limits is None or not limits.min <= smallest < largest <= limits.max:
+            raise ValueError(
+                f"numerics: {name}.zero_point_range={grid.zero_point_range} is not a "
+                f"range of {storage.name}, its storage_dtype"
+            )
+    elif grid.arithmetic == "integer" and grid.bound / grid.unit > (
+        jnp.iinfo(storage).max + 1
+    ):
+        raise ValueError(
+            f"numerics: {name}.bound={bound} is beyond the values of {storage.name}, "
+            "its storage_dtype"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -107,6 +161,8 @@ class Tensor(representation.CompactRepr):
                 "numerics must be an aqtlite.numerics.Numerics such as "
                 f"IntSymmetric(bits=8), or NoNumerics(), got {self.numerics!r}"
             )
+        if isinstance(self.numerics, grids.Numerics):
+            _check_grid(self.numerics)
         if not isinstance(self.calibration, calibrations.Calibration):
             raise TypeError(
                 "calibration must be an aqtlite.calibration.Calibration such as "

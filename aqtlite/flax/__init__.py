@@ -1,6 +1,7 @@
 """Quantized contractions for Flax, and the conversion of trained models to serving."""
 
 from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
@@ -19,5 +20,6 @@ __all__ = [
     "FrozenKernel",
     "ParameterReport",
     "QuantMode",
+    "calibrate",
     "convert",
 ]

@@ -16,13 +16,19 @@ from aqtlite.lowering import exact, reduction
 LARGEST = 128
 """The largest magnitude of a digit."""
 
+LARGEST_OF_TWO = 2**15 - 2**7 - 1
+"""The largest magnitude of two digits; they hold -2**15 as well."""
+
+LARGEST_OF_THREE = 2**23 - 2**15 - 2**7 - 1
+"""The largest magnitude of three digits."""
+
 _BITS = 8
 
 
 def of_integers(x: jax.Array, count: int) -> jax.Array:
     """The digits of int16 or int32, on a new leading axis, the lowest first.
 
-    Two digits hold magnitudes up to 32639, three up to 2^23 - 2^15.
+    Two digits hold magnitudes up to `LARGEST_OF_TWO`, three to `LARGEST_OF_THREE`.
     """
     x = x.astype(jnp.int32)
     digits = []

@@ -25,8 +25,8 @@ def integer_dot(
     """Contracts stored integers.
 
     Args:
-        lhs: int4, int8 or int16.
-        rhs: int4, int8 or int16.
+        lhs: int4, int8, int16, or int32 up to `digits.LARGEST_OF_THREE`.
+        rhs: the same.
         dims: canonical dimension numbers.
         order: a permutation of the axes of `lax.dot_general`'s result.
         out_sharding: of the permuted result.
@@ -34,8 +34,8 @@ def integer_dot(
             without its minimum.
 
     Returns:
-        The exact sums in int32 where int32 is certain to hold them, otherwise in
-        float32, summed over pieces that int32 does hold.
+        The exact sums in int32 where int32 is certain to hold them. Otherwise float32:
+        exact sums of pieces, or of digits, that int32 does hold, added there.
     """
     lhs_largest, rhs_largest = (
         int(jnp.iinfo(x.dtype).max) if one is None else one
@@ -44,27 +44,34 @@ def integer_dot(
     largest = lhs_largest, rhs_largest
     if order is not None:
         return _dot_in_order(lhs, rhs, dims, order, out_sharding, largest)
-    piece = (2**31 - 1) // (lhs_largest * rhs_largest)
+    is_wide = any(jnp.iinfo(x.dtype).bits > 8 for x in (lhs, rhs))
+    fitting = (2**31 - 1) // (lhs_largest * rhs_largest)
+    piece = (2**31 - 1) // digits.LARGEST**2 if is_wide else fitting
     products = dn.contraction_size(dims, lhs.shape)
     # A symbolic size (jax.export) is taken to fit: it cannot be split.
-    if isinstance(products, int) and products > piece:
+    is_known = isinstance(products, int)
+    if is_known and products > piece:
         return _dot_in_pieces(lhs, rhs, dims, out_sharding, piece, largest)
-    if jnp.int16 in (lhs.dtype, rhs.dtype):
-        return _wide_dot(lhs, rhs, dims, out_sharding)
-    return _narrow_dot(lhs, rhs, dims, out_sharding)
+    if not is_wide:
+        return _narrow_dot(lhs, rhs, dims, out_sharding)
+    sum_dtype = jnp.float32 if is_known and products > fitting else jnp.int32
+    return _wide_dot(lhs, rhs, dims, out_sharding, largest, sum_dtype)
 
 
-def _wide_dot(lhs, rhs, dims, out_sharding):
-    """Contracts int16, which no platform does fast, in two int8 digits."""
+def _wide_dot(lhs, rhs, dims, out_sharding, largest, sum_dtype):
+    """Contracts int16 and int32, which no platform does fast, in int8 digits."""
     lhs, rhs = (
-        digits.of_integers(x, 2) if x.dtype == jnp.int16 else jnp.expand_dims(x, 0)
-        for x in (lhs, rhs)
+        jnp.expand_dims(x, 0)
+        if jnp.iinfo(x.dtype).bits <= 8
+        else digits.of_integers(x, 2 if one <= digits.LARGEST_OF_TWO else 3)
+        for x, one in zip((lhs, rhs), largest, strict=True)
     )
     batch = len(dims[1][0])
     rhs_axis = lhs.ndim - len(dims[0][0])
     if out_sharding is not None:
         out_sharding = with_new_axes(out_sharding, batch, rhs_axis)
     sums = _narrow_dot(lhs, rhs, digits.stacked_dims(dims, lhs=1, rhs=1), out_sharding)
+    sums = sums.astype(sum_dtype)
     return digits.combine(digits.combine(sums, rhs_axis), batch)
 
 

@@ -39,11 +39,13 @@ class DotInput(NamedTuple):
     """The largest magnitude of an integer less its zero point. None for floats."""
 
     def less_zero_point(self) -> "DotInput":
-        """Subtracts the zero point, which makes int16 of the values."""
+        """Subtracts the zero point, which makes int16 or int32 of the values."""
         if self.zero_point is None:
             return self
         values = self.values.astype(jnp.int32) - self.zero_point
-        return DotInput(values.astype(jnp.int16), None, self.largest)
+        if self.largest is not None and self.largest <= jnp.iinfo(jnp.int16).max:
+            values = values.astype(jnp.int16)
+        return DotInput(values, None, self.largest)
 
 
 class Operation(abc.ABC):

@@ -110,7 +110,11 @@ class DotGeneral(Operation):
                 lhs.values, rhs.values, self.dims, self.order, out_sharding, largest
             )
         products = dn.contraction_size(self.dims, lhs.values.shape)
-        if products * (lhs.largest or 0) * (rhs.largest or 0) >= 2**31:
+        is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
+        bound = (lhs.largest or 0) * (rhs.largest or 0)
+        # A symbolic size (jax.export) is taken to fit.
+        is_long = isinstance(products, int) and products * bound >= 2**31
+        if is_wide or is_long:
             lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
             return self.integer_dot(lhs, rhs, out_sharding)
         sums = lowering.integer_dot(

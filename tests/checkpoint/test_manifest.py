@@ -133,12 +133,19 @@ def test_a_packed_array_of_floats():
     damaged(change, "params/bias, bfloat16")
 
 
-@pytest.mark.parametrize("grid", [None, 3, {"type": "Tensor"}, {"type": "os.system"}])
+@pytest.mark.parametrize("grid", [None, 3, {"type": "Tensor"}])
 def test_a_grid_that_is_none(grid):
     def change(data):
         data["nodes"]["aqt/w/rhs"]["numerics"] = grid
 
     damaged(change, "")
+
+
+def test_a_class_that_is_not_registered():
+    data = json.loads(manifest_json.to_json(MANIFEST))
+    data["nodes"]["aqt/w/rhs"]["numerics"] = {"type": "os.system"}
+    with pytest.raises(checkpoint.CheckpointError, match="import the module that reg"):
+        manifest_json.from_json(json.dumps(data), "here")
 
 
 def test_an_unknown_kind_of_node():

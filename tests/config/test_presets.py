@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from aqtlite import config, numerics
+from aqtlite import calibration, config, numerics
 
 
 def test_fully_quantized_default():
@@ -41,6 +41,30 @@ def test_weight_only():
     assert cfg.drhs == config.DotGeneralRaw()
 
 
+def test_qat():
+    cfg = config.qat(bits=4)
+    assert cfg.fwd.lhs == cfg.fwd.rhs
+    assert cfg.fwd.rhs.numerics == numerics.IntSymmetric(bits=4)
+    assert not cfg.dlhs.lhs.is_quantized and not cfg.drhs.lhs.is_quantized
+
+
+def test_w4a8():
+    cfg = config.w4a8(bwd_bits=None)
+    assert cfg.fwd.lhs.numerics == numerics.IntSymmetric(bits=8)
+    assert cfg.fwd.rhs.numerics == numerics.IntSymmetric(bits=4)
+    assert not cfg.dlhs.lhs.is_quantized
+    assert config.w4a8().dlhs.lhs.needs_noise
+
+
+def test_static_int8():
+    cfg = config.static_int8()
+    assert cfg.fwd.lhs.calibration == calibration.MovingAverage()
+    assert cfg.fwd.lhs.calib_shared_axes == "per_tensor"
+    assert cfg.fwd.rhs == config.fully_quantized().fwd.rhs
+    assert config.from_json(config.to_json(cfg)) == cfg
+    assert "MovingAverage" in config.describe(cfg)
+
+
 def test_unquantized():
     assert config.unquantized() == config.DotGeneral()
 
@@ -51,6 +75,13 @@ def test_unquantized():
         (lambda: config.fully_quantized(fwd_bits=9), ValueError, "bits .*from 1 to 8"),
         (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 8"),
         (lambda: config.fully_quantized(fwd_bits="8"), TypeError, "bits must be an in"),
+        (lambda: config.qat(bits=None), TypeError, "bits must be an int, got None"),
+        (lambda: config.static_int8(8), TypeError, "takes a calibration such as"),
+        (
+            lambda: config.static_int8(calibration.AbsMax()),
+            ValueError,
+            "gathers no statistics",
+        ),
         (lambda: config.weight_only(None), TypeError, "bits must be an int, got None"),
         (
             lambda: config.fully_quantized(use_fwd_quant=None),

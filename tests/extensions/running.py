@@ -16,10 +16,10 @@ class RunningAbsMax(calibration.Calibration):
     def has_state(self):
         return True
 
-    def init_state(self, shape):
+    def init_state(self, shape, grid):
         return {"largest": jnp.zeros(shape)}
 
-    def update(self, state, x, axes):
+    def update(self, state, x, axes, grid):
         found = calibration.AbsMax().bound(x, axes)
         return {"largest": jnp.maximum(state["largest"], found)}
 

@@ -1,5 +1,6 @@
 """Grids and calibrations of a user's own, from training to a served checkpoint."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import aqtlite
 from aqtlite import checkpoint, cli, config
-from aqtlite.flax import convert
+from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
 from tests.extensions import affine, models, running, ternary
@@ -149,3 +150,41 @@ def test_converts_on_disk_and_loads(trained, name, tmp_path, capsys):
     np.testing.assert_array_equal(served, jax.jit(model.apply)(variables, X))
     wanted = convert(model, variables, X)
     assert jax.tree.structure(loaded) == jax.tree.structure(wanted)
+
+
+def test_statistics_of_no_batch_are_not_converted(tmp_path, capsys):
+    model, _ = models.make_running()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "source", model.init(jax.random.key(0), X))
+    paths = [str(tmp_path / name) for name in ("source", "target")]
+    factory = "tests.extensions.models:make_running"
+    assert cli.main(["convert", *paths, "--model", factory]) == 2
+    assert "the statistics of activations are of no batch" in capsys.readouterr().err
+
+
+def test_statistics_that_are_closed_over(trained):
+    model, variables, _ = trained["running"]
+    out = jax.jit(model.apply)(variables, X)
+    closed_over = jax.jit(lambda x: model.apply(variables, x))(X)
+    np.testing.assert_allclose(closed_over, out, rtol=1e-5, atol=1e-6)
+    shapes = jax.eval_shape(lambda v: convert(model, v, X), variables)
+    assert jax.tree.structure(shapes) == jax.tree.structure(
+        convert(model, variables, X)
+    )
+
+
+class Twice(nn.Module):
+    name_of: str | None
+
+    @nn.compact
+    def __call__(self, x):
+        dot_general = AqtDotGeneral(models.CONFIGS["running"], name=self.name_of)
+        dense = nn.Dense(12, dot_general=dot_general)
+        return dense(dense(x))
+
+
+def test_a_shared_layer_needs_a_name():
+    with pytest.raises(ValueError, match="name that of a layer that is called twice"):
+        Twice(None).init(jax.random.key(0), X)
+    variables = Twice("shared").init(jax.random.key(0), X)
+    assert set(variables["aqt_stats"]["Dense_0"]) == {"shared"}

@@ -55,7 +55,7 @@ def find_caller() -> Caller | None:
 
 def path_of(scope: Scope) -> str:
     """Returns the path of a module, for error messages."""
-    return scope.path_text or "/"
+    return scope.path_text.removeprefix("/") or "the root module"
 
 
 def module_variables(scope: Scope) -> ModuleVariables:

@@ -190,11 +190,9 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
         variables.get(STATISTICS, {})
     ):
         is_count = getattr(path[-1], "key", None) == "batches"
-        if (
-            is_count
-            and isinstance(leaf, jax.Array | np.ndarray)
-            and not (leaf > 0).all()
-        ):
+        is_known = isinstance(leaf, jax.Array | np.ndarray)
+        is_known = is_known and not isinstance(leaf, jax.core.Tracer)
+        if is_count and is_known and not (np.asarray(leaf) > 0).all():
             raise ValueError(
                 f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
                 f"batch: gather some with model.apply(..., mutable=['{STATISTICS}']), "

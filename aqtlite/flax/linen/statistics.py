@@ -17,8 +17,10 @@ from aqtlite.serving.contraction import Contraction
 STATISTICS = "aqt_stats"
 """The collection of the statistics of calibrations."""
 
-# For each scope, the entries that contractions without a name took.
-_taken: weakref.WeakKeyDictionary[Scope, set[str]] = weakref.WeakKeyDictionary()
+# For each root scope, the entries that contractions without a name took.
+_taken: weakref.WeakKeyDictionary[Scope, set[tuple[str, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
@@ -48,8 +50,11 @@ def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
         if not is_mutable:
             raise ValueError(
                 f"{path_of(scope)} has no statistics {name!r} in the collection "
-                f"'{STATISTICS}': take the variables of model.init, and gather "
-                f"statistics with model.apply(..., mutable=['{STATISTICS}'])"
+                f"'{STATISTICS}', which model.init makes: gather some with "
+                "aqtlite.flax.calibrate or model.apply(..., "
+                f"mutable=['{STATISTICS}']). Operands of another rank have statistics of "
+                "their own; in nn.scan and nn.vmap lift the collection: "
+                f"variable_axes={{..., '{STATISTICS}': 0}}"
             )
         before = statistics.init_states(call.cfg, *arrays, call.dimension_numbers)
         scope.put_variable(STATISTICS, name, _as_dict(before))
@@ -66,15 +71,15 @@ def _name_of(call: Contraction, scope: Scope) -> str:
     if call.name is not None:
         return call.name
     name = f"dot_general_{_equation(call)}"
-    taken = _taken.setdefault(scope, set())
-    if name in taken:
+    taken, entry = _taken.setdefault(scope.root, set()), (*scope.path, name)
+    if entry in taken:
         raise ValueError(
             f"{path_of(scope)} makes two contractions of the same axes, whose "
             "statistics would be mixed: give each its own, with "
-            "AqtDotGeneral(cfg, name=...); a shared layer that is called twice needs a "
-            "name, too"
+            "AqtDotGeneral(cfg, name=...). Calls of one name share their statistics: "
+            "name that of a layer that is called twice"
         )
-    taken.add(name)
+    taken.add(entry)
     return name
 
 

@@ -1,0 +1,66 @@
+"""Delayed scaling: the range of a batch from those before it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.calibration import base
+from aqtlite.calibration.abs_max import AbsMax
+from aqtlite.numerics import Numerics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DelayedScaling(base.Calibration):
+    """The largest magnitude of the last batches, the present one excluded.
+
+    The scale of a batch is there before the batch is: nothing waits for its maximum.
+    What exceeds the range is clipped. The first batch takes its own range. It is the
+    recipe of NVIDIA's Transformer Engine (`DelayedScaling` there, with
+    ``amax_compute_algo="max"``; Micikevicius et al. 2022, arXiv:2209.05433).
+
+    Raises:
+        TypeError: if `length` is not an int.
+        ValueError: if it is below 1.
+    """
+
+    length: int = 16
+    """How many batches are remembered."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int):
+            raise TypeError(
+                f"DelayedScaling.length must be an int, got {self.length!r}"
+            )
+        if self.length < 1:
+            raise ValueError(
+                f"DelayedScaling.length must be 1 or more, got {self.length}"
+            )
+
+    @property
+    def has_state(self) -> bool:
+        return True
+
+    def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
+        del grid
+        return {
+            "batches": jnp.zeros((), jnp.int32),
+            "history": jnp.zeros((self.length, *shape), jnp.float32),
+            "high": jnp.zeros(shape, jnp.float32),
+        }
+
+    def update(
+        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> base.State:
+        del grid
+        present = AbsMax().bound(x, axes)
+        high = jnp.where(state["batches"] == 0, present, state["history"].max(0))
+        history = jnp.roll(state["history"], 1, 0).at[0].set(present)
+        return {"batches": state["batches"] + 1, "history": history, "high": high}
+
+    def range(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+    ) -> base.Range:
+        del x, axes, grid
+        return base.Range(state["high"])

@@ -1,0 +1,164 @@
+"""Statistics over batches of what another calibration finds in each: static ranges."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.calibration import base
+from aqtlite.calibration.abs_max import AbsMax
+from aqtlite.numerics import Numerics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OverBatches(base.Calibration, abc.ABC):
+    """The base of calibrations that keep a statistic of another one's range.
+
+    The scale is that of the statistic, so that serving reduces over no activation.
+    Statistics of the same batches are equal under every sharding of them: what is
+    reduced over devices is the range of the whole batch.
+
+    Raises:
+        TypeError: if `of` is not a calibration.
+        ValueError: if `of` gathers statistics itself.
+    """
+
+    of: base.Calibration = AbsMax()
+    """Finds the range of each batch."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, base.Calibration):
+            raise TypeError(
+                f"{type(self).__name__}.of must be a calibration such as AbsMax(), got "
+                f"{self.of!r}"
+            )
+        if self.of.has_state:
+            raise ValueError(
+                f"{type(self).__name__}.of={self.of!r} gathers statistics itself; give "
+                "a calibration that looks at one array"
+            )
+
+    @property
+    def has_state(self) -> bool:
+        return True
+
+    def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
+        zeros = jnp.zeros(shape, jnp.float32)
+        ends = {"high": zeros}
+        if grid.zero_point_range is not None:
+            ends["low"] = zeros
+        return {"batches": jnp.zeros((), jnp.int32), "ends": ends}
+
+    def update(
+        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> base.State:
+        found = self.of.range(x, axes, grid, ())
+        ends = {"high": found.high}
+        if found.low is not None:
+            ends["low"] = found.low
+        batches = state["batches"] + 1
+        ends = {
+            name: self._accumulated(name, state["ends"][name], value, batches)
+            for name, value in ends.items()
+        }
+        return {"batches": batches, "ends": ends}
+
+    def range(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+    ) -> base.Range:
+        del x, axes, grid
+        ends = {
+            name: self._statistic(value, state["batches"])
+            for name, value in state["ends"].items()
+        }
+        return base.Range(**ends)
+
+    @abc.abstractmethod
+    def _accumulated(
+        self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
+    ) -> jax.Array:
+        """What is kept of one end of the range after a batch.
+
+        Args:
+            name: "high" or "low".
+            before: what was kept.
+            value: of this batch.
+            batches: how many there were, this one included.
+        """
+
+    @abc.abstractmethod
+    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
+        """One end of the range, from what was kept."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaxOverBatches(OverBatches):
+    """The widest range of all batches: nothing that was seen is clipped.
+
+    >>> MaxOverBatches(of=AbsMax(clipping_scale=0.9))
+    MaxOverBatches(of=AbsMax(clipping_scale=0.9))
+    """
+
+    def _accumulated(
+        self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
+    ) -> jax.Array:
+        wider = jnp.minimum if name == "low" else jnp.maximum
+        return jnp.where(batches == 1, value, wider(before, value))
+
+    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
+        del batches
+        return kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeanOverBatches(OverBatches):
+    """The mean range of all batches, each of the same weight."""
+
+    def _accumulated(
+        self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
+    ) -> jax.Array:
+        del name, batches
+        return before + value
+
+    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
+        return kept / jnp.maximum(batches, 1).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MovingAverage(OverBatches):
+    """The exponential moving average of the ranges of the batches.
+
+    ``kept = decay * kept + (1 - decay) * range``, divided by ``1 - decay ** batches``,
+    as in Adam, because it begins at zero (Kingma and Ba 2015, arXiv:1412.6980).
+
+    Raises:
+        TypeError: if `decay` is not a number.
+        ValueError: if it is not from 0 to 1, 1 excluded.
+    """
+
+    decay: float = 0.99
+    """How much of what was kept remains at each batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float):
+            raise TypeError(f"MovingAverage.decay must be a number, got {self.decay!r}")
+        if not 0 <= self.decay < 1:
+            raise ValueError(
+                f"MovingAverage.decay must be from 0 to below 1, got {self.decay}"
+            )
+        object.__setattr__(self, "decay", float(self.decay))
+
+    def _accumulated(
+        self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
+    ) -> jax.Array:
+        del name, batches
+        decay = np.float32(self.decay)
+        return decay * before + (1 - decay) * value
+
+    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
+        count = jnp.maximum(batches, 1).astype(jnp.float32)
+        return kept / (1 - np.float32(self.decay) ** count)

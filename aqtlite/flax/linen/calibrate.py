@@ -1,0 +1,84 @@
+"""Gathering the statistics of activations over batches."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import rich.console
+import rich.progress
+from absl import logging
+from flax import core as flax_core
+from flax import linen as nn
+
+from aqtlite.flax.linen.statistics import STATISTICS
+
+
+def calibrate(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    batches: Iterable[Any],
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Gathers the statistics of a model's activations, and changes nothing else.
+
+    Runs ``model.apply(variables, *batch, mutable=["aqt_stats"], **kwargs)`` under
+    `jax.jit`, once for each batch, with the statistics of the batches before. A
+    progress bar shows on a terminal; elsewhere the count is logged.
+
+    Args:
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, of which a
+            config has a calibration that gathers statistics, such as
+            `calibration.MeanOverBatches`.
+        variables: its variables. Statistics that are there are continued.
+        batches: the inputs: each a tuple of positional arguments, or a single one.
+        **kwargs: what else `apply` takes, such as ``train=False``, `rngs` or `method`.
+            They are constants of the compiled program.
+
+    Returns:
+        `variables` with the collection "aqt_stats" brought up to date.
+
+    Raises:
+        ValueError: if there is no batch, or nothing gathers statistics.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import calibration, config
+    >>> from aqtlite.flax import AqtDotGeneral
+    >>> cfg = config.update(config.fully_quantized(), {
+    ...     "fwd.lhs.calibration": calibration.MeanOverBatches(),
+    ...     "fwd.lhs.calib_shared_axes": "per_tensor",
+    ... })
+    >>> model = nn.Dense(4, dot_general=AqtDotGeneral(cfg))
+    >>> x = jnp.ones((2, 3))
+    >>> variables = model.init(jax.random.key(0), x)
+    >>> variables = calibrate(model, variables, [x, 2 * x])
+    >>> model.apply(variables, x).shape
+    (2, 4)
+    """
+    variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
+    others = {k: v for k, v in variables.items() if k != STATISTICS}
+
+    @jax.jit
+    def updated(statistics: Any, others: Any, args: tuple[Any, ...]) -> Any:
+        _, changed = model.apply(
+            {**others, **statistics}, *args, mutable=[STATISTICS], **kwargs
+        )
+        return changed
+
+    statistics = {k: v for k, v in variables.items() if k == STATISTICS}
+    console = rich.console.Console(stderr=True)
+    count = 0
+    for batch in rich.progress.track(
+        batches, "calibrating", console=console, disable=not console.is_terminal
+    ):
+        args = batch if isinstance(batch, tuple) else (batch,)
+        statistics = flax_core.unfreeze(updated(statistics, others, args))
+        count += 1
+    if not count:
+        raise ValueError("calibrate was given no batch")
+    if not statistics:
+        raise ValueError(
+            "no calibration of the model gathers statistics: give the config one, such "
+            "as calibration.MeanOverBatches(), in fwd.lhs.calibration"
+        )
+    logging.info("calibrated with %d batches", count)
+    return {**others, **statistics}

@@ -1,0 +1,56 @@
+"""Delayed scaling: ranges of the batches before."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import config
+from aqtlite.calibration import DelayedScaling
+from aqtlite.flax import AqtDotGeneral, calibrate, convert
+from aqtlite.testing import assert_served_equals_trained
+from tests.common import normal
+
+X = normal((4, 8))
+
+
+def highs(how, magnitudes):
+    state = how.init_state((1, 1), None)
+    found = []
+    for magnitude in magnitudes:
+        state = how.update(state, jnp.full((2, 3), -magnitude), (0, 1), None)
+        found.append(float(how.range(None, (0, 1), None, state).high[0, 0]))
+    return found
+
+
+def test_the_range_is_that_of_the_batches_before():
+    assert highs(DelayedScaling(length=2), [3.0, 1.0, 5.0, 2.0, 2.0, 2.0]) == [
+        3.0,
+        3.0,
+        3.0,
+        5.0,
+        5.0,
+        2.0,
+    ]
+    assert highs(DelayedScaling(length=1), [1.0, 2.0, 3.0]) == [1.0, 1.0, 2.0]
+
+
+def test_nan_and_zeros():
+    assert highs(DelayedScaling(length=1), [0.0, 1.0, 1.0]) == [0.0, 0.0, 1.0]
+    assert not np.isfinite(highs(DelayedScaling(length=1), [jnp.nan, 1.0])).any()
+
+
+def test_trains_and_is_served():
+    model = nn.Dense(8, dot_general=AqtDotGeneral(config.static_int8(DelayedScaling())))
+    variables = calibrate(model, model.init(jax.random.key(0), X), [X, 2 * X, X])
+    serving = convert(model, variables, X)
+    assert_served_equals_trained(model, variables, X, serving=serving)
+
+
+@pytest.mark.parametrize(
+    ("length", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_refuses(length, error):
+    with pytest.raises(error, match=r"DelayedScaling\.length must be"):
+        DelayedScaling(length=length)

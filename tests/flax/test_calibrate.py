@@ -1,0 +1,230 @@
+"""Static ranges: statistics of activations over batches, in Flax."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import calibration, config
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, calibrate, convert
+from aqtlite.testing import assert_served_equals_trained
+from tests.common import normal
+from tests.flax.support import init
+
+BATCHES = [normal((4, 8), i) * (1 + i) for i in range(3)]
+X = BATCHES[0]
+
+
+def static(how):
+    return config.update(
+        config.fully_quantized(),
+        {"fwd.lhs.calibration": how, "fwd.lhs.calib_shared_axes": "per_tensor"},
+    )
+
+
+def dense(how=None):
+    cfg = static(calibration.MaxOverBatches() if how is None else how)
+    return nn.Dense(8, dot_general=AqtDotGeneral(cfg))
+
+
+def high(variables):
+    (entry,) = variables["aqt_stats"].values()
+    return entry["lhs"]["state"]["ends"]["high"]
+
+
+LARGEST = np.array([np.abs(x).max() for x in BATCHES], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        (calibration.MaxOverBatches(), LARGEST.max()),
+        (calibration.MeanOverBatches(), LARGEST.mean()),
+        (
+            calibration.MovingAverage(decay=0.5),
+            (LARGEST * [0.125, 0.25, 0.5]).sum() / 0.875,
+        ),
+        (
+            calibration.MaxOverBatches(of=calibration.AbsMax(clipping_scale=0.5)),
+            LARGEST.max() / 2,
+        ),
+    ],
+    ids=str,
+)
+def test_statistic(how, wanted):
+    model = dense(how)
+    variables = calibrate(model, init(model, X), BATCHES)
+    (entry,) = variables["aqt_stats"].values()
+    found = how.range(X, (0, 1), None, entry["lhs"]["state"])
+    np.testing.assert_allclose(found.high, [[wanted]], rtol=1e-6)
+    assert int(entry["lhs"]["batches"]) == 3
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        calibration.MaxOverBatches(),
+        calibration.MeanOverBatches(),
+        calibration.MovingAverage(),
+    ],
+    ids=str,
+)
+def test_is_served_bit_for_bit(how):
+    model = dense(how)
+    variables = calibrate(model, init(model, X), BATCHES)
+    serving = convert(model, variables, X)
+    assert_served_equals_trained(model, variables, X, serving=serving)
+
+
+def test_no_reduction_over_activations_is_served():
+    """Of the activations' rows a dynamic scale takes the maximum; a static one none."""
+
+    def reductions(model, variables):
+        text = jax.jit(model.apply).lower(convert(model, variables, X), X).as_text()
+        return len(re.findall(r"stablehlo\.reduce\(.*applies stablehlo\.max", text))
+
+    model = dense()
+    assert reductions(model, calibrate(model, init(model, X), BATCHES)) == 0
+    dynamic = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
+    assert reductions(dynamic, init(dynamic, X)) > 0
+
+
+def test_the_order_and_the_steps_do_not_matter():
+    model = dense()
+    variables = init(model, X)
+    at_once = calibrate(model, variables, BATCHES)
+    in_turn = calibrate(model, calibrate(model, variables, BATCHES[2:]), BATCHES[:2])
+    np.testing.assert_array_equal(high(at_once), high(in_turn))
+
+
+def test_variables_without_the_collection():
+    model = dense()
+    variables = init(model, X)
+    bare = {"params": variables["params"]}
+    np.testing.assert_array_equal(
+        high(calibrate(model, bare, BATCHES)),
+        high(calibrate(model, variables, BATCHES)),
+    )
+
+
+def test_training_updates_them():
+    model = dense()
+    variables = init(model, X)
+    for x in BATCHES:
+        _, changed = model.apply(variables, x, mutable=["aqt_stats"])
+        variables = {**variables, **changed}
+    np.testing.assert_array_equal(
+        high(variables), high(calibrate(model, init(model, X), BATCHES))
+    )
+
+
+def test_several_arguments_and_keywords():
+    class Attend(nn.Module):
+        @nn.compact
+        def __call__(self, q, k, *, scale):
+            cfg = static(calibration.MaxOverBatches())
+            return scale * AqtEinsum(cfg)("btd,bsd->bts", q, k)
+
+    q = normal((2, 3, 4))
+    variables = calibrate(Attend(), {"params": {}}, [(q, q), (2 * q, q)], scale=0.5)
+    np.testing.assert_array_equal(high(variables), [[[2 * jnp.abs(q).max()]]])
+
+
+class Two(nn.Module):
+    names: tuple[str | None, str | None]
+
+    @nn.compact
+    def __call__(self, x):
+        first, second = (
+            AqtDotGeneral(static(calibration.MaxOverBatches()), name=name)
+            for name in self.names
+        )
+        dims = (((1,), (0,)), ((), ()))
+        w = self.param("w", nn.initializers.normal(), (8, 8))
+        v = self.param("v", nn.initializers.normal(), (8, 8))
+        return second(jnp.abs(first(x, w, dims)), v, dims)
+
+
+def test_two_contractions_of_one_module_need_names():
+    with pytest.raises(ValueError, match="makes two contractions of the same axes"):
+        Two((None, None)).init(jax.random.key(0), X)
+    model = Two(("in", "out"))
+    variables = calibrate(model, model.init(jax.random.key(0), X), BATCHES)
+    assert set(variables["aqt_stats"]) == {"in", "out"}
+    serving = convert(model, variables, X)
+    assert_served_equals_trained(model, variables, X, serving=serving)
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.relu(dense()(x)), None
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        body = nn.scan(
+            nn.remat(Layer),
+            variable_axes={"params": 0, "aqt": 0, "aqt_stats": 0},
+            split_rngs={"params": True},
+            length=3,
+        )
+        return body()(x, None)[0]
+
+
+def test_under_a_scan_each_layer_has_its_own():
+    model = Scanned()
+    variables = calibrate(model, model.init(jax.random.key(0), X), BATCHES)
+    (entry,) = jax.tree.leaves(
+        variables["aqt_stats"], is_leaf=lambda node: "lhs" in node
+    )
+    assert entry["lhs"]["state"]["ends"]["high"].shape == (3, 1, 1)
+    serving = convert(model, variables, X)
+    assert_served_equals_trained(model, variables, X, serving=serving)
+
+
+def test_weights_with_statistics_stay_in_float():
+    cfg = config.update(
+        static(calibration.MaxOverBatches()),
+        {
+            "fwd.rhs.calibration": calibration.MaxOverBatches(),
+            "fwd.rhs.calib_shared_axes": "per_tensor",
+        },
+    )
+    model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
+    variables = calibrate(model, init(model, X), BATCHES)
+    reports = []
+    serving = convert(model, variables, X, report=reports.append)
+    assert "aqt" not in serving and "gathers statistics" in str(reports[0])
+
+
+def test_errors():
+    model = dense()
+    variables = init(model, X)
+    with pytest.raises(ValueError, match="was given no batch"):
+        calibrate(model, variables, [])
+    plain = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
+    with pytest.raises(ValueError, match="no calibration of the model gathers"):
+        calibrate(plain, init(plain, X), BATCHES)
+    rows = config.update(
+        config.fully_quantized(), {"fwd.lhs.calibration": calibration.MaxOverBatches()}
+    )
+    with pytest.raises(ValueError, match="each row of a batch would have its own"):
+        nn.Dense(8, dot_general=AqtDotGeneral(rows)).init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_what_is_not_finite_poisons(value):
+    model = dense()
+    variables = calibrate(model, init(model, X), [X, X.at[0, 0].set(value)])
+    assert jnp.isnan(model.apply(variables, X)).all()
+
+
+def test_zeros():
+    model = dense()
+    variables = calibrate(model, init(model, X), [0 * X])
+    assert jnp.isfinite(model.apply(variables, 0 * X)).all()
