@@ -86,7 +86,12 @@ class MseSearch(base.Calibration):
         errors = lax.map(
             lambda fraction: _error(values, top * fraction, axes, grid), fractions
         )
-        return base.Range(largest * fractions[jnp.argmin(errors, axis=0)])
+        # Not indexed by the position of the least, which a mesh with explicit axes
+        # would have to be told how to shard.
+        shape = fractions.shape + (1,) * x.ndim
+        is_least = errors == errors.min(axis=0)
+        best = jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
+        return base.Range(largest * best)
 
 
 def _error(

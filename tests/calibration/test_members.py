@@ -137,3 +137,16 @@ def test_gradient_through_the_scale_is_finite(tensor):
     assert np.isfinite(gradient).all()
     looks = "Constant" not in type(tensor.calibration).__name__
     assert np.any(np.asarray(gradient) != 0) == looks
+
+
+@each
+@pytest.mark.parametrize("spec", [("x", None), (None, "x")])
+def test_explicit_sharding(tensor, spec):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = normal((4, 40))
+    with jax.set_mesh(mesh):
+        sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        got = aqtlite.quantize(jax.device_put(x, sharding), tensor, 1)
+    wanted = aqtlite.quantize(x, tensor, 1)
+    np.testing.assert_array_equal(got.scale, wanted.scale)
+    np.testing.assert_array_equal(got.qvalue, wanted.qvalue)
