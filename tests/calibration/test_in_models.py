@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import aqtlite
 from aqtlite import config
 from aqtlite.flax import convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.calibration import members
-from tests.common import normal
+from tests.common import MATMUL, normal
 from tests.extensions import models
 
 X = normal((16, 12))
@@ -52,3 +53,23 @@ def test_trains_and_is_served_bit_for_bit(name, po2):
     assert np.isfinite(q.scale).all()
     for x in (X, X[:1]):
         assert_served_equals_trained(model, variables, x, serving=serving)
+
+
+@pytest.mark.parametrize("name", members.TENSORS)
+def test_calibrates_operands_of_gradients(name):
+    tensor = members.TENSORS[name]
+    raw = config.DotGeneralRaw(lhs=tensor, rhs=tensor)
+    dot = aqtlite.make_dot_general(config.DotGeneral(fwd=raw, dlhs=raw, drhs=raw))
+    lhs, rhs = normal((6, 12)), normal((12, 5), 1)
+
+    @jax.jit
+    def gradients(lhs, rhs):
+        def loss(operands, dot):
+            return jnp.mean(dot(*operands, MATMUL) ** 2)
+
+        return [jax.grad(loss)((lhs, rhs), one) for one in (dot, jax.lax.dot_general)]
+
+    clips = name in members.LOOKS_AT_NOTHING or name == "clipped"
+    for got, wanted in zip(*gradients(lhs, rhs), strict=True):
+        correlation = np.corrcoef(np.ravel(got), np.ravel(wanted))[0, 1]
+        assert correlation > (0.7 if clips else 0.99)
