@@ -26,7 +26,8 @@ class AbsMean(base.Calibration):
     [15.0]
 
     Raises:
-        ValueError: if a field is not positive, or not finite in float32.
+        ValueError: if `p` is not from 1/8 to 8, or `clipping_scale` not positive and
+            finite in float32.
         TypeError: if one is not a number.
     """
 
@@ -38,7 +39,13 @@ class AbsMean(base.Calibration):
     Set ``IntSymmetric(clip_gradient=True)``, since some values always lie beyond."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", number.checked_positive(self.p, "AbsMean.p"))
+        p = number.checked_positive(self.p, "AbsMean.p")
+        if not 1 / 8 <= p <= 8:
+            raise ValueError(
+                f"AbsMean.p must be from 1/8 to 8, got {self.p}: powers beyond lose "
+                "the digits of the mean; towards the maximum, use AbsMax"
+            )
+        object.__setattr__(self, "p", p)
         if self.clipping_scale is not None:
             scale = number.checked_positive(
                 self.clipping_scale, "AbsMean.clipping_scale"

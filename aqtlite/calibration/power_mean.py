@@ -31,7 +31,7 @@ def power_mean(x: jax.Array, axes: tuple[int, ...], p: float) -> jax.Array:
     Args:
         x: float32.
         axes: the axes.
-        p: the exponent, positive.
+        p: the exponent, from 1/8 to 8.
 
     Returns:
         float32; NaN or infinite where an element is.
