@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, number
+from aqtlite.calibration import base, number, power_mean
 from aqtlite.lowering import reduction
 from aqtlite.lowering.target import Target, TargetDependent
 
@@ -52,7 +52,7 @@ class Percentile(base.Calibration):
         object.__setattr__(self, "percentage", percentage)
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-        count = math.prod(x.shape[axis] for axis in axes)
+        count = power_mean.count_along(x, axes)
         if count == 0:
             return reduction.largest_magnitude(x, axes)
         # In decimal: 99.9 percent of 1000 elements are 999, and not one more.

@@ -6,6 +6,7 @@ point first, and a sum of integers has no order.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -85,7 +86,7 @@ class _PowerMean(TargetDependent):
     def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
         """A reciprocal: XLA would take that of a constant in some programs only."""
         if self.counts == "all":
-            return np.float32(1 / max(_size(x, self.axes), 1))
+            return np.float32(1 / max(count_along(x, self.axes), 1))
         # CPUs take subnormal numbers for zeros.
         is_value = jnp.abs(x) >= jnp.finfo(jnp.float32).tiny
         count = jnp.sum(is_value, axis=self.axes, keepdims=True, dtype=jnp.int32)
@@ -124,11 +125,19 @@ def _power(x: jax.Array, p: float) -> jax.Array:
     return jnp.sqrt(x) if p == 0.5 else x ** np.float32(p)
 
 
-def _size(x: jax.Array, axes: tuple[int, ...]) -> int:
-    size = 1
-    for axis in axes:
-        size *= x.shape[axis]
-    return size
+def count_along(x: jax.Array, axes: tuple[int, ...]) -> int:
+    """The number of elements that share a scale.
+
+    Raises:
+        ValueError: if it is not known, as along a symbolic axis of `jax.export`.
+    """
+    sizes = [x.shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise ValueError(
+            f"an array of shape {x.shape} shares a scale along axes {axes}, whose "
+            "sizes are not known; export with a fixed size, or calibrate with AbsMax()"
+        )
+    return math.prod(sizes)
 
 
 def _sum_of_integers(terms: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -136,10 +145,11 @@ def _sum_of_integers(terms: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
     Digits are summed apart, of so few bits that no sum overflows.
     """
-    bits = 31 - max(_size(terms, axes) - 1, 0).bit_length()
+    count = count_along(terms, axes)
+    bits = 31 - max(count - 1, 0).bit_length()
     if bits < 1:
         raise ValueError(
-            f"{terms.shape} has {_size(terms, axes)} elements along axes {axes}, which "
+            f"{terms.shape} has {count} elements along axes {axes}, which "
             "share a scale; the largest number of them is 2^30"
         )
     sums = [

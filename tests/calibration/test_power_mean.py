@@ -1,6 +1,7 @@
 """`AbsMean`, `RMS`, and the sum under both."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aqtlite.calibration import RMS, AbsMean
+from aqtlite.calibration import RMS, AbsMean, Percentile
 from aqtlite.calibration.power_mean import power_mean, power_mean_of_nonzero
 from tests.common import normal
 
@@ -77,6 +78,19 @@ def test_too_many_elements():
     x = jax.ShapeDtypeStruct((2**16, 2**15), jnp.float32)
     with pytest.raises(ValueError, match="the largest number of them is 2"):
         jax.jit(lambda x: power_mean(x, (0, 1), 1.0)).lower(x)
+
+
+@pytest.mark.parametrize("calibration", [RMS(3), AbsMean(), Percentile(99)])
+def test_axes_of_unknown_size(calibration):
+    (size,) = jax.export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct((size, 8), jnp.float32)
+    function = jax.jit(lambda x: calibration.bound(x, (0,)))
+    with pytest.raises(ValueError, match="sizes are not known; export with a fixed"):
+        jax.export.export(function)(x)
+    rows = jax.export.export(jax.jit(lambda x: calibration.bound(x, (1,))))(x)
+    np.testing.assert_array_equal(
+        rows.call(normal((4, 8))), calibration.bound(normal((4, 8)), (1,))
+    )
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), 1e-40])
