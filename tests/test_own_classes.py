@@ -113,7 +113,7 @@ def test_an_affine_grid_that_rounds_to_its_storage():
         def round(self, scaled, noise):
             return jnp.round(scaled).astype(jnp.uint8)
 
-    how = config.Tensor(numerics=Own(), calibration=affine.MinMax())
+    how = config.Tensor(numerics=Own(), calibration=affine.OwnMinMax())
     with pytest.raises(TypeError, match=r"Own\.round must return int32, got uint8"):
         aqtlite.quantize(X, how, 1)
 
@@ -158,7 +158,7 @@ def test_grids_of_16_bits(dtype, products):
     if dtype == "uint16":
         members["zero_point_range"] = value((0, 65535))
         members["round"] = lambda self, s, n: jnp.round(s).astype(jnp.int32)
-        how = affine.MinMax()
+        how = affine.OwnMinMax()
     else:
         members["round"] = lambda self, s, n: jnp.clip(
             jnp.round(s), -32767, 32767

@@ -1,6 +1,7 @@
 """Calibrations: the choice of the range that a grid has to reach."""
 
 from aqtlite.calibration.abs_max import AbsMax
+from aqtlite.calibration.abs_mean import AbsMean
 from aqtlite.calibration.base import (
     Calibration,
     Range,
@@ -8,21 +9,35 @@ from aqtlite.calibration.base import (
     scale_and_zero_point,
     scale_from_bound,
 )
+from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.delayed_scaling import DelayedScaling
+from aqtlite.calibration.min_max import MinMax
+from aqtlite.calibration.mse_search import MseSearch
 from aqtlite.calibration.over_batches import (
     MaxOverBatches,
     MeanOverBatches,
     MovingAverage,
 )
+from aqtlite.calibration.percentile import Percentile
+from aqtlite.calibration.rms import RMS
+from aqtlite.calibration.snr_search import SnrSearch
 
 __all__ = [
+    "RMS",
     "AbsMax",
+    "AbsMean",
     "Calibration",
+    "Constant",
+    "ConstantRange",
     "DelayedScaling",
     "MaxOverBatches",
     "MeanOverBatches",
+    "MinMax",
     "MovingAverage",
+    "MseSearch",
+    "Percentile",
     "Range",
+    "SnrSearch",
     "ceil_to_power_of_two",
     "scale_and_zero_point",
     "scale_from_bound",

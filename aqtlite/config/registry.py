@@ -13,6 +13,9 @@ _classes: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         calibration.AbsMax,
+        calibration.AbsMean,
+        calibration.Constant,
+        calibration.ConstantRange,
         calibration.DelayedScaling,
         calibration.MaxOverBatches,
         calibration.MeanOverBatches,
@@ -23,8 +26,13 @@ _classes: dict[str, type] = {
         numerics.IntAffine,
         numerics.IntSymmetric,
         LocalAqt,
+        calibration.MinMax,
+        calibration.MseSearch,
         numerics.NoNumerics,
         numerics.NormalFloat,
+        calibration.Percentile,
+        calibration.RMS,
+        calibration.SnrSearch,
         Tensor,
     )
 }

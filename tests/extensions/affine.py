@@ -31,7 +31,7 @@ class AffineUint8(numerics.Numerics):
 
 @config.register
 @dataclasses.dataclass(frozen=True)
-class MinMax(calibration.Calibration):
+class OwnMinMax(calibration.Calibration):
     """From the smallest value to the largest."""
 
     def range(self, x, axes, grid, state):
@@ -39,4 +39,4 @@ class MinMax(calibration.Calibration):
         return calibration.Range(high, low)
 
 
-TENSOR = config.Tensor(numerics=AffineUint8(), calibration=MinMax())
+TENSOR = config.Tensor(numerics=AffineUint8(), calibration=OwnMinMax())

@@ -1,14 +1,23 @@
 """The format of Orbax: composite checkpoints, and what Orbax logs."""
 
-import logging
-
 import absl.logging
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 from aqtlite.checkpoint.formats import open_reader
 from tests.checkpoint.formats.test_formats import ARRAYS, write
 from tests.checkpoint.support import save
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_logged():
+    """The demo, which other tests run in this process, quietens absl."""
+    before = absl.logging.get_verbosity()
+    absl.logging.set_verbosity(absl.logging.WARNING)
+    yield
+    absl.logging.set_verbosity(before)
+
 
 TREE = {"params": {"w": np.ones((2, 3), np.float32)}}
 
@@ -60,13 +69,8 @@ def test_other_messages_stay(tmp_path, caplog, monkeypatch):
 def test_what_it_does_without_the_filter(tmp_path, caplog):
     """So that the filter goes when Orbax no longer warns."""
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
-    # Other tests run commands, which set how much absl says.
-    logger = logging.getLogger("absl")
-    logger.addHandler(caplog.handler)
-    with caplog.at_level(logging.WARNING, "absl"):
-        with ocp.Checkpointer(handler) as checkpointer:
-            checkpointer.save(tmp_path / "x", args=ocp.args.PyTreeSave(TREE))
-    logger.removeHandler(caplog.handler)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "x", args=ocp.args.PyTreeSave(TREE))
     assert any(text.count("Skipping merge of OCDBT") for text in caplog.messages)
 
 

@@ -1,0 +1,59 @@
+"""Calibration by the mean magnitude."""
+
+import dataclasses
+
+import jax
+
+from aqtlite.calibration import base, number, power_mean
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AbsMean(base.Calibration):
+    """The mean of a power of the magnitudes, and the root of that, times a factor.
+
+    ``bound = clipping_scale * mean(|x|^p)^(1/p)``, where the mean is over the elements
+    that are not zero, as in AQT's ``AbsMeanCalibration``.
+
+    The mean is of integers: powers are rounded to multiples of about 2^-30 of the
+    largest one, and summed exactly, so that neither the program nor a mesh nor the
+    order of the elements changes the result. With `p` other than 1 and 2 this takes the
+    platform's ``pow`` to give one result for one number in every program; CPUs do.
+
+    >>> import jax.numpy as jnp
+    >>> AbsMean().bound(jnp.array([[1.0, -3.0], [0.0, 0.5]]), (1,)).tolist()
+    [[2.0], [0.5]]
+    >>> AbsMean(p=2, clipping_scale=3).bound(jnp.array([1.0, -7.0]), (0,)).tolist()
+    [15.0]
+
+    Raises:
+        ValueError: if `p` is not from 1/8 to 8, or `clipping_scale` not positive and
+            finite in float32.
+        TypeError: if one is not a number.
+    """
+
+    p: float = 1.0
+    """The exponent. The larger it is, the more the largest elements count."""
+
+    clipping_scale: float | None = None
+    """Multiple of the mean that the grid reaches; what lies beyond is clipped. None: 1.
+    Set ``IntSymmetric(clip_gradient=True)``, since some values always lie beyond."""
+
+    def __post_init__(self) -> None:
+        p = number.checked_positive(self.p, "AbsMean.p")
+        if not 1 / 8 <= p <= 8:
+            raise ValueError(
+                f"AbsMean.p must be from 1/8 to 8, got {self.p}: powers beyond lose "
+                "the digits of the mean; towards the maximum, use AbsMax"
+            )
+        object.__setattr__(self, "p", p)
+        if self.clipping_scale is not None:
+            scale = number.checked_positive(
+                self.clipping_scale, "AbsMean.clipping_scale"
+            )
+            object.__setattr__(self, "clipping_scale", scale)
+
+    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+        mean = power_mean.power_mean_of_nonzero(x, axes, self.p)
+        if self.clipping_scale is None:
+            return mean
+        return power_mean.multiple(mean, self.clipping_scale)

@@ -1,0 +1,44 @@
+"""Calibration by the smallest and the largest value."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.calibration import base
+from aqtlite.lowering import reduction
+from aqtlite.numerics import Numerics
+
+
+@dataclasses.dataclass(frozen=True)
+class MinMax(base.Calibration):
+    """The smallest and the largest value along the shared axes, for affine grids.
+
+    ``low = min(x, 0)`` and ``high = max(x, 0)``: a grid with a zero point stores zero
+    exactly, so that its range contains zero (Jacob et al. 2018, arXiv:1712.05877). Over
+    an empty axis both are 0. Where an element is NaN or infinite, at least one of them
+    is not finite, and the scale is NaN.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([[1.0, -3.0], [-2.0, -0.5]])
+    >>> high, low = MinMax().range(x, (1,), None, ())
+    >>> high.tolist(), low.tolist()
+    ([[1.0], [0.0]], [[-3.0], [-2.0]])
+    """
+
+    def range(
+        self,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
+        state: base.State,
+    ) -> base.Range:
+        del grid, state
+        # Both sides as magnitudes, whose maximum a NaN takes part in on every platform.
+        # It is in both, because no comparison with it holds.
+        above = jnp.where(x < 0, jnp.float32(0), x)
+        below = jnp.where(x > 0, jnp.float32(0), x)
+        return base.Range(
+            reduction.largest_magnitude(above, axes),
+            -reduction.largest_magnitude(below, axes),
+        )

@@ -1,0 +1,119 @@
+"""Calibration by a search for the least squared error."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.calibration import base, number, power_mean
+from aqtlite.lowering import reduction
+from aqtlite.numerics import Numerics
+
+# Errors are multiples of 2^-29 of the power of two above the largest magnitude.
+_FIXED_POINT = np.float32(2.0**29)
+# For a grid with stochastic rounding: the bits that make it round to nearest.
+_MEDIAN_NOISE = np.uint32(1 << 31)
+
+
+@dataclasses.dataclass(frozen=True)
+class MseSearch(base.Calibration):
+    """The fraction of the largest magnitude with the least squared error.
+
+    ``bound = c * max(|x|)`` with the ``c`` of `candidates` for which
+    ``mean((x - quantized(x, c))^2)`` is least, chosen for each channel: clipping a few
+    large elements makes the steps of all others finer. Of equal errors the larger
+    bound is chosen. OCTAV (Sakr et al. 2022, arXiv:2206.06501) finds the best of
+    all fractions by iteration.
+
+    The error is that of the scale before `po2_scale` and of rounding to nearest, also
+    on a grid with stochastic rounding. It is summed in fixed point, and has the same
+    bits in every program, so that no program chooses otherwise on a near tie. A channel
+    with NaN or an infinity becomes NaN. Gradients take the choice as a constant.
+
+    Each candidate costs one quantization of the array and two reductions, in a loop:
+    the time is in proportion to their number, the memory is not. This is meant for
+    weights, which are quantized once for serving; in training, it is paid at every
+    step.
+
+    >>> from aqtlite import numerics
+    >>> x = jnp.array([[4.0] + 99 * [0.5], [1.0, 0.5] + 98 * [-1.0]])
+    >>> grid = numerics.IntSymmetric(bits=3)
+    >>> MseSearch((1.0, 0.5, 0.25)).range(x, (1,), grid, ()).high.tolist()
+    [[2.0], [1.0]]
+
+    Raises:
+        ValueError: if there are no candidates, or one is not above 0 and at most 1.
+        TypeError: if `candidates` is not a tuple or a list of numbers.
+    """
+
+    candidates: tuple[float, ...]
+    """The fractions to try, in any order; they are sorted, the largest first."""
+
+    def __post_init__(self) -> None:
+        where = f"{type(self).__name__}.candidates"
+        given: Any = self.candidates
+        if not isinstance(given, tuple | list):
+            raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
+        if not given:
+            raise ValueError(f"{where} is empty; give some, such as (1.0, 0.9, 0.8)")
+        checked = {
+            number.checked_positive(value, f"{where}[{i}]")
+            for i, value in enumerate(given)
+        }
+        if max(checked) > 1:
+            raise ValueError(
+                f"{where} are fractions of the largest magnitude, at most 1, got "
+                f"{max(checked)}"
+            )
+        object.__setattr__(self, "candidates", tuple(sorted(checked, reverse=True)))
+
+    def range(
+        self,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
+        state: base.State,
+    ) -> base.Range:
+        del state
+        largest = reduction.largest_magnitude(x, axes)
+        known = lax.stop_gradient(largest)
+        values, _ = power_mean.normalized(lax.stop_gradient(x), known)
+        top, _ = power_mean.normalized(known, known)
+        fractions = jnp.asarray(self.candidates, jnp.float32)
+        errors = lax.map(
+            lambda fraction: _error(values, top * fraction, axes, grid), fractions
+        )
+        # Not indexed by the position of the least, which a mesh with explicit axes
+        # would have to be told how to shard.
+        shape = fractions.shape + (1,) * x.ndim
+        is_least = errors == errors.min(axis=0)
+        best = jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
+        return base.Range(largest * best)
+
+
+def _error(
+    values: jax.Array, bound: jax.Array, axes: tuple[int, ...], grid: Numerics
+) -> jax.Array:
+    """The root mean square of the quantization error.
+
+    Args:
+        values: magnitudes up to 1.
+        bound: what the grid reaches, of each channel.
+        axes: the axes that share a scale.
+        grid: the grid.
+    """
+    scale = base.scale_from_bound(bound, grid.bound, grid.unit)
+    noise = jnp.full(values.shape, _MEDIAN_NOISE) if grid.needs_noise else None
+    stored = grid.round(values * (jnp.float32(grid.unit) / scale), noise)
+    quantized = grid.decode(stored) * scale
+    # Subtracted as integers: a difference from a product could be contracted into one
+    # rounding.
+    error = _to_fixed_point(quantized) - _to_fixed_point(values)
+    return power_mean.power_mean(error.astype(jnp.float32), axes, 2.0)
+
+
+def _to_fixed_point(x: jax.Array) -> jax.Array:
+    return (x * _FIXED_POINT).astype(jnp.int32)

@@ -1,0 +1,173 @@
+"""Means of powers of magnitudes, with the same bits in every program.
+
+A float sum depends on the order of its terms, and XLA sums in another order in another
+fusion, on another mesh or on another platform. Here the terms are rounded to fixed
+point first, and a sum of integers has no order.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.lowering import exact, reduction
+from aqtlite.lowering.target import Target, TargetDependent
+
+_BITS = 30
+"""Of the fixed point: terms are multiples of 2^-30 of the largest one or a little more,
+which leaves floats down to 2^-6 of the largest exactly what they are."""
+
+
+def power_mean(x: jax.Array, axes: tuple[int, ...], p: float) -> jax.Array:
+    """Computes ``mean(|x|^p)^(1/p)`` over some axes, keepdims; 0 over an empty axis.
+
+    A channel is scaled by a power of two to magnitudes from 1/2 to 1, so that neither
+    large nor small values overflow. Terms below the largest one by a factor of 2^30
+    count as zero. The gradient is that of the formula.
+
+    Args:
+        x: float32.
+        axes: the axes.
+        p: the exponent, from 1/8 to 8.
+
+    Returns:
+        float32; NaN or infinite where an element is.
+    """
+    return _PowerMean(tuple(axes), p, counts="all")(x)
+
+
+def power_mean_of_nonzero(x: jax.Array, axes: tuple[int, ...], p: float) -> jax.Array:
+    """Computes `power_mean` of the elements that are not zero; 0 if all are."""
+    return _PowerMean(tuple(axes), p, counts="nonzero")(x)
+
+
+def multiple(mean: jax.Array, factor: float) -> jax.Array:
+    """A multiple of a mean, at most the largest float if the mean is finite."""
+    product = jnp.minimum(mean * np.float32(factor), jnp.finfo(jnp.float32).max)
+    return jnp.where(jnp.isfinite(mean), product, jnp.float32(np.nan))
+
+
+@dataclasses.dataclass(frozen=True)
+class _PowerMean(TargetDependent):
+    """The mean of some power, and the root of that."""
+
+    axes: tuple[int, ...]
+    p: float
+    counts: Literal["all", "nonzero"]
+
+    def reference(self, x: jax.Array) -> jax.Array:
+        largest = jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
+        has_values = largest > 0
+        unit = lax.stop_gradient(jnp.where(has_values, largest, 1))
+        # Zero has no gradient, and a channel of zeros has a mean without one.
+        magnitudes = jnp.abs(jnp.where(x == 0, 1, x)) / unit
+        powers = jnp.where(x == 0, 0, magnitudes**self.p)
+        total = jnp.sum(powers, axis=self.axes, keepdims=True)
+        mean = jnp.where(has_values, total * self._reciprocal_count(x), 1)
+        return jnp.where(has_values, unit * mean ** (1 / self.p), 0)
+
+    def lowered(self, target: Target, x: jax.Array) -> jax.Array:
+        del target
+        largest = reduction.largest_magnitude(x, self.axes)
+        normal, half_unit = normalized(x, largest)
+        power = _power(jnp.abs(normal), self.p)
+        # Converted, not rounded by an addition: a compiler could contract that with the
+        # product that made the power, and skip a rounding.
+        terms = (power * np.float32(2.0**_BITS)).astype(jnp.int32)
+        total = _sum_of_integers(terms, self.axes)
+        mean = total * self._reciprocal_count(x) * np.float32(2.0**-_BITS)
+        result = 2 * _power(mean, 1 / self.p) * half_unit
+        return jnp.where(jnp.isfinite(largest), result, jnp.float32(np.nan))
+
+    def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
+        """A reciprocal: XLA would take that of a constant in some programs only."""
+        if self.counts == "all":
+            return np.float32(1 / max(count_along(x, self.axes), 1))
+        # CPUs take subnormal numbers for zeros.
+        is_value = jnp.abs(x) >= jnp.finfo(jnp.float32).tiny
+        count = jnp.sum(is_value, axis=self.axes, keepdims=True, dtype=jnp.int32)
+        return 1 / jnp.maximum(count, 1).astype(jnp.float32)
+
+
+def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Scales x by a power of two to magnitudes up to 1, exactly.
+
+    Args:
+        x: float32.
+        largest: the largest magnitude of each channel, which comes to lie from 1/2 to
+            1, except in channels of zeros.
+
+    Returns:
+        x in some unit, and half of that unit: the unit itself may be 2^128.
+    """
+    x = exact.algebraic_barrier(x)
+    # A unit above 2^126 would have no normal reciprocal.
+    is_large = largest > 2.0**64
+    x = x * jnp.where(is_large, jnp.float32(2.0**-32), jnp.float32(1))
+    mantissa = (1 << 23) - 1
+    bits = lax.bitcast_convert_type(largest, jnp.int32)
+    exponent = ((bits + mantissa) >> 23) - jnp.where(is_large, 32, 0)
+    exponent = jnp.clip(exponent, 2, 253)
+    reciprocal = lax.bitcast_convert_type((254 - exponent) << 23, jnp.float32)
+    half = lax.bitcast_convert_type((exponent - 1) << 23, jnp.float32)
+    return x * reciprocal, half * jnp.where(is_large, jnp.float32(2.0**32), 1)
+
+
+def _power(x: jax.Array, p: float) -> jax.Array:
+    if p == 1:
+        return x
+    if p == 2:
+        return x * x
+    return jnp.sqrt(x) if p == 0.5 else x ** np.float32(p)
+
+
+def count_along(x: jax.Array, axes: tuple[int, ...]) -> int:
+    """The number of elements that share a scale.
+
+    Raises:
+        ValueError: if it is not known, as along a symbolic axis of `jax.export`.
+    """
+    sizes = [x.shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise ValueError(
+            f"an array of shape {x.shape} shares a scale along axes {axes}, whose "
+            "sizes are not known; export with a fixed size, or calibrate with AbsMax()"
+        )
+    return math.prod(sizes)
+
+
+def _sum_of_integers(terms: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Sums integers from 0 to 2^30 exactly, and rounds sums to float32.
+
+    Digits are summed apart, of so few bits that no sum overflows.
+    """
+    count = count_along(terms, axes)
+    bits = 31 - max(count - 1, 0).bit_length()
+    if bits < 1:
+        raise ValueError(
+            f"{terms.shape} has {count} elements along axes {axes}, which "
+            "share a scale; the largest number of them is 2^30"
+        )
+    sums = [
+        jnp.sum(
+            (terms >> shift) & ((1 << bits) - 1),
+            axis=axes,
+            keepdims=True,
+            dtype="int32",
+        )
+        for shift in range(0, _BITS + 1, bits)
+    ]
+    # What a digit's sum carries goes to the next, so that there is one rounding for
+    # each digit, the last one of the leading digits.
+    for i in range(len(sums) - 1):
+        sums[i + 1] = sums[i + 1] + (sums[i] >> bits)
+        sums[i] = sums[i] & ((1 << bits) - 1)
+    total = sums[-1].astype(jnp.float32)
+    for part in reversed(sums[:-1]):
+        # The product is exact: contracted or not, the sum is the same.
+        total = total * np.float32(2.0**bits) + part.astype(jnp.float32)
+    return total

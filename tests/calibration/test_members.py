@@ -1,0 +1,152 @@
+"""What holds for every calibration by the values of an array."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aqtlite
+from aqtlite import config
+from tests.calibration import members
+from tests.common import assert_same, normal
+
+each = pytest.mark.parametrize("tensor", members.TENSORS.values(), ids=members.TENSORS)
+each_that_looks = pytest.mark.parametrize(
+    "tensor",
+    [t for name, t in members.TENSORS.items() if name not in members.LOOKS_AT_NOTHING],
+    ids=[name for name in members.TENSORS if name not in members.LOOKS_AT_NOTHING],
+)
+
+
+@each
+def test_json(tensor):
+    assert config.from_json(config.to_json(tensor)) == tensor
+    assert len({tensor, config.from_json(config.to_json(tensor))}) == 1
+
+
+@each
+@pytest.mark.parametrize("po2", [False, True])
+def test_every_program_gives_the_same(tensor, po2):
+    """Sizes that no vector of a processor divides, and a long axis."""
+    tensor = dataclasses.replace(tensor, po2_scale=po2)
+    x = normal((3, 5, 517)) * 2.0 ** normal((3, 5, 1), 1)
+    wide = x * 3
+
+    def quantize(x):
+        return aqtlite.quantize(x, tensor, -1)
+
+    def within_a_step(wide):
+        def loss(wide):
+            q = quantize(wide / 3)
+            return jnp.sum(q.dequant() * jnp.tanh(wide)), q
+
+        return jax.grad(loss, has_aux=True)(wide)[1]
+
+    x = jax.jit(lambda wide: wide / 3)(wide)
+    wanted = quantize(x)
+    assert_same(jax.jit(quantize)(x), wanted)
+    assert_same(jax.jit(within_a_step)(wide), wanted)
+    mapped = jax.jit(jax.vmap(quantize))(x)
+    assert_same((mapped.qvalue, mapped.scale), (wanted.qvalue, wanted.scale))
+    rows = jax.lax.map(quantize, x)
+    assert_same((rows.qvalue, rows.scale), (wanted.qvalue, wanted.scale))
+    with jax.disable_jit():
+        assert_same(quantize(x), wanted)
+
+
+@each_that_looks
+def test_order_of_elements_does_not_matter(tensor):
+    x = normal((4, 1031))
+    order = np.random.default_rng(0).permutation(1031)
+    got, wanted = (aqtlite.quantize(x, tensor, 1) for x in (x[:, order], x))
+    np.testing.assert_array_equal(got.scale, wanted.scale)
+    np.testing.assert_array_equal(got.qvalue, wanted.qvalue[:, order])
+
+
+@each_that_looks
+@pytest.mark.parametrize("size", [3, 100, 512])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_makes_its_channel_nan(tensor, bad, size):
+    x = np.ones((4, size), np.float32)
+    x[1, 2], x[2, 0] = bad, -1
+    q = jax.jit(lambda x: aqtlite.quantize(x, tensor, 1))(x)
+    assert np.isnan(q.scale).ravel().tolist() == [False, True, False, False]
+    assert np.isnan(q.dequant()).all(1).tolist() == [False, True, False, False]
+
+
+@each
+def test_zeros_stay_zeros(tensor):
+    q = aqtlite.quantize(jnp.zeros((2, 3)), tensor, 1)
+    assert q.dequant().tolist() == [[0.0] * 3] * 2
+    assert np.isfinite(q.scale).all()
+
+
+@each_that_looks
+def test_scale_of_zeros_is_one(tensor):
+    x = jnp.array([[0.0, -0.0, 0.0], [0.0, 2.0, -1.0]])
+    scale = aqtlite.quantize(x, tensor, 1).scale
+    assert scale[0] == 1 and 0 < scale[1] < 1
+
+
+@each
+def test_empty_axis(tensor):
+    q = aqtlite.quantize(jnp.zeros((2, 0)), tensor, 1)
+    assert q.shape == (2, 0) and np.isfinite(q.scale).all()
+
+
+@each_that_looks
+@pytest.mark.parametrize("value", [3.0, -3.0, 1e-30, 3e38])
+def test_one_element(tensor, value):
+    q = aqtlite.quantize(jnp.array([[value]]), tensor, 1)
+    fraction = min(getattr(tensor.calibration, "clipping_scale", None) or 1, 1)
+    np.testing.assert_allclose(q.dequant(), [[fraction * value]], rtol=1e-2)
+
+
+@each_that_looks
+def test_scales_move_with_the_values(tensor):
+    """Exactly by powers of two, by which nothing is rounded."""
+    x = normal((3, 40))
+    one, other = (aqtlite.quantize(x, tensor, 1) for x in (x, x * 2.0**70))
+    np.testing.assert_array_equal(one.qvalue, other.qvalue)
+    np.testing.assert_array_equal(one.scale * 2.0**70, other.scale)
+
+
+@each
+@pytest.mark.parametrize("axes", [(0,), (2, 0), (0, 1, 2)])
+def test_axes(tensor, axes):
+    """Several shared axes are as one axis of all their elements."""
+    x = normal((3, 4, 5))
+    kept = [axis for axis in range(3) if axis not in axes]
+    flat = x.transpose([*kept, *axes]).reshape(*(x.shape[i] for i in kept), -1)
+    got, wanted = (
+        aqtlite.quantize(x, tensor, axes),
+        aqtlite.quantize(flat, tensor, flat.ndim - 1),
+    )
+    assert all(got.scale.shape[axis] == 1 for axis in axes)
+    np.testing.assert_array_equal(got.scale.ravel(), wanted.scale.ravel())
+
+
+@each
+def test_gradient_through_the_scale_is_finite(tensor):
+    """Where `scale_stop_grad` lets it pass, zero channels included."""
+    tensor = dataclasses.replace(tensor, scale_stop_grad=False)
+    x = normal((3, 40)).at[1].set(0)
+    gradient = jax.grad(lambda x: jnp.sum(aqtlite.quantize(x, tensor, 1).scale))(x)
+    assert np.isfinite(gradient).all()
+    looks = "Constant" not in type(tensor.calibration).__name__
+    assert np.any(np.asarray(gradient) != 0) == looks
+
+
+@each
+@pytest.mark.parametrize("spec", [("x", None), (None, "x")])
+def test_explicit_sharding(tensor, spec):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = normal((4, 40))
+    with jax.set_mesh(mesh):
+        sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        got = aqtlite.quantize(jax.device_put(x, sharding), tensor, 1)
+    wanted = aqtlite.quantize(x, tensor, 1)
+    np.testing.assert_array_equal(got.scale, wanted.scale)
+    np.testing.assert_array_equal(got.qvalue, wanted.qvalue)

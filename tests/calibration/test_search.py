@@ -1,0 +1,147 @@
+"""`MseSearch` and `SnrSearch`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import aqtlite
+from aqtlite import config, numerics
+from aqtlite.calibration import AbsMax, MseSearch, SnrSearch
+from tests.common import normal, tensor
+from tests.extensions import e4m3, ternary
+
+CANDIDATES = (1.0, 0.995, 0.98, 0.9, 0.8, 0.6, 0.4)
+GRIDS = {
+    "int8": numerics.IntSymmetric(bits=8),
+    "int4": numerics.IntSymmetric(bits=4, preserve_max_val=True),
+    "int2": numerics.IntSymmetric(bits=2),
+    "int1": numerics.IntSymmetric(bits=1),
+    "halves": numerics.IntSymmetric(bits=3, preserve_zero=False),
+    "unclipped": numerics.IntSymmetric(bits=4, clip=False),
+    "float8": e4m3.E4M3(),
+    "table": ternary.Ternary(),
+}
+
+
+def squared_error(x, cfg):
+    quantized = aqtlite.quantize(x, cfg, 1).dequant()
+    difference = np.asarray(x, np.float64) - np.asarray(quantized, np.float64)
+    return np.mean(difference**2, axis=1)
+
+
+def chosen(x, grid, candidates=CANDIDATES):
+    """The fraction of each row's largest magnitude."""
+    high = MseSearch(candidates).range(x, (1,), grid, ()).high
+    return np.asarray(high / AbsMax().bound(x, (1,)))[:, 0]
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_error_of_the_choice_is_the_least(grid):
+    x = normal((40, 64))
+    found = config.Tensor(numerics=grid, calibration=MseSearch(CANDIDATES))
+    each = np.array(
+        [
+            squared_error(
+                x,
+                config.Tensor(numerics=grid, calibration=AbsMax(clipping_scale=c)),
+            )
+            for c in CANDIDATES
+        ]
+    )
+    np.testing.assert_allclose(squared_error(x, found), each.min(0), rtol=1e-5)
+    assert np.any(each.min(0) < each[0])
+    plain = np.asarray(CANDIDATES, np.float32)
+    assert np.all(np.isclose(chosen(x, grid)[:, None], plain, rtol=1e-6).any(1))
+
+
+FLOATS = st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(x=hnp.arrays(np.float32, (2, 8), elements=FLOATS))
+def test_never_worse_than_the_largest_magnitude(x):
+    grid = numerics.IntSymmetric(bits=4)
+    found = config.Tensor(numerics=grid, calibration=MseSearch(CANDIDATES))
+    # In units of the largest magnitude, whose square could overflow.
+    unit = np.maximum(np.abs(x).max(1), 1e-30).astype(np.float64) ** 2
+    got, largest = (
+        squared_error(jnp.asarray(x), cfg) / unit
+        for cfg in (found, dataclasses.replace(found, calibration=AbsMax()))
+    )
+    assert np.all(got <= largest * (1 + 1e-5) + 1e-12)
+
+
+def test_of_equal_errors_the_larger_bound_is_chosen():
+    """Values that are grid points at every candidate."""
+    grid = numerics.IntSymmetric(bits=8, preserve_max_val=True)
+    x = jnp.array([[127.0, 0, 0, 0, 64], [0, 0, 0, 0, 0]])
+    assert chosen(x[:1], grid, (0.25, 1.0)).tolist() == [1.0]
+    zeros = jnp.zeros((1, 4))
+    high = MseSearch((0.5, 1.0)).range(zeros, (1,), grid, ()).high
+    assert high.tolist() == [[0.0]]
+
+
+def test_channels_choose_for_themselves():
+    x = jnp.array([[4.0] + 99 * [0.5], [1.0, 0.5] + 98 * [-1.0]])
+    grid = numerics.IntSymmetric(bits=3)
+    assert chosen(x, grid, (1.0, 0.5, 0.25)).tolist() == [0.5, 1.0]
+
+
+def test_stochastic_grids_are_searched_with_nearest_rounding():
+    x = normal((20, 64))
+    nearest = numerics.IntSymmetric(bits=4, preserve_max_val=True)
+    noisy = dataclasses.replace(nearest, stochastic_rounding=True)
+    np.testing.assert_array_equal(chosen(x, noisy), chosen(x, nearest))
+
+
+def test_scales_do_not_change_the_choice():
+    x = normal((20, 64))
+    wanted = chosen(x, GRIDS["int4"])
+    for factor in (2.0**100, 2.0**-100):
+        np.testing.assert_array_equal(chosen(x * factor, GRIDS["int4"]), wanted)
+    assert len(set(wanted.tolist())) > 1
+
+
+def test_gradient_takes_the_choice_as_a_constant():
+    x = normal((5, 64))
+
+    def high(x):
+        return MseSearch(CANDIDATES).range(x, (1,), GRIDS["int4"], ()).high
+
+    gradient = np.asarray(jax.grad(lambda x: high(x).sum())(x))
+    assert ((gradient != 0).sum(1) == 1).all()
+    np.testing.assert_allclose(np.abs(gradient).sum(1), chosen(x, GRIDS["int4"]))
+
+
+def test_memory_does_not_grow_with_the_candidates():
+    x = normal((256, 64))
+
+    def temporary_bytes(count):
+        cfg = tensor(4, calibration=MseSearch(tuple(1 - i / 64 for i in range(count))))
+        compiled = jax.jit(lambda x: aqtlite.quantize(x, cfg, 1)).lower(x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(32) < temporary_bytes(2) + x.nbytes
+
+
+@pytest.mark.parametrize("search", [MseSearch, SnrSearch])
+def test_refuses(search):
+    name = search.__name__
+    for bad in ((), (0.5, 1.5), (0.0, 1.0), (float("nan"),)):
+        with pytest.raises(ValueError, match=rf"{name}\.candidates"):
+            search(bad)
+    for bad in (None, 0.5, "0.5", (True,), (None, 1.0)):
+        with pytest.raises(TypeError, match=rf"{name}\.candidates"):
+            search(bad)
+
+
+def test_equal_and_hashable():
+    one, other = MseSearch([0.5, 1]), MseSearch((1.0, 0.5, 0.5))
+    assert one == other and hash(one) == hash(other)
+    assert one != SnrSearch((1.0, 0.5))
