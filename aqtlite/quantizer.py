@@ -49,7 +49,8 @@ def quantize(
         A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
         that share one. A channel of zeros has scale 1. A NaN or an infinity makes
         the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
-        it would poison a float contraction.
+        it would poison a float contraction; except with `calibration.Constant`, which
+        looks at no element.
 
     Raises:
         TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.
