@@ -6,7 +6,6 @@ it, updates it with the batch, and hands it to the contraction. `aqtlite.flax` k
 in a collection.
 
 >>> import jax.numpy as jnp
-import numpy as np
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
