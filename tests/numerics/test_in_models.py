@@ -11,10 +11,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from aqtlite import checkpoint, config, numerics
+from aqtlite.calibration import MinMax
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal, tensor
-from tests.extensions.affine import MinMax
 
 GRIDS = {
     "uint8": numerics.IntAffine(bits=8),

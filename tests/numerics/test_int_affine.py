@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import aqtlite
 from aqtlite import config
+from aqtlite.calibration import MinMax
 from aqtlite.numerics import IntAffine
 from tests.common import MATMUL, normal, tensor
-from tests.extensions.affine import MinMax
 
 X, W = jax.nn.relu(normal((6, 24))), normal((24, 10), 1) + 0.3
 GRIDS = [
