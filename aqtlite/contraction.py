@@ -19,16 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import execution, operands, quantizer
+from aqtlite.dimension_numbers import Axes
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
-from aqtlite.operands import Operand
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.operations.base import Axes
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, sharded_like, vary_together
-
-States = tuple[Any, Any]
-"""The statistics of lhs and rhs, of calibrations that gather them."""
+from aqtlite.statistics import States
 
 
 def quantize_and_contract(

@@ -7,7 +7,7 @@ are the batch axes, then lhs's remaining axes, then rhs's.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,12 @@ def canonicalize(
 def remaining_axes(ndim: int, contracting: Axes, batch: Axes) -> Axes:
     """The axes of an operand that are neither contracting nor batch, in order."""
     return tuple(a for a in range(ndim) if a not in contracting and a not in batch)
+
+
+def shared_shape(shape: Sequence[int], axes: Iterable[int]) -> tuple[int, ...]:
+    """The shape of what is shared along some axes, which have size 1 (keepdims)."""
+    shared = set(axes)
+    return tuple(1 if axis in shared else size for axis, size in enumerate(shape))
 
 
 def transpose(dims: DimensionNumbers) -> DimensionNumbers:

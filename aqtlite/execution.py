@@ -1,7 +1,8 @@
 """The execution of a contraction and its gradients, resolved once.
 
-`resolve` decides; the contraction, the validation of configs and `config.describe` read
-its record. Nothing rewrites a config after it.
+`resolve` decides, and the contraction reads its record: nothing rewrites a config after
+it. What follows from a config alone is in `config.arithmetic`, which `config.describe`
+reads, too.
 """
 
 import dataclasses
@@ -15,10 +16,9 @@ from jax.sharding import NamedSharding
 from aqtlite import config, granularity
 from aqtlite.config import arithmetic
 from aqtlite.operations import Operation, Side
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import explicit_sharding
 
-Operand = jax.Array | QTensor
 Saved = Literal["float", "quantized"]
 
 _FLOAT = config.DotGeneral()

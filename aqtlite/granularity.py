@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from aqtlite import config
-
-Axes = tuple[int, ...]
+from aqtlite import dimension_numbers as dn
+from aqtlite.dimension_numbers import Axes
 
 
 def shared_axes(
@@ -34,8 +34,7 @@ def scale_shape(
     tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
 ) -> tuple[int, ...]:
     """The shape of the scale of an operand: size 1 along shared axes."""
-    shared = shared_axes(tensor, shape, contracting, path)
-    return tuple(1 if axis in shared else size for axis, size in enumerate(shape))
+    return dn.shared_shape(shape, shared_axes(tensor, shape, contracting, path))
 
 
 def normalize_axes(axes: Axes, shape: Sequence[int], what: str) -> Axes:

@@ -10,11 +10,10 @@ from jax import lax
 
 from aqtlite import config, noise, quantizer, statistics
 from aqtlite.config.arithmetic import Form
+from aqtlite.dimension_numbers import Axes
 from aqtlite.lowering import exact
-from aqtlite.operations.base import Axes, DotInput
-from aqtlite.qtensor import QTensor
-
-Operand = jax.Array | QTensor
+from aqtlite.operations import DotInput
+from aqtlite.qtensor import Operand, QTensor
 
 
 class Noise(NamedTuple):
@@ -72,17 +71,9 @@ def quantize(
         return x
     if not tensor.is_quantized:
         return None
-    has_state = tensor.calibration.has_state
-    if has_state and not jax.tree.leaves(state):
-        raise ValueError(
-            f"{path}.calibration={tensor.calibration!r} gathers statistics, and was "
-            "given none: pass states= (aqtlite.statistics makes them), or use a "
-            "calibration that looks at the array alone, such as calibration.AbsMax()"
-        )
-    if has_state:
-        statistics.check_ready(state, path)
-        values = state["state"]
-        calibrated = quantizer.calibrate(x, tensor, contracting, path, values)
+    if tensor.calibration.has_state:
+        statistics.check_ready(tensor, state, path)
+        calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
         scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
         calibrated = calibrated._replace(scale=scale)
     else:

@@ -209,6 +209,10 @@ def _repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
     return x
 
 
+Operand = jax.Array | QTensor
+"""One side of a contraction."""
+
+
 def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
     if not isinstance(q, QTensor) or q.order is None:

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import calibration, config, granularity, noise, numerics
+from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
@@ -199,7 +200,7 @@ def _check_range(
             f"{path}.calibration: {name}.range must return a calibration.Range, got "
             f"{found!r}"
         )
-    wanted = tuple(1 if axis in shared else size for axis, size in enumerate(shape))
+    wanted = dn.shared_shape(shape, shared)
     _check_array(found.high, where, wanted, np.dtype("float32"))
     if found.low is not None:
         _check_array(found.low, where, wanted, np.dtype("float32"))

@@ -105,13 +105,20 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
     }
 
 
-def check_ready(state: Any, path: str) -> None:
-    """Raises ValueError if it is certain that no batch was seen.
+def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
+    """Raises ValueError if there is no state, or certainly one of no batch.
 
     Args:
-        state: of one operand.
+        tensor: of one operand, whose calibration gathers statistics.
+        state: of that operand.
         path: of its config, for the message.
     """
+    if not jax.tree.leaves(state):
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} gathers statistics, and was "
+            "given none: pass states= (aqtlite.statistics makes them), or use a "
+            "calibration that looks at the array alone, such as calibration.AbsMax()"
+        )
     batches = state["batches"]
     if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
         raise ValueError(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite import dimension_numbers as dn
 from aqtlite.calibration import base, number
 from aqtlite.numerics import Numerics
 
@@ -86,8 +87,7 @@ class ConstantRange(base.Calibration):
 
 def _full(x: jax.Array, axes: Iterable[int], value: float) -> jax.Array:
     """An array of one value, of x's shape with size 1 along the axes."""
-    shared = set(axes)
-    shape = [1 if axis in shared else size for axis, size in enumerate(x.shape)]
+    shape = dn.shared_shape(x.shape, axes)
     # XLA would multiply the constant scales of two operands with each other first, but
     # not one of them with the stored scale of a frozen weight.
     hidden: jax.Array = lax.optimization_barrier(jnp.full(shape, np.float32(value)))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base
+from aqtlite.calibration import base, number
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.numerics import Numerics
 
@@ -144,13 +144,12 @@ class MovingAverage(OverBatches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float):
-            raise TypeError(f"MovingAverage.decay must be a number, got {self.decay!r}")
-        if not 0 <= self.decay < 1:
+        decay = number.checked(self.decay, "MovingAverage.decay")
+        if not 0 <= decay < 1:
             raise ValueError(
                 f"MovingAverage.decay must be from 0 to below 1, got {self.decay}"
             )
-        object.__setattr__(self, "decay", float(self.decay))
+        object.__setattr__(self, "decay", decay)
 
     def _accumulated(
         self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array

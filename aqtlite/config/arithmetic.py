@@ -10,7 +10,6 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import numerics
 from aqtlite.config.dot_general import DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
@@ -34,12 +33,11 @@ stored values, with the scale moved onto the gradient, or the array they stand f
 @functools.cache
 def form_of(tensor: Tensor) -> Form:
     """Returns the form in which an operand with this config enters the dot."""
-    grid = tensor.numerics
-    if isinstance(grid, numerics.NoNumerics):
+    if not tensor.is_quantized:
         return "float"
     if tensor.use_fake_quant:
         return "dequantized"
-    return "stored" if grid.arithmetic == "integer" else "decoded"
+    return "stored" if tensor.is_integer else "decoded"
 
 
 def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:

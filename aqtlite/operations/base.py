@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from aqtlite.dimension_numbers import Axes
 from aqtlite.qtensor import QTensor
 
 Side = Literal["lhs", "rhs"]
 SIDES: tuple[Side, Side] = ("lhs", "rhs")
-Axes = tuple[int, ...]
 
 
 class OperandAxes(NamedTuple):

@@ -26,16 +26,7 @@ CASES = [*((name, False) for name in members.TENSORS), ("abs_mean", True)]
 @pytest.mark.parametrize(("name", "po2"), CASES)
 def test_trains_and_is_served_bit_for_bit(name, po2):
     tensor = dataclasses.replace(members.TENSORS[name], po2_scale=po2)
-    backward = config.DotGeneralRaw(
-        lhs=models.INT8, rhs=config.Tensor(use_fwd_quant=True)
-    )
-    model = models.Mlp(
-        config.DotGeneral(
-            fwd=config.DotGeneralRaw(lhs=tensor, rhs=tensor),
-            dlhs=backward,
-            drhs=backward,
-        )
-    )
+    model = models.Mlp(models.config_of(tensor, tensor))
 
     @jax.jit
     def step(variables):

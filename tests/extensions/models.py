@@ -9,11 +9,18 @@ from tests.common import tensor
 from tests.extensions import affine, running, ternary
 
 INT8 = tensor(8)
-_BACKWARD = config.DotGeneralRaw(lhs=INT8, rhs=config.Tensor(use_fwd_quant=True))
-CONFIGS = {
-    name: config.DotGeneral(
-        fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs), dlhs=_BACKWARD, drhs=_BACKWARD
+
+
+def config_of(lhs, rhs):
+    """A forward contraction of these operands, with int8 gradients that reuse them."""
+    backward = config.DotGeneralRaw(lhs=INT8, rhs=config.Tensor(use_fwd_quant=True))
+    return config.DotGeneral(
+        fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs), dlhs=backward, drhs=backward
     )
+
+
+CONFIGS = {
+    name: config_of(lhs, rhs)
     for name, lhs, rhs in (
         ("ternary", INT8, ternary.TENSOR),
         ("affine", affine.TENSOR, affine.TENSOR),
@@ -24,11 +31,12 @@ CONFIGS = {
 
 class Mlp(nn.Module):
     cfg: config.DotGeneral
+    width: int = 24
 
     @nn.compact
     def __call__(self, x):
         dot_general = AqtDotGeneral(self.cfg)
-        x = nn.relu(nn.Dense(24, dot_general=dot_general)(x))
+        x = nn.relu(nn.Dense(self.width, dot_general=dot_general)(x))
         return nn.Dense(3, dot_general=dot_general)(x)
 
 

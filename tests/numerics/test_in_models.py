@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +11,10 @@ import pytest
 
 from aqtlite import checkpoint, config, numerics
 from aqtlite.calibration import MinMax
-from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.flax import convert
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import normal, tensor
+from tests.common import normal
+from tests.extensions import models
 
 GRIDS = {
     "uint8": numerics.IntAffine(bits=8),
@@ -56,27 +56,12 @@ def make_config(name):
     how = config.Tensor(numerics=grid)
     if has_zero_point:
         how = dataclasses.replace(how, calibration=MinMax())
-    backward = config.DotGeneralRaw(
-        lhs=tensor(8), rhs=config.Tensor(use_fwd_quant=True)
-    )
-    return config.DotGeneral(
-        fwd=config.DotGeneralRaw(lhs=how, rhs=how), dlhs=backward, drhs=backward
-    )
-
-
-class Mlp(nn.Module):
-    cfg: config.DotGeneral
-
-    @nn.compact
-    def __call__(self, x):
-        dot_general = AqtDotGeneral(self.cfg)
-        x = nn.relu(nn.Dense(16, dot_general=dot_general)(x))
-        return nn.Dense(3, dot_general=dot_general)(x)
+    return models.config_of(how, how)
 
 
 def train(name, steps=40):
     """Returns the model, its variables, and its losses."""
-    model = Mlp(make_config(name))
+    model = models.Mlp(make_config(name), width=16)
     variables = model.init(jax.random.key(0), X)
     optimizer = optax.adam(2e-2)
 
