@@ -27,6 +27,8 @@ from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, sharded_like, vary_together
 from aqtlite.statistics import States
 
+_NO_STATES = States()
+
 
 def quantize_and_contract(
     how: Execution,
@@ -35,7 +37,7 @@ def quantize_and_contract(
     rhs: Operand,
     seed: jax.Array | None,
     forward_scales: tuple[jax.Array, ...] = (),
-    states: States = ((), ()),
+    states: States = _NO_STATES,
 ) -> jax.Array:
     """Quantizes what is to be quantized, contracts, and scales the sums.
 
@@ -56,8 +58,8 @@ def quantize_and_contract(
     fixed_lhs, fixed_rhs = jax.lax.stop_gradient((lhs, rhs))
     noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, states[0])
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, states[1])
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, states.lhs)
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, states.rhs)
     sums = _sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through

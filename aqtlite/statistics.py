@@ -9,31 +9,44 @@ in a collection.
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-((), ())
+States(lhs=(), rhs=(), smoothing=())
 
 Beside the state, the number of batches is counted: before the first one a contraction
 raises, and gives NaN under `jax.jit`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity
+from aqtlite import config, granularity, smoothing
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
-States = tuple[Any, Any]
-"""Of lhs and rhs."""
+
+class States(NamedTuple):
+    """The statistics of a contraction; ``()`` for what gathers none."""
+
+    lhs: Any = ()
+    rhs: Any = ()
+    smoothing: Any = ()
+    """See `aqtlite.smoothing`."""
 
 
 def has_states(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration of the forward contraction gathers statistics."""
     sides = cfg.fwd.lhs, cfg.fwd.rhs
-    return any(one.is_quantized and one.calibration.has_state for one in sides)
+    return has_smoothing_state(cfg) or any(
+        one.is_quantized and one.calibration.has_state for one in sides
+    )
+
+
+def has_smoothing_state(cfg: config.DotGeneral) -> bool:
+    """Returns True if the scales of a smoothing come from statistics."""
+    return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
 
 
 def init_states(
@@ -50,10 +63,15 @@ def init_states(
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
     """
-    (lhs_ca, rhs_ca), _ = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    return (
+    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), _ = dims
+    smoothed: Any = ()
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
+    return States(
         _init(cfg.fwd.lhs, lhs.shape, lhs_ca, "fwd.lhs"),
         _init(cfg.fwd.rhs, rhs.shape, rhs_ca, "fwd.rhs"),
+        smoothed,
     )
 
 
@@ -65,14 +83,22 @@ def update_states(
     Args:
         cfg: of the contraction.
         states: as `init_states` returns them.
-        lhs: an operand; a `QTensor` leaves its state as it is.
+        lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
+            is.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.
     """
-    (lhs_ca, rhs_ca), _ = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    return (
-        _update(cfg.fwd.lhs, states[0], lhs, lhs_ca, "fwd.lhs"),
-        _update(cfg.fwd.rhs, states[1], rhs, rhs_ca, "fwd.rhs"),
+    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), _ = dims
+    smoothed = states.smoothing
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        smoothed = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+    # The range of an operand is that of what is quantized.
+    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
+    return States(
+        _update(cfg.fwd.lhs, states.lhs, lhs, lhs_ca, "fwd.lhs"),
+        _update(cfg.fwd.rhs, states.rhs, rhs, rhs_ca, "fwd.rhs"),
+        smoothed,
     )
 
 

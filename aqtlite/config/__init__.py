@@ -6,6 +6,7 @@ from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import (
     fully_quantized,
     qat,
+    smoothquant,
     static_int8,
     unquantized,
     w4a8,
@@ -13,6 +14,7 @@ from aqtlite.config.presets import (
 )
 from aqtlite.config.registry import register
 from aqtlite.config.serialization import from_json, to_json
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
@@ -20,6 +22,7 @@ __all__ = [
     "DotGeneral",
     "DotGeneralRaw",
     "LocalAqt",
+    "Smoothing",
     "Tensor",
     "describe",
     "differences",
@@ -27,6 +30,7 @@ __all__ = [
     "fully_quantized",
     "qat",
     "register",
+    "smoothquant",
     "static_int8",
     "to_json",
     "unquantized",

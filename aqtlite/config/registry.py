@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from aqtlite import calibration, numerics
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
@@ -32,6 +33,7 @@ _classes: dict[str, type] = {
         numerics.NormalFloat,
         calibration.Percentile,
         calibration.RMS,
+        Smoothing,
         calibration.SnrSearch,
         Tensor,
     )

@@ -27,6 +27,8 @@ class Contraction:
 
     lhs: Any
     rhs: Any
+    smoothing: Any = ()
+    """The state of a smoothing that gathers statistics."""
 
     @functools.cached_property
     def dims(self) -> dn.DimensionNumbers:

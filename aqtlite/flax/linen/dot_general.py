@@ -127,15 +127,19 @@ class AqtDotGeneral(Injected):
         caller = find_caller()
         scope = caller.scope if caller is not None and caller.is_inside else None
         if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            # A weight is frozen with statistics that its call does not change.
+            states = statistics.states_before(call, scope)
+            if states is not None:
+                call = dataclasses.replace(call, smoothing=states.smoothing)
             call = recording.record(call, caller)
             operands = call.lhs, call.rhs
         else:
             operands = self._operands(call, scope)
+            states = statistics.states(call, operands, scope)
         cfg = call.cfg
         needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
         if key is None and needs_noise and scope is not None:
             key = _rng(scope)
-        states = statistics.states(call, scope)
 
         def contract(lhs: Any, rhs: Any) -> jax.Array:
             return dot_general.make_dot_general(cfg)(

@@ -6,13 +6,14 @@ einsum's equation: two contractions of a module do not share statistics unawares
 
 import string
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax.core import Scope
 
 from aqtlite import statistics
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.serving.contraction import Contraction
+from aqtlite.serving.lookup import Either
 
 STATISTICS = "aqt_stats"
 """The collection of the statistics of calibrations."""
@@ -23,18 +24,58 @@ _taken: weakref.WeakKeyDictionary[Scope, set[tuple[str, ...]]] = (
 )
 
 
-def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
+def states(
+    call: Contraction, operands: tuple[Any, Any], scope: Scope | None
+) -> statistics.States | None:
     """Returns the statistics of a call; updates them if the collection is mutable.
 
     In `init`, the collection gets statistics of no batch, and the call its own.
 
     Args:
         call: the contraction.
+        operands: its operands, or the frozen weights in their place.
         scope: of the calling module.
 
     Raises:
         ValueError: if there are no statistics, or two contractions would share them.
     """
+    entry = _entry(call, scope)
+    if entry is None:
+        return None
+    scope, name, before = entry
+    if not scope.is_mutable_collection(STATISTICS):
+        return before
+    lhs, rhs = (x.frozen if isinstance(x, Either) else x for x in operands)
+    after = statistics.update_states(call.cfg, before, lhs, rhs, call.dimension_numbers)
+    if not scope.get_flag("initializing", False):
+        scope.put_variable(STATISTICS, name, _as_dict(after))
+    return after
+
+
+def states_before(call: Contraction, scope: Scope | None) -> statistics.States | None:
+    """Returns the statistics of a call, and does not update them.
+
+    Args:
+        call: the contraction.
+        scope: of the calling module.
+
+    Raises:
+        ValueError: as `states`.
+    """
+    entry = _entry(call, scope)
+    return None if entry is None else entry.states
+
+
+class _Entry(NamedTuple):
+    """The statistics of a contraction, and their place."""
+
+    scope: Scope
+    name: str
+    states: statistics.States
+
+
+def _entry(call: Contraction, scope: Scope | None) -> _Entry | None:
+    """Returns the statistics of a call, made where there are none yet."""
     if not statistics.has_states(call.cfg):
         return None
     if scope is None:
@@ -44,10 +85,13 @@ def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
             "variables can be kept"
         )
     name = _name_of(call, scope)
-    arrays = call.lhs, call.rhs
-    is_mutable = scope.is_mutable_collection(STATISTICS)
+    fresh = statistics.States()
+    if scope.is_mutable_collection(STATISTICS):
+        fresh = statistics.init_states(
+            call.cfg, call.lhs, call.rhs, call.dimension_numbers
+        )
     if not scope.has_variable(STATISTICS, name):
-        if not is_mutable:
+        if not scope.is_mutable_collection(STATISTICS):
             raise ValueError(
                 f"{path_of(scope)} has no statistics {name!r} in the collection "
                 f"'{STATISTICS}', which model.init makes: gather some with "
@@ -56,15 +100,10 @@ def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
                 "of their own; in nn.scan and nn.vmap lift the collection: "
                 f"variable_axes={{..., '{STATISTICS}': 0}}"
             )
-        before = statistics.init_states(call.cfg, *arrays, call.dimension_numbers)
-        scope.put_variable(STATISTICS, name, _as_dict(before))
-    before = _from_dict(scope.get_variable(STATISTICS, name))
-    if not is_mutable:
-        return before
-    after = statistics.update_states(call.cfg, before, *arrays, call.dimension_numbers)
-    if not scope.get_flag("initializing", False):
-        scope.put_variable(STATISTICS, name, _as_dict(after))
-    return after
+        scope.put_variable(STATISTICS, name, _as_dict(fresh))
+    # What an entry lacks (it was gathered with another config) begins anew.
+    found = scope.get_variable(STATISTICS, name)
+    return _Entry(scope, name, fresh._replace(**found))
 
 
 def _name_of(call: Contraction, scope: Scope) -> str:
@@ -97,9 +136,4 @@ def _equation(call: Contraction) -> str:
 
 
 def _as_dict(states: statistics.States) -> dict[str, Any]:
-    sides = zip(("lhs", "rhs"), states, strict=True)
-    return {side: state for side, state in sides if state != ()}
-
-
-def _from_dict(states: dict[str, Any]) -> statistics.States:
-    return states.get("lhs", ()), states.get("rhs", ())
+    return {name: state for name, state in states._asdict().items() if state != ()}
