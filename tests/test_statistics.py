@@ -23,7 +23,7 @@ def states_of(*batches):
 
 
 def test_the_range_is_that_of_all_batches():
-    lhs, rhs = states_of(X, 3 * X, X)
+    lhs, rhs, *_ = states_of(X, 3 * X, X)
     assert rhs == ()
     np.testing.assert_array_equal(lhs["state"]["largest"], [[3 * jnp.abs(X).max()]])
     assert states_of(3 * X, X)[0]["state"] == lhs["state"] and lhs["batches"] == 3

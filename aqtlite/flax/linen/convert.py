@@ -136,7 +136,8 @@ class Conversion:
         """Returns the serving variables, or their shapes, and what became of them."""
         params, parameters = self.variables["params"], self.plan.model.parameters
         values: dict[Parameter | Buffer, Any] = {}
-        values.update(buffers_of(self.variables))
+        for buffer, value in buffers_of(self.variables).items():
+            values[buffer] = value
         values.update(zip(parameters, jax.tree.leaves(params), strict=True))
         stored = conversion.freeze(self.plan.weights, values)
         boxes = partitioning.boxes_of(params, parameters)
