@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import execution, operands, quantizer
+from aqtlite import estimator, execution, operands, statistics
 from aqtlite.dimension_numbers import Axes
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
@@ -26,6 +26,8 @@ from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, sharded_like, vary_together
 from aqtlite.statistics import States
+
+_NO_STATES = States()
 
 
 def quantize_and_contract(
@@ -35,7 +37,7 @@ def quantize_and_contract(
     rhs: Operand,
     seed: jax.Array | None,
     forward_scales: tuple[jax.Array, ...] = (),
-    states: States = ((), ()),
+    states: States = _NO_STATES,
 ) -> jax.Array:
     """Quantizes what is to be quantized, contracts, and scales the sums.
 
@@ -47,21 +49,21 @@ def quantize_and_contract(
         seed: of the noise, uint32 of shape ``(2,)``; None seeds from the gradient.
         forward_scales: the scales of the forward pass, laid out so that they would
             multiply lhs; with them, gradients that are equal have other noise.
-        states: the statistics of calibrations that gather them.
+        states: the statistics and the parameters of calibrations that have some.
 
     Returns:
         The result, in ``how.fwd.out_dtype``.
     """
-    lhs, rhs = vary_together((lhs, rhs))
-    fixed_lhs, fixed_rhs = jax.lax.stop_gradient((lhs, rhs))
+    lhs, rhs, states = vary_together((lhs, rhs, states))
+    fixed_lhs, fixed_rhs, fixed = jax.lax.stop_gradient((lhs, rhs, states))
     noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, states[0])
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, states[1])
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, fixed.lhs)
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, fixed.rhs)
     sums = _sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
-    return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
+    return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
 
 
 def _quantize(
@@ -113,9 +115,10 @@ def _straight_through(
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
     seed: jax.Array | None,
+    states: States,
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
-    del lhs, rhs, seed  # For the backward pass.
+    del lhs, rhs, seed, states  # For the backward pass.
     # That of rhs, mostly weights, goes first: integers times the scale of a large lhs
     # would overflow where the result does not.
     scales = []
@@ -149,12 +152,28 @@ class _Residuals:
     scales: tuple[jax.Array | None, jax.Array | None]
     """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
 
+    learned: tuple[estimator.Learned | None, estimator.Learned | None]
+    """Of lhs and rhs, whose gradients are asked for; None where none is."""
+
+    states: States
+    """Of the output gradient alone."""
+
 
 def _straight_through_fwd(how: Execution, *primals: Any):
-    _, _, lhs, rhs, _, _, _ = primals
-    perturbed = _is_perturbed(lhs), _is_perturbed(rhs)
+    _, _, lhs, rhs, _, _, _, states = primals
+    tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
+    perturbed = [
+        _is_perturbed(x)
+        # Parameters beside a frozen operand have done their work.
+        or (
+            statistics.is_learned(tensor)
+            and not isinstance(x, QTensor)
+            and _is_perturbed(state)
+        )
+        for x, tensor, state in zip((lhs, rhs), tensors, states[:2], strict=True)
+    ]
     differentiated = tuple(itertools.compress(SIDES, perturbed))
-    operation, sums, lhs, rhs, lhs_q, rhs_q, seed = jax.tree.map(
+    operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states = jax.tree.map(
         lambda primal: primal.value, primals, is_leaf=_is_primal
     )
     for side, x in (("lhs", lhs), ("rhs", rhs)):
@@ -166,18 +185,30 @@ def _straight_through_fwd(how: Execution, *primals: Any):
             )
     _check_second_derivative(how, differentiated)
     inner = dataclasses.replace(how, differentiated=differentiated)
-    out = _straight_through(inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
+    out = _straight_through(
+        inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
+    )
     saved: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "lhs_mask", "rhs_mask"))
+    learned: list[estimator.Learned | None] = [None, None]
     if "lhs" in differentiated:
         saved["rhs"] = rhs_q if how.saves_rhs == "quantized" else rhs
-        saved["lhs_mask"] = _gradient_mask(lhs, lhs_q)
+        learned[0] = estimator.learned(how.fwd.lhs, states.lhs, lhs, lhs_q)
+        saved["lhs_mask"] = estimator.gradient_mask(how.fwd.lhs, lhs, lhs_q, learned[0])
     if "rhs" in differentiated:
         saved["lhs"] = lhs_q if how.saves_lhs == "quantized" else lhs
-        saved["rhs_mask"] = _gradient_mask(rhs, rhs_q)
+        learned[1] = estimator.learned(how.fwd.rhs, states.rhs, rhs, rhs_q)
+        saved["rhs_mask"] = estimator.gradient_mask(how.fwd.rhs, rhs, rhs_q, learned[1])
     scales: tuple[jax.Array | None, jax.Array | None] = None, None
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
         scales = _scale_of(lhs_q), _scale_of(rhs_q)
-    return out, _Residuals(operation=operation, **saved, seed=seed, scales=scales)
+    return out, _Residuals(
+        operation=operation,
+        **saved,
+        seed=seed,
+        scales=scales,
+        learned=(learned[0], learned[1]),
+        states=States(dlhs=states.dlhs, drhs=states.drhs),
+    )
 
 
 def _scale_of(q: QTensor | None) -> jax.Array | None:
@@ -217,36 +248,32 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
             )
 
 
-def _gradient_mask(x: Operand, q: QTensor | None) -> jax.Array | None:
-    if q is None or q.numerics is None or isinstance(x, QTensor):
-        return None
-    mask = q.numerics.gradient_mask(quantizer.scaled(x, q.scale, q.numerics))
-    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
-        raise TypeError(
-            f"{type(q.numerics).__name__}.gradient_mask must return a bool array of "
-            f"shape {x.shape}, got {mask.dtype} of shape {mask.shape}"
-        )
-    return mask
-
-
 def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     gradients: dict[str, Any] = {"lhs": None, "rhs": None}
+    states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
         scales = _scales_on_output(saved.operation, saved.scales)
         others = saved.rhs, saved.lhs
         masks = saved.lhs_mask, saved.rhs_mask
-        for side, other, mask in zip(SIDES, others, masks, strict=True):
+        for side, other, mask, learned in zip(
+            SIDES, others, masks, saved.learned, strict=True
+        ):
             if other is not None:
-                out = _gradient(
+                out, states[f"d{side}"] = _gradient(
                     how.gradient(side),
                     saved.operation.gradient(side),
                     g,
                     other,
                     saved.seed,
                     scales,
+                    states[f"d{side}"],
                 )
                 gradients[side] = out if mask is None else jnp.where(mask, out, 0)
-    return None, None, gradients["lhs"], gradients["rhs"], None, None, None
+                if learned is not None:
+                    tensor = how.fwd.lhs.tensor if side == "lhs" else how.fwd.rhs.tensor
+                    states[side] = learned.parameters_gradient(tensor, out)
+    lhs, rhs = gradients["lhs"], gradients["rhs"]
+    return None, None, lhs, rhs, None, None, None, States(**states)
 
 
 _straight_through.defvjp(
@@ -264,8 +291,14 @@ def _gradient(
     other: Operand,
     seed: jax.Array | None,
     forward_scales: tuple[jax.Array, ...],
-) -> jax.Array:
-    """Contracts the gradient of the output with what the forward pass left."""
+    state: Any,
+) -> tuple[jax.Array, Any]:
+    """Contracts the gradient of the output with what the forward pass left.
+
+    Returns:
+        The gradient of an operand, and the statistics of the gradient of the output,
+        brought up to date.
+    """
     if isinstance(other, QTensor):
         if how.rhs.reuse == "stored":
             moved = operation.rhs_scale_to_lhs(other.scale)
@@ -285,7 +318,18 @@ def _gradient(
             how, out_dtype=np.dtype("float32"), out_sharding=sharding
         )
     inner = execution.resolve_gradient(how, operation, g, other)
-    out = quantize_and_contract(inner, operation, g, other, seed, forward_scales)
+    states = _NO_STATES
+    tensor = how.lhs.tensor
+    if tensor.is_quantized and tensor.calibration.has_state:
+        state = statistics.update_gradient_state(tensor, state, g, how.lhs.path)
+        typed = statistics.typed_gradient_state(tensor, state, g.ndim)
+        states = States(lhs=typed)
+        # The bound of a channel may be that of the batch before, but not its noise.
+        count = jnp.reshape(state["batches"], (1,) * g.ndim)
+        forward_scales = (*forward_scales, count)
+    out = quantize_and_contract(
+        inner, operation, g, other, seed, forward_scales, states
+    )
     if how.tiles is not None:
         out = jnp.sum(out, axis=0).astype(out_dtype)
-    return out
+    return out, state

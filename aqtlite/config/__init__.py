@@ -5,6 +5,7 @@ from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import (
     fully_quantized,
+    lsq,
     qat,
     static_int8,
     unquantized,
