@@ -26,6 +26,7 @@ __all__ = [
     "differences",
     "from_json",
     "fully_quantized",
+    "lsq",
     "qat",
     "register",
     "static_int8",
