@@ -41,11 +41,25 @@ class Learned:
     def parameters_gradient(
         self, tensor: config.Tensor, gradient: jax.Array
     ) -> calibration.Parameters:
-        """The gradient of the parameters, given that of the rounded operand."""
+        """The gradient of the parameters, given that of the rounded operand.
+
+        Raises:
+            ValueError: if a class of a user's own gives other arrays.
+        """
         axes = tuple(axis for axis, size in enumerate(self.q.scale.shape) if size == 1)
-        return tensor.calibration.parameters_gradient(
+        found = tensor.calibration.parameters_gradient(
             self.parameters, self.values, exact.float32(gradient), axes, tensor.grid
         )
+        got, wanted = (
+            {name: (one.dtype.name, one.shape) for name, one in arrays.items()}
+            for arrays in (found, self.parameters)
+        )
+        if got != wanted:
+            raise ValueError(
+                f"{type(tensor.calibration).__name__}.parameters_gradient must return "
+                f"arrays like the parameters, {wanted}, got {got}"
+            )
+        return found
 
 
 def learned(
