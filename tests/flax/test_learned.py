@@ -171,6 +171,22 @@ def test_under_a_scan_each_layer_has_its_own():
     assert_served_equals_trained(model, variables, X)
 
 
+@pytest.mark.parametrize("model", [dense(), Scanned()], ids=["dense", "scan"])
+def test_starts_from_float_parameters(model):
+    """As `init` does, given other weights."""
+    variables = model.init(jax.random.key(0), X)
+
+    def without(tree):
+        return {
+            name: without(node) if isinstance(node, dict) else node
+            for name, node in tree.items()
+            if name != ENTRY
+        }
+
+    _, made = model.apply(without(variables), X, mutable=["params"])
+    assert_same(jax.tree.map(jnp.asarray, made), {"params": variables["params"]})
+
+
 class Twice(nn.Module):
     """One kernel, contracted by two names."""
 
