@@ -16,13 +16,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import NamedSharding
 
-from aqtlite import estimator, execution, operands, statistics
+from aqtlite import estimator, execution, operands, statistics, tiles
 from aqtlite.dimension_numbers import Axes
+from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, sharded_like, vary_together
 from aqtlite.statistics import States
@@ -60,7 +61,13 @@ def quantize_and_contract(
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, fixed.lhs)
     rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, fixed.rhs)
-    sums = _sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
+    left = operands.dot_input(fixed_lhs, lhs_q, how.fwd.lhs.form, how.fwd.in_dtype)
+    right = operands.dot_input(fixed_rhs, rhs_q, how.fwd.rhs.form, how.fwd.in_dtype)
+    counts = _tile_counts(how.fwd, operation, lhs_q, rhs_q)
+    if math.prod(counts) == 1:
+        sums = _sum_products(how.fwd, operation, left, right)
+    else:
+        sums = _sum_tiles(how.fwd, operation, counts, (left, lhs_q), (right, rhs_q))
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
@@ -74,7 +81,9 @@ def _quantize(
     noise_of: operands.Noise,
     state: Any,
 ) -> QTensor | None:
-    q = operands.quantize(x, one.tensor, contracting, one.path, noise_of, state)
+    q = operands.quantize(
+        x, one.tensor, contracting, one.path, noise_of, state, one.local_tiles
+    )
     if q is None or q is x or how.path != "fwd":
         return q
     # What may be frozen is compiled alike whether it is computed or given.
@@ -84,14 +93,10 @@ def _quantize(
 def _sum_products(
     how: ContractionExecution,
     operation: Operation,
-    lhs: Operand,
-    rhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
+    left: DotInput,
+    right: DotInput,
 ) -> jax.Array:
     """The bare dot, of integers where there are any."""
-    left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
-    right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
     if how.kind == "integers":
         sums = operation.integer_dot(left, right, how.out_sharding)
     elif how.kind == "integers in float" and how.in_dtype is not None:
@@ -103,6 +108,85 @@ def _sum_products(
     else:
         sums = operation.float_dot(left, right, how.out_sharding)
     return sums if how.accumulator is None else sums.astype(how.accumulator)
+
+
+def _tile_counts(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> tuple[int, ...]:
+    """Into how many tiles each contracting axis is cut, so that scales do not vary."""
+    axes = zip(*(operation.axes(side).contracting for side in SIDES), strict=True)
+    shapes = (
+        None if q is None or not one.scales_output else q.scale.shape
+        for one, q in ((how.lhs, lhs_q), (how.rhs, rhs_q))
+    )
+    return tiles.counts_of(tuple(axes), *shapes)
+
+
+def _sum_tiles(
+    how: ContractionExecution,
+    operation: Operation,
+    counts: tuple[int, ...],
+    lhs: tuple[DotInput, QTensor | None],
+    rhs: tuple[DotInput, QTensor | None],
+) -> jax.Array:
+    """The sum over tiles of dots, scaled.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        counts: into how many tiles each contracting axis is cut.
+        lhs: the input to the dot, and the quantized operand if there is one.
+        rhs: the same.
+
+    Returns:
+        float32.
+    """
+    tiled, front = operation.tiled(counts), sum(count > 1 for count in counts)
+    inputs, scales = [], []
+    for side, one, (given, q) in zip(
+        SIDES, (how.lhs, how.rhs), (lhs, rhs), strict=True
+    ):
+        contracting = operation.axes(side).contracting
+        values = tiles.cut(given.values, contracting, counts)
+        zero_point = given.zero_point
+        if zero_point is not None:
+            zero_point = _of_elements(operation, side, zero_point, given.values.shape)
+            zero_point = tiles.cut(zero_point, contracting, counts)
+        inputs.append(given._replace(values=values, zero_point=zero_point))
+        if q is not None and one.scales_output:
+            scale = _of_elements(operation, side, q.scale, given.values.shape)
+            scale = tiles.cut(scale, contracting, counts)
+            scales.append(tiled.scale_to_output(side, scale))
+    sharding = how.out_sharding
+    if sharding is not None:
+        sharding = sharding.update(spec=(*(None,) * front, *sharding.spec))
+        how = dataclasses.replace(how, out_sharding=sharding)
+    out = _scaled(_sum_products(how, tiled, *inputs), scales, sharding)
+    return jnp.sum(out, axis=tuple(range(front)))
+
+
+def _of_elements(
+    operation: Operation, side: Side, scale: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Repeats what blocks along kept axes share."""
+    axes = operation.axes(side)
+    return tiles.repeat(scale, shape, axes.batch + axes.remaining)
+
+
+def _scaled(
+    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
+) -> jax.Array:
+    """Multiplies sums with the scales of lhs and rhs.
+
+    That of rhs, mostly weights, goes first: integers times the scale of a large lhs
+    would overflow where the result does not.
+    """
+    *first, last = (sharded_like(one, sharding) for one in reversed(scales))
+    out = math.prod(first, start=sums.astype(jnp.float32))
+    return exact.rounded_product(out, last)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -119,18 +203,15 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del lhs, rhs, seed, states  # For the backward pass.
-    # That of rhs, mostly weights, goes first: integers times the scale of a large lhs
-    # would overflow where the result does not.
+    if math.prod(_tile_counts(how.fwd, operation, lhs_q, rhs_q)) > 1:
+        return sums.astype(how.fwd.out_dtype)  # Tile by tile, they are scaled already.
     scales = []
-    if rhs_q is not None and how.fwd.rhs.scales_output:
-        scales.append(operation.scale_to_output("rhs", rhs_q.scale))
-    if lhs_q is not None and how.fwd.lhs.scales_output:
-        scales.append(operation.scale_to_output("lhs", lhs_q.scale))
-    out = sums
-    if scales:
-        *first, last = (sharded_like(one, how.fwd.out_sharding) for one in scales)
-        out = math.prod(first, start=out.astype(jnp.float32))
-        out = exact.rounded_product(out, last)
+    both = (how.fwd.lhs, lhs_q), (how.fwd.rhs, rhs_q)
+    for side, (one, q) in zip(SIDES, both, strict=True):
+        if q is not None and one.scales_output:
+            scale = _of_elements(operation, side, q.scale, q.qvalue.shape)
+            scales.append(operation.scale_to_output(side, scale))
+    out = _scaled(sums, scales, how.fwd.out_sharding) if scales else sums
     return out.astype(how.fwd.out_dtype)
 
 
@@ -144,16 +225,12 @@ class _Residuals:
     """Needed by the gradient of rhs; None if that is not asked for."""
 
     rhs: Operand | None
-    lhs_mask: jax.Array | None
-    """The elements at which the gradient of lhs passes; None for all."""
+    estimators: tuple[Estimator | None, Estimator | None]
+    """Of lhs and rhs; None where no gradient is asked for."""
 
-    rhs_mask: jax.Array | None
     seed: jax.Array | None
     scales: tuple[jax.Array | None, jax.Array | None]
     """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
-
-    learned: tuple[estimator.Learned | None, estimator.Learned | None]
-    """Of lhs and rhs, whose gradients are asked for; None where none is."""
 
     states: States
     """Of the output gradient alone."""
@@ -188,25 +265,23 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
     )
-    saved: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "lhs_mask", "rhs_mask"))
-    learned: list[estimator.Learned | None] = [None, None]
+    saved_lhs = saved_rhs = of_lhs = of_rhs = None
     if "lhs" in differentiated:
-        saved["rhs"] = rhs_q if how.saves_rhs == "quantized" else rhs
-        learned[0] = estimator.learned(how.fwd.lhs, states.lhs, lhs, lhs_q)
-        saved["lhs_mask"] = estimator.gradient_mask(how.fwd.lhs, lhs, lhs_q, learned[0])
+        saved_rhs = rhs_q if how.saves_rhs == "quantized" else rhs
+        of_lhs = estimator.estimator(how.fwd.lhs, lhs, lhs_q, states.lhs)
     if "rhs" in differentiated:
-        saved["lhs"] = lhs_q if how.saves_lhs == "quantized" else lhs
-        learned[1] = estimator.learned(how.fwd.rhs, states.rhs, rhs, rhs_q)
-        saved["rhs_mask"] = estimator.gradient_mask(how.fwd.rhs, rhs, rhs_q, learned[1])
+        saved_lhs = lhs_q if how.saves_lhs == "quantized" else lhs
+        of_rhs = estimator.estimator(how.fwd.rhs, rhs, rhs_q, states.rhs)
     scales: tuple[jax.Array | None, jax.Array | None] = None, None
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
         scales = _scale_of(lhs_q), _scale_of(rhs_q)
     return out, _Residuals(
         operation=operation,
-        **saved,
+        lhs=saved_lhs,
+        rhs=saved_rhs,
+        estimators=(of_lhs, of_rhs),
         seed=seed,
         scales=scales,
-        learned=(learned[0], learned[1]),
         states=States(dlhs=states.dlhs, drhs=states.drhs),
     )
 
@@ -254,11 +329,8 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
         scales = _scales_on_output(saved.operation, saved.scales)
         others = saved.rhs, saved.lhs
-        masks = saved.lhs_mask, saved.rhs_mask
-        for side, other, mask, learned in zip(
-            SIDES, others, masks, saved.learned, strict=True
-        ):
-            if other is not None:
+        for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
+            if other is not None and own is not None:
                 out, states[f"d{side}"] = _gradient(
                     how.gradient(side),
                     saved.operation.gradient(side),
@@ -268,10 +340,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
                     scales,
                     states[f"d{side}"],
                 )
-                gradients[side] = out if mask is None else jnp.where(mask, out, 0)
-                if learned is not None:
-                    tensor = how.fwd.lhs.tensor if side == "lhs" else how.fwd.rhs.tensor
-                    states[side] = learned.parameters_gradient(tensor, out)
+                gradients[side], states[side] = own.gradients(out)
     lhs, rhs = gradients["lhs"], gradients["rhs"]
     return None, None, lhs, rhs, None, None, None, States(**states)
 
@@ -301,35 +370,23 @@ def _gradient(
     """
     if isinstance(other, QTensor):
         if how.rhs.reuse == "stored":
-            moved = operation.rhs_scale_to_lhs(other.scale)
+            scale = tiles.repeat(other.scale, other.shape, range(other.ndim))
+            moved = operation.rhs_scale_to_lhs(scale)
             g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
-        else:
+        elif how.rhs.reuse == "dequantized":
             other = other.dequant()
-    out_dtype = how.out_dtype
-    if how.tiles is not None:
-        operation, g, other = operation.tiled(g, other, how.tiles, how.path)
-        forward_scales = tuple(jnp.expand_dims(scale, 0) for scale in forward_scales)
-        sharding = how.out_sharding
-        if sharding is not None:
-            sharding = sharding.update(spec=(None, *sharding.spec))
-        how = dataclasses.replace(
-            how, out_dtype=np.dtype("float32"), out_sharding=sharding
-        )
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor
     if tensor.is_quantized and tensor.calibration.has_state:
         state = statistics.update_gradient_state(tensor, state, g, how.lhs.path)
-        typed = statistics.typed_gradient_state(tensor, state, g.ndim)
-        states = States(lhs=typed)
+        states = States(lhs=statistics.typed_gradient_state(tensor, state, g.ndim))
         # The bound of a channel may be that of the batch before, but not its noise.
         count = jnp.reshape(state["batches"], (1,) * g.ndim)
         forward_scales = (*forward_scales, count)
     out = quantize_and_contract(
         inner, operation, g, other, seed, forward_scales, states
     )
-    if how.tiles is not None:
-        out = jnp.sum(out, axis=0).astype(out_dtype)
     return out, state

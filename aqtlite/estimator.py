@@ -5,16 +5,64 @@ and what of it goes to the parameters of a learned calibration.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import calibration, config, quantizer, statistics
+from aqtlite import calibration, config, quantizer, statistics, tiles
 from aqtlite.execution import OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.qtensor import Operand, QTensor
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["mask", "learned"],
+    meta_fields=["tensor"],
+)
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """The residuals of one operand."""
+
+    tensor: config.Tensor
+    mask: jax.Array | None
+    """The elements at which the gradient passes; None for all."""
+
+    learned: "Learned | None"
+    """None if the calibration is not learned."""
+
+    def gradients(self, gradient: jax.Array) -> tuple[jax.Array, Any]:
+        """The gradients of the operand, and of learned parameters (or None).
+
+        Args:
+            gradient: of the rounded operand.
+        """
+        parameters = None
+        if self.learned is not None:
+            parameters = self.learned.gradient(self.tensor, gradient)
+        if self.mask is not None:
+            gradient = jnp.where(self.mask, gradient, 0)
+        return gradient, parameters
+
+
+def estimator(
+    one: OperandExecution, x: Operand, q: QTensor | None, state: Any
+) -> Estimator:
+    """Makes the estimator of an operand.
+
+    Args:
+        one: the execution of the operand.
+        x: the operand.
+        q: what became of it; None if it stayed in float.
+        state: of its calibration.
+    """
+    learned = None
+    if q is not None and statistics.is_learned(one.tensor):
+        learned = Learned(state, x, q)
+    return Estimator(one.tensor, _mask(one, x, q, learned), learned)
 
 
 @jax.tree_util.register_dataclass
@@ -23,22 +71,28 @@ class Learned:
     """The residuals of an operand whose calibration is learned."""
 
     parameters: calibration.Parameters
-    x: jax.Array
+    x: Any
     q: QTensor
 
     @property
     def values(self) -> calibration.Quantized:
-        """The operand before and after quantization."""
+        """The operand before and after quantization, its blocks laid apart."""
         unit = 1.0 if self.q.numerics is None else self.q.numerics.unit
         wide = dataclasses.replace(self.q, dtype=np.dtype("float32"))
+        zero_point = self.q.zero_point
+        if zero_point is not None:
+            zero_point = tiles.split_keepdims(zero_point, self.x.shape)
         return calibration.Quantized(
-            exact.float32(self.x),
-            wide.dequant(),
-            self.q.scale / np.float32(unit),
-            self.q.zero_point,
+            self._in_blocks(self.x),
+            self._in_blocks(wide.dequant()),
+            tiles.split_keepdims(self.q.scale, self.x.shape) / np.float32(unit),
+            zero_point,
         )
 
-    def parameters_gradient(
+    def _in_blocks(self, x: jax.Array) -> jax.Array:
+        return tiles.split(exact.float32(x), self.q.scale.shape)
+
+    def gradient(
         self, tensor: config.Tensor, gradient: jax.Array
     ) -> calibration.Parameters:
         """The gradient of the parameters, given that of the rounded operand.
@@ -46,9 +100,10 @@ class Learned:
         Raises:
             ValueError: if a class of a user's own gives other arrays.
         """
-        axes = tuple(axis for axis, size in enumerate(self.q.scale.shape) if size == 1)
+        values = self.values
+        axes = tuple(i for i, size in enumerate(values.scale.shape) if size == 1)
         found = tensor.calibration.parameters_gradient(
-            self.parameters, self.values, exact.float32(gradient), axes, tensor.grid
+            self.parameters, values, self._in_blocks(gradient), axes, tensor.grid
         )
         got, wanted = (
             {name: (one.dtype.name, one.shape) for name, one in arrays.items()}
@@ -62,25 +117,10 @@ class Learned:
         return found
 
 
-def learned(
-    one: OperandExecution, state: Any, x: Any, q: QTensor | None
-) -> Learned | None:
-    """The residuals of an operand, None if its calibration is not learned."""
-    if q is None or not statistics.is_learned(one.tensor):
-        return None
-    return Learned(state, x, q)
-
-
-def gradient_mask(
-    one: OperandExecution, x: Operand, q: QTensor | None, residuals: Learned | None
+def _mask(
+    one: OperandExecution, x: Operand, q: QTensor | None, learned: Learned | None
 ) -> jax.Array | None:
-    """The elements at which the gradient passes; None where all of it does.
-
-    Args:
-        one: the execution of the operand.
-        x: the operand.
-        q: what became of it; None if it stayed in float.
-        residuals: of `learned`.
+    """The elements at which the gradient passes; None for all.
 
     Raises:
         TypeError: if a class of a user's own gives anything but a mask.
@@ -89,8 +129,11 @@ def gradient_mask(
         return None
     source: Any = one.tensor.calibration
     mask = None
-    if residuals is not None:
-        mask = source.gradient_mask(residuals.parameters, residuals.values, q.numerics)
+    if learned is not None:
+        values = learned.values
+        mask = source.gradient_mask(learned.parameters, values, q.numerics)
+        if mask is not None and mask.shape == values.x.shape:
+            mask = tiles.merge(mask, like=x)
     if mask is None:
         source = q.numerics
         mask = source.gradient_mask(quantizer.scaled(x, q.scale, source))

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity
+from aqtlite import config, granularity, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
@@ -126,7 +126,8 @@ def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
         return ()
     if tensor.calib_shared_axes is None:
         raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
-    scale_shape = granularity.scale_shape(tensor, x.shape, axes, path)
+    shared = granularity.shared_axes(tensor, x.shape, axes, path)
+    scale_shape = dn.shared_shape(x.shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
 
@@ -151,8 +152,12 @@ def init_parameters(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> 
             f"{path}.calibration={tensor.calibration!r} starts at values that it reads "
             f"off the array, and {path} is a {type(x).__name__}; give a float array"
         )
-    shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed = exact.float32(jax.lax.stop_gradient(jnp.asarray(x)))
+    layout = granularity.layout(tensor, x.shape, axes, path)
+    shared = layout.shared
+    if layout.cut:
+        fixed = tiles.split(fixed, layout.scale_shape(x.shape))
+        shared = layout.shared_in_blocks()
     parameters = tensor.calibration.init_parameters(fixed, shared, tensor.grid)
     if not isinstance(parameters, dict) or not all(
         getattr(one, "dtype", None) == jnp.float32 for one in parameters.values()
