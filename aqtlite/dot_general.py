@@ -50,8 +50,10 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `out_sharding`: as in `lax.dot_general`.
         - `key`: seeds the noise of stochastic rounding in the backward pass. Without
           it the seed is made from the scales of the operands.
-        - `states`: the statistics of the operands, for calibrations that gather them;
-          see `aqtlite.statistics`. With ``fwd.smoothing`` a `QTensor` is one of an
+        - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
+          or are learned. The gradient with respect to learned parameters is that of
+          the loss; with respect to statistics of the output gradient, it is what they
+          become with this batch. With ``fwd.smoothing`` a `QTensor` is one of an
           operand that was smoothed before (`aqtlite.smoothing.smooth`).
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
@@ -94,7 +96,7 @@ def _unquantized(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
-    states: States | None = None,
+    states: tuple[Any, ...] | None = None,
 ) -> jax.Array:
     """Calls `lax.dot_general`, and ignores what only quantization needs."""
     del key, states
@@ -120,7 +122,7 @@ def _dot_general(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
-    states: States | None = None,
+    states: tuple[Any, ...] | None = None,
 ) -> jax.Array:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
@@ -128,8 +130,9 @@ def _dot_general(
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
     if preferred_element_type is None:
         preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-    states = States() if states is None else states
-    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, states.smoothing)
+    given = States() if states is None else States(*states)
+    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
+    given = given._replace(smoothing=())
     lhs, rhs = (
         _in_own_order(x) if tensor.use_fake_quant else x
         for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
@@ -148,7 +151,7 @@ def _dot_general(
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
     return contraction.quantize_and_contract(
-        how, operation, lhs, rhs, seed, states=states
+        how, operation, lhs, rhs, seed, states=given
     )
 
 

@@ -46,7 +46,7 @@ def freeze(
     abstract = any(
         isinstance(params[one], jax.ShapeDtypeStruct)
         for weight in weights
-        for read in (weight.parameters, weight.buffers)
+        for read in (weight.sources, weight.buffers)
         for one in read
     )
     run = jax.eval_shape if abstract else _run
@@ -100,7 +100,7 @@ class WeightFreezer:
         self._compiled: dict[str, Any] = {}
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
-        """Makes a weight of the values of its parameters and buffers."""
+        """Makes a weight of the values of its sources and buffers."""
         recorded = weight.recorded
         outputs = weight.outputs, recorded.outputs.smoothed
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)

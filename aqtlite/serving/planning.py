@@ -49,6 +49,11 @@ class Weight:
         return self.recorded.parameters
 
     @property
+    def sources(self) -> tuple[Parameter, ...]:
+        """These, and those that a learned calibration reads."""
+        return self.recorded.sources
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """The variables that its quantization reads beside its parameters."""
         return self.recorded.buffers

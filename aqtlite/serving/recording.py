@@ -81,6 +81,9 @@ class RecordedWeight:
     parameters: tuple[Parameter, ...]
     """The parameters that it is made of, sorted."""
 
+    sources: tuple[Parameter, ...]
+    """These, and those of a learned calibration, sorted."""
+
     buffers: tuple[Buffer, ...]
     """The variables that its quantization reads beside them, sorted."""
 
@@ -88,8 +91,8 @@ class RecordedWeight:
 
     def made_like(self, other: "RecordedWeight") -> bool:
         """Tells whether another one is made of the same parameters in the same way."""
-        if (self.parameters, self.buffers, self.shape) != (
-            other.parameters,
+        if (self.sources, self.buffers, self.shape) != (
+            other.sources,
             other.buffers,
             other.shape,
         ):
@@ -125,10 +128,10 @@ def record_weights(
             contraction.lhs,
             contraction.rhs,
             contraction.dims,
-            contraction.smoothing,
+            contraction.states.smoothing,
         )
         smoothed = lhs if operand.side == "lhs" else rhs
-        qtensor = quantize(contraction.cfg, operand, smoothed)
+        qtensor = quantize(contraction, operand, smoothed)
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
         return WeightOutputs(qtensor, x, smoothed, identity.stack(identity.corners(x)))
 
@@ -138,10 +141,12 @@ def record_weights(
     result = []
     for place, node in enumerate(stored):
         original = node.arrays.original
-        made_of = [p for i, p in trace.parameters.items() if i in depends[original]]
-        leaves = jax.tree.leaves(node.arrays)
-        read = frozenset().union(*(depends[output] for output in leaves))
-        buffers = [p for i, p in trace.buffers.items() if i in read]
+        read = frozenset().union(*(depends[i] for i in jax.tree.leaves(node.arrays)))
+        made_of, sources = (
+            tuple(sorted(p for i, p in trace.parameters.items() if i in one))
+            for one in (depends[original], read)
+        )
+        buffers = tuple(sorted(b for i, b in trace.buffers.items() if i in read))
         result.append(
             RecordedWeight(
                 index=(call, place),
@@ -151,19 +156,23 @@ def record_weights(
                 operand=node.operand,
                 name=node.name,
                 shape=trace.jaxpr.out_avals[original].shape,
-                parameters=tuple(sorted(made_of)),
-                buffers=tuple(sorted(buffers)),
+                parameters=made_of,
+                sources=sources,
+                buffers=buffers,
                 outputs=node.arrays,
             )
         )
     return result
 
 
-def quantize(cfg: config.DotGeneral, operand: Operand, x: Any) -> QTensor:
+def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     """Quantizes an operand as its contraction does, stored in the order of serving."""
-    tensor = cfg.fwd.lhs if operand.side == "lhs" else cfg.fwd.rhs
+    raw, states = contraction.cfg.fwd, contraction.states
+    tensor, state = raw.rhs, states.rhs
+    if operand.side == "lhs":
+        tensor, state = raw.lhs, states.lhs
     path = f"fwd.{operand.side}"
-    quantized = operands.quantize(x, tensor, operand.contracting, path)
+    quantized = operands.quantize(x, tensor, operand.contracting, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     return quantized.stored_in(operand.serving_order())
