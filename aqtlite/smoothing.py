@@ -114,7 +114,7 @@ def factors(
         )
         # What is not finite stands in the operands themselves.
         of_lhs = jnp.where(jnp.isfinite(of_lhs), of_lhs, jnp.float32(1))
-    of_lhs = exact.fusion_barrier(jax.lax.stop_gradient(of_lhs))
+    of_lhs = jax.lax.stop_gradient(of_lhs)
     of_rhs = 1 / dn.rhs_scale_to_lhs(of_lhs, dn.transpose(dims), rhs.ndim)
     return Factors(None if is_absorbed else of_lhs, of_rhs)
 
@@ -210,7 +210,6 @@ def _magnitudes(
             f"{found!r}; take one for symmetric grids, such as calibration.AbsMax()"
         )
     _check_shape(found.high.shape, dn.shared_shape(x.shape, axes))
-    # What follows is compiled alike wherever the magnitudes come from.
     return exact.fusion_barrier(found.high)
 
 
@@ -236,7 +235,9 @@ def _lhs_factor(
     factor = jnp.clip(up / down, 1 / _LARGEST, _LARGEST)
     if cfg.po2_scale:
         factor = nearest_power_of_two(factor)
-    return jnp.where(is_finite, factor, jnp.float32(jnp.nan))
+    factor = jnp.where(is_finite, factor, jnp.float32(jnp.nan))
+    # What reads it is compiled alike whether it is computed or given.
+    return exact.fusion_barrier(factor)
 
 
 def _power(x: jax.Array, has_values: jax.Array, exponent: float) -> jax.Array:

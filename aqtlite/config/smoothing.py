@@ -26,7 +26,7 @@ class Smoothing(representation.CompactRepr):
 
     >>> from aqtlite import calibration
     >>> Smoothing(lhs_calibration=calibration.MaxOverBatches())
-    Smoothing(lhs_calibration=MaxOverBatches(of=AbsMax(clipping_scale=None)))
+    Smoothing(lhs_calibration=MaxOverBatches())
 
     Raises:
         TypeError: if a field is of another type than declared.

@@ -57,8 +57,8 @@ def absorbed(block):
     return absorb_smoothing(variables, ["down"], into="up")
 
 
-def products(model, variables):
-    return jax.jit(model.apply).lower(variables, X).as_text().count("stablehlo.mul")
+def norm_and_dense(cfg):
+    return nn.Sequential([nn.RMSNorm(), nn.Dense(4, dot_general=AqtDotGeneral(cfg))])
 
 
 def test_is_folded_into_frozen_weights(block, serving):
@@ -96,35 +96,36 @@ def test_is_absorbed_by_what_comes_before(block, absorbed):
     np.testing.assert_array_equal(shared, jnp.maximum(*scales))
 
 
-def test_absorbed_it_costs_nothing(block, serving, absorbed):
-    model, variables = block
-    plain = Block(config.fully_quantized())
+def test_absorbed_it_costs_nothing():
+    """Not a product in the compiled program, which reads no scale of a smoothing."""
+    model, plain = norm_and_dense(SMOOTHQUANT), norm_and_dense(config.fully_quantized())
+    variables = gathered(model)
+    serving = convert(model, variables, X)
+    absorbed = absorb_smoothing(serving, ["layers_1"], into="layers_0")
     float_variables = {"params": variables["params"]}
-    smoothed, plain, free = (
-        products(one, of)
+    programs = [
+        jax.jit(one.apply).lower(of, X).compile()
         for one, of in (
-            (model, serving),
             (plain, convert(plain, float_variables, X)),
-            (model, convert(model, absorbed, X)),
+            (model, absorbed),
+            (model, serving),
         )
-    )
-    # `up` reads a product, into which nothing was folded.
-    assert (smoothed - plain, free - plain) == (4, 1)
+    ]
+    texts = [one.as_text() for one in programs]
+    assert ["lhs_factor" in text for text in texts] == [False, False, True]
+    counts = [text.count(" multiply(") for text in texts]
+    assert counts[0] == counts[1] < counts[2]
+    outs = [
+        one(of, X) for one, of in zip(programs[1:], (absorbed, serving), strict=True)
+    ]
+    np.testing.assert_array_equal(*outs)
 
 
-def test_converted_it_is_still_absorbed(serving):
+def test_frozen_weights_keep_their_scales(serving):
     with pytest.raises(ValueError, match="k and q are frozen with different scales"):
         absorb_smoothing(serving, ["q", "k"], into="LayerNorm_0")
     with pytest.raises(ValueError, match="'up' is frozen; absorb the smoothing before"):
         absorb_smoothing(serving, ["down"], into="up")
-
-    dense = nn.Dense(4, dot_general=AqtDotGeneral(SMOOTHQUANT))
-    small = nn.Sequential([nn.RMSNorm(), dense])
-    variables = gathered(small)
-    serving = convert(small, variables, X)
-    absorbed = absorb_smoothing(serving, ["layers_1"], into="layers_0")
-    run = jax.jit(small.apply)
-    np.testing.assert_array_equal(run(absorbed, X), run(variables, X))
 
 
 @pytest.mark.parametrize(
@@ -245,3 +246,21 @@ def test_without_statistics():
             ["d"],
             into="a",
         )
+
+
+def test_learned_steps_are_those_of_the_smoothed_operands():
+    cfg = config.update(
+        config.lsq(8, bwd_bits=None), {"fwd.smoothing": SMOOTHQUANT.fwd.smoothing}
+    )
+    model = nn.Dense(4, dot_general=AqtDotGeneral(cfg))
+    variables = calibrate(model, model.init(jax.random.key(0), X), [X])
+    (entry,) = variables["aqt_stats"].values()
+    (steps,) = (v for k, v in variables["params"].items() if k.startswith("aqt_"))
+    x = X * entry["smoothing"]["lhs_factor"]
+    wanted = calibration.LSQ().init_parameters(x, (0, 1), cfg.fwd.lhs.grid)
+    assert_equal(steps["lhs"], wanted)
+    assert_served_equals_trained(model, variables, X)
+    gradients = jax.grad(lambda v: model.apply({**variables, **v}, X).sum())(
+        {"params": variables["params"]}
+    )
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradients))
