@@ -37,10 +37,12 @@ _classes: dict[str, type] = {
         numerics.NormalFloat,
         calibration.PACT,
         calibration.Percentile,
+        calibration.PercentileOverBatches,
         calibration.RMS,
         Smoothing,
         calibration.SnrSearch,
         Tensor,
+        calibration.WeightedDeviations,
     )
 }
 
