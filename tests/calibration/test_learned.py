@@ -317,6 +317,11 @@ def test_preset():
             "starts at values that it reads off the array, and fwd.lhs is a ShapeDty",
         ),
         (
+            lambda: calibration.MovingAverage(of=calibration.LSQ()),
+            ValueError,
+            r"MovingAverage.of=LSQ\(.*\) is learned; give a calibration that looks",
+        ),
+        (
             lambda: calibration.LSQPlus().init_parameters(X, (0, 1), INT3),
             ValueError,
             "LSQPlus learns a shift, but the grid .* has no zero point",
