@@ -29,7 +29,7 @@ class Estimator:
 
     tensor: config.Tensor
     mask: jax.Array | None
-    """The elements at which the gradient passes; None for all."""
+    """The elements at which the gradient passes. None: all, or `learned` tells."""
 
     learned: "Learned | None"
     """None if the calibration is not learned."""
@@ -40,11 +40,13 @@ class Estimator:
         Args:
             gradient: of the rounded operand.
         """
-        parameters = None
+        mask, parameters = self.mask, None
         if self.learned is not None:
+            x, q = self.learned.x, self.learned.q
+            mask = _mask(self.tensor, x, q, self.learned)
             parameters = self.learned.gradient(self.tensor, gradient)
-        if self.mask is not None:
-            gradient = jnp.where(self.mask, gradient, 0)
+        if mask is not None:
+            gradient = jnp.where(mask, gradient, 0)
         return gradient, parameters
 
 
@@ -59,10 +61,9 @@ def estimator(
         q: what became of it; None if it stayed in float.
         state: of its calibration.
     """
-    learned = None
     if q is not None and statistics.is_learned(one.tensor):
-        learned = Learned(state, x, q)
-    return Estimator(one.tensor, _mask(one, x, q, learned), learned)
+        return Estimator(one.tensor, None, Learned(state, x, q))
+    return Estimator(one.tensor, _mask(one.tensor, x, q, None), None)
 
 
 @jax.tree_util.register_dataclass
@@ -118,7 +119,7 @@ class Learned:
 
 
 def _mask(
-    one: OperandExecution, x: Operand, q: QTensor | None, learned: Learned | None
+    tensor: config.Tensor, x: Operand, q: QTensor | None, learned: Learned | None
 ) -> jax.Array | None:
     """The elements at which the gradient passes; None for all.
 
@@ -127,7 +128,7 @@ def _mask(
     """
     if q is None or q.numerics is None or isinstance(x, QTensor):
         return None
-    source: Any = one.tensor.calibration
+    source: Any = tensor.calibration
     mask = None
     if learned is not None:
         values = learned.values

@@ -98,6 +98,31 @@ def test_gradients_are_those_of_the_formulas(name):
     assert 0 < np.sum(np.asarray(got[0]) == 0) < X.size
 
 
+def test_a_step_for_each_block():
+    """Blocks are as rows of their own."""
+    blocks = {"fwd.rhs.blocks": config.Blocks(size=3), "dlhs.rhs": config.Tensor()}
+    cfg = config.update(config.lsq(3, bwd_bits=None), blocks)
+    dot, w = aqtlite.make_dot_general(cfg), normal((6, 4))
+    x = normal((5, 6), 3)
+    states = statistics.init_states(cfg, x, w, MATMUL)
+    states = jax.tree.map(lambda parameter: 0.6 * parameter, states)
+    steps = states.rhs["step"].reshape(2, 1, 4)
+
+    def loss(w, steps):
+        parameters = {"step": steps.reshape(states.rhs["step"].shape)}
+        out = dot(x, w, MATMUL, states=states._replace(rhs=parameters))
+        return jnp.sum(jnp.sin(out)), out
+
+    def reference(w, steps):
+        w = fake_lsq(w.reshape(2, 3, 4), {"step": steps}, -3, 3, 3).reshape(6, 4)
+        out = fake_lsq(x, states.lhs, -3, 3, 30) @ w
+        return jnp.sum(jnp.sin(out)), out
+
+    got, wanted = (jax.grad(f, (0, 1), True)(w, steps) for f in (loss, reference))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def quantized(x, step, zero_point, smallest, largest):
     stored = np.clip(np.round(x / step) + zero_point, smallest, largest)
     return calibration.Quantized(
@@ -290,6 +315,11 @@ def test_preset():
             ),
             TypeError,
             "starts at values that it reads off the array, and fwd.lhs is a ShapeDty",
+        ),
+        (
+            lambda: calibration.MovingAverage(of=calibration.LSQ()),
+            ValueError,
+            r"MovingAverage.of=LSQ\(.*\) is learned; give a calibration that looks",
         ),
         (
             lambda: calibration.LSQPlus().init_parameters(X, (0, 1), INT3),

@@ -8,9 +8,10 @@ import optax
 import pytest
 from flax.training.train_state import TrainState
 
-from aqtlite import calibration, config
-from aqtlite.flax import AqtDotGeneral
+from aqtlite import calibration, checkpoint, config
+from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
+from tests.checkpoint.support import assert_same, save
 from tests.common import normal
 
 X, Y = normal((4, 8)), normal((4, 8), 1)
@@ -105,6 +106,15 @@ def test_train_state_overwrites_them():
         model.apply({"params": state.params["params"]}, X),
         model.apply(state.params, X),
     )
+
+
+def test_converts_on_disk(tmp_path):
+    model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
+    variables = model.init(jax.random.key(0), X)
+    source = save(tmp_path / "float", variables, "msgpack")
+    checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
+    loaded = checkpoint.load_serving(tmp_path / "out", model)
+    assert_same(loaded, convert(model, variables, X))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Learned scales as parameters of Flax models."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -90,6 +92,24 @@ def test_two_bits_train_better_than_with_absmax():
     absmax = config.fully_quantized(fwd_bits=2)
     absmax = config.update(absmax, {"fwd.lhs.calib_shared_axes": "per_tensor"})
     assert loss_after_training(config.lsq(2)) < 0.8 * loss_after_training(absmax)
+
+
+def test_runs_in_the_same_kernels():
+    """The contractions that are compiled are those of `AbsMax`, in both directions."""
+    lsq = config.lsq(8)
+    absmax = config.update(lsq, {"fwd.*.calibration": calibration.AbsMax()})
+
+    def dots(cfg):
+        model = dense(cfg)
+
+        def loss(variables, x):
+            return jnp.sum(model.apply(variables, x) ** 2)
+
+        grad = jax.jit(jax.grad(loss, (0, 1)))
+        text = grad.lower(jax.eval_shape(model.init, jax.random.key(0), X), X).as_text()
+        return sorted(re.findall(r"stablehlo.dot_general .* : (.*)", text))
+
+    assert dots(lsq) == dots(absmax) and "i8>" in dots(lsq)[0]
 
 
 def test_is_served_bit_for_bit():
