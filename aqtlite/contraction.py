@@ -20,6 +20,7 @@ from aqtlite import estimator, execution, operands, products, statistics, tiles
 from aqtlite.dimension_numbers import Axes
 from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
@@ -76,7 +77,9 @@ def _quantize(
     q = operands.quantize(
         x, one.tensor, contracting, one.path, noise_of, state, one.local_tiles
     )
-    if q is None or q is x or how.path != "fwd":
+    # A scale that is given needs no barrier.
+    is_given = q is x or isinstance(state, FixedScale)
+    if q is None or is_given or how.path != "fwd":
         return q
     # What may be frozen is compiled alike whether it is computed or given.
     return operands.with_fusion_barrier(q)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, noise, quantizer, statistics
+from aqtlite import config, fixed_scale, noise, quantizer, statistics
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
 from aqtlite.lowering import exact
@@ -61,8 +61,8 @@ def quantize(
         contracting: its contracting axes.
         path: where `tensor` stands, for error messages.
         noise_of: seeds stochastic rounding.
-        state: the statistics of a calibration that gathers them, or the parameters of
-            one that is learned.
+        state: the statistics of a calibration that gathers them or the `FixedScale` in
+            their place, or the parameters of one that is learned.
         local_tiles: into how many the first contracting axis is cut.
 
     Raises:
@@ -76,9 +76,9 @@ def quantize(
         return None
     if tensor.calibration.has_state:
         statistics.check_ready(tensor, state, path)
-        calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
-        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
-        calibrated = calibrated._replace(scale=scale)
+        fixed = fixed_scale.fix(x, tensor, contracting, path, state)
+        bound = fixed.scale if fixed.bound is None else fixed.bound
+        calibrated = quantizer.Calibrated(bound, fixed.scale, fixed.zero_point)
     elif tensor.calibration.is_learned:
         statistics.check_given(tensor, state, path)
         calibrated = quantizer.calibrate(x, tensor, contracting, path, state)

@@ -31,6 +31,7 @@ import numpy as np
 
 from aqtlite import config, granularity, smoothing, tiles
 from aqtlite import dimension_numbers as dn
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
@@ -209,6 +210,12 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
     is_gathered = tensor.is_quantized and tensor.calibration.has_state
     if not is_gathered or isinstance(x, QTensor):
         return state
+    if isinstance(state, FixedScale):
+        raise ValueError(
+            f"the statistics of {path}.calibration={tensor.calibration!r} were replaced"
+            " by the scale that they gave, for serving, and no batch can be added to "
+            "them: gather statistics with the variables of training, and convert again"
+        )
     shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return {
@@ -307,6 +314,8 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
         path: of its config, for the message.
     """
     check_given(tensor, state, path)
+    if isinstance(state, FixedScale):
+        return
     batches = state["batches"]
     if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
         raise ValueError(

@@ -19,7 +19,9 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.serving.call_site import COLLECTION, CallSite
 
 
-def abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
+def abstract_serving(
+    manifest: Manifest, model: nn.Module, where: str
+) -> tuple[Any, linen_convert.Conversion]:
     """Plans the model's serving variables, and checks that a checkpoint holds them.
 
     Args:
@@ -28,7 +30,8 @@ def abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
         where: the path of the checkpoint, for error messages.
 
     Returns:
-        The serving variables as shapes.
+        The serving variables as shapes, with statistics as they are stored, and the
+        conversion that makes them.
 
     Raises:
         CheckpointError: if they differ, or if the manifest has no sample inputs.
@@ -69,7 +72,7 @@ def abstract_serving(manifest: Manifest, model: nn.Module, where: str) -> Any:
         raise CheckpointError(
             f"{where} is of another model than this one: {_few(differences)}"
         )
-    return serving
+    return serving, plan
 
 
 def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:

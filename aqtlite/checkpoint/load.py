@@ -33,7 +33,9 @@ def load_serving(
 
     Packed integers are unpacked, to the dtypes that `aqtlite.flax.convert` gives. Every
     array is compared with the checksum that was taken when it was written; on a mesh of
-    several hosts, which read slices, sizes and dtypes are.
+    several hosts, which read slices, sizes and dtypes are. Statistics of static ranges
+    are stored as they were gathered; with a model, they become the scales that
+    `aqtlite.flax.convert` makes of them.
 
     Args:
         path: the checkpoint.
@@ -67,11 +69,12 @@ def load_serving(
                 "mesh= needs model=, whose partitioning says what lies where"
             )
         return _tree(source, manifest)
-    serving = abstract_serving(manifest, model, str(path))
+    serving, conversion = abstract_serving(manifest, model, str(path))
     shardings = {} if mesh is None else _shardings(serving, mesh, rules)
-    return jax.tree_util.tree_map_with_path(
+    loaded = jax.tree_util.tree_map_with_path(
         lambda key, _: _read(source, manifest, path_name(key), shardings), serving
     )
+    return conversion.fix_scales(loaded)
 
 
 def _shardings(

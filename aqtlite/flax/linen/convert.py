@@ -11,9 +11,11 @@ from flax import linen as nn
 
 from aqtlite.flax.linen import partitioning
 from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.fixed_scales import Uses
 from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.flax.linen.tracing import LinenModel, buffers_of, with_frozen_kernels
-from aqtlite.serving import conversion, planning
+from aqtlite.serving import conversion as conversion_lib
+from aqtlite.serving import planning
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE
 from aqtlite.serving.model import Buffer, Parameter
@@ -62,7 +64,9 @@ def convert(
         the path of each module that contracts a weight, its integers and scales by the
         name of the parameter, and with a `FrozenKernel` (a pytree node without
         numbers) in place of each parameter that nothing else reads. Where nothing
-        could be frozen, there is no such collection.
+        could be frozen, there is no such collection. In "aqt_stats", the scales of
+        static ranges (`FixedScale`) take the place of the statistics that they come
+        from: gather those before.
         ``model.apply(serving, x)`` serves, with the same model. Partitioning metadata
         carries over to the integers and, with None for the axes that share a scale,
         to the scales.
@@ -105,7 +109,9 @@ def convert(
             "report must be a function that takes a ConversionReport, such as "
             f"report=print, got {report!r}"
         )
-    serving, summary = plan(model, variables, calls).run()
+    conversion = plan(model, variables, calls)
+    serving, summary = conversion.run()
+    serving = conversion.fix_scales(serving)
     if strict:
         report_lib.check_all_frozen(summary)
     report_lib.log(summary)
@@ -122,6 +128,7 @@ class Conversion:
     """The float variables, or their shapes."""
 
     plan: Plan
+    uses_of_statistics: Uses
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -139,7 +146,7 @@ class Conversion:
         for buffer, value in buffers_of(self.variables).items():
             values[buffer] = value
         values.update(zip(parameters, jax.tree.leaves(params), strict=True))
-        stored = conversion.freeze(self.plan.weights, values)
+        stored = conversion_lib.freeze(self.plan.weights, values)
         boxes = partitioning.boxes_of(params, parameters)
         collection: dict[str, Any] = {}
         for weight, one in zip(self.plan.weights, stored, strict=True):
@@ -154,6 +161,13 @@ class Conversion:
             **({COLLECTION: collection} if collection else {}),
         }
         return serving, report_lib.report_of(self.plan, stored)
+
+    def fix_scales(self, serving: dict[str, Any]) -> dict[str, Any]:
+        """Returns serving variables with scales in place of statistics of operands."""
+        if STATISTICS not in serving:
+            return serving
+        fixed = self.uses_of_statistics.fix(serving[STATISTICS])
+        return {**serving, STATISTICS: fixed}
 
 
 def plan(
@@ -170,7 +184,8 @@ def plan(
         ValueError: as `convert` does.
     """
     variables = _check_variables(variables)
-    return Conversion(variables, planning.plan(LinenModel(model, variables, calls)))
+    traced = LinenModel(model, variables, calls)
+    return Conversion(variables, planning.plan(traced), traced.uses_of_statistics)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:

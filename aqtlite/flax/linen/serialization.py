@@ -9,15 +9,19 @@ from typing import Any
 
 from flax import serialization
 
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import CallSite
 
-_ARRAYS = ("qvalue", "scale", "zero_point")
+_ARRAYS: dict[type, tuple[str, ...]] = {
+    QTensor: ("qvalue", "scale", "zero_point"),
+    FixedScale: ("scale", "zero_point", "bound"),
+}
 
 
-def _qtensor_to_state(q: QTensor) -> dict[str, Any]:
-    arrays = {name: getattr(q, name) for name in _ARRAYS}
+def _to_state(node: Any) -> dict[str, Any]:
+    arrays = {name: getattr(node, name) for name in _ARRAYS[type(node)]}
     return {
         name: serialization.to_state_dict(x)
         for name, x in arrays.items()
@@ -25,10 +29,10 @@ def _qtensor_to_state(q: QTensor) -> dict[str, Any]:
     }
 
 
-def _qtensor_from_state(target: QTensor, state: dict[str, Any]) -> QTensor:
+def _from_state(target: Any, state: dict[str, Any]) -> Any:
     arrays = {
         name: serialization.from_state_dict(getattr(target, name), state[name])
-        for name in _ARRAYS
+        for name in _ARRAYS[type(target)]
         if name in state
     }
     return dataclasses.replace(target, **arrays)
@@ -36,9 +40,8 @@ def _qtensor_from_state(target: QTensor, state: dict[str, Any]) -> QTensor:
 
 def register() -> None:
     """Registers the nodes of serving variables with `flax.serialization`."""
-    serialization.register_serialization_state(
-        QTensor, _qtensor_to_state, _qtensor_from_state
-    )
+    for dynamic in _ARRAYS:
+        serialization.register_serialization_state(dynamic, _to_state, _from_state)
     for static in (FrozenKernel, CallSite):
         serialization.register_serialization_state(
             static, lambda node: {}, lambda target, state: target

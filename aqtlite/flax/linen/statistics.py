@@ -14,6 +14,7 @@ from flax import core as flax_core
 from flax.core import Scope
 
 from aqtlite import config, statistics
+from aqtlite.flax.linen import fixed_scales
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.serving.contraction import Contraction
 from aqtlite.serving.lookup import Either
@@ -107,7 +108,22 @@ def read(call: Contraction, entry: Entry | None) -> States:
             )
             value = {**{side: getattr(fresh, side) for side in sides}, **value}
         found.update({side: value[side] for side in sides if side in value})
+    _note_uses(call, entry, States(**found))
     return States(**found)
+
+
+def _note_uses(call: Contraction, entry: Entry, states: States) -> None:
+    (lhs_ca, rhs_ca), _ = call.dims
+    scope = entry.scope
+    for side, tensor, x, state, axes in (
+        ("lhs", call.cfg.fwd.lhs, call.lhs, states.lhs, lhs_ca),
+        ("rhs", call.cfg.fwd.rhs, call.rhs, states.rhs, rhs_ca),
+    ):
+        if not (tensor.is_quantized and tensor.calibration.has_state):
+            continue
+        place = (*scope.path, entry.name_in(STATISTICS), side)
+        is_updated = scope.is_mutable_collection(STATISTICS)
+        fixed_scales.note(place, x, tensor, axes, state, is_updated=is_updated)
 
 
 def update(
