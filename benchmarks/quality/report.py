@@ -1,0 +1,126 @@
+"""The table and the plot of all presets."""
+
+import pathlib
+from collections.abc import Sequence
+
+import rich.box
+from rich.table import Table
+
+from benchmarks.quality.presets import FLOAT32
+from benchmarks.quality.summary import Spread, Summary
+from benchmarks.quality.training import Options
+
+BEGIN, END = "<!-- runs: begin -->", "<!-- runs: end -->"
+"""The lines of a page between which `write_page` puts the table."""
+
+
+class PageError(Exception):
+    """The reason why a page cannot be written."""
+
+
+def table(summaries: Sequence[Summary], *, markdown: bool) -> Table:
+    """A row for each preset.
+
+    Args:
+        summaries: of the presets, in the order of the rows.
+        markdown: use Markdown instead of lines.
+    """
+    drawn = Table(box=rich.box.MARKDOWN if markdown else rich.box.SIMPLE)
+    drawn.add_column("")
+    for name in (
+        "seeds",
+        "validation loss",
+        "range",
+        "less float32's",
+        "range",
+        "validation's error",
+    ):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for one in summaries:
+        drawn.add_row(*_cells(one))
+    return drawn
+
+
+def _cells(one: Summary) -> list[str]:
+    cells = [one.preset, str(one.seeds), _mean(one.loss), _range(one.loss)]
+    if one.difference is None or one.preset == FLOAT32:
+        return [*cells, "", "", ""]
+    return [
+        *cells,
+        _mean(one.difference, "+"),
+        _range(one.difference, "+"),
+        f"{one.validation_error:.4f}",
+    ]
+
+
+def _mean(spread: Spread, sign: str = "") -> str:
+    text = f"{spread.mean:{sign}.4f}"
+    known = spread.standard_error == spread.standard_error
+    return f"{text} ± {spread.standard_error:.4f}" if known else text
+
+
+def _range(spread: Spread, sign: str = "") -> str:
+    return f"{spread.lowest:{sign}.4f} to {spread.highest:{sign}.4f}"
+
+
+def markdown(summaries: Sequence[Summary], options: Options, versions: str) -> str:
+    """The table with a line that says what it is of."""
+    rows = [
+        ["", "seeds", "validation loss", "range", "less float32's", "range", "error"],
+        ["---", *["---:"] * 6],
+        *map(_cells, summaries),
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    what = (
+        f"{options.steps} steps of {options.batch} x {options.length} bytes at learning "
+        f"rate {options.lr:g}; {options.layers} layers of width {options.width}. "
+        f"{versions}."
+    )
+    return "\n".join([what, "", *lines])
+
+
+def write_page(path: pathlib.Path, text: str) -> None:
+    """Put the text between the markers of a page.
+
+    Raises:
+        PageError: if the page has no markers.
+    """
+    page = path.read_text() if path.exists() else ""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise PageError(f"{path} needs the lines {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def plot(summaries: Sequence[Summary], path: pathlib.Path) -> None:
+    """Draw the difference to float32 of every run, and the mean of each preset."""
+    from matplotlib.figure import Figure
+
+    shown = [s for s in summaries if s.difference is not None and s.preset != FLOAT32]
+    picture = Figure(figsize=(8, 1.2 + 0.35 * len(shown)), layout="constrained")
+    axes = picture.subplots()
+    for row, one in enumerate(shown):
+        assert one.difference is not None
+        color = "C1" if one.preset.startswith(("aqtp", "qwix")) else "C0"
+        axes.plot(
+            one.differences, [row] * len(one.differences), "o", color=color, alpha=0.4
+        )
+        axes.errorbar(
+            one.difference.mean,
+            row,
+            xerr=one.difference.standard_error,
+            fmt="|",
+            color=color,
+            markersize=14,
+            capsize=3,
+        )
+    axes.axvline(0.0, color="black", linewidth=1)
+    axes.set_yticks(range(len(shown)), [one.preset for one in shown])
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(
+        "validation loss less float32's of the same seed, nats per byte\n"
+        "dots: seeds; bars: mean and its standard error"
+    )
+    picture.savefig(path, dpi=120)
