@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if asked.plot:
             report.plot(summaries, asked.plot)
         if asked.page:
-            text = report.markdown(summaries, options, _versions())
+            text = report.page_text(summaries, options, _versions())
             report.write_page(asked.page, text)
     except (records.RecordsError, report.PageError) as error:
         command.error(str(error))

@@ -49,6 +49,10 @@ class Preset:
     """The function to inject into Flax layers, for the key of a step's noise."""
 
 
+_FRACTIONS = tuple(n / 20 for n in range(6, 21))
+"""Of the largest magnitude, that are searched for a scale."""
+
+
 def select(name: str) -> Preset:
     """The preset or peer of this name."""
     return _PEERS[name]() if name in _PEERS else _preset(name)
@@ -68,7 +72,7 @@ def _preset(name: str) -> Preset:
 
 def _searched(bits: int) -> config.DotGeneral:
     """Weights whose scale minimizes their squared error."""
-    changes = {"fwd.rhs.calibration": calibration.MseSearch()}
+    changes = {"fwd.rhs.calibration": calibration.MseSearch(candidates=_FRACTIONS)}
     return config.update(config.fully_quantized(fwd_bits=bits), changes)
 
 

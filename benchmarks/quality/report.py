@@ -1,6 +1,8 @@
 """The table and the plot of all presets."""
 
+import math
 import pathlib
+import textwrap
 from collections.abc import Sequence
 
 import rich.box
@@ -8,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.quality.presets import FLOAT32
 from benchmarks.quality.summary import Spread, Summary
-from benchmarks.quality.training import Options
+from benchmarks.quality.training import VALIDATION_BATCH, Options
 
 BEGIN, END = "<!-- runs: begin -->", "<!-- runs: end -->"
 """The lines of a page between which `write_page` puts the table."""
@@ -16,6 +18,17 @@ BEGIN, END = "<!-- runs: begin -->", "<!-- runs: end -->"
 
 class PageError(Exception):
     """The reason why a page cannot be written."""
+
+
+COLUMNS = (
+    "",
+    "seeds",
+    "validation loss",
+    "range",
+    "less float32's",
+    "range",
+    "validation's error",
+)
 
 
 def table(summaries: Sequence[Summary], *, markdown: bool) -> Table:
@@ -26,19 +39,25 @@ def table(summaries: Sequence[Summary], *, markdown: bool) -> Table:
         markdown: use Markdown instead of lines.
     """
     drawn = Table(box=rich.box.MARKDOWN if markdown else rich.box.SIMPLE)
-    drawn.add_column("")
-    for name in (
-        "seeds",
-        "validation loss",
-        "range",
-        "less float32's",
-        "range",
-        "validation's error",
-    ):
-        drawn.add_column(name, justify="right", no_wrap=True)
+    for name in COLUMNS:
+        drawn.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in summaries:
         drawn.add_row(*_cells(one))
     return drawn
+
+
+def page_text(summaries: Sequence[Summary], options: Options, versions: str) -> str:
+    """The table in Markdown, below a line that says what it is of."""
+    rule = ["---", *["---:"] * (len(COLUMNS) - 1)]
+    rows = [COLUMNS, rule, *map(_cells, summaries)]
+    what = (
+        f"{options.steps} steps of {options.batch} x {options.length} bytes at "
+        f"learning rate {options.lr:g}; {options.layers} layers of width "
+        f"{options.width}; {options.validation_batches * VALIDATION_BATCH} held-out "
+        f"windows. {versions}."
+    )
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*textwrap.wrap(what, 88), "", *lines])
 
 
 def _cells(one: Summary) -> list[str]:
@@ -55,28 +74,13 @@ def _cells(one: Summary) -> list[str]:
 
 def _mean(spread: Spread, sign: str = "") -> str:
     text = f"{spread.mean:{sign}.4f}"
-    known = spread.standard_error == spread.standard_error
-    return f"{text} ± {spread.standard_error:.4f}" if known else text
+    if math.isnan(spread.standard_error):
+        return text
+    return f"{text} ± {spread.standard_error:.4f}"
 
 
 def _range(spread: Spread, sign: str = "") -> str:
     return f"{spread.lowest:{sign}.4f} to {spread.highest:{sign}.4f}"
-
-
-def markdown(summaries: Sequence[Summary], options: Options, versions: str) -> str:
-    """The table with a line that says what it is of."""
-    rows = [
-        ["", "seeds", "validation loss", "range", "less float32's", "range", "error"],
-        ["---", *["---:"] * 6],
-        *map(_cells, summaries),
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    what = (
-        f"{options.steps} steps of {options.batch} x {options.length} bytes at learning "
-        f"rate {options.lr:g}; {options.layers} layers of width {options.width}. "
-        f"{versions}."
-    )
-    return "\n".join([what, "", *lines])
 
 
 def write_page(path: pathlib.Path, text: str) -> None:
@@ -97,26 +101,29 @@ def plot(summaries: Sequence[Summary], path: pathlib.Path) -> None:
     """Draw the difference to float32 of every run, and the mean of each preset."""
     from matplotlib.figure import Figure
 
-    shown = [s for s in summaries if s.difference is not None and s.preset != FLOAT32]
+    shown = [
+        (one, one.difference)
+        for one in summaries
+        if one.difference is not None and one.preset != FLOAT32
+    ]
     picture = Figure(figsize=(8, 1.2 + 0.35 * len(shown)), layout="constrained")
     axes = picture.subplots()
-    for row, one in enumerate(shown):
-        assert one.difference is not None
+    for row, (one, difference) in enumerate(shown):
         color = "C1" if one.preset.startswith(("aqtp", "qwix")) else "C0"
         axes.plot(
             one.differences, [row] * len(one.differences), "o", color=color, alpha=0.4
         )
         axes.errorbar(
-            one.difference.mean,
+            difference.mean,
             row,
-            xerr=one.difference.standard_error,
+            xerr=difference.standard_error,
             fmt="|",
             color=color,
             markersize=14,
             capsize=3,
         )
     axes.axvline(0.0, color="black", linewidth=1)
-    axes.set_yticks(range(len(shown)), [one.preset for one in shown])
+    axes.set_yticks(range(len(shown)), [one.preset for one, _ in shown])
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel(

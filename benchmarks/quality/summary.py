@@ -34,7 +34,6 @@ class Summary:
     validation_error: float
     """Standard error of the mean difference that comes from the validation set being
     finite, by the spread of its batches; NaN without a difference."""
-    step_seconds: float
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -76,5 +75,4 @@ def summarize(
         difference=spread(differences) if differences else None,
         differences=differences,
         validation_error=spread(by_batch).standard_error,
-        step_seconds=float(np.median([r.result.step_seconds for r in records])),
     )

@@ -75,15 +75,10 @@ def train(
             two are the same for every preset.
         on_step: called after each step with its number (from 1) and its loss.
     """
-    weights, noise = jax.random.key(seed), jax.random.key(seed + 2**31)
-    step, loss_fn, tx = _programs(preset, options)
+    noise = jax.random.key(seed + 2**31)
+    step, loss_fn = programs(preset, options)
+    variables, opt_state = initial(preset, options, corpus, seed)
     batches = corpus.batches(options.batch, options.length, seed)
-    # Learned scales start from the data that init sees.
-    first = next(corpus.batches(options.batch, options.length, seed))
-    variables = jax.jit(
-        lambda key, tokens: _model(preset, options, key).init(key, tokens)
-    )(weights, first[:, :-1])
-    opt_state = tx.init(variables[PARAMS])
     losses, seconds = [], []
     for number in range(1, options.steps + 1):
         start = time.perf_counter()
@@ -103,23 +98,31 @@ def train(
     )
 
 
-def _model(preset: Preset, options: Options, key: jax.Array) -> Transformer:
-    return Transformer(
-        layers=options.layers,
-        width=options.width,
-        heads=options.heads,
-        length=options.length,
-        dot_general=preset.dot_general(key),
-    )
+def initial(
+    preset: Preset, options: Options, corpus: corpus_lib.Corpus, seed: int
+) -> tuple[Any, Any]:
+    """The variables of a model, and the state of its optimizer."""
+    # Learned scales start from the data that init sees: the first batch.
+    first = next(corpus.batches(options.batch, options.length, seed))
+
+    @jax.jit
+    def init(key: jax.Array, tokens: jax.Array) -> Any:
+        return _model(preset, options, key).init(key, tokens)
+
+    variables = init(jax.random.key(seed), first[:, :-1])
+    return variables, _optimizer(options).init(variables[PARAMS])
 
 
-def _programs(preset: Preset, options: Options) -> tuple[Any, Any, Any]:
-    """The compiled step, the loss and the optimizer.
+def programs(
+    preset: Preset, options: Options
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The compiled training step, and the loss.
 
+    The step is ``(variables, opt_state, batch, key) -> (variables, opt_state, loss)``.
     Every collection takes part: `PARAMS` are updated by the optimizer, `OVERWRITTEN`
     becomes its gradient, and all others (statistics) are what `apply` makes of them.
     """
-    tx = training.optimizer(options.lr, options.steps)
+    tx = _optimizer(options)
 
     def loss_fn(
         variables: Mapping[str, Any],
@@ -145,4 +148,18 @@ def _programs(preset: Preset, options: Options) -> tuple[Any, Any, Any]:
         params = optax.apply_updates(learned[PARAMS], updates)
         return {**gradients, **others, **state, PARAMS: params}, opt_state, value
 
-    return jax.jit(step, donate_argnums=(0, 1)), loss_fn, tx
+    return jax.jit(step, donate_argnums=(0, 1)), loss_fn
+
+
+def _model(preset: Preset, options: Options, key: jax.Array) -> Transformer:
+    return Transformer(
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        length=options.length,
+        dot_general=preset.dot_general(key),
+    )
+
+
+def _optimizer(options: Options) -> optax.GradientTransformation:
+    return training.optimizer(options.lr, options.steps)
