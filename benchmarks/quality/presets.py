@@ -30,8 +30,17 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "qat_4": lambda: config.qat(4),
     "w4a8": config.w4a8,
     "int4": lambda: config.fully_quantized(fwd_bits=4),
-    "int4_mse": lambda: _searched(4),
+    "int4_search": lambda: _int4({"fwd.rhs.calibration": _SEARCH}),
+    "int4_blocks": lambda: _int4({"fwd.*.blocks": _BLOCKS}),
+    "int4_blocks_search": lambda: _int4(
+        {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": _SEARCH}
+    ),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
+    "mxfp8": config.mxfp8,
+    "mxfp6": config.mxfp6,
+    "mxfp4": config.mxfp4,
+    "mxint8": config.mxint8,
+    "nvfp4": config.nvfp4,
 }
 """Presets of aqtlite by name: a function without arguments that makes the config."""
 
@@ -49,8 +58,8 @@ class Preset:
     """The function to inject into Flax layers, for the key of a step's noise."""
 
 
-_FRACTIONS = tuple(n / 20 for n in range(6, 21))
-"""Of the largest magnitude, that are searched for a scale."""
+_SEARCH = calibration.MseSearch(candidates=tuple(n / 20 for n in range(6, 21)))
+_BLOCKS = config.Blocks(size=32, fit=True)
 
 
 def select(name: str) -> Preset:
@@ -70,10 +79,9 @@ def _preset(name: str) -> Preset:
     )
 
 
-def _searched(bits: int) -> config.DotGeneral:
-    """Weights whose scale minimizes their squared error."""
-    changes = {"fwd.rhs.calibration": calibration.MseSearch(candidates=_FRACTIONS)}
-    return config.update(config.fully_quantized(fwd_bits=bits), changes)
+def _int4(changes: Mapping[str, Any]) -> config.DotGeneral:
+    """4 bits forward, 8 bits backward, and something else."""
+    return config.update(config.fully_quantized(fwd_bits=4), changes)
 
 
 def _peer(

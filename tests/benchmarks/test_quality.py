@@ -63,6 +63,12 @@ def result(*losses):
     return training.Result(list(losses), training_loss=1.0, step_seconds=0.1)
 
 
+def test_presets_have_names_and_identities_of_their_own():
+    chosen = [presets.select(name) for name in presets.NAMES]
+    assert [preset.name for preset in chosen] == list(presets.NAMES)
+    assert len({preset.identity for preset in chosen}) == len(chosen) > 20
+
+
 def test_each_run_is_a_line(quick):
     lines = [json.loads(x) for x in (quick / "runs.jsonl").read_text().splitlines()]
     assert [line["preset"] for line in lines] == list(TRAINED)
