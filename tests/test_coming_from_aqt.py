@@ -156,9 +156,7 @@ def test_single_rules_are_the_presets(page):
     assert page["intmp"]({}, "any") == config.unquantized()
 
 
-@pytest.mark.parametrize(
-    "recipe", ["int8", "int8w", "int4w", "w4a8", "intmp", "fp8", "aqt_fp8_full"]
-)
+@pytest.mark.parametrize("recipe", ["int8", "intmp", "fp8"])
 def test_recipes_train_and_are_served(page, recipe):
     tiled = {"__default__": {"w_bits": 4, "tile_size": 8}}
     cfg = page[recipe](*[tiled, "any"] * (recipe == "intmp"))
