@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             report.plot(summaries, asked.plot)
         if asked.page:
             text = report.page_text(summaries, options, _versions())
-            report.write_page(asked.page, text)
+            report.write_page(asked.page, options, text)
     except (records.RecordsError, report.PageError) as error:
         command.error(str(error))
 

@@ -12,9 +12,6 @@ from benchmarks.quality.presets import FLOAT32
 from benchmarks.quality.summary import Spread, Summary
 from benchmarks.quality.training import VALIDATION_BATCH, Options
 
-BEGIN, END = "<!-- runs: begin -->", "<!-- runs: end -->"
-"""The lines of a page between which `write_page` puts the table."""
-
 
 class PageError(Exception):
     """The reason why a page cannot be written."""
@@ -83,18 +80,25 @@ def _range(spread: Spread, sign: str = "") -> str:
     return f"{spread.lowest:{sign}.4f} to {spread.highest:{sign}.4f}"
 
 
-def write_page(path: pathlib.Path, text: str) -> None:
+def markers(options: Options) -> tuple[str, str]:
+    """The lines of a page between which `write_page` puts the table."""
+    what = f"{options.layers} layers of width {options.width}"
+    return f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
+
+
+def write_page(path: pathlib.Path, options: Options, text: str) -> None:
     """Put the text between the markers of a page.
 
     Raises:
         PageError: if the page has no markers.
     """
+    first, last = markers(options)
     page = path.read_text() if path.exists() else ""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise PageError(f"{path} needs the lines {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise PageError(f"{path} needs the lines {first} and {last}")
+    path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}")
 
 
 def plot(summaries: Sequence[Summary], path: pathlib.Path) -> None:

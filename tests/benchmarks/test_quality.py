@@ -29,7 +29,8 @@ TRAINED = ("float32", "static_int8", "qwix_int8")
 def quick(tmp_path_factory):
     """A quick run of some presets, as a user runs it: its folder."""
     folder = tmp_path_factory.mktemp("quality")
-    (folder / "page.md").write_text(f"# Page\n\n{report.BEGIN}\n{report.END}\n\nEnd\n")
+    begin, end = report.markers(training.QUICK)
+    (folder / "page.md").write_text(f"# Page\n\n{begin}\n{end}\n\nEnd\n")
     process = subprocess.run(
         [sys.executable, "-m", "benchmarks.quality", *arguments(folder, *TRAINED)],
         cwd=pathlib.Path(__file__).parents[2],
@@ -129,8 +130,9 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(tmp_path, "int8", report=True)
     assert "has no run of these presets" in capsys.readouterr().err
-    with pytest.raises(report.PageError, match=r"needs the lines <!-- runs: begin"):
-        report.write_page(tmp_path / "page.md", "text")
+    message = r"needs the lines <!-- 4 layers of width 192: begin -->"
+    with pytest.raises(report.PageError, match=message):
+        report.write_page(tmp_path / "page.md", training.Options(), "text")
 
 
 def test_differences_are_those_of_the_same_seed():
