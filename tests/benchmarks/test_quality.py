@@ -1,5 +1,6 @@
 """Training with every preset: runs are kept, resumed and compared."""
 
+import io
 import json
 import math
 import os
@@ -12,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
 
 from aqtlite.demo import corpus as corpus_lib
 from benchmarks.quality import __main__ as command
-from benchmarks.quality import presets, records, report, summary, training
+from benchmarks.quality import presets, progress, records, report, summary, training
 from benchmarks.quality.records import Record
 
 # One process runs them all, so that the quick run is compiled once.
@@ -133,6 +135,19 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path, capsys):
     message = r"needs the lines <!-- 4 layers of width 192: begin -->"
     with pytest.raises(report.PageError, match=message):
         report.write_page(tmp_path / "page.md", training.Options(), "text")
+
+
+def test_bars_of_all_runs_and_of_the_present_one():
+    file = io.StringIO()
+    console = rich.console.Console(file=file, force_terminal=True, width=100)
+    with progress.shown(console, runs=2, steps=3) as begin:
+        for what in ("int8, seed 0", "int4, seed 0"):
+            on_step = begin(what)
+            for step in (1, 2, 3):
+                on_step(step, 2.5)
+    shown = file.getvalue()
+    assert "6/6" in shown and "3/3" in shown
+    assert "int4, seed 0" in shown and "loss 2.500" in shown
 
 
 def test_differences_are_those_of_the_same_seed():
