@@ -21,12 +21,6 @@ PARAMS = "params"
 OVERWRITTEN = "_overwrite_with_gradient"
 """The collection whose gradient is its next value, as Flax's `TrainState` has it."""
 
-LEARNED = "aqt_"
-"""Names in `PARAMS` of the learned parameters of calibrations begin so."""
-
-SCALES_RATE = 0.1
-"""Learning rate of learned scales, as a fraction of that of the weights."""
-
 VALIDATION_BATCH = 64
 """Windows of a validation batch."""
 
@@ -116,7 +110,9 @@ def initial(
         return _model(preset, options, key).init(key, tokens)
 
     variables = init(jax.random.key(seed), first[:, :-1])
-    return variables, optimizer(options).init(variables[PARAMS])
+    return variables, training.optimizer(options.lr, options.steps).init(
+        variables[PARAMS]
+    )
 
 
 def programs(
@@ -128,7 +124,7 @@ def programs(
     Every collection takes part: `PARAMS` are updated by the optimizer, `OVERWRITTEN`
     becomes its gradient, and all others (statistics) are what `apply` makes of them.
     """
-    tx = optimizer(options)
+    tx = training.optimizer(options.lr, options.steps)
 
     def loss_fn(
         variables: Mapping[str, Any],
@@ -165,25 +161,3 @@ def _model(preset: Preset, options: Options, key: jax.Array) -> Transformer:
         length=options.length,
         dot_general=preset.dot_general(key),
     )
-
-
-def optimizer(options: Options) -> optax.GradientTransformation:
-    """The demo's optimizer, with a lower learning rate for learned scales.
-
-    Adam's updates are of the size of the learning rate, and a scale is smaller than
-    the weights that it scales.
-    """
-
-    def labels(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(_label, params)
-
-    rates = {"weights": options.lr, "scales": SCALES_RATE * options.lr}
-    return optax.multi_transform(
-        {what: training.optimizer(lr, options.steps) for what, lr in rates.items()},
-        labels,
-    )
-
-
-def _label(path: tuple[Any, ...], leaf: Any) -> str:
-    is_learned = any(getattr(key, "key", "").startswith(LEARNED) for key in path)
-    return "scales" if is_learned else "weights"

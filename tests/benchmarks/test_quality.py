@@ -199,14 +199,3 @@ def test_peers_start_from_the_same_weights(name):
         for one in ("float32", name)
     )
     jax.tree.map(np.testing.assert_array_equal, plain, theirs)
-
-
-def test_learned_scales_have_a_lower_learning_rate():
-    params = {"kernel": jnp.ones(()), "aqt_dot_general": {"step": jnp.ones(())}}
-    options = training.Options(steps=2)
-    tx = training.optimizer(options)
-    state = tx.init(params)
-    _, state = tx.update(params, state, params)  # the warmup's rate of 0
-    updates, _ = tx.update(params, state, params)
-    rate = updates["aqt_dot_general"]["step"] / updates["kernel"]
-    assert rate == pytest.approx(training.SCALES_RATE)
