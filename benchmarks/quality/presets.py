@@ -36,6 +36,7 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
         {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": _SEARCH}
     ),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
+    "block_fp8": config.block_fp8,
     "mxfp8": config.mxfp8,
     "mxfp6": config.mxfp6,
     "mxfp4": config.mxfp4,
