@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--seeds",
         nargs="+",
-        type=int,
+        type=_natural,
         metavar="N",
         default=[0, 1, 2],
         help="each is trained with every preset before the next (default: 0 1 2)",
@@ -79,6 +79,13 @@ def parser() -> argparse.ArgumentParser:
         help="write the table between the markers of a page such as docs/quality.md",
     )
     return result
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
 
 
 def _positive(text: str) -> int:
@@ -124,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     )
                     records.append(asked.out, record, preset, options)
             found = records.read(asked.out)
-        summaries = _summaries(hashes, found)
+        float32 = presets.select(presets.FLOAT32)
+        baseline = records.run_hash(float32, options, corpus)
+        summaries = _summaries(hashes, baseline, found)
         if not summaries:
             command.error(f"{asked.out} has no run of these presets and options")
         console.print(report.table(summaries, markdown=not console.is_terminal))
@@ -138,19 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _summaries(
-    hashes: dict[str, str], found: Sequence[records.Record]
+    hashes: dict[str, str], baseline: str, found: Sequence[records.Record]
 ) -> list[summary.Summary]:
     """Of every preset that has runs with its present config and these options."""
-    latest = {(record.hash, record.seed): record for record in found}
-    by_name = {
-        name: [r for (of_run, _), r in sorted(latest.items()) if of_run == run_hash]
-        for name, run_hash in hashes.items()
-    }
-    baseline = by_name.get(presets.FLOAT32, [])
+    by_run = {(record.hash, record.seed): record for record in found}
+    by_hash: dict[str, list[records.Record]] = {}
+    for (run_hash, _), record in sorted(by_run.items()):
+        by_hash.setdefault(run_hash, []).append(record)
     return [
-        summary.summarize(name, runs, baseline)
-        for name, runs in by_name.items()
-        if runs
+        summary.summarize(name, by_hash[run_hash], by_hash.get(baseline, []))
+        for name, run_hash in hashes.items()
+        if run_hash in by_hash
     ]
 
 

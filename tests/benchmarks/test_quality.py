@@ -113,7 +113,11 @@ def test_finished_runs_are_not_run_again(quick, monkeypatch, capsys):
     run(quick, "int8", *TRAINED)
     assert trained == ["int8"]
     run(quick, "int8", report=True)
-    assert "4.5000" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4.5000" in shown
+    float32 = next(r for r in records.read(path) if r.preset == "float32")
+    difference = 4.5 - np.mean(float32.result.validation_losses)
+    assert f"{difference:+.4f}" in shown
     monkeypatch.setitem(presets.CONFIGS, "int8", presets.CONFIGS["int4"])
     run(quick, "int8")
     assert trained == ["int8", "int8"]
