@@ -108,7 +108,7 @@ def _run(sizes: Sequence[int], counts: Sequence[int]) -> int | None:
 
 
 def _cut(sizes: Sequence[int], block: int) -> list[int]:
-    """The counts of axes of which so many neighbours share a scale; [] if they cannot."""
+    """The counts of axes whose neighbours share scales so; [] if they cannot."""
     counts: list[int] = []
     for size in reversed(sizes):
         if block % size == 0:

@@ -202,12 +202,12 @@ class QTensor:
         return _rearrange_alike(self, lambda x: x.transpose(order))
 
     @property
-    def T(self) -> "QTensor":  # noqa: N802
+    def T(self) -> "QTensor":
         """The axes reversed."""
         return self.transpose()
 
     @property
-    def mT(self) -> "QTensor":  # noqa: N802
+    def mT(self) -> "QTensor":
         """The last two axes exchanged."""
         return self.swapaxes(-1, -2)
 

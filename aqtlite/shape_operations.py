@@ -128,19 +128,17 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
             raise _cuts_blocks("pad", q, axis)
         else:
             scale_widths.append([one // block for one in width])
-    zero = _stored_zero(q)
     padded = rearrange(
         q,
-        lambda x: jnp.pad(x, widths, constant_values=zero.astype(x.dtype)),
+        lambda x: jnp.pad(x, widths),
         lambda x: jnp.pad(x, scale_widths, constant_values=np.ones((), x.dtype)),
     )
-    if padded.zero_point is None:
-        return padded
-    inside = jnp.pad(np.ones(q.shape, bool), widths)
-    stored = jnp.where(
-        inside, padded.qvalue, repeat_blocks(padded.zero_point, padded.shape)
-    )
-    return dataclasses.replace(padded, qvalue=stored.astype(q.qvalue.dtype))
+    zero = _stored_zero(q)
+    if padded.zero_point is not None:
+        zero = repeat_blocks(padded.zero_point, padded.shape)
+    inside = np.pad(np.ones(q.shape, bool), widths)
+    stored = jnp.where(inside, padded.qvalue, jnp.asarray(zero, q.qvalue.dtype))
+    return dataclasses.replace(padded, qvalue=stored)
 
 
 def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
@@ -282,7 +280,7 @@ def dynamic_update_slice(
 
     updated = _combine(
         (q, update),
-        lambda xs: lax.dynamic_update_slice(*xs, start_indices),
+        lambda xs: lax.dynamic_update_slice(xs[0], xs[1], start_indices),
         on_scales if is_whole else lambda xs: xs[0],
     )
     if is_whole:
