@@ -16,13 +16,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import NamedSharding
 
-from aqtlite import execution, operands, quantizer
+from aqtlite import execution, operands, quantizer, tiles
 from aqtlite.dimension_numbers import Axes
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, sharded_like, vary_together
 from aqtlite.statistics import States
@@ -58,7 +58,13 @@ def quantize_and_contract(
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, states[0])
     rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, states[1])
-    sums = _sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
+    left = operands.dot_input(fixed_lhs, lhs_q, how.fwd.lhs.form, how.fwd.in_dtype)
+    right = operands.dot_input(fixed_rhs, rhs_q, how.fwd.rhs.form, how.fwd.in_dtype)
+    counts = _tile_counts(how.fwd, operation, lhs_q, rhs_q)
+    if math.prod(counts) == 1:
+        sums = _sum_products(how.fwd, operation, left, right)
+    else:
+        sums = _sum_tiles(how.fwd, operation, counts, (left, lhs_q), (right, rhs_q))
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
@@ -72,7 +78,9 @@ def _quantize(
     noise_of: operands.Noise,
     state: Any,
 ) -> QTensor | None:
-    q = operands.quantize(x, one.tensor, contracting, one.path, noise_of, state)
+    q = operands.quantize(
+        x, one.tensor, contracting, one.path, noise_of, state, one.local_tiles
+    )
     if q is None or q is x or how.path != "fwd":
         return q
     # What may be frozen is compiled alike whether it is computed or given.
@@ -82,14 +90,10 @@ def _quantize(
 def _sum_products(
     how: ContractionExecution,
     operation: Operation,
-    lhs: Operand,
-    rhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
+    left: DotInput,
+    right: DotInput,
 ) -> jax.Array:
     """The bare dot, of integers where there are any."""
-    left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
-    right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
     if how.kind == "integers":
         sums = operation.integer_dot(left, right, how.out_sharding)
     elif how.kind == "integers in float" and how.in_dtype is not None:
@@ -101,6 +105,85 @@ def _sum_products(
     else:
         sums = operation.float_dot(left, right, how.out_sharding)
     return sums if how.accumulator is None else sums.astype(how.accumulator)
+
+
+def _tile_counts(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> tuple[int, ...]:
+    """Into how many tiles each contracting axis is cut, so that scales do not vary."""
+    axes = zip(*(operation.axes(side).contracting for side in SIDES), strict=True)
+    shapes = (
+        None if q is None or not one.scales_output else q.scale.shape
+        for one, q in ((how.lhs, lhs_q), (how.rhs, rhs_q))
+    )
+    return tiles.counts_of(tuple(axes), *shapes)
+
+
+def _sum_tiles(
+    how: ContractionExecution,
+    operation: Operation,
+    counts: tuple[int, ...],
+    lhs: tuple[DotInput, QTensor | None],
+    rhs: tuple[DotInput, QTensor | None],
+) -> jax.Array:
+    """The sum over tiles of dots, scaled.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        counts: into how many tiles each contracting axis is cut.
+        lhs: the input to the dot, and the quantized operand if there is one.
+        rhs: the same.
+
+    Returns:
+        float32.
+    """
+    tiled, front = operation.tiled(counts), sum(count > 1 for count in counts)
+    inputs, scales = [], []
+    for side, one, (given, q) in zip(
+        SIDES, (how.lhs, how.rhs), (lhs, rhs), strict=True
+    ):
+        contracting = operation.axes(side).contracting
+        values = tiles.cut(given.values, contracting, counts)
+        zero_point = given.zero_point
+        if zero_point is not None:
+            zero_point = _of_elements(operation, side, zero_point, given.values.shape)
+            zero_point = tiles.cut(zero_point, contracting, counts)
+        inputs.append(given._replace(values=values, zero_point=zero_point))
+        if q is not None and one.scales_output:
+            scale = _of_elements(operation, side, q.scale, given.values.shape)
+            scale = tiles.cut(scale, contracting, counts)
+            scales.append(tiled.scale_to_output(side, scale))
+    sharding = how.out_sharding
+    if sharding is not None:
+        sharding = sharding.update(spec=(*(None,) * front, *sharding.spec))
+        how = dataclasses.replace(how, out_sharding=sharding)
+    out = _scaled(_sum_products(how, tiled, *inputs), scales, sharding)
+    return jnp.sum(out, axis=tuple(range(front)))
+
+
+def _of_elements(
+    operation: Operation, side: Side, scale: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Repeats what blocks along kept axes share."""
+    axes = operation.axes(side)
+    return tiles.repeat(scale, shape, axes.batch + axes.remaining)
+
+
+def _scaled(
+    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
+) -> jax.Array:
+    """Multiplies sums with the scales of lhs and rhs.
+
+    That of rhs, mostly weights, goes first: integers times the scale of a large lhs
+    would overflow where the result does not.
+    """
+    *first, last = (sharded_like(one, sharding) for one in reversed(scales))
+    out = math.prod(first, start=sums.astype(jnp.float32))
+    return exact.rounded_product(out, last)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -116,18 +199,15 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del lhs, rhs, seed  # For the backward pass.
-    # That of rhs, mostly weights, goes first: integers times the scale of a large lhs
-    # would overflow where the result does not.
+    if math.prod(_tile_counts(how.fwd, operation, lhs_q, rhs_q)) > 1:
+        return sums.astype(how.fwd.out_dtype)  # Tile by tile, they are scaled already.
     scales = []
-    if rhs_q is not None and how.fwd.rhs.scales_output:
-        scales.append(operation.scale_to_output("rhs", rhs_q.scale))
-    if lhs_q is not None and how.fwd.lhs.scales_output:
-        scales.append(operation.scale_to_output("lhs", lhs_q.scale))
-    out = sums
-    if scales:
-        *first, last = (sharded_like(one, how.fwd.out_sharding) for one in scales)
-        out = math.prod(first, start=out.astype(jnp.float32))
-        out = exact.rounded_product(out, last)
+    both = (how.fwd.lhs, lhs_q), (how.fwd.rhs, rhs_q)
+    for side, (one, q) in zip(SIDES, both, strict=True):
+        if q is not None and one.scales_output:
+            scale = _of_elements(operation, side, q.scale, q.qvalue.shape)
+            scales.append(operation.scale_to_output(side, scale))
+    out = _scaled(sums, scales, how.fwd.out_sharding) if scales else sums
     return out.astype(how.fwd.out_dtype)
 
 
@@ -268,24 +348,12 @@ def _gradient(
     """Contracts the gradient of the output with what the forward pass left."""
     if isinstance(other, QTensor):
         if how.rhs.reuse == "stored":
-            moved = operation.rhs_scale_to_lhs(other.scale)
+            scale = tiles.repeat(other.scale, other.shape, range(other.ndim))
+            moved = operation.rhs_scale_to_lhs(scale)
             g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
-        else:
+        elif how.rhs.reuse == "dequantized":
             other = other.dequant()
-    out_dtype = how.out_dtype
-    if how.tiles is not None:
-        operation, g, other = operation.tiled(g, other, how.tiles, how.path)
-        forward_scales = tuple(jnp.expand_dims(scale, 0) for scale in forward_scales)
-        sharding = how.out_sharding
-        if sharding is not None:
-            sharding = sharding.update(spec=(None, *sharding.spec))
-        how = dataclasses.replace(
-            how, out_dtype=np.dtype("float32"), out_sharding=sharding
-        )
     inner = execution.resolve_gradient(how, operation, g, other)
-    out = quantize_and_contract(inner, operation, g, other, seed, forward_scales)
-    if how.tiles is not None:
-        out = jnp.sum(out, axis=0).astype(out_dtype)
-    return out
+    return quantize_and_contract(inner, operation, g, other, seed, forward_scales)
