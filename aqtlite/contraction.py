@@ -53,7 +53,8 @@ def quantize_and_contract(
         The result, in ``how.fwd.out_dtype``.
     """
     lhs, rhs = vary_together((lhs, rhs))
-    fixed_lhs, fixed_rhs = jax.lax.stop_gradient((lhs, rhs))
+    fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
+    lhs, rhs = map(_differentiable, (lhs, rhs))
     noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, states[0])
@@ -68,6 +69,20 @@ def quantize_and_contract(
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
+
+
+def _constant(x: Operand) -> Operand:
+    fixed: Operand = jax.lax.stop_gradient(
+        x.stop_gradient() if isinstance(x, QTensor) else x
+    )
+    return fixed
+
+
+def _differentiable(x: Operand) -> Operand:
+    """The array that takes the gradient; a `QTensor` that has none stays."""
+    if isinstance(x, QTensor) and x.unrounded is not None:
+        return x.unrounded
+    return x
 
 
 def _quantize(
@@ -250,10 +265,10 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     saved: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "lhs_mask", "rhs_mask"))
     if "lhs" in differentiated:
         saved["rhs"] = rhs_q if how.saves_rhs == "quantized" else rhs
-        saved["lhs_mask"] = _gradient_mask(lhs, lhs_q)
+        saved["lhs_mask"] = _gradient_mask(how.fwd.lhs, lhs, lhs_q)
     if "rhs" in differentiated:
         saved["lhs"] = lhs_q if how.saves_lhs == "quantized" else lhs
-        saved["rhs_mask"] = _gradient_mask(rhs, rhs_q)
+        saved["rhs_mask"] = _gradient_mask(how.fwd.rhs, rhs, rhs_q)
     scales: tuple[jax.Array | None, jax.Array | None] = None, None
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
         scales = _scale_of(lhs_q), _scale_of(rhs_q)
@@ -297,8 +312,10 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
             )
 
 
-def _gradient_mask(x: Operand, q: QTensor | None) -> jax.Array | None:
-    if q is None or q.numerics is None or isinstance(x, QTensor):
+def _gradient_mask(
+    one: OperandExecution, x: Operand, q: QTensor | None
+) -> jax.Array | None:
+    if q is None or q.numerics is None or one.is_given or isinstance(x, QTensor):
         return None
     mask = q.numerics.gradient_mask(quantizer.scaled(x, q.scale, q.numerics))
     if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):

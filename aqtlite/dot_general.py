@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, contraction, execution, noise, operations, quantizer
+from aqtlite import config, contraction, execution, noise, operations, output, quantizer
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
 
-DotGeneral = Callable[..., jax.Array]
+DotGeneral = Callable[..., Any]
 
 
 def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
@@ -33,7 +33,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         states=None)``.
 
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
-          or not, or a `QTensor` that was quantized with this config.
+          or not, or a `QTensor` that was quantized with this config: frozen weights,
+          or the result of another contraction.
         - `precision`: None or DEFAULT. An integer contraction is exact and has no
           other; ask for one and it raises.
         - `preferred_element_type`: the dtype of the output. By default that of
@@ -43,6 +44,9 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
           it the seed is made from the scales of the operands.
         - `states`: the statistics of lhs and rhs, a pair, for calibrations that gather
           them; see `aqtlite.statistics`.
+
+        It returns an array, or, where ``cfg.out`` quantizes the result, a
+        `QTensor`.
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
@@ -111,7 +115,7 @@ def _dot_general(
     out_sharding: Any = None,
     key: jax.Array | None = None,
     states: tuple[Any, Any] | None = None,
-) -> jax.Array:
+) -> jax.Array | QTensor:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
@@ -137,9 +141,10 @@ def _dot_general(
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
     states = ((), ()) if states is None else states
-    return contraction.quantize_and_contract(
+    out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=states
     )
+    return output.quantize(out, cfg.out)
 
 
 def _in_own_order(x):

@@ -6,10 +6,11 @@ from typing import Any, Literal
 import jax
 from flax.core import Scope
 
-from aqtlite import config, dot_general
+from aqtlite import config, dot_general, output
 from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
+from aqtlite.qtensor import QTensor
 from aqtlite.serving import lookup
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import Contraction
@@ -113,11 +114,12 @@ class AqtDotGeneral(Injected):
         *,
         out_sharding: Any = None,
         key: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
         check_operands(lhs, rhs)
+        cfg = self.cfg or config.unquantized()
         call = Contraction(
-            cfg=self.cfg or config.unquantized(),
+            cfg=output.left_float(cfg),
             frozen_operands=self.frozen_operands,
             name=self.name,
             dimension_numbers=dimension_numbers,
@@ -131,7 +133,7 @@ class AqtDotGeneral(Injected):
             operands = call.lhs, call.rhs
         else:
             operands = self._operands(call, scope)
-        cfg = call.cfg
+        out, cfg = cfg.out, call.cfg
         needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
         if key is None and needs_noise and scope is not None:
             key = _rng(scope)
@@ -149,7 +151,8 @@ class AqtDotGeneral(Injected):
                 states=states,
             )
 
-        return lookup.contract(contract, *operands)
+        # Whatever stands for its operands, the result is quantized once.
+        return output.quantize(lookup.contract(contract, *operands), out)
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """Returns the operands to contract: frozen weights in place of their floats."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 
+from aqtlite import output
 from aqtlite.einsum import contract
 from aqtlite.flax.linen.dot_general import AqtDotGeneral, Injected, check_operands
+from aqtlite.qtensor import QTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class AqtEinsum(Injected):
         preferred_element_type: Any = None,
         out_sharding: Any = None,
         key: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
         if not isinstance(eqn, str):
             raise TypeError(
@@ -43,10 +45,11 @@ class AqtEinsum(Injected):
                 "AqtDotGeneral(cfg)"
             )
         check_operands(lhs, rhs)
+        cfg = self.cfg and output.left_float(self.cfg)
         dot_general = AqtDotGeneral(
-            self.cfg, self.quant_mode, self.frozen_operands, self.name
+            cfg, self.quant_mode, self.frozen_operands, self.name
         )
-        return contract(
+        out = contract(
             eqn,
             lhs,
             rhs,
@@ -55,3 +58,5 @@ class AqtEinsum(Injected):
             out_sharding=out_sharding,
             key=key,
         )
+        # The axes of the result are those of the equation.
+        return output.quantize(out, self.cfg.out) if self.cfg else out
