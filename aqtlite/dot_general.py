@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from aqtlite import config, contraction, execution, noise, operations, output, quantizer
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
+from aqtlite.statistics import States
 
 DotGeneral = Callable[..., Any]
 
@@ -42,8 +43,10 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `out_sharding`: as in `lax.dot_general`.
         - `key`: seeds the noise of stochastic rounding in the backward pass. Without
           it the seed is made from the scales of the operands.
-        - `states`: the statistics of lhs and rhs, a pair, for calibrations that gather
-          them; see `aqtlite.statistics`.
+        - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
+          or are learned. The gradient with respect to learned parameters is that of
+          the loss; with respect to statistics of the output gradient, it is what they
+          become with this batch.
 
         It returns an array, or, where ``cfg.out`` quantizes the result, a
         `QTensor`.
@@ -88,7 +91,7 @@ def _unquantized(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
-    states: tuple[Any, Any] | None = None,
+    states: tuple[Any, ...] | None = None,
 ) -> jax.Array:
     """Calls `lax.dot_general`, and ignores what only quantization needs."""
     del key, states
@@ -114,7 +117,7 @@ def _dot_general(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
-    states: tuple[Any, Any] | None = None,
+    states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
@@ -140,9 +143,9 @@ def _dot_general(
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
-    states = ((), ()) if states is None else states
+    given = States() if states is None else States(*states)
     out = contraction.quantize_and_contract(
-        how, operation, lhs, rhs, seed, states=states
+        how, operation, lhs, rhs, seed, states=given
     )
     return output.quantize(out, cfg.out)
 

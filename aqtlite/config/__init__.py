@@ -14,6 +14,7 @@ from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import (
     fully_quantized,
+    lsq,
     qat,
     static_int8,
     unquantized,
@@ -36,6 +37,7 @@ __all__ = [
     "differences",
     "from_json",
     "fully_quantized",
+    "lsq",
     "mxfp4",
     "mxfp6",
     "mxfp8",

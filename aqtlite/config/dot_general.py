@@ -69,6 +69,29 @@ def _misplaced_use_fwd_quant(path: str) -> str:
     )
 
 
+def _check_backward_calibration(path: str, tensor: Tensor) -> None:
+    calibration, is_gradient = tensor.calibration, path.endswith(".lhs")
+    if calibration.has_state and not is_gradient:
+        raise ValueError(
+            f"{path}.calibration={calibration!r} gathers statistics, which only "
+            "fwd.lhs, fwd.rhs, dlhs.lhs and drhs.lhs can; use a calibration that looks "
+            "at the array alone, such as calibration.AbsMax()"
+        )
+    if calibration.is_learned:
+        raise ValueError(
+            f"{path}.calibration={calibration!r} is learned, which only those of "
+            "fwd.lhs and fwd.rhs can be; use one that looks at the array alone, such "
+            "as calibration.AbsMax()"
+        )
+    is_gathered = tensor.is_quantized and calibration.has_state
+    if is_gathered and tensor.calib_shared_axes != "per_tensor":
+        raise ValueError(
+            f"{path}.calibration={calibration!r} gathers statistics of the output "
+            f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "
+            "each row of a batch would have its own. Set it to 'per_tensor'"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LocalAqt(representation.CompactRepr):
     """Sub-channel tiles in a backward contraction.
@@ -243,8 +266,8 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         TypeError: if a field is of another type than declared.
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
             `fwd.local_aqt` is set, if rounding is stochastic anywhere but on the output
-            gradient, if an int32 accumulator is asked of a float operand, or if `out`
-            rounds stochastically or gathers statistics.
+            gradient, if a calibration has a state where none is kept, if an int32
+            accumulator is asked of a float operand, or if `out` rounds stochastically.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -287,12 +310,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "here"
                 )
         for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
-            if _at(self, path).calibration.has_state:
-                raise ValueError(
-                    f"{path}.calibration={_at(self, path).calibration!r} gathers "
-                    "statistics, which only fwd.lhs and fwd.rhs can; use a calibration "
-                    "that looks at the array alone, such as calibration.AbsMax()"
-                )
+            _check_backward_calibration(path, _at(self, path))
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 

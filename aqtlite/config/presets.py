@@ -158,6 +158,36 @@ def static_int8(
     return update(fully_quantized(bwd_bits=bwd_bits), changes)
 
 
+def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
+    """Both forward operands on steps that are learned (LSQ, `calibration.LSQ`).
+
+    Activations (the forward's lhs) have one step per tensor, weights one per channel.
+    In Flax, `model.init` makes the steps from the sample batch and the weights, and
+    they are trained as parameters.
+
+    >>> lsq(bits=2).fwd.rhs
+    Tensor(
+        numerics=IntSymmetric(bits=2, preserve_max_val=True),
+        calibration=LSQ(),
+    )
+
+    Args:
+        bits: width of both operands.
+        bwd_bits: width of the gradients, as in `fully_quantized`.
+
+    Raises:
+        TypeError: if `bits` is not an int, or `bwd_bits` neither an int nor None.
+        ValueError: if one is out of the range of `numerics.IntSymmetric`.
+    """
+    grid = numerics.IntSymmetric(bits=bits, preserve_max_val=True)
+    changes = {
+        "fwd.*.numerics": grid,
+        "fwd.*.calibration": calibration.LSQ(),
+        "fwd.lhs.calib_shared_axes": "per_tensor",
+    }
+    return update(fully_quantized(bwd_bits=bwd_bits), changes)
+
+
 def _tensor(
     bits: int | None, *, stochastic_rounding: bool = False, use_fwd_quant: bool = False
 ) -> Tensor:

@@ -90,7 +90,7 @@ class WeightFreezer:
         self._compiled: dict[str, Any] = {}
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
-        """Makes a weight of the values of its parameters."""
+        """Makes a weight of the values of its sources."""
         recorded = weight.recorded
         outputs = weight.outputs, recorded.outputs.original
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)

@@ -49,6 +49,11 @@ class Weight:
         return self.recorded.parameters
 
     @property
+    def sources(self) -> tuple[Parameter, ...]:
+        """These, and those that a learned calibration reads."""
+        return self.recorded.sources
+
+    @property
     def tensor(self) -> config.Tensor:
         """The config by which it is quantized."""
         raw = self.site.cfg.fwd

@@ -78,11 +78,14 @@ class RecordedWeight:
     parameters: tuple[Parameter, ...]
     """The parameters that it is made of, sorted."""
 
+    sources: tuple[Parameter, ...]
+    """These, and those of a learned calibration, sorted."""
+
     outputs: WeightOutputs
 
     def made_like(self, other: "RecordedWeight") -> bool:
         """Tells whether another one is made of the same parameters in the same way."""
-        if (self.parameters, self.shape) != (other.parameters, other.shape):
+        if (self.sources, self.shape) != (other.sources, other.shape):
             return False
         first, second = (
             slicing.slice_outputs(one.trace.jaxpr, one.outputs.original).jaxpr
@@ -110,7 +113,7 @@ def record_weights(
     """
 
     def record(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
-        qtensor = quantize(contraction.cfg, operand, x)
+        qtensor = quantize(contraction, operand, x)
         return WeightOutputs(qtensor, x, identity.stack(identity.corners(x)))
 
     # What a contraction gives may be, or become, a weight of another one.
@@ -119,7 +122,11 @@ def record_weights(
     result = []
     for place, node in enumerate(stored):
         original = node.arrays.original
-        made_of = [p for i, p in trace.parameters.items() if i in depends[original]]
+        read = frozenset().union(*(depends[i] for i in jax.tree.leaves(node.arrays)))
+        made_of, sources = (
+            tuple(sorted(p for i, p in trace.parameters.items() if i in one))
+            for one in (depends[original], read)
+        )
         result.append(
             RecordedWeight(
                 index=(call, place),
@@ -129,18 +136,22 @@ def record_weights(
                 operand=node.operand,
                 name=node.name,
                 shape=trace.jaxpr.out_avals[original].shape,
-                parameters=tuple(sorted(made_of)),
+                parameters=made_of,
+                sources=sources,
                 outputs=node.arrays,
             )
         )
     return result
 
 
-def quantize(cfg: config.DotGeneral, operand: Operand, x: Any) -> QTensor:
+def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     """Quantizes an operand as its contraction does, stored in the order of serving."""
-    tensor = cfg.fwd.lhs if operand.side == "lhs" else cfg.fwd.rhs
+    raw, states = contraction.cfg.fwd, contraction.states
+    tensor, state = raw.rhs, states.rhs
+    if operand.side == "lhs":
+        tensor, state = raw.lhs, states.lhs
     path = f"fwd.{operand.side}"
-    quantized = operands.quantize(x, tensor, operand.contracting, path)
+    quantized = operands.quantize(x, tensor, operand.contracting, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     return quantized.stored_in(operand.serving_order())
