@@ -147,7 +147,7 @@ def _dot_general(
     out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=given
     )
-    return output.quantize(out, cfg.out)
+    return output.quantize(out, cfg.out, given.out)
 
 
 def _in_own_order(x):

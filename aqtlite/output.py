@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, quantizer
-from aqtlite.lowering import exact
+from aqtlite import config, operands, quantizer
 from aqtlite.qtensor import QTensor
 
 PATH = "out"
@@ -20,7 +19,9 @@ def left_float(cfg: config.DotGeneral) -> config.DotGeneral:
     return dataclasses.replace(cfg, out=config.Tensor())
 
 
-def quantize(out: jax.Array, tensor: config.Tensor) -> jax.Array | QTensor:
+def quantize(
+    out: jax.Array, tensor: config.Tensor, state: Any = ()
+) -> jax.Array | QTensor:
     """Quantizes the result of a contraction as ``out`` says.
 
     Gradients pass the rounding unchanged (straight-through estimator): those with
@@ -31,6 +32,7 @@ def quantize(out: jax.Array, tensor: config.Tensor) -> jax.Array | QTensor:
     Args:
         out: the result, floating.
         tensor: how; by default its last axis shares a scale.
+        state: the statistics of a calibration that gathers them.
 
     Returns:
         A `QTensor`; the array that it stands for, with ``use_fake_quant``; `out` as it
@@ -40,10 +42,10 @@ def quantize(out: jax.Array, tensor: config.Tensor) -> jax.Array | QTensor:
         return out
     grid, last = tensor.grid, tuple(range(out.ndim))[-1:]
     fixed = jax.lax.stop_gradient(out)
-    calibrated = quantizer.calibrate(fixed, tensor, last, PATH)
-    # What contracts the integers reads scales as it reads those of operands.
-    calibrated = calibrated._replace(scale=exact.fusion_barrier(calibrated.scale))
+    calibrated = operands.calibrate(fixed, tensor, last, PATH, state)
     q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
+    # What contracts the integers reads scales as it reads those of operands.
+    q = operands.with_fusion_barrier(q)
     mask: Any = grid.gradient_mask(quantizer.scaled(fixed, q.scale, grid))
     unrounded = out if mask is None else jnp.where(mask, out, fixed)
     q = dataclasses.replace(q, unrounded=unrounded)

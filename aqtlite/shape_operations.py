@@ -31,10 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config
+from aqtlite import combination
 from aqtlite.qtensor import QTensor, rearrange, repeat_blocks
-
-Arrays = Callable[[Sequence[Any]], Any]
 
 
 def moveaxis(
@@ -159,9 +157,9 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
         TypeError: for other grids, dtypes or ranks.
         ValueError: for other sizes, blocks or scales.
     """
-    qs = _check_alike("concatenate", arrays)
+    qs = combination.check_alike("concatenate", arrays)
     axis = _axis(qs[0], axis)
-    _check_other_axes("concatenate", qs, axis)
+    combination.check_other_axes("concatenate", qs, axis)
     sizes = [q.shape[axis] for q in qs]
     counts = [q.scale.shape[axis] for q in qs]
 
@@ -169,22 +167,24 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
         return jnp.concatenate(xs, axis)
 
     if counts == sizes or len({q.blocks[axis] for q in qs}) == 1 != max(counts):
-        return _combine(qs, join, join)
+        return combination.combine(qs, join, join)
     if set(counts) != {1}:
         raise ValueError(
             f"concatenate along axis {axis}: blocks of {[q.blocks[axis] for q in qs]} "
             "elements with a scale each do not join; concatenate the results of "
             ".dequant() instead"
         )
-    joined = _combine(qs, join, lambda xs: xs[0])
+    joined = combination.combine(qs, join, lambda xs: xs[0])
     for other in qs[1:]:
-        joined = _with_equal(f"concatenate along axis {axis}", joined, qs[0], other)
+        joined = combination.with_equal(
+            f"concatenate along axis {axis}", joined, qs[0], other
+        )
     return joined
 
 
 def stack(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     """Joins along a new axis, as `jnp.stack`; each array keeps its scales."""
-    qs = _check_alike("stack", arrays)
+    qs = combination.check_alike("stack", arrays)
     for q in qs[1:]:
         if (q.shape, q.scale.shape) != (qs[0].shape, qs[0].scale.shape):
             raise ValueError(
@@ -196,7 +196,7 @@ def stack(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     def join(xs: Sequence[Any]) -> Any:
         return jnp.stack(xs, axis)
 
-    return _combine(qs, join, join)
+    return combination.combine(qs, join, join)
 
 
 def dynamic_slice(
@@ -253,7 +253,7 @@ def dynamic_update_slice(
         TypeError: for another grid, dtype or rank, or for a part of an axis of blocks.
         ValueError: for other scales.
     """
-    q, update = _check_alike("dynamic_update_slice", (q, update))
+    q, update = combination.check_alike("dynamic_update_slice", (q, update))
     starts = _scale_starts(q, start_indices)
     sizes, is_whole = [], True
     for axis, size in enumerate(q.shape):
@@ -278,7 +278,7 @@ def dynamic_update_slice(
         new = jnp.broadcast_to(xs[1], sizes)
         return lax.dynamic_update_slice(xs[0], new, starts)
 
-    updated = _combine(
+    updated = combination.combine(
         (q, update),
         lambda xs: lax.dynamic_update_slice(xs[0], xs[1], start_indices),
         on_scales if is_whole else lambda xs: xs[0],
@@ -286,7 +286,7 @@ def dynamic_update_slice(
     if is_whole:
         return updated
     there = rearrange(q, lambda x: x, lambda x: lax.dynamic_slice(x, starts, sizes))
-    return _with_equal("dynamic_update_slice", updated, there, update)
+    return combination.with_equal("dynamic_update_slice", updated, there, update)
 
 
 def _alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
@@ -313,85 +313,6 @@ def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
     for start, size, count in zip(start_indices, q.shape, q.scale.shape, strict=True):
         starts.append(start if count == size else jnp.zeros_like(start))
     return starts
-
-
-def _check_alike(what: str, arrays: Sequence[QTensor]) -> list[QTensor]:
-    """Returns arrays in their own order of axes, which can go into one."""
-    for x in arrays:
-        if not isinstance(x, QTensor):
-            raise TypeError(
-                f"{what} takes QTensors, and got {type(x).__name__}; quantize it, or "
-                "give the result of .dequant() of the others"
-            )
-    if not arrays:
-        raise ValueError(f"{what} takes one QTensor or more, and got none")
-    first = arrays[0]
-    for x in arrays[1:]:
-        changes = [
-            f"{name} {a} and {b}"
-            for name, a, b in (
-                ("rank", first.ndim, x.ndim),
-                ("dtype", np.dtype(first.dtype).name, np.dtype(x.dtype).name),
-                ("storage", first.qvalue.dtype.name, x.qvalue.dtype.name),
-                ("a zero point", *(one.zero_point is not None for one in (first, x))),
-                ("a gradient", *(one.unrounded is not None for one in (first, x))),
-            )
-            if a != b
-        ]
-        if first.numerics != x.numerics:
-            changes += config.differences(first.numerics, x.numerics)
-        if changes:
-            raise TypeError(
-                f"{what} of QTensors of shapes {first.shape} and {x.shape} that differ "
-                f"in {'; '.join(changes)}. Quantize them alike (.astype changes the "
-                "dtype, .stop_gradient drops the gradient), or use the results of "
-                ".dequant() instead"
-            )
-    return [x.in_own_order() for x in arrays]
-
-
-def _check_other_axes(what: str, qs: Sequence[QTensor], axis: int) -> None:
-    for other in range(qs[0].ndim):
-        found = {(q.shape[other], q.scale.shape[other]) for q in qs}
-        if other != axis and len(found) > 1:
-            raise ValueError(
-                f"{what} along axis {axis}: QTensors of shapes "
-                f"{[q.shape for q in qs]} with scales of shapes "
-                f"{[q.scale.shape for q in qs]} differ along axis {other}"
-            )
-
-
-def _combine(qs: Sequence[QTensor], on_values: Arrays, on_scales: Arrays) -> QTensor:
-    """Combines arrays into one, values and scales alike."""
-    first = qs[0]
-    zero_points = [q.zero_point for q in qs]
-    unrounded = [q.unrounded for q in qs]
-    return dataclasses.replace(
-        first,
-        qvalue=on_values([q.qvalue for q in qs]),
-        scale=on_scales([q.scale for q in qs]),
-        zero_point=None if first.zero_point is None else on_scales(zero_points),
-        unrounded=None if first.unrounded is None else on_values(unrounded),
-    )
-
-
-def _with_equal(what: str, result: QTensor, a: QTensor, b: QTensor) -> QTensor:
-    """Returns a result that is right where two scales are equal.
-
-    Raises:
-        ValueError: if they are known, and are not.
-    """
-    is_equal = jnp.all(a.scale == b.scale)
-    if a.zero_point is not None:
-        is_equal &= jnp.all(a.zero_point == b.zero_point)
-    if not isinstance(is_equal, jax.core.Tracer) and not is_equal:
-        raise ValueError(
-            f"{what}: elements would share a scale, but have others (or other zero "
-            "points). Quantize them with one scale, for instance with "
-            "calibration.Constant, or use the results of .dequant() instead"
-        )
-    nan = jnp.float32(jnp.nan)
-    return dataclasses.replace(result, scale=jnp.where(is_equal, result.scale, nan))
 
 
 def _stored_zero(q: QTensor) -> np.ndarray:

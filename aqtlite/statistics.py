@@ -23,6 +23,7 @@ raises, and gives NaN under `jax.jit`. Statistics of gradients are floats, since
 integers have no gradient, and need no batch before the first.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +50,9 @@ class States(NamedTuple):
 
     drhs: Any = ()
     """The same, where it gives the gradient of rhs."""
+
+    out: Any = ()
+    """Statistics of the result."""
 
 
 def has_states(cfg: config.DotGeneral) -> bool:
@@ -87,16 +91,45 @@ def init_states(
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
     """
-    (lhs_ca, rhs_ca), (lhs_ba, _) = dn.canonicalize(
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dn.canonicalize(
         dimension_numbers, lhs.shape, rhs.shape
     )
-    out_ndim = lhs.ndim + rhs.ndim - 2 * len(lhs_ca) - len(lhs_ba)
+    kept = dn.remaining_axes(rhs.ndim, rhs_ca, rhs_ba)
+    axes = (*lhs_ba, *dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba))
+    out_shape = [lhs.shape[axis] for axis in axes] + [rhs.shape[axis] for axis in kept]
     return States(
         _init(cfg.fwd.lhs, lhs, lhs_ca, "fwd.lhs"),
         _init(cfg.fwd.rhs, rhs, rhs_ca, "fwd.rhs"),
-        _init_gradient(cfg.dlhs.lhs, out_ndim),
-        _init_gradient(cfg.drhs.lhs, out_ndim),
+        _init_gradient(cfg.dlhs.lhs, len(out_shape)),
+        _init_gradient(cfg.drhs.lhs, len(out_shape)),
+        init_output(cfg.out, out_shape),
     )
+
+
+def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
+    """The statistics of a result before the first batch.
+
+    Args:
+        tensor: ``cfg.out``.
+        shape: of the result.
+    """
+    out = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+    return _init(tensor, out, _last_axis(out), "out")
+
+
+def update_output(tensor: config.Tensor, state: Any, out: jax.Array) -> Any:
+    """The statistics of a result after one more batch.
+
+    Args:
+        tensor: ``cfg.out``.
+        state: ``states.out``.
+        out: the float result; that of a `QTensor` is ``q.unrounded``.
+    """
+    return _update(tensor, state, out, _last_axis(out), "out")
+
+
+def _last_axis(x: Any) -> dn.Axes:
+    return tuple(range(x.ndim))[-1:]
 
 
 def update_states(
@@ -106,8 +139,8 @@ def update_states(
 
     Args:
         cfg: of the contraction.
-        states: as `init_states` returns them. Parameters, and statistics of the output
-            gradient, stay as they are.
+        states: as `init_states` returns them. Parameters, and statistics of the result
+            (`update_output`) and of its gradient, stay as they are.
         lhs: an operand; a `QTensor` leaves its state as it is.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import QTensor, calibration, config
+from aqtlite import QTensor, calibration, config, statistics
 from tests.common import MATMUL, assert_same, nearest, normal, tensor
 
 
@@ -145,6 +145,28 @@ def test_einsum_names_the_axes_of_its_own_result(fake):
         )
         with pytest.raises(TypeError, match=r"diagonals and sums .* \.dequant\(\)"):
             aqtlite.einsum("bqhk,bhkt->bhq", q, k, cfg=cfg)
+
+
+def test_static_ranges():
+    """Statistics of the result: the widest range of the batches."""
+    gathered = calibration.MaxOverBatches()
+    cfg = with_out(calibration=gathered, calib_shared_axes="per_tensor")
+    dot = aqtlite.make_dot_general(cfg)
+    x, w = normal((4, 5)), normal((5, 6))
+    states = statistics.init_states(cfg, x, w, MATMUL)
+    with pytest.raises(ValueError, match="^out.calibration has no statistics yet"):
+        dot(x, w, MATMUL, states=states)
+    with pytest.raises(ValueError, match="^out.calibration=.* was given no state"):
+        dot(x, w, MATMUL)
+    float_dot = aqtlite.make_dot_general(nearest())
+    for batch in (x, 3 * x, x):
+        y = float_dot(batch, w, MATMUL)
+        out = statistics.update_output(cfg.out, states.out, y)
+        states = states._replace(out=out)
+    got = dot(x, w, MATMUL, states=states)
+    wanted = aqtlite.quantize(3 * float_dot(x, w, MATMUL), tensor(8), (0, 1)).scale
+    np.testing.assert_allclose(got.scale, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(got.unrounded, float_dot(x, w, MATMUL))
 
 
 def test_is_refused_where_it_cannot_be_taken():

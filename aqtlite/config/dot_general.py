@@ -324,11 +324,10 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                 f"out.numerics={self.out.numerics!r} rounds stochastically, and there "
                 "is no noise for a result; set stochastic_rounding=False here"
             )
-        if self.out.is_quantized and self.out.calibration.has_state:
+        if self.out.is_quantized and self.out.calibration.is_learned:
             raise ValueError(
-                f"out.calibration={self.out.calibration!r} gathers statistics, which "
-                "a result does not have; use a calibration that looks at the array "
-                "alone, such as calibration.AbsMax(), or calibration.Constant"
+                f"out.calibration={self.out.calibration!r} is learned, and only those "
+                "of fwd.lhs and fwd.rhs can be; use calibration.AbsMax(), for instance"
             )
 
     def _check_reuse(self, name: str, forward_side: str) -> None:

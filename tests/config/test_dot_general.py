@@ -236,10 +236,10 @@ def test_refuses_dtypes_that_lose_integers():
         (
             Tensor(
                 numerics=numerics.IntSymmetric(bits=8),
-                calibration=calibration.DelayedScaling(),
+                calibration=calibration.LSQ(),
             ),
             ValueError,
-            "^out.calibration=.* gathers statistics",
+            "^out.calibration=.* is learned",
         ),
     ],
 )

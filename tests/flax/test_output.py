@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import QTensor, config, shape_operations
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, promote_dtype
+from aqtlite import QTensor, calibration, config, shape_operations
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, calibrate, convert, promote_dtype
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import nearest, normal, tensor
 
@@ -65,6 +65,38 @@ def test_is_frozen_like_any_other_contraction():
     np.testing.assert_array_equal(
         with_bias.apply({"params": bias}, x), trained.dequant() + jnp.arange(4.0)
     )
+
+
+class Static(nn.Module):
+    cfg: config.DotGeneral
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (8, 4))
+        y = AqtEinsum(self.cfg)("bk,kn->nb", x, kernel)
+        z = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(self.cfg))(x)
+        return y, z
+
+
+def test_statistics_of_results():
+    """One collection holds them; served contractions read the same ranges."""
+    out = tensor(
+        8, calibration=calibration.MaxOverBatches(), calib_shared_axes="per_tensor"
+    )
+    model, x = Static(config.update(nearest(), {"out": out})), normal((3, 8))
+    variables = model.init(jax.random.key(0), x)
+    assert set(variables["aqt_stats"]) == {"einsum_bk_kn_nb_out", "Dense_0"}
+    with pytest.raises(ValueError, match="no statistics yet"):
+        model.apply(variables, x)
+    plain = Static(nearest()).apply(variables, x)
+    variables = calibrate(model, variables, [x, 2 * x, x])
+    serving = convert(model, variables, x)
+    trained, served = (jax.jit(model.apply)(v, x) for v in (variables, serving))
+    for got, same, wanted in zip(trained, served, plain, strict=True):
+        np.testing.assert_array_equal(got.qvalue, same.qvalue)
+        np.testing.assert_array_equal(got.scale, same.scale)
+        bound = 2 * np.abs(wanted).max()
+        np.testing.assert_allclose(got.scale, [[bound / 127.5]], rtol=1e-5)
 
 
 def test_a_bias_is_refused():

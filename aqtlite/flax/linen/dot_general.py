@@ -118,9 +118,8 @@ class AqtDotGeneral(Injected):
     ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
         check_operands(lhs, rhs)
-        cfg = self.cfg or config.unquantized()
         call = Contraction(
-            cfg=output.left_float(cfg),
+            cfg=output.left_float(self.cfg or config.unquantized()),
             frozen_operands=self.frozen_operands,
             name=self.name,
             dimension_numbers=dimension_numbers,
@@ -137,7 +136,7 @@ class AqtDotGeneral(Injected):
             operands = call.lhs, call.rhs
         else:
             operands = self._operands(call, scope)
-        out, cfg = cfg.out, call.cfg
+        cfg = call.cfg
         needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
         if key is None and needs_noise and scope is not None:
             key = _rng(scope)
@@ -156,7 +155,9 @@ class AqtDotGeneral(Injected):
             )
 
         # Whatever stands for its operands, the result is quantized once.
-        return output.quantize(lookup.contract(contract, *operands), out)
+        result = lookup.contract(contract, *operands)
+        name = call.name or statistics.axes_name(call)
+        return quantize_output(self, result, name)
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """Returns the operands to contract: frozen weights in place of their floats."""
@@ -196,6 +197,27 @@ class AqtDotGeneral(Injected):
                 f"{path_of(scope)} has quant_mode=QuantMode.SERVE, but the "
                 f"variables have no collection '{COLLECTION}'; convert them first"
             )
+
+
+def quantize_output(
+    injected: Injected, out: jax.Array, name: str
+) -> jax.Array | QTensor:
+    """Quantizes the result of a contraction, with the statistics of its module.
+
+    Args:
+        injected: the contraction.
+        out: its float result.
+        name: of its statistics.
+    """
+    cfg, state = injected.cfg, ()
+    if cfg is None or not cfg.out.is_quantized:
+        return out
+    if cfg.out.calibration.has_state:
+        caller = find_caller()
+        scope = caller.scope if caller is not None and caller.is_inside else None
+        own = injected.name is not None
+        state = statistics.of_output(cfg.out, out, scope, name, own=own)
+    return output.quantize(out, cfg.out, state)
 
 
 def check_operands(lhs: Any, rhs: Any) -> None:

@@ -2,14 +2,22 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
 
 from aqtlite import output
 from aqtlite.einsum import contract
-from aqtlite.flax.linen.dot_general import AqtDotGeneral, Injected, check_operands
+from aqtlite.flax.linen.dot_general import (
+    AqtDotGeneral,
+    Injected,
+    check_operands,
+    quantize_output,
+)
 from aqtlite.qtensor import QTensor
+
+_NO_LETTER = re.compile("[^a-zA-Z]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,4 +67,5 @@ class AqtEinsum(Injected):
             key=key,
         )
         # The axes of the result are those of the equation.
-        return output.quantize(out, self.cfg.out) if self.cfg else out
+        name = self.name or f"einsum_{_NO_LETTER.sub('_', eqn)}"
+        return quantize_output(self, out, name)
