@@ -50,6 +50,7 @@ def check_alike(what: str, arrays: Sequence[QTensor]) -> list[QTensor]:
 
 
 def check_other_axes(what: str, qs: Sequence[QTensor], axis: int) -> None:
+    """Raises ValueError if sizes or blocks differ along any axis but one."""
     for other in range(qs[0].ndim):
         found = {(q.shape[other], q.scale.shape[other]) for q in qs}
         if other != axis and len(found) > 1:

@@ -16,7 +16,7 @@ There are three kinds, each a pytree of arrays for an operand, ``()`` for one wi
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-States(lhs=(), rhs=(), dlhs=(), drhs=())
+States(lhs=(), rhs=(), dlhs=(), drhs=(), out=())
 
 Beside statistics, the number of batches is counted: before the first one a contraction
 raises, and gives NaN under `jax.jit`. Statistics of gradients are floats, since
