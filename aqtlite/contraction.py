@@ -98,6 +98,10 @@ def _sum_products(
         )
     elif how.kind == "mixed":
         sums = operation.mixed_dot(left, right, how.out_dtype, how.out_sharding)
+    elif how.kind == "narrow":
+        if how.path == "fwd":
+            left, right = operands.as_if_given(left, right)
+        sums = operation.narrow_dot(left, right, how.out_sharding)
     else:
         sums = operation.float_dot(left, right, how.out_sharding)
     return sums if how.accumulator is None else sums.astype(how.accumulator)

@@ -61,7 +61,7 @@ class OperandExecution:
     @property
     def scales_output(self) -> bool:
         """True if the scale multiplies the sums."""
-        return self.form in ("stored", "decoded")
+        return self.form in ("stored", "narrow", "decoded")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _contraction(
         out_sharding: of the result.
         salt: of its noise.
     """
-    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     local = raw.local_aqt
     return ContractionExecution(
         path=path,

@@ -189,6 +189,11 @@ class Float(base.Numerics):
     def bound(self) -> float:
         return self._value(self._largest_code)
 
+    @property
+    def spacing(self) -> float:
+        """The smallest value above zero, of which all values are multiples."""
+        return float(2.0 ** (self._smallest_exponent - self.mantissa_bits))
+
     def _value(self, code: int) -> float:
         """The value of the bits of exponent and mantissa."""
         exponent, mantissa = divmod(code, 2**self.mantissa_bits)
