@@ -53,7 +53,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
         not (has_few_rows or has_one_column)
         and _contracts_leading_axes(dims)
         and can_reshape(lhs, rhs)
-        and dn.contraction_size(dims, lhs.shape) > _BLOCK
+        and is_transposed_in_blocks(dn.contraction_size(dims, lhs.shape))
     ):
         return _dot_of_transposed(lhs, rhs, contracted=len(dims[0][0]))
     if has_few_rows:
@@ -154,6 +154,11 @@ def _dot_of_transposed(lhs, rhs, contracted):
     else:
         out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims, jnp.int32)
     return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
+
+
+def is_transposed_in_blocks(rows: int) -> bool:
+    """Returns True if so many rows are: XLA folds a transposition of one block."""
+    return rows > _BLOCK
 
 
 def transposed_matrix(x: jax.Array) -> jax.Array:

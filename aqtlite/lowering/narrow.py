@@ -96,11 +96,9 @@ class _NarrowDot(TargetDependent):
             return self._dot_of_integers(lhs, rhs, self.units)
         is_whole = target.partitions == 1 and self.out_sharding is None
         if is_whole and processor.multiplies_bfloat16():
-            matrices = _as_matrices(lhs, rhs, self.dims)
-            if matrices is not None:
-                out = _dot_of_matrices(*matrices)
-                out = out.reshape(dn.output_shape(self.dims, lhs.shape, rhs.shape))
-                return out if self.order is None else out.transpose(self.order)
+            out = _dot_in_bfloat16(lhs, rhs, self.dims, self.order)
+            if out is not None:
+                return out
         return self.reference(lhs.astype(jnp.float32), rhs.astype(jnp.float32))
 
     def _dot_of_integers(self, lhs, rhs, units):
@@ -114,11 +112,32 @@ class _NarrowDot(TargetDependent):
         return sums.astype(jnp.float32) * np.float32(math.prod(units))
 
 
-def _dot_of_matrices(lhs: jax.Array, rhs: jax.Array, rhs_axis: int) -> jax.Array:
-    """Contracts the last axis of lhs in bfloat16, in which XLA:CPU sums in float32."""
-    dims = ((1,), (rhs_axis,)), ((), ())
-    lhs, rhs = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
-    return plain.dot(lhs, rhs, dims, jnp.float32)
+def _dot_in_bfloat16(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, order: dn.Axes | None
+) -> jax.Array | None:
+    """Contracts matrices as XLA:CPU sums products of bfloat16 in float32.
+
+    That is with lhs's contracting axis last. XLA folds a transposition of the result
+    into the dot, and has no kernel for what it makes: the operands are exchanged.
+
+    Returns:
+        None where the operands are no such matrices, or the axes of the result lie in
+        another order than those of the operands.
+    """
+    shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    if order not in (None, tuple(range(len(shape)))):
+        rank = lhs.ndim - len(dims[0][0])
+        if order != (*range(rank, len(shape)), *range(rank)):
+            return None
+        lhs, rhs, dims = rhs, lhs, dn.transpose(dims)
+        shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    matrices = _as_matrices(lhs, rhs, dims)
+    if matrices is None:
+        return None
+    left, right, axis = matrices
+    left, right = left.astype(jnp.bfloat16), right.astype(jnp.bfloat16)
+    out = plain.dot(left, right, (((1,), (axis,)), ((), ())), jnp.float32)
+    return out.reshape(shape)
 
 
 def _as_matrices(
@@ -144,6 +163,8 @@ def _as_matrices(
         right, axis = rhs.reshape(products, rhs.size // products), 0
     if sides[0] == "last":
         return lhs.reshape(lhs.size // products, products), right, axis
+    if not cpu.is_transposed_in_blocks(products):
+        return None
     left = cpu.transposed_matrix(lhs.reshape(products, lhs.size // products))
     return left, plain.with_zeros(right, axis, left.shape[1] - products), axis
 
