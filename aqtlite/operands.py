@@ -51,6 +51,7 @@ def quantize(
     path: str,
     noise_of: Noise = _NO_NOISE,
     state: Any = (),
+    local_tiles: int | None = None,
 ) -> QTensor | None:
     """Quantizes one operand; None if it stays in floating point.
 
@@ -61,10 +62,11 @@ def quantize(
         path: where `tensor` stands, for error messages.
         noise_of: seeds stochastic rounding.
         state: the statistics of a calibration that gathers them.
+        local_tiles: into how many the first contracting axis is cut.
 
     Raises:
-        ValueError: if the scale varies along contracting axes, where it could not be
-            taken out of the sum.
+        ValueError: if ``calib_shared_axes`` lets the scale vary along contracting axes,
+            where it could not be taken out of the sum.
     """
     if isinstance(x, QTensor):
         _check_scale(x.scale.shape, tensor, contracting, path)
@@ -77,8 +79,11 @@ def quantize(
         scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
         calibrated = calibrated._replace(scale=scale)
     else:
-        calibrated = quantizer.calibrate(x, tensor, contracting, path)
-    _check_scale(calibrated.scale.shape, tensor, contracting, path)
+        calibrated = quantizer.calibrate(
+            x, tensor, contracting, path, local_tiles=local_tiles
+        )
+    if local_tiles is None:
+        _check_scale(calibrated.scale.shape, tensor, contracting, path)
     seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None
     return quantizer.round_to_grid(x, calibrated, tensor, seed)
 
@@ -98,13 +103,15 @@ def _check_scale(
     contracting: Axes,
     path: str,
 ) -> None:
+    if tensor.blocks is not None or tensor.use_fake_quant:
+        return
     varying = [axis for axis in contracting if scale_shape[axis] != 1]
-    if varying and not tensor.use_fake_quant:
+    if varying:
         raise ValueError(
             f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
             f"shape {scale_shape} that varies along the contracting axes {varying}: "
-            "it cannot be taken out of the sum. Share the scale along them too, or "
-            f"set {path}.use_fake_quant=True"
+            "it cannot be taken out of the sum. Share the scale along them too, use "
+            f"{path}.blocks, or set {path}.use_fake_quant=True"
         )
 
 
@@ -148,8 +155,8 @@ def _narrow(q: QTensor) -> DotInput:
     grid = q.numerics
     if not isinstance(grid, numerics.Float):
         return DotInput(q.qvalue, None, None)
-    largest = grid.bound / grid.spacing
-    return DotInput(q.qvalue, None, int(largest), grid.spacing)
+    largest = grid.bound / grid.smallest
+    return DotInput(q.qvalue, None, int(largest), grid.smallest)
 
 
 def as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:

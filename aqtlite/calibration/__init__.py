@@ -5,7 +5,6 @@ from aqtlite.calibration.abs_mean import AbsMean
 from aqtlite.calibration.base import (
     Calibration,
     Range,
-    ceil_to_power_of_two,
     scale_and_zero_point,
     scale_from_bound,
 )
@@ -20,6 +19,7 @@ from aqtlite.calibration.over_batches import (
 )
 from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.rms import RMS
+from aqtlite.calibration.scale_grids import ceil_to_power_of_two
 from aqtlite.calibration.snr_search import SnrSearch
 
 __all__ = [

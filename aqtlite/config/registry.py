@@ -4,6 +4,7 @@ import dataclasses
 from typing import TypeVar
 
 from aqtlite import calibration, numerics
+from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.tensor import Tensor
 
@@ -14,6 +15,7 @@ _classes: dict[str, type] = {
     for cls in (
         calibration.AbsMax,
         calibration.AbsMean,
+        Blocks,
         calibration.Constant,
         calibration.ConstantRange,
         calibration.DelayedScaling,

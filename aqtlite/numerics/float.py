@@ -190,9 +190,9 @@ class Float(base.Numerics):
         return self._value(self._largest_code)
 
     @property
-    def spacing(self) -> float:
-        """The smallest value above zero, of which all values are multiples."""
-        return float(2.0 ** (self._smallest_exponent - self.mantissa_bits))
+    def smallest(self) -> float:
+        """The smallest positive value."""
+        return self._value(1)
 
     def _value(self, code: int) -> float:
         """The value of the bits of exponent and mantissa."""
