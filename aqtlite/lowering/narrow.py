@@ -95,10 +95,9 @@ class _NarrowDot(TargetDependent):
         if self.units is not None:
             return self._dot_of_integers(lhs, rhs, self.units)
         is_whole = target.partitions == 1 and self.out_sharding is None
-        if is_whole and processor.multiplies_bfloat16():
-            out = _dot_in_bfloat16(lhs, rhs, self.dims, self.order)
-            if out is not None:
-                return out
+        out = _dot_of_matrices(lhs, rhs, self.dims, self.order) if is_whole else None
+        if out is not None:
+            return out
         return self.reference(lhs.astype(jnp.float32), rhs.astype(jnp.float32))
 
     def _dot_of_integers(self, lhs, rhs, units):
@@ -112,66 +111,55 @@ class _NarrowDot(TargetDependent):
         return sums.astype(jnp.float32) * np.float32(math.prod(units))
 
 
-def _dot_in_bfloat16(
+def _dot_of_matrices(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, order: dn.Axes | None
 ) -> jax.Array | None:
-    """Contracts matrices as XLA:CPU sums products of bfloat16 in float32.
+    """Contracts operands as matrices, in bfloat16 where XLA:CPU sums that in float32.
 
     That is with lhs's contracting axis last. XLA folds a transposition of the result
     into the dot, and has no kernel for what it makes: the operands are exchanged.
 
     Returns:
-        None where the operands are no such matrices, or the axes of the result lie in
-        another order than those of the operands.
-    """
-    shape = dn.output_shape(dims, lhs.shape, rhs.shape)
-    if order not in (None, tuple(range(len(shape)))):
-        rank = lhs.ndim - len(dims[0][0])
-        if order != (*range(rank, len(shape)), *range(rank)):
-            return None
-        lhs, rhs, dims = rhs, lhs, dn.transpose(dims)
-        shape = dn.output_shape(dims, lhs.shape, rhs.shape)
-    matrices = _as_matrices(lhs, rhs, dims)
-    if matrices is None:
-        return None
-    left, right, axis = matrices
-    left, right = left.astype(jnp.bfloat16), right.astype(jnp.bfloat16)
-    out = plain.dot(left, right, (((1,), (axis,)), ((), ())), jnp.float32)
-    return out.reshape(shape)
-
-
-def _as_matrices(
-    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
-) -> tuple[jax.Array, jax.Array, int] | None:
-    """The operands as matrices, and the contracting axis of rhs; lhs's is the last.
-
-    Returns:
-        None for few rows or columns, and where axes would have to be moved.
+        None where axes would have to be moved, of the operands or of the result.
     """
     (lhs_ca, rhs_ca), (batch, _) = dims
     if batch or not lhs_ca or not cpu.can_reshape(lhs, rhs):
         return None
-    products = dn.contraction_size(dims, lhs.shape)
-    if products * _WORTHWHILE > min(lhs.size, rhs.size) or not products:
+    shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    if order not in (None, tuple(range(len(shape)))):
+        rank = lhs.ndim - len(lhs_ca)
+        if order != (*range(rank, len(shape)), *range(rank)):
+            return None
+        return _dot_of_matrices(rhs, lhs, dn.transpose(dims), None)
+    lhs_axis = _contracting_axis(lhs, lhs_ca)
+    rhs_axis = _contracting_axis(rhs, rhs_ca)
+    if lhs_axis is None or rhs_axis is None:
         return None
-    sides = _side(lhs, lhs_ca), _side(rhs, rhs_ca)
-    if None in sides:
-        return None
-    if sides[1] == "last":
-        right, axis = rhs.reshape(rhs.size // products, products), 1
-    else:
-        right, axis = rhs.reshape(products, rhs.size // products), 0
-    if sides[0] == "last":
-        return lhs.reshape(lhs.size // products, products), right, axis
-    if not cpu.is_transposed_in_blocks(products):
-        return None
-    left = cpu.transposed_matrix(lhs.reshape(products, lhs.size // products))
-    return left, plain.with_zeros(right, axis, left.shape[1] - products), axis
+    left, right = _as_matrix(lhs, lhs_ca, lhs_axis), _as_matrix(rhs, rhs_ca, rhs_axis)
+    products = left.shape[lhs_axis]
+    can_transpose = lhs_axis == 1 or cpu.is_transposed_in_blocks(products)
+    rows, columns = left.shape[1 - lhs_axis], right.shape[1 - rhs_axis]
+    is_large = products > 0 and min(rows, columns) >= _WORTHWHILE
+    dtype = jnp.float32
+    if is_large and can_transpose and processor.multiplies_bfloat16():
+        dtype = jnp.bfloat16
+        if lhs_axis == 0:
+            left, lhs_axis = cpu.transposed_matrix(left), 1
+            right = plain.with_zeros(right, rhs_axis, left.shape[1] - products)
+    matmul = ((lhs_axis,), (rhs_axis,)), ((), ())
+    out = plain.dot(left.astype(dtype), right.astype(dtype), matmul, jnp.float32)
+    return out.reshape(shape)
 
 
-def _side(x: jax.Array, contracting: dn.Axes) -> str | None:
-    """On which side the contracting axes lie, in their order."""
+def _contracting_axis(x: jax.Array, contracting: dn.Axes) -> int | None:
+    """The contracting axis of x as a matrix; None if axes would have to be moved."""
     count = len(contracting)
     if contracting == tuple(range(x.ndim - count, x.ndim)):
-        return "last"
-    return "first" if contracting == tuple(range(count)) else None
+        return 1
+    return 0 if contracting == tuple(range(count)) else None
+
+
+def _as_matrix(x: jax.Array, contracting: dn.Axes, axis: int) -> jax.Array:
+    products = math.prod(x.shape[a] for a in contracting)
+    rest = math.prod(n for a, n in enumerate(x.shape) if a not in contracting)
+    return x.reshape((products, rest) if axis == 0 else (rest, products))
