@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
-from aqtlite.lowering import cpu, plain, processor
+from aqtlite.lowering import cpu, exact, plain, processor
 from aqtlite.lowering.integer import integer_dot
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.sharding import before_transposition
@@ -55,8 +55,8 @@ def narrow_dot(
             for unknown.
         largest: the largest magnitudes, in units.
     """
-    exact = units_of_integers(units, largest)
-    return _NarrowDot(dims, order, out_sharding, exact, largest)(lhs, rhs)
+    integers = units_of_integers(units, largest)
+    return _NarrowDot(dims, order, out_sharding, integers, largest)(lhs, rhs)
 
 
 def units_of_integers(units: Units, largest: Magnitudes) -> tuple[float, float] | None:
@@ -98,7 +98,8 @@ class _NarrowDot(TargetDependent):
         out = _dot_of_matrices(lhs, rhs, self.dims, self.order) if is_whole else None
         if out is not None:
             return out
-        return self.reference(lhs.astype(jnp.float32), rhs.astype(jnp.float32))
+        wide = (exact.fusion_barrier(x.astype(jnp.float32)) for x in (lhs, rhs))
+        return self.reference(*wide)
 
     def _dot_of_integers(self, lhs, rhs, units):
         left, right = (
@@ -146,9 +147,12 @@ def _dot_of_matrices(
         if lhs_axis == 0:
             left, lhs_axis = cpu.transposed_matrix(left), 1
             right = plain.with_zeros(right, rhs_axis, left.shape[1] - products)
+    left, right = left.astype(dtype), right.astype(dtype)
+    if dtype == jnp.float32:
+        # The order of its sums depends on the layout of what is fused into the dot.
+        left, right = exact.fusion_barrier(left), exact.fusion_barrier(right)
     matmul = ((lhs_axis,), (rhs_axis,)), ((), ())
-    out = plain.dot(left.astype(dtype), right.astype(dtype), matmul, jnp.float32)
-    return out.reshape(shape)
+    return plain.dot(left, right, matmul, jnp.float32).reshape(shape)
 
 
 def _contracting_axis(x: jax.Array, contracting: dn.Axes) -> int | None:
