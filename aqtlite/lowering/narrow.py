@@ -23,8 +23,9 @@ Magnitudes = tuple[int | None, int | None]
 
 _LARGEST_INT8 = 127
 
-# From so many rows and columns on, XLA:CPU has a kernel for bfloat16.
-_WORTHWHILE = 16
+# With so many rows and columns XLA:CPU has one kernel for bfloat16, which sums in one
+# order whatever the layout; those for fewer do not.
+_KERNEL = 16
 
 
 def narrow_dot(
@@ -140,19 +141,21 @@ def _dot_of_matrices(
     products = left.shape[lhs_axis]
     can_transpose = lhs_axis == 1 or cpu.is_transposed_in_blocks(products)
     rows, columns = left.shape[1 - lhs_axis], right.shape[1 - rhs_axis]
-    is_large = products > 0 and min(rows, columns) >= _WORTHWHILE
     dtype = jnp.float32
-    if is_large and can_transpose and processor.multiplies_bfloat16():
+    if products and can_transpose and processor.multiplies_bfloat16():
         dtype = jnp.bfloat16
         if lhs_axis == 0:
             left, lhs_axis = cpu.transposed_matrix(left), 1
             right = plain.with_zeros(right, rhs_axis, left.shape[1] - products)
+        left = plain.with_zeros(left, 0, max(0, _KERNEL - rows))
+        right = plain.with_zeros(right, 1 - rhs_axis, max(0, _KERNEL - columns))
     left, right = left.astype(dtype), right.astype(dtype)
     if dtype == jnp.float32:
         # The order of its sums depends on the layout of what is fused into the dot.
         left, right = exact.fusion_barrier(left), exact.fusion_barrier(right)
     matmul = ((lhs_axis,), (rhs_axis,)), ((), ())
-    return plain.dot(left, right, matmul, jnp.float32).reshape(shape)
+    out = plain.dot(left, right, matmul, jnp.float32)
+    return lax.slice(out, (0, 0), (rows, columns)).reshape(shape)
 
 
 def _contracting_axis(x: jax.Array, contracting: dn.Axes) -> int | None:

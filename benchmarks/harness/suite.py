@@ -9,6 +9,7 @@ from benchmarks.harness.progress import Report
 
 WORKLOADS = (
     "mlp",
+    "presets",
     "attention",
     "transformer",
     "serving",
