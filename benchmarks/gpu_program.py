@@ -4,8 +4,8 @@
     JAX_PLATFORMS=cpu python -m benchmarks.gpu_program [--preset fp8]
 
 Compiles forward + backward of one contraction for an H100 that need not be there, and
-prints the kernel of every contraction. Nothing is run. Triton's GEMMs, between which and
-cuBLASLt XLA otherwise chooses by measuring on the device, are turned off.
+prints the kernel of every contraction. Nothing is run. Triton's GEMMs, which XLA
+otherwise times beside cuBLASLt's on the device, are turned off.
 """
 
 import argparse

@@ -31,7 +31,7 @@ def test_float8(dtype, tmp_path):
         "y": values[:0],
         "z": values[0, 0],
     }
-    reader = open_reader(write(tmp_path / "x.safetensors", arrays))
+    reader = open_reader(write(tmp_path / "x.safetensors", arrays, str))
     for name, wanted in arrays.items():
         assert reader.read(name).dtype == wanted.dtype
         np.testing.assert_array_equal(reader.read(name), wanted)
