@@ -33,9 +33,11 @@ _classes: dict[str, type] = {
         numerics.NoNumerics,
         numerics.NormalFloat,
         calibration.Percentile,
+        calibration.PercentileOverBatches,
         calibration.RMS,
         calibration.SnrSearch,
         Tensor,
+        calibration.WeightedDeviations,
     )
 }
 
