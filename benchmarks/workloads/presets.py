@@ -57,8 +57,7 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     spreads = timing.alternate(
         programs, repeats=options.repeats, seconds=options.seconds
     )
-    case = {"width": width, "tokens": tokens, "phase": phase}
+    case = {"width": width, "tokens": tokens, "beside": "float32", "phase": phase}
     measured = figures.compare("presets", case, spreads)
     of_int8 = {name: spreads[name] for name in configs()}
-    beside = {**case, "phase": f"{phase}, beside int8"}
-    return measured + figures.compare("presets", beside, of_int8)
+    return measured + figures.compare("presets", {**case, "beside": "int8"}, of_int8)
