@@ -9,9 +9,9 @@ from benchmarks.harness.progress import Report
 
 WORKLOADS = (
     "mlp",
-    "presets",
     "attention",
     "transformer",
+    "presets",
     "serving",
     "compile",
     "memory",

@@ -1,63 +1,50 @@
-"""The training step of an MLP block with each preset, beside float32's and int8's.
+"""Training step of the demo's transformer with each preset, beside float32 and int8.
 
-    python -m benchmarks --only presets
-
-All presets that need no argument and no statistics, in one process, in turn.
+python -m benchmarks --only presets
 """
 
-import functools
-import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
-import aqtlite
-from aqtlite import config
-from aqtlite.config import presets
-from benchmarks.harness import contestants, figures, phases, timing
-from benchmarks.harness.contestants import Contestant
+from aqtlite.demo import corpus as corpus_lib
+from benchmarks.harness import figures, timing
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
-from benchmarks.workloads import mlp
+from benchmarks.quality import presets, training
 
-WIDTH, TOKENS = 512, 1024
-QUICK_WIDTH, QUICK_TOKENS = 64, 64
-INT8 = "fully_quantized"
+QUICK_PRESETS = 3
 
 
-def configs() -> dict[str, config.DotGeneral]:
-    """The presets by name, int8 first."""
-    found = {INT8: config.fully_quantized()}
-    for name, make in inspect.getmembers(presets, inspect.isfunction):
-        is_preset = name in config.__all__ and make.__module__ == presets.__name__
-        parameters = inspect.signature(make).parameters.values()
-        if not is_preset or any(p.default is p.empty for p in parameters):
-            continue
-        cfg = make()
-        operands = cfg.fwd.lhs, cfg.fwd.rhs
-        has_state = any(operand.calibration.has_state for operand in operands)
-        if cfg.is_quantized and not has_state:
-            found.setdefault(name, cfg)
-    return found
+def program(
+    name: str, sizes: training.Options, corpus: corpus_lib.Corpus
+) -> Callable[[], Any]:
+    """The training step; each call goes on from the variables of the one before."""
+    preset = presets.select(name)
+    step, _ = training.programs(preset, sizes)
+    variables, opt_state = training.initial(preset, sizes, corpus, seed=0)
+    batch = next(corpus.batches(sizes.batch, sizes.length, seed=0))
+    key = jax.random.key(0)
+
+    def run() -> Any:
+        nonlocal variables, opt_state
+        variables, opt_state, loss = step(variables, opt_state, batch, key)
+        return variables, loss
+
+    return run
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """Forward and backward with each preset, relative to float32 and to int8."""
-    width, tokens = (QUICK_WIDTH, QUICK_TOKENS) if options.quick else (WIDTH, TOKENS)
-    report(f"width {width}")
-    (float32,) = contestants.select([contestants.FLOAT32])
-    compared = [float32] + [
-        Contestant(name, aqtlite.make_dot_general(cfg), None)
-        for name, cfg in configs().items()
-    ]
-    x = jax.random.normal(jax.random.key(2), (tokens, width))
-    forwards = {c.name: functools.partial(mlp.block, c) for c in compared}
-    phase = phases.PHASES[-1]
-    programs = phases.programs(forwards, (x, *mlp.weights(width)), phase)
+    """Every preset of `benchmarks.quality`."""
+    sizes = training.QUICK if options.quick else training.Options()
+    names = list(presets.CONFIGS)[: QUICK_PRESETS if options.quick else None]
+    report(f"{len(names)} presets, {sizes.layers} layers of width {sizes.width}")
+    corpus = corpus_lib.load(None, sizes.length)
     spreads = timing.alternate(
-        programs, repeats=options.repeats, seconds=options.seconds
+        {name: program(name, sizes, corpus) for name in names},
+        repeats=options.repeats,
+        seconds=options.seconds,
     )
-    case = {"width": width, "tokens": tokens, "beside": "float32", "phase": phase}
-    measured = figures.compare("presets", case, spreads)
-    of_int8 = {name: spreads[name] for name in configs()}
-    return measured + figures.compare("presets", {**case, "beside": "int8"}, of_int8)
+    case = {"tokens": f"{sizes.batch} x {sizes.length}"}
+    return figures.compare("presets", case, spreads)
