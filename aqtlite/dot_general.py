@@ -10,11 +10,21 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, contraction, execution, noise, operations, quantizer
+from aqtlite import (
+    config,
+    contraction,
+    execution,
+    noise,
+    operations,
+    output,
+    quantizer,
+    smoothing,
+)
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
+from aqtlite.statistics import States
 
-DotGeneral = Callable[..., jax.Array]
+DotGeneral = Callable[..., Any]
 
 
 def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
@@ -33,7 +43,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         states=None)``.
 
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
-          or not, or a `QTensor` that was quantized with this config.
+          or not, or a `QTensor` that was quantized with this config: frozen weights,
+          or the result of another contraction.
         - `precision`: None or DEFAULT. An integer contraction is exact and has no
           other; ask for one and it raises.
         - `preferred_element_type`: the dtype of the output. By default that of
@@ -41,8 +52,14 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `out_sharding`: as in `lax.dot_general`.
         - `key`: seeds the noise of stochastic rounding in the backward pass. Without
           it the seed is made from the scales of the operands.
-        - `states`: the statistics of lhs and rhs, a pair, for calibrations that gather
-          them; see `aqtlite.statistics`.
+        - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
+          or are learned. The gradient with respect to learned parameters is that of
+          the loss; with respect to statistics of the output gradient, it is what they
+          become with this batch. With ``fwd.smoothing`` a `QTensor` is one of an
+          operand that was smoothed before (`aqtlite.smoothing.smooth`).
+
+        It returns an array, or, where ``cfg.out`` quantizes the result, a
+        `QTensor`.
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
@@ -84,7 +101,7 @@ def _unquantized(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
-    states: tuple[Any, Any] | None = None,
+    states: tuple[Any, ...] | None = None,
 ) -> jax.Array:
     """Calls `lax.dot_general`, and ignores what only quantization needs."""
     del key, states
@@ -110,36 +127,38 @@ def _dot_general(
     *,
     out_sharding: Any = None,
     key: jax.Array | None = None,
-    states: tuple[Any, Any] | None = None,
-) -> jax.Array:
+    states: tuple[Any, ...] | None = None,
+) -> jax.Array | QTensor:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    given = States() if states is None else States(*states)
+    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
+    given = given._replace(smoothing=())
     lhs, rhs = (
         _in_own_order(x) if tensor.use_fake_quant else x
         for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
     )
     if isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         lhs, rhs, dims = _as_stored(lhs, rhs, dims)
-    if preferred_element_type is None:
-        out_dtype = jnp.result_type(lhs.dtype, rhs.dtype)
-    else:
-        out_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
-        if not jnp.issubdtype(out_dtype, jnp.floating):
-            raise TypeError(
-                f"preferred_element_type={out_dtype.name} was asked of a quantized "
-                "contraction, whose scaled result is floating; ask for a float dtype"
-            )
+    out_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={out_dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
-    states = ((), ()) if states is None else states
-    return contraction.quantize_and_contract(
-        how, operation, lhs, rhs, seed, states=states
+    out = contraction.quantize_and_contract(
+        how, operation, lhs, rhs, seed, states=given
     )
+    return output.quantize(out, cfg.out, given.out)
 
 
 def _in_own_order(x):

@@ -34,11 +34,14 @@ class MinMax(base.Calibration):
         state: base.State,
     ) -> base.Range:
         del grid, state
-        # Both sides as magnitudes, whose maximum a NaN takes part in on every platform.
-        # It is in both, because no comparison with it holds.
-        above = jnp.where(x < 0, jnp.float32(0), x)
-        below = jnp.where(x > 0, jnp.float32(0), x)
-        return base.Range(
-            reduction.largest_magnitude(above, axes),
-            -reduction.largest_magnitude(below, axes),
-        )
+        return base.Range(*ends(x, axes))
+
+
+def ends(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The largest and the smallest value along axes, or zero, keepdims."""
+    # Both sides as magnitudes, whose maximum a NaN takes part in on every platform. It
+    # is in both, because no comparison with it holds.
+    above = jnp.where(x < 0, jnp.float32(0), x)
+    below = jnp.where(x > 0, jnp.float32(0), x)
+    low = -reduction.largest_magnitude(below, axes)
+    return reduction.largest_magnitude(above, axes), low

@@ -15,7 +15,9 @@ from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import (
     fp8,
     fully_quantized,
+    lsq,
     qat,
+    smoothquant,
     static_int8,
     unquantized,
     w4a8,
@@ -23,6 +25,7 @@ from aqtlite.config.presets import (
 )
 from aqtlite.config.registry import register
 from aqtlite.config.serialization import from_json, to_json
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
@@ -31,6 +34,7 @@ __all__ = [
     "DotGeneral",
     "DotGeneralRaw",
     "LocalAqt",
+    "Smoothing",
     "Tensor",
     "block_fp8",
     "describe",
@@ -38,6 +42,7 @@ __all__ = [
     "fp8",
     "from_json",
     "fully_quantized",
+    "lsq",
     "mxfp4",
     "mxfp6",
     "mxfp8",
@@ -45,6 +50,7 @@ __all__ = [
     "nvfp4",
     "qat",
     "register",
+    "smoothquant",
     "static_int8",
     "to_json",
     "unquantized",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config import representation
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 # Above the classes, because a default such as `DotGeneralRaw()` is validated while the
@@ -69,6 +70,29 @@ def _misplaced_use_fwd_quant(path: str) -> str:
     )
 
 
+def _check_backward_calibration(path: str, tensor: Tensor) -> None:
+    calibration, is_gradient = tensor.calibration, path.endswith(".lhs")
+    if calibration.has_state and not is_gradient:
+        raise ValueError(
+            f"{path}.calibration={calibration!r} gathers statistics, which only "
+            "fwd.lhs, fwd.rhs, dlhs.lhs and drhs.lhs can; use a calibration that looks "
+            "at the array alone, such as calibration.AbsMax()"
+        )
+    if calibration.is_learned:
+        raise ValueError(
+            f"{path}.calibration={calibration!r} is learned, which only those of "
+            "fwd.lhs and fwd.rhs can be; use one that looks at the array alone, such "
+            "as calibration.AbsMax()"
+        )
+    is_gathered = tensor.is_quantized and calibration.has_state
+    if is_gathered and tensor.calib_shared_axes != "per_tensor":
+        raise ValueError(
+            f"{path}.calibration={calibration!r} gathers statistics of the output "
+            f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "
+            "each row of a batch would have its own. Set it to 'per_tensor'"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LocalAqt(representation.CompactRepr):
     """Sub-channel tiles in a backward contraction.
@@ -113,7 +137,8 @@ class DotGeneralRaw(representation.CompactRepr):
         TypeError: if a field is of another type than declared.
         ValueError: if a dtype is of the wrong kind, if an integer accumulator is asked
             of operands that are not contracted as integers, if `local_aqt` meets
-            `calib_shared_axes` or quantizes nothing, or if `lhs` has `use_fwd_quant`.
+            `calib_shared_axes` or quantizes nothing, if `lhs` has `use_fwd_quant`, or
+            if `smoothing` is set and nothing is quantized.
     """
 
     lhs: Tensor = Tensor()
@@ -136,6 +161,10 @@ class DotGeneralRaw(representation.CompactRepr):
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""
 
+    smoothing: Smoothing | None = None
+    """Scales on the contracting axes that move from lhs to rhs before both are
+    quantized, in `fwd` only. None: none."""
+
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
             if not isinstance(getattr(self, side), Tensor):
@@ -147,6 +176,18 @@ class DotGeneralRaw(representation.CompactRepr):
         if not isinstance(self.local_aqt, LocalAqt | None):
             raise TypeError(
                 f"local_aqt must be a config.LocalAqt or None, got {self.local_aqt!r}"
+            )
+        if not isinstance(self.smoothing, Smoothing | None):
+            raise TypeError(
+                f"smoothing must be a config.Smoothing or None, got {self.smoothing!r}"
+            )
+        if self.smoothing is not None and not (
+            self.lhs.is_quantized or self.rhs.is_quantized
+        ):
+            raise ValueError(
+                "smoothing would have no effect, because neither lhs nor rhs is "
+                "quantized here; set lhs.numerics or rhs.numerics, or leave smoothing "
+                "None"
             )
         if self.lhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("lhs"))
@@ -164,7 +205,8 @@ class DotGeneralRaw(representation.CompactRepr):
             None if dtype is None else dtype.name
             for dtype in (self.dg_in_dtype, self.dg_accumulator_dtype)
         )
-        return self.lhs, self.rhs, in_dtype, accumulator, self.local_aqt
+        tiles = self.local_aqt, self.smoothing
+        return self.lhs, self.rhs, in_dtype, accumulator, *tiles
 
     def _check_dtypes(self) -> None:
         in_dtype, accumulator = self.dg_in_dtype, self.dg_accumulator_dtype
@@ -242,8 +284,10 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
-            `fwd.local_aqt` is set, if rounding is stochastic anywhere but on the output
-            gradient, or if an int32 accumulator is asked of a float operand.
+            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if rounding is
+            stochastic anywhere but on the output gradient, if a calibration has a state
+            where none is kept, if an int32 accumulator is asked of a float operand, or
+            if `out` rounds stochastically.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -255,6 +299,14 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     drhs: DotGeneralRaw = DotGeneralRaw()
     """The contraction that gives the gradient of the rhs."""
 
+    out: Tensor = Tensor()
+    """The result of `fwd`. By default it is left in float. With `numerics` it is
+    quantized again, and the contraction returns a `QTensor`, whose integers a following
+    contraction takes as they are; with `use_fake_quant`, the array that they stand for.
+    The axes of `calib_shared_axes` are those of the result, in an einsum those of the
+    equation. None: the last one shares a scale, so that each row has its own; `blocks`
+    cut it."""
+
     def __post_init__(self) -> None:
         for name in ("fwd", "dlhs", "drhs"):
             if not isinstance(getattr(self, name), DotGeneralRaw):
@@ -262,6 +314,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     f"{name} must be a config.DotGeneralRaw, "
                     f"got {getattr(self, name)!r}"
                 )
+        self._check_out()
         if self.fwd.rhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("fwd.rhs"))
         if self.fwd.local_aqt is not None:
@@ -269,6 +322,13 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                 "fwd.local_aqt: sub-channel tiles in the forward contraction are not "
                 "available; only dlhs and drhs take local_aqt"
             )
+        for path in ("dlhs", "drhs"):
+            if _at(self, path).smoothing is not None:
+                raise ValueError(
+                    f"{path}.smoothing: gradients have no smoothing of their own; what "
+                    "the forward contraction smoothed stays so in them. Set "
+                    f"fwd.smoothing, and leave {path}.smoothing None"
+                )
         for path in ("fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"):
             if _at(self, path).needs_noise:
                 raise ValueError(
@@ -277,14 +337,25 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "here"
                 )
         for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
-            if _at(self, path).calibration.has_state:
-                raise ValueError(
-                    f"{path}.calibration={_at(self, path).calibration!r} gathers "
-                    "statistics, which only fwd.lhs and fwd.rhs can; use a calibration "
-                    "that looks at the array alone, such as calibration.AbsMax()"
-                )
+            _check_backward_calibration(path, _at(self, path))
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
+
+    def _check_out(self) -> None:
+        if not isinstance(self.out, Tensor):
+            raise TypeError(f"out must be a config.Tensor, got {self.out!r}")
+        if self.out.use_fwd_quant:
+            raise ValueError(_misplaced_use_fwd_quant("out"))
+        if self.out.needs_noise:
+            raise ValueError(
+                f"out.numerics={self.out.numerics!r} rounds stochastically, and there "
+                "is no noise for a result; set stochastic_rounding=False here"
+            )
+        if self.out.is_quantized and self.out.calibration.is_learned:
+            raise ValueError(
+                f"out.calibration={self.out.calibration!r} is learned, and only those "
+                "of fwd.lhs and fwd.rhs can be; use calibration.AbsMax(), for instance"
+            )
 
     def _check_reuse(self, name: str, forward_side: str) -> None:
         """Checks `use_fwd_quant` in the contraction `name`."""
@@ -304,8 +375,8 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
 
     @property
     def is_quantized(self) -> bool:
-        """True if any operand of any of the three contractions is quantized."""
-        return any(
+        """True if the result, or an operand of a contraction, is quantized."""
+        return self.out.is_quantized or any(
             tensor.is_quantized
             for contraction in (self.fwd, self.dlhs, self.drhs)
             for tensor in (contraction.lhs, contraction.rhs)

@@ -6,6 +6,7 @@ from typing import TypeVar
 from aqtlite import calibration, numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
@@ -19,6 +20,8 @@ _classes: dict[str, type] = {
         calibration.Constant,
         calibration.ConstantRange,
         calibration.DelayedScaling,
+        calibration.LSQ,
+        calibration.LSQPlus,
         calibration.MaxOverBatches,
         calibration.MeanOverBatches,
         calibration.MovingAverage,
@@ -32,9 +35,11 @@ _classes: dict[str, type] = {
         calibration.MseSearch,
         numerics.NoNumerics,
         numerics.NormalFloat,
+        calibration.PACT,
         calibration.Percentile,
         calibration.PercentileOverBatches,
         calibration.RMS,
+        Smoothing,
         calibration.SnrSearch,
         Tensor,
         calibration.WeightedDeviations,

@@ -1,10 +1,12 @@
 """Quantized contractions for Flax, and the conversion of trained models to serving."""
 
 from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
+from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.quant_mode import QuantMode
@@ -20,6 +22,8 @@ __all__ = [
     "FrozenKernel",
     "ParameterReport",
     "QuantMode",
+    "absorb_smoothing",
     "calibrate",
     "convert",
+    "promote_dtype",
 ]
