@@ -70,7 +70,7 @@ class OperandExecution:
     @property
     def scales_output(self) -> bool:
         """True if the scale multiplies the sums."""
-        return self.form in ("stored", "decoded")
+        return self.form in ("stored", "narrow", "decoded")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _contraction(
         out_sharding: of the result.
         salt: of its noise.
     """
-    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     local = raw.local_aqt
     count = None if local is None else local.contraction_axis_shard_count
     return ContractionExecution(

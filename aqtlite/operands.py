@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, noise, quantizer, statistics
+from aqtlite import config, noise, numerics, quantizer, statistics
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, narrow
 from aqtlite.operations import DotInput
 from aqtlite.qtensor import Operand, QTensor
 
@@ -145,6 +145,8 @@ def dot_input(
     """
     if q is not None and form == "stored":
         return _stored(q)
+    if q is not None and form == "narrow":
+        return _narrow(q)
     values = jnp.asarray(x) if q is None else _floats(q, form)
     return DotInput(values if in_dtype is None else values.astype(in_dtype), None, None)
 
@@ -163,6 +165,29 @@ def _stored(q: QTensor) -> DotInput:
         values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
     largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
     return DotInput(values, zero_point, largest)
+
+
+def _narrow(q: QTensor) -> DotInput:
+    """Stored floats of 8 bits."""
+    grid = q.numerics
+    if not isinstance(grid, numerics.Float):
+        return DotInput(q.qvalue, None, None)
+    largest = grid.bound / grid.smallest
+    return DotInput(q.qvalue, None, int(largest), grid.smallest)
+
+
+def as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
+    """Operands that are contracted alike, whether they are computed or given.
+
+    Those that a CPU contracts as integers are so anyway.
+    """
+    units, largest = (lhs.unit, rhs.unit), (lhs.largest, rhs.largest)
+    if narrow.units_of_integers(units, largest) is not None:
+        return lhs, rhs
+    left, right = (
+        one._replace(values=exact.fusion_barrier(one.values)) for one in (lhs, rhs)
+    )
+    return left, right
 
 
 def _floats(q: QTensor, form: Form) -> jax.Array:

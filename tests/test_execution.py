@@ -62,7 +62,8 @@ def test_fake_quantization_reuses_what_can_move():
         ({}, "integers"),
         ({"dg_in_dtype": "bfloat16"}, "integers in float"),
         ({"rhs": e4m3.TENSOR}, "mixed"),
-        ({"lhs": e4m3.TENSOR, "rhs": e4m3.TENSOR}, "float"),
+        ({"lhs": e4m3.TENSOR, "rhs": e4m3.TENSOR}, "narrow"),
+        ({"lhs": e4m3.TENSOR, "rhs": tensor(None)}, "float"),
     ],
     ids=str,
 )

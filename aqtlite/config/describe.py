@@ -148,9 +148,9 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:
 
 def _contraction_cells(raw: DotGeneralRaw, rhs: Tensor) -> tuple[str, str]:
     """The dtype or kind of arithmetic of a contraction, and its accumulator."""
-    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     kind = arithmetic.kind_of(*forms, raw.dg_in_dtype)
-    runs_in = "integers" if kind == "integers" else "float"
+    runs_in = {"integers": "integers", "narrow": "float8"}.get(kind, "float")
     if raw.dg_in_dtype is not None and forms != ("float", "float"):
         runs_in = raw.dg_in_dtype.name
     if raw.dg_accumulator_dtype is not None:

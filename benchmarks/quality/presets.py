@@ -36,6 +36,9 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
         {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": _SEARCH}
     ),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
+    "fp8": config.fp8,
+    "fp8_delayed": lambda: config.fp8(delayed=True),
+    "fp8_per_channel": lambda: config.fp8(per_channel=True),
     "block_fp8": config.block_fp8,
     "mxfp8": config.mxfp8,
     "mxfp6": config.mxfp6,
