@@ -44,7 +44,7 @@ def quantize_and_contract(
         operation: the contraction.
         lhs: float array, or a `QTensor` in place of one that is quantized.
         rhs: the same.
-        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the gradient.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
         forward_scales: the scales of the forward pass, laid out so that they would
             multiply lhs; with them, gradients that are equal have other noise.
         states: the statistics of calibrations that gather them.
@@ -54,10 +54,12 @@ def quantize_and_contract(
     """
     lhs, rhs = vary_together((lhs, rhs))
     fixed_lhs, fixed_rhs = jax.lax.stop_gradient((lhs, rhs))
-    noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
+    forward_scales = jax.lax.stop_gradient(forward_scales)
+    lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
+    rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, states[0])
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, states[1])
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, states[0])
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, states[1])
     sums = _sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
@@ -69,10 +71,10 @@ def _quantize(
     one: OperandExecution,
     x: Operand,
     contracting: Axes,
-    noise_of: operands.Noise,
+    seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
-    q = operands.quantize(x, one.tensor, contracting, one.path, noise_of, state)
+    q = operands.quantize(x, one.tensor, contracting, one.path, seeds, state)
     if q is None or q is x or how.path != "fwd":
         return q
     # What may be frozen is compiled alike whether it is computed or given.
@@ -220,7 +222,11 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
 def _gradient_mask(x: Operand, q: QTensor | None) -> jax.Array | None:
     if q is None or q.numerics is None or isinstance(x, QTensor):
         return None
-    mask = q.numerics.gradient_mask(quantizer.scaled(x, q.scale, q.numerics))
+    scaled = quantizer.scaled(x, q.scale, q.numerics)
+    if q.zero_point is None:
+        mask = q.numerics.gradient_mask(scaled)
+    else:
+        mask = q.numerics.gradient_mask_around(scaled, q.zero_point)
     if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
         raise TypeError(
             f"{type(q.numerics).__name__}.gradient_mask must return a bool array of "

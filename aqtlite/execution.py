@@ -23,6 +23,15 @@ Saved = Literal["float", "quantized"]
 
 _FLOAT = config.DotGeneral()
 
+_SALTS = {
+    "fwd.lhs": 0,
+    "dlhs.lhs": 1,
+    "drhs.lhs": 2,
+    "fwd.rhs": 3,
+    "dlhs.rhs": 4,
+    "drhs.rhs": 5,
+}
+
 
 class _OperandType(NamedTuple):
     """All that the execution depends on of an operand."""
@@ -59,6 +68,11 @@ class OperandExecution:
     """None: the operand is quantized here, if at all."""
 
     @property
+    def salt(self) -> int:
+        """Tells the noise of this operand from that of its siblings."""
+        return _SALTS[self.path]
+
+    @property
     def scales_output(self) -> bool:
         """True if the scale multiplies the sums."""
         return self.form in ("stored", "decoded")
@@ -87,11 +101,8 @@ class ContractionExecution:
     tiles: int | None
     """Into how many the first contracting axis is cut, None for no tiles."""
 
-    salt: int
-    """Tells the noise of this contraction from that of its siblings."""
-
     needs_noise: bool
-    """Rounding is stochastic."""
+    """The rounding of its lhs is stochastic."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +157,7 @@ def resolve(
 
 @functools.lru_cache(maxsize=4096)
 def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding) -> Execution:
-    fwd = _contraction(
-        "fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding, salt=0
-    )
+    fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding)
     return _with_gradients(fwd, cfg, structure, lhs, rhs)
 
 
@@ -187,7 +196,6 @@ def _contraction(
     reuse: arithmetic.Reuse | None,
     out_dtype: np.dtype,
     out_sharding: NamedSharding | None,
-    salt: int,
 ) -> ContractionExecution:
     """Resolves one contraction.
 
@@ -198,7 +206,6 @@ def _contraction(
         reuse: of its rhs.
         out_dtype: of the result.
         out_sharding: of the result.
-        salt: of its noise.
     """
     forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
     local = raw.local_aqt
@@ -212,7 +219,6 @@ def _contraction(
         out_dtype=out_dtype,
         out_sharding=out_sharding,
         tiles=None if local is None else local.contraction_axis_shard_count,
-        salt=salt,
         needs_noise=raw.lhs.needs_noise,
     )
 
@@ -248,5 +254,4 @@ def _gradient(
         kept = operation.gradient(side).axes("rhs").remaining
         moves = all(scale_shape[axis] == 1 for axis in kept)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
-    salt = 1 if side == "lhs" else 2
-    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding, salt)
+    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aqtlite import numerics
+from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
@@ -40,7 +40,9 @@ def describe(cfg: DotGeneral) -> str:
     The columns: `operand` is the tensor of the forward contraction, or the output
     gradient. `grid` is the number grid and the magnitude onto which the largest value
     is mapped; "fake" marks fake quantization. `scale` says what shares a scale
-    ("per-channel": the contracting axes do); "po2" marks power-of-two scales. A
+    ("per-channel": the contracting axes do); "po2" marks power-of-two scales.
+    `rounding` names the source of stochastic rounding's noise if it is not the default,
+    and the axes that share it; forward operands are served rounded to nearest. A
     backward contraction reuses what the forward pass quantized ("fwd's") if its scale
     can move onto the gradient, as one that is shared along contracting axes can.
 
@@ -64,7 +66,8 @@ def describe(cfg: DotGeneral) -> str:
                 fake = "fake " if reused.use_fake_quant else ""
                 cells = f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
             else:
-                cells = _cells(contraction, getattr(contraction, side))
+                is_forward = name == "fwd"
+                cells = _cells(contraction, getattr(contraction, side), is_forward)
             operands.append((path, _OPERANDS[path], *cells))
         rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
@@ -81,7 +84,9 @@ def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
     return arithmetic.reused(raw, forward, scale_moves=True)[1]
 
 
-def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, str]:
+def _cells(
+    contraction: DotGeneralRaw, tensor: Tensor, is_forward: bool
+) -> tuple[str, str, str, str]:
     """Grid, calibration, scale and rounding of an operand."""
     if isinstance(tensor.numerics, numerics.NoNumerics):
         return "float", "-", "-", "-"
@@ -96,8 +101,21 @@ def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, s
     calibration = type(tensor.calibration).__name__
     if arguments:
         calibration += f"({', '.join(str(value) for value in arguments.values())})"
-    rounding = "stochastic" if tensor.needs_noise else "nearest"
-    return grid, calibration, _scale(contraction, tensor), rounding
+    return grid, calibration, _scale(contraction, tensor), _rounding(tensor, is_forward)
+
+
+def _rounding(tensor: Tensor, is_forward: bool) -> str:
+    if not tensor.needs_noise:
+        return "nearest"
+    words = ["stochastic"]
+    if tensor.noise != noise.CounterHash():
+        words.append(type(tensor.noise).__name__)
+    if tensor.noise_shared_axes is not None:
+        shared = ",".join(map(str, tensor.noise_shared_axes))
+        words.append(f"shared along {shared}")
+    if is_forward:
+        words.append("served nearest")
+    return ", ".join(words)
 
 
 def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:

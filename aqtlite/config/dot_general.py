@@ -8,6 +8,7 @@ import numpy as np
 
 from aqtlite.config import representation
 from aqtlite.config.tensor import Tensor
+from aqtlite.numerics import Numerics
 
 # Above the classes, because a default such as `DotGeneralRaw()` is validated while the
 # classes are being defined.
@@ -210,6 +211,12 @@ class DotGeneralRaw(representation.CompactRepr):
                     f"axes share a scale; leave {side}.calib_shared_axes or local_aqt "
                     "None"
                 )
+            if getattr(self, side).noise_shared_axes is not None:
+                raise ValueError(
+                    f"{side}.noise_shared_axes: noise that axes share is not available "
+                    "together with local_aqt, whose tiles are axes of their own; leave "
+                    "one of the two None"
+                )
         # What the forward quantized keeps its scale.
         is_rhs_quantized = self.rhs.is_quantized and not self.rhs.use_fwd_quant
         if not (self.lhs.is_quantized or is_rhs_quantized):
@@ -242,8 +249,9 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
-            `fwd.local_aqt` is set, if rounding is stochastic anywhere but on the output
-            gradient, or if an int32 accumulator is asked of a float operand.
+            `fwd.local_aqt` is set, if a grid of the forward contraction rounds
+            stochastically and cannot round to nearest, as serving does, or if an int32
+            accumulator is asked of a float operand.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -269,12 +277,18 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                 "fwd.local_aqt: sub-channel tiles in the forward contraction are not "
                 "available; only dlhs and drhs take local_aqt"
             )
-        for path in ("fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"):
-            if _at(self, path).needs_noise:
+        for path in ("fwd.lhs", "fwd.rhs"):
+            tensor = _at(self, path)
+            if (
+                tensor.needs_noise
+                and type(tensor.grid).to_nearest is Numerics.to_nearest
+            ):
+                name = type(tensor.grid).__name__
                 raise ValueError(
-                    f"{path}.numerics: stochastic rounding is only for the output "
-                    "gradient (dlhs.lhs and drhs.lhs); set stochastic_rounding=False "
-                    "here"
+                    f"{path}.numerics: {name} rounds stochastically and does not "
+                    "override to_nearest(), by which frozen weights and served "
+                    f"activations are rounded; override {name}.to_nearest, or use the "
+                    "grid for gradients alone (dlhs and drhs)"
                 )
         for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
             if _at(self, path).calibration.has_state:
@@ -301,6 +315,36 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         if contraction.dg_accumulator_dtype == np.dtype("int32"):
             taken = contraction.rhs if forward.use_fake_quant else forward
             _check_int32_accumulator(f"{name}.rhs", taken, f"{name}.")
+
+    @property
+    def needs_noise(self) -> bool:
+        """True if any operand of the three contractions is rounded stochastically."""
+        return any(
+            tensor.needs_noise
+            for contraction in (self.fwd, self.dlhs, self.drhs)
+            for tensor in (contraction.lhs, contraction.rhs)
+        )
+
+    def for_serving(self) -> "DotGeneral":
+        """The same config with the forward operands rounded to nearest.
+
+        A converted model is served by it: frozen weights and activations are rounded
+        to nearest, whatever the training did, so that serving needs no noise and gives
+        the same at every call.
+
+        >>> from aqtlite import config, numerics
+        >>> noisy = numerics.IntSymmetric(
+        ...     bits=4, preserve_max_val=True, stochastic_rounding=True
+        ... )
+        >>> cfg = config.update(config.qat(4), {"fwd.rhs.numerics": noisy})
+        >>> cfg.for_serving().fwd.rhs.numerics.stochastic_rounding
+        False
+        """
+        lhs, rhs = self.fwd.lhs.to_nearest(), self.fwd.rhs.to_nearest()
+        if (lhs, rhs) == (self.fwd.lhs, self.fwd.rhs):
+            return self
+        fwd = dataclasses.replace(self.fwd, lhs=lhs, rhs=rhs)
+        return dataclasses.replace(self, fwd=fwd)
 
     @property
     def is_quantized(self) -> bool:

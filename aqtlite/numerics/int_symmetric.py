@@ -135,6 +135,9 @@ class IntSymmetric(base.Numerics):
     def needs_noise(self) -> bool:
         return self.stochastic_rounding
 
+    def to_nearest(self) -> "IntSymmetric":
+        return dataclasses.replace(self, stochastic_rounding=False)
+
     @property
     def _clip_bound(self) -> float:
         """The clipping value: the last center, or the edge of the storage dtype."""
