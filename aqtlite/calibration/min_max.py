@@ -34,11 +34,19 @@ class MinMax(base.Calibration):
         state: base.State,
     ) -> base.Range:
         del grid, state
-        # Both sides as magnitudes, whose maximum a NaN takes part in on every platform.
-        # It is in both, because no comparison with it holds.
-        above = jnp.where(x < 0, jnp.float32(0), x)
-        below = jnp.where(x > 0, jnp.float32(0), x)
+        above, below = both_sides(x)
         return base.Range(
             reduction.largest_magnitude(above, axes),
             -reduction.largest_magnitude(below, axes),
         )
+
+
+def both_sides(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The positive elements of x, and the negative ones; zeros in place of the others.
+
+    As magnitudes, in whose maximum a NaN takes part on every platform. It is in both,
+    because no comparison with it holds.
+    """
+    above = jnp.where(x < 0, jnp.float32(0), x)
+    below = jnp.where(x > 0, jnp.float32(0), x)
+    return above, below
