@@ -146,7 +146,7 @@ class Tensor(representation.CompactRepr):
     noise_shared_axes: tuple[int, ...] | None = None
     """The axes along which elements share their noise, for a grid with stochastic
     rounding; None for none. Each element is still rounded without bias, but errors
-    along these axes move together. A list is made a tuple."""
+    along these axes are not independent. A list is made a tuple."""
 
     def __post_init__(self) -> None:
         self._check_types()
