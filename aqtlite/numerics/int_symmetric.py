@@ -151,7 +151,10 @@ class IntSymmetric(base.Numerics):
         if self.stochastic_rounding:
             if noise is None:
                 raise ValueError("stochastic rounding needs random bits, got None")
-            position = clipped if self.preserve_zero else clipped - np.float32(0.5)
+            position = clipped
+            if not self.preserve_zero:
+                # XLA would add the half to the constant that rounds to an integer.
+                position = exact.algebraic_barrier(clipped - np.float32(0.5))
             whole = rounding.stochastically(position, noise)
         elif self.preserve_zero:
             whole = exact.nearest_integer(clipped)
