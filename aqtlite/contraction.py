@@ -11,20 +11,18 @@ gradients are float, so that second derivatives exist.
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from aqtlite import execution, operands, quantizer
+from aqtlite import execution, operands, products, quantizer, tiles
 from aqtlite.dimension_numbers import Axes
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
-from aqtlite.sharding import is_manual, sharded_like, vary_together
+from aqtlite.sharding import is_manual, vary_together
 from aqtlite.statistics import States
 
 
@@ -60,7 +58,7 @@ def quantize_and_contract(
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, states[0])
     rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, states[1])
-    sums = _sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
+    sums = products.sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
@@ -74,35 +72,13 @@ def _quantize(
     seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
-    q = operands.quantize(x, one.tensor, contracting, one.path, seeds, state)
+    q = operands.quantize(
+        x, one.tensor, contracting, one.path, seeds, state, one.local_tiles
+    )
     if q is None or q is x or how.path != "fwd":
         return q
     # What may be frozen is compiled alike whether it is computed or given.
     return operands.with_fusion_barrier(q)
-
-
-def _sum_products(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs: Operand,
-    rhs: Operand,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
-) -> jax.Array:
-    """The bare dot, of integers where there are any."""
-    left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
-    right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
-    if how.kind == "integers":
-        sums = operation.integer_dot(left, right, how.out_sharding)
-    elif how.kind == "integers in float" and how.in_dtype is not None:
-        sums = operation.integer_dot_in_float(
-            left, right, how.in_dtype, how.out_sharding
-        )
-    elif how.kind == "mixed":
-        sums = operation.mixed_dot(left, right, how.out_dtype, how.out_sharding)
-    else:
-        sums = operation.float_dot(left, right, how.out_sharding)
-    return sums if how.accumulator is None else sums.astype(how.accumulator)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -118,19 +94,9 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del lhs, rhs, seed  # For the backward pass.
-    # That of rhs, mostly weights, goes first: integers times the scale of a large lhs
-    # would overflow where the result does not.
-    scales = []
-    if rhs_q is not None and how.fwd.rhs.scales_output:
-        scales.append(operation.scale_to_output("rhs", rhs_q.scale))
-    if lhs_q is not None and how.fwd.lhs.scales_output:
-        scales.append(operation.scale_to_output("lhs", lhs_q.scale))
-    out = sums
-    if scales:
-        *first, last = (sharded_like(one, how.fwd.out_sharding) for one in scales)
-        out = math.prod(first, start=out.astype(jnp.float32))
-        out = exact.rounded_product(out, last)
-    return out.astype(how.fwd.out_dtype)
+    if not products.is_tiled(how.fwd, operation, lhs_q, rhs_q):
+        sums = products.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
+    return sums.astype(how.fwd.out_dtype)
 
 
 @jax.tree_util.register_dataclass
@@ -274,24 +240,12 @@ def _gradient(
     """Contracts the gradient of the output with what the forward pass left."""
     if isinstance(other, QTensor):
         if how.rhs.reuse == "stored":
-            moved = operation.rhs_scale_to_lhs(other.scale)
+            scale = tiles.repeat(other.scale, other.shape, range(other.ndim))
+            moved = operation.rhs_scale_to_lhs(scale)
             g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
-        else:
+        elif how.rhs.reuse == "dequantized":
             other = other.dequant()
-    out_dtype = how.out_dtype
-    if how.tiles is not None:
-        operation, g, other = operation.tiled(g, other, how.tiles, how.path)
-        forward_scales = tuple(jnp.expand_dims(scale, 0) for scale in forward_scales)
-        sharding = how.out_sharding
-        if sharding is not None:
-            sharding = sharding.update(spec=(None, *sharding.spec))
-        how = dataclasses.replace(
-            how, out_dtype=np.dtype("float32"), out_sharding=sharding
-        )
     inner = execution.resolve_gradient(how, operation, g, other)
-    out = quantize_and_contract(inner, operation, g, other, seed, forward_scales)
-    if how.tiles is not None:
-        out = jnp.sum(out, axis=0).astype(out_dtype)
-    return out
+    return quantize_and_contract(inner, operation, g, other, seed, forward_scales)

@@ -67,6 +67,10 @@ class OperandExecution:
     reuse: arithmetic.Reuse | None = None
     """None: the operand is quantized here, if at all."""
 
+    local_tiles: int | None = None
+    """Into how many the first contracting axis is cut, None for the granularity of the
+    config."""
+
     @property
     def salt(self) -> int:
         """Tells the noise of this operand from that of its siblings."""
@@ -98,8 +102,6 @@ class ContractionExecution:
 
     out_dtype: np.dtype
     out_sharding: NamedSharding | None
-    tiles: int | None
-    """Into how many the first contracting axis is cut, None for no tiles."""
 
     needs_noise: bool
     """The rounding of its lhs is stochastic."""
@@ -209,16 +211,16 @@ def _contraction(
     """
     forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
     local = raw.local_aqt
+    count = None if local is None else local.contraction_axis_shard_count
     return ContractionExecution(
         path=path,
-        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0]),
-        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse),
+        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0], None, count),
+        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse, count),
         kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
         in_dtype=raw.dg_in_dtype,
         accumulator=None if reuse else arithmetic.float_accumulator(raw),
         out_dtype=out_dtype,
         out_sharding=out_sharding,
-        tiles=None if local is None else local.contraction_axis_shard_count,
         needs_noise=raw.lhs.needs_noise,
     )
 
@@ -248,9 +250,10 @@ def _gradient(
         scale_shape = other.scale_shape
         if scale_shape is None:
             contracting = operation.axes(other_side).contracting
-            scale_shape = granularity.scale_shape(
+            layout = granularity.layout(
                 forward, other.shape, contracting, f"fwd.{other_side}"
             )
+            scale_shape = layout.scale_shape(other.shape)
         kept = operation.gradient(side).axes("rhs").remaining
         moves = all(scale_shape[axis] == 1 for axis in kept)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)

@@ -1,22 +1,76 @@
 """The blocks of an operand that share a scale."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aqtlite import config
 from aqtlite import dimension_numbers as dn
 from aqtlite.dimension_numbers import Axes
 
 
-def shared_axes(
-    tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
-) -> Axes:
-    """The axes along which an operand has one scale.
+class Layout(NamedTuple):
+    """How the scales of an operand are laid out; axes without a mention have their own.
+
+    >>> Layout(shared=(0,), cut=((1, 4),)).scale_shape((3, 8, 5))
+    (1, 4, 5)
+    """
+
+    shared: Axes
+    """The axes along which all elements share a scale."""
+
+    cut: tuple[tuple[int, int], ...] = ()
+    """The axes that are cut into blocks, each with their number."""
+
+    def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the scale of an operand."""
+        sizes = list(dn.shared_shape(shape, self.shared))
+        for axis, count in self.cut:
+            sizes[axis] = count
+        return tuple(sizes)
+
+    def shared_in_blocks(self) -> Axes:
+        """The axes to share a scale once each axis that is cut is split in two."""
+        cut = {axis for axis, _ in self.cut}
+
+        def after(axis: int) -> int:
+            return axis + sum(other < axis for other in cut)
+
+        inner = tuple(after(axis) + 1 for axis in cut)
+        return tuple(sorted((*map(after, self.shared), *inner)))
+
+
+def layout(
+    tensor: config.Tensor,
+    shape: Sequence[int],
+    contracting: Axes,
+    path: str,
+    tiles: int | None = None,
+) -> Layout:
+    """The layout of the scales of an operand.
 
     Args:
-        tensor: says which; by default the contracting ones.
+        tensor: says which axes share one; by default the contracting ones.
         shape: of the operand.
         contracting: its contracting axes.
         path: where the config stands, for error messages.
+        tiles: into how many the first contracting axis is cut, None for
+            ``tensor.blocks``.
+
+    Raises:
+        ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
+            names one twice, or if blocks do not divide an axis.
+    """
+    if tiles is not None:
+        return _tiles(shape, contracting, tiles, path)
+    if tensor.blocks is not None:
+        return _blocks(tensor.blocks, shape, contracting, path)
+    return Layout(shared_axes(tensor, shape, contracting, path))
+
+
+def shared_axes(
+    tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
+) -> Axes:
+    """The axes along which an operand without blocks has one scale.
 
     Raises:
         ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
@@ -30,11 +84,44 @@ def shared_axes(
     return normalize_axes(shared, shape, f"{path}.calib_shared_axes")
 
 
-def scale_shape(
-    tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
-) -> tuple[int, ...]:
-    """The shape of the scale of an operand: size 1 along shared axes."""
-    return dn.shared_shape(shape, shared_axes(tensor, shape, contracting, path))
+def _blocks(
+    blocks: config.Blocks, shape: Sequence[int], contracting: Axes, path: str
+) -> Layout:
+    counts = {}
+    others = [axis for axis in range(len(shape)) if axis not in contracting]
+    try:
+        if contracting:
+            counts[contracting[-1]] = blocks.count_of(shape[contracting[-1]])
+        if others and blocks.remaining_size > 1:
+            counts[others[-1]] = blocks.remaining_count_of(shape[others[-1]])
+    except ValueError as error:
+        raise ValueError(
+            f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and the "
+            f"contracting axes {contracting}. Choose another size, or set "
+            f"{path}.blocks.fit=True for the largest blocks that divide it"
+        ) from error
+    shared = tuple(axis for axis, count in counts.items() if count == 1)
+    cut = {axis: n for axis, n in counts.items() if 1 < n < shape[axis]}
+    return Layout(shared, tuple(cut.items()))
+
+
+def _tiles(shape: Sequence[int], contracting: Axes, count: int, path: str) -> Layout:
+    where = path.rpartition(".")[0]
+    if not contracting:
+        raise ValueError(
+            f"{where}.local_aqt splits a contracting axis, but this contraction has "
+            f"none: {path} has shape {tuple(shape)}; leave local_aqt None"
+        )
+    first, *rest = contracting
+    if shape[first] % count:
+        raise ValueError(
+            f"{where}.local_aqt.contraction_axis_shard_count={count} does not divide "
+            f"the contracting axis {first} of {path}, of shape {tuple(shape)}"
+        )
+    if count == 1:
+        return Layout(contracting)
+    is_cut = count < shape[first]
+    return Layout(tuple(rest), ((first, count),) if is_cut else ())
 
 
 def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:

@@ -56,6 +56,7 @@ def quantize(
     path: str,
     seeds: Seeds = _NO_SEEDS,
     state: Any = (),
+    local_tiles: int | None = None,
 ) -> QTensor | None:
     """Quantizes one operand; None if it stays in floating point.
 
@@ -66,10 +67,11 @@ def quantize(
         path: where `tensor` stands, for error messages.
         seeds: of stochastic rounding.
         state: the statistics of a calibration that gathers them.
+        local_tiles: into how many the first contracting axis is cut.
 
     Raises:
-        ValueError: if the scale varies along contracting axes, where it could not be
-            taken out of the sum.
+        ValueError: if ``calib_shared_axes`` lets the scale vary along contracting axes,
+            where it could not be taken out of the sum.
     """
     if isinstance(x, QTensor):
         _check_scale(x.scale.shape, tensor, contracting, path)
@@ -82,8 +84,11 @@ def quantize(
         scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
         calibrated = calibrated._replace(scale=scale)
     else:
-        calibrated = quantizer.calibrate(x, tensor, contracting, path)
-    _check_scale(calibrated.scale.shape, tensor, contracting, path)
+        calibrated = quantizer.calibrate(
+            x, tensor, contracting, path, local_tiles=local_tiles
+        )
+    if local_tiles is None:
+        _check_scale(calibrated.scale.shape, tensor, contracting, path)
     seed = None
     if tensor.needs_noise:
         shared = granularity.noise_axes(tensor, x.shape, path)
@@ -106,13 +111,15 @@ def _check_scale(
     contracting: Axes,
     path: str,
 ) -> None:
+    if tensor.blocks is not None or tensor.use_fake_quant:
+        return
     varying = [axis for axis in contracting if scale_shape[axis] != 1]
-    if varying and not tensor.use_fake_quant:
+    if varying:
         raise ValueError(
             f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
             f"shape {scale_shape} that varies along the contracting axes {varying}: "
-            "it cannot be taken out of the sum. Share the scale along them too, or "
-            f"set {path}.use_fake_quant=True"
+            "it cannot be taken out of the sum. Share the scale along them too, use "
+            f"{path}.blocks, or set {path}.use_fake_quant=True"
         )
 
 

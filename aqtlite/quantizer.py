@@ -10,6 +10,7 @@ and one config give the same integers and scales in every program. What that tak
   which may be contracted (`numerics.IntSymmetric` compares with its noise).
 """
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import calibration, config, granularity, noise, numerics
+from aqtlite import calibration, config, granularity, noise, numerics, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.numerics import rounding
@@ -119,13 +120,16 @@ class Calibrated(NamedTuple):
         return (self.bound,) if self.low is None else (self.bound, self.low)
 
 
-@functools.partial(jax.jit, static_argnames=("tensor_config", "contracting", "path"))
+@functools.partial(
+    jax.jit, static_argnames=("tensor_config", "contracting", "path", "local_tiles")
+)
 def calibrate(
     x: jax.Array,
     tensor_config: config.Tensor,
     contracting: tuple[int, ...],
     path: str,
     state: Any = (),
+    local_tiles: int | None = None,
 ) -> Calibrated:
     """Finds the scale of an array, and the zero point on a grid that has one.
 
@@ -135,15 +139,23 @@ def calibrate(
         contracting: the axes that share a scale by default.
         path: where the config stands, for error messages.
         state: the statistics of a calibration that gathers them.
+        local_tiles: into how many the first contracting axis is cut, None for the
+            granularity of `tensor_config`.
     """
-    shared = granularity.shared_axes(tensor_config, x.shape, contracting, path)
-    grid = tensor_config.grid
+    layout = granularity.layout(tensor_config, x.shape, contracting, path, local_tiles)
+    grid, shared, scale_shape = tensor_config.grid, layout.shared, None
+    if layout.cut:
+        scale_shape = layout.scale_shape(x.shape)
+        x, shared = tiles.split(x, scale_shape), layout.shared_in_blocks()
     found = tensor_config.calibration.range(exact.float32(x), shared, grid, state)
     _check_range(found, tensor_config, x.shape, shared, path)
     scale, zero_point = calibration.scale_and_zero_point(
-        found, grid, po2=tensor_config.po2_scale
+        found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
     )
-    return Calibrated(found.high, scale, zero_point, found.low)
+    calibrated = Calibrated(found.high, scale, zero_point, found.low)
+    if scale_shape is None:
+        return calibrated
+    return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
 
 
 def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
@@ -154,6 +166,10 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         scale: that of the stored values, keepdims.
         grid: the grid.
     """
+    if tiles.has_blocks(x.shape, scale.shape):
+        blocks = tiles.split(x, scale.shape)
+        scale = tiles.split_keepdims(scale, x.shape)
+        return tiles.merge(scaled(blocks, scale, grid), like=x)
     values = exact.algebraic_barrier(exact.float32(x))
     if grid.bound < _SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
@@ -178,6 +194,8 @@ def round_to_grid(
         seed: of the noise, the same along axes that share it; None for a grid that
             needs none. See `noise.Noise.bits`.
     """
+    if tiles.has_blocks(x.shape, calibrated.scale.shape):
+        return _round_blocks(x, calibrated, tensor_config, seed)
     grid = tensor_config.grid
     bits = None if seed is None else _noise(x.shape, seed, tensor_config)
     stored = grid.round(scaled(x, calibrated.scale, grid), bits)
@@ -206,6 +224,26 @@ def _noise(
     bits = source.bits(own, seed)
     _check_array(bits, f"{type(source).__name__}.bits", own, np.dtype("uint32"))
     return jnp.broadcast_to(bits, shape) if shared else bits
+
+
+def _round_blocks(
+    x: jax.Array,
+    calibrated: Calibrated,
+    tensor_config: config.Tensor,
+    seed: jax.Array | None,
+) -> QTensor:
+    """Rounds an array of which the scale has blocks."""
+    blocks = tiles.split(x, calibrated.scale.shape)
+    of_blocks = jax.tree.map(lambda y: tiles.split_keepdims(y, x.shape), calibrated)
+    if seed is not None and seed.ndim > 1:
+        seed = tiles.split_keepdims(seed, x.shape, first=1)
+    q = round_to_grid(blocks, of_blocks, tensor_config, seed)
+    return dataclasses.replace(
+        q,
+        qvalue=tiles.merge(q.qvalue, like=x),
+        scale=calibrated.scale,
+        zero_point=calibrated.zero_point,
+    )
 
 
 def _check_range(

@@ -88,7 +88,8 @@ def _init(
             f' Set {path}.calib_shared_axes to "per_tensor", or to all axes but those '
             "that mean the same in every batch"
         )
-    scale_shape = granularity.scale_shape(tensor, shape, axes, path)
+    shared = granularity.shared_axes(tensor, shape, axes, path)
+    scale_shape = dn.shared_shape(shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
 

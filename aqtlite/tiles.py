@@ -1,38 +1,142 @@
-"""Sub-channel tiles: an axis cut into pieces with a scale each."""
+"""Axes cut into blocks: the arrays, and contractions as sums over tiles.
+
+An operand has blocks along an axis where its scale (keepdims) has more than one element
+there, and fewer than the operand. Where they lie along contracting axes, the
+contraction is cut into tiles within which no scale varies: a batch of smaller ones.
+"""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from aqtlite.sharding import explicit_sharding, spec_of_axes
 
 
-def cut(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Cuts an axis into tiles, along a new leading axis.
+def has_blocks(shape: Sequence[int], scale_shape: Sequence[int]) -> bool:
+    """Returns True if an array of this shape has blocks of several elements."""
+    return any(
+        count not in (1, size) for size, count in zip(shape, scale_shape, strict=True)
+    )
+
+
+def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
+    """Splits each axis with blocks in two, their number and their size.
 
     Args:
-        x: any dtype and shape.
-        axis: the axis, of a size that `count` divides.
-        count: how many tiles.
+        x: any shape.
+        scale_shape: of its scale.
+    """
+    for axis in reversed(range(x.ndim)):
+        if scale_shape[axis] not in (1, x.shape[axis]):
+            x = _split_axis(x, axis, scale_shape[axis])
+    return x
+
+
+def split_keepdims(x: jax.Array, shape: Sequence[int], first: int = 0) -> jax.Array:
+    """Lays out what blocks have one of, so that it broadcasts to a `split` array.
+
+    Args:
+        x: keepdims, such as a scale.
+        shape: of the array.
+        first: how many axes x has in front of those of the array.
+    """
+    for axis in reversed(range(len(shape))):
+        if x.shape[first + axis] not in (1, shape[axis]):
+            x = jnp.expand_dims(x, first + axis + 1)
+    return x
+
+
+def merge(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Undoes `split`.
+
+    Args:
+        x: what `split` made of an array of the shape of `like`.
+        like: that array, or one sharded like it.
+    """
+    return lax.reshape(x, like.shape, out_sharding=explicit_sharding(like))
+
+
+def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.Array:
+    """Repeats the scales of blocks, so that each element along some axes has its own.
+
+    Args:
+        scale: keepdims.
+        shape: of the array that is scaled.
+        axes: along which to repeat.
+    """
+    for axis in axes:
+        count = scale.shape[axis]
+        if count not in (1, shape[axis]):
+            scale = jnp.repeat(scale, shape[axis] // count, axis)
+    return scale
+
+
+def counts_of(
+    axes: Sequence[tuple[int, int]],
+    lhs_scale: Sequence[int] | None,
+    rhs_scale: Sequence[int] | None,
+) -> tuple[int, ...]:
+    """The number of tiles along each pair of contracting axes.
+
+    Args:
+        axes: the pairs, of lhs and rhs.
+        lhs_scale: the shape of the scale of lhs, None if it multiplies no sums.
+        rhs_scale: that of rhs.
+    """
+    return tuple(
+        math.lcm(
+            1 if lhs_scale is None else lhs_scale[lhs_axis],
+            1 if rhs_scale is None else rhs_scale[rhs_axis],
+        )
+        for lhs_axis, rhs_axis in axes
+    )
+
+
+def cut(x: jax.Array, axes: Sequence[int], counts: Sequence[int]) -> jax.Array:
+    """Cuts axes into tiles, along new leading axes.
+
+    Args:
+        x: an operand, or something keepdims that belongs to it.
+        axes: those that are cut.
+        counts: how many tiles each is cut into; an axis of one tile stays as it is.
 
     Returns:
-        Shape ``(count, ...)``, in which `axis` of x is smaller by that factor.
+        An axis in front for each that was cut, of size 1 where that of x was.
     """
-    tiles = (count, x.shape[axis] // count)
-    shape = (*x.shape[:axis], *tiles, *x.shape[axis + 1 :])
-    split = lax.reshape(x, shape, out_sharding=_sharding(x, axis, count))
-    return jnp.moveaxis(split, axis, 0)
+    front = 0
+    for axis, count in reversed(list(zip(axes, counts, strict=True))):
+        if count > 1:
+            x = _cut_axis(x, axis + front, count)
+            front += 1
+    return x
 
 
-def _sharding(x: jax.Array, axis: int, count: int):
-    """Whole tiles on each device where they divide evenly, else all on every one."""
+def _cut_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
+    size = x.shape[axis]
+    if size == 1:
+        return jnp.expand_dims(x, 0)
+    if size < count:
+        x = jnp.repeat(x, count // size, axis)
+    return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
+
+
+def _split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
+    pieces = (count, x.shape[axis] // count)
+    shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
+    return lax.reshape(x, shape, out_sharding=_sharding(x, axis, count))
+
+
+def _sharding(x: jax.Array, axis: int, count: int) -> NamedSharding | None:
+    """Whole blocks on each device where they divide evenly, else all on every one."""
     sharding = explicit_sharding(x)
     if sharding is None:
         return None
     spec = spec_of_axes(sharding, x.ndim)
     names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
     devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
-    tiles = None if count % devices else spec[axis]
-    return sharding.update(spec=(*spec[:axis], tiles, None, *spec[axis + 1 :]))
+    blocks = None if count % devices else spec[axis]
+    return sharding.update(spec=(*spec[:axis], blocks, None, *spec[axis + 1 :]))

@@ -101,5 +101,5 @@ def test_tiles_and_dtypes():
     tiles = config.LocalAqt(contraction_axis_shard_count=2)
     cfg = config.update(config.fully_quantized(), {"drhs.local_aqt": tiles})
     how = resolve(cfg, X.astype("bfloat16"))
-    assert how.drhs.tiles == 2 and how.dlhs.tiles is None
+    assert how.drhs.lhs.local_tiles == 2 and how.dlhs.lhs.local_tiles is None
     assert how.dlhs.out_dtype == jnp.bfloat16 and how.drhs.out_dtype == np.float32

@@ -223,6 +223,21 @@ def test_tiles_share_no_noise():
         )
 
 
+def test_blocks_share_no_noise():
+    with pytest.raises(ValueError, match=r"^blocks=.* and noise_shared_axes=\(0,\)"):
+        noisy(GRIDS["int4"], shared=(0,), blocks=config.Blocks(size=8))
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_blocks_are_rounded_without_bias(source):
+    how = noisy(GRIDS["int4"], source, blocks=config.Blocks(size=8))
+    q = jax.jit(lambda x: aqtlite.quantize(x, how, 1))(jnp.tile(X, (64, 8)))
+    error = np.asarray(q.dequant(), np.float64) - np.tile(X, (64, 8))
+    assert abs(error.mean()) < 5 * error.std() / np.sqrt(error.size)
+    stored = np.asarray(q.qvalue.astype("int8")).reshape(64, 4, -1)
+    assert len(np.unique(stored, axis=0)) == 64
+
+
 def test_a_list_is_made_a_tuple():
     assert noisy(GRIDS["int4"], shared=[0, -1]).noise_shared_axes == (0, -1)
     assert tensor(4).to_nearest() == tensor(4)

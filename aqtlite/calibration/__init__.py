@@ -5,7 +5,6 @@ from aqtlite.calibration.abs_mean import AbsMean
 from aqtlite.calibration.base import (
     Calibration,
     Range,
-    ceil_to_power_of_two,
     scale_and_zero_point,
     scale_from_bound,
 )
@@ -19,8 +18,11 @@ from aqtlite.calibration.over_batches import (
     MovingAverage,
 )
 from aqtlite.calibration.percentile import Percentile
+from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
 from aqtlite.calibration.rms import RMS
+from aqtlite.calibration.scale_grids import ceil_to_power_of_two
 from aqtlite.calibration.snr_search import SnrSearch
+from aqtlite.calibration.weighted_deviations import WeightedDeviations
 
 __all__ = [
     "RMS",
@@ -36,8 +38,10 @@ __all__ = [
     "MovingAverage",
     "MseSearch",
     "Percentile",
+    "PercentileOverBatches",
     "Range",
     "SnrSearch",
+    "WeightedDeviations",
     "ceil_to_power_of_two",
     "scale_and_zero_point",
     "scale_from_bound",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite.calibration import scale_grids
 from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
 
@@ -99,7 +100,7 @@ class Calibration:
 
 
 def scale_and_zero_point(
-    found: Range, grid: Numerics, *, po2: bool
+    found: Range, grid: Numerics, *, po2: bool, dtype: np.dtype | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """The scale of stored values, and the zero point of a grid that has one.
 
@@ -112,6 +113,7 @@ def scale_and_zero_point(
         found: by the calibration.
         grid: the grid.
         po2: round the scale up to a power of two.
+        dtype: round the scale to values of this dtype, None for float32.
 
     Returns:
         float32, and int32 or None; of the shape of the range.
@@ -131,14 +133,23 @@ def scale_and_zero_point(
         )
     if found.low is None or limits is None:
         scale = scale_from_bound(found.high, grid.bound, grid.unit)
-        return (ceil_to_power_of_two(scale) if po2 else scale), None
+        if po2:
+            scale = scale_grids.ceil_to_power_of_two(scale)
+        elif dtype is not None:
+            arguments = found.high, grid.bound, grid.unit, dtype
+            scale = scale_grids.round_scale(scale, *arguments)
+        return scale, None
     smallest, largest = limits
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
     # Halves, because the difference itself may overflow.
     half = exact.algebraic_barrier(high * 0.5 - low * 0.5)
     scale = scale_from_bound(half, (largest - smallest) / 2)
-    if po2:
-        scale = ceil_to_power_of_two(scale)
+    if po2 or dtype == jnp.float8_e8m0fnu:
+        # The range is as wide as the array needs: no power below it.
+        scale = scale_grids.ceil_to_power_of_two(scale)
+    elif dtype is not None:
+        bound = (largest - smallest) / 2
+        scale = scale_grids.round_scale(scale, half, bound, 1.0, dtype)
     # NaN becomes some integer or other: the scale is NaN, too.
     steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)
     zero_point = smallest - exact.nearest_integer(jnp.nan_to_num(steps))
@@ -167,15 +178,3 @@ def scale_from_bound(
     limits = jnp.finfo(jnp.float32)
     finite = jnp.where(scale <= limits.max, scale, jnp.float32(jnp.nan))
     return jnp.where(scale < limits.tiny, jnp.float32(unit), finite)
-
-
-def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:
-    """The smallest power of two at or above each positive float32 value, exactly.
-
-    Above 2^127, the largest that there is, it is 2^127.
-    """
-    bits = jax.lax.bitcast_convert_type(scale, jnp.int32)
-    mantissa = (1 << 23) - 1
-    rounded = jnp.minimum((bits + mantissa) & ~mantissa, (127 + 127) << 23)
-    power = jax.lax.bitcast_convert_type(rounded, jnp.float32)
-    return jnp.where(jnp.isfinite(scale), power, scale)

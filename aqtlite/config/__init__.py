@@ -1,5 +1,14 @@
 """Quantization configs: frozen, hashable, validated data."""
 
+from aqtlite.config.block_formats import (
+    block_fp8,
+    mxfp4,
+    mxfp6,
+    mxfp8,
+    mxint8,
+    nvfp4,
+)
+from aqtlite.config.blocks import Blocks
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
@@ -17,14 +26,21 @@ from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
 __all__ = [
+    "Blocks",
     "DotGeneral",
     "DotGeneralRaw",
     "LocalAqt",
     "Tensor",
+    "block_fp8",
     "describe",
     "differences",
     "from_json",
     "fully_quantized",
+    "mxfp4",
+    "mxfp6",
+    "mxfp8",
+    "mxint8",
+    "nvfp4",
     "qat",
     "register",
     "static_int8",

@@ -25,9 +25,10 @@ Form = Literal["float", "stored", "decoded", "dequantized"]
 Kind = Literal["integers", "integers in float", "mixed", "float"]
 """The kind of dot."""
 
-Reuse = Literal["stored", "dequantized"]
+Reuse = Literal["stored", "blocks", "dequantized"]
 """What a backward contraction takes of an operand that the forward pass quantized: its
-stored values, with the scale moved onto the gradient, or the array they stand for."""
+stored values, with the scale moved onto the gradient or, in two-dimensional blocks, as
+it is; or the array that they stand for."""
 
 
 @functools.cache
@@ -37,7 +38,9 @@ def form_of(tensor: Tensor) -> Form:
         return "float"
     if tensor.use_fake_quant:
         return "dequantized"
-    return "stored" if tensor.is_integer else "decoded"
+    if tensor.is_integer:
+        return "stored"
+    return "decoded" if tensor.blocks is None else "dequantized"
 
 
 def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
@@ -72,7 +75,11 @@ def reused(
     if scale_moves and raw.lhs.is_quantized:
         fake = raw.lhs.use_fake_quant
         return "stored", Tensor(numerics=forward.grid, use_fake_quant=fake)
-    if not scale_moves and forward.use_fake_quant:
+    blocks = forward.blocks
+    if blocks is not None and blocks.remaining_size > 1 and raw.lhs.is_integer:
+        return "blocks", forward
+    is_fake = forward.use_fake_quant
+    if not scale_moves and (is_fake or (blocks is not None and forward.is_integer)):
         # There are no integers to take, and nothing to simulate.
         return "dequantized", dataclasses.replace(raw.rhs, use_fwd_quant=False)
     return "dequantized", Tensor()

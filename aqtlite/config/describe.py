@@ -81,7 +81,8 @@ def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
         return None
     forward = getattr(cfg.fwd, _FORWARD_SIDE[name])
     # Scales that are shared along contracting axes do.
-    return arithmetic.reused(raw, forward, scale_moves=True)[1]
+    moves = forward.blocks is None
+    return arithmetic.reused(raw, forward, scale_moves=moves)[1]
 
 
 def _cells(
@@ -122,12 +123,16 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
     axes = tensor.calib_shared_axes
     if contraction.local_aqt is not None:
         scale = f"{contraction.local_aqt.contraction_axis_shard_count} tiles"
+    elif tensor.blocks is not None:
+        scale = f"blocks {tensor.blocks}"
     elif axes is None:
         scale = "per-channel"
     elif isinstance(axes, str):
         scale = "per-tensor"
     else:
         scale = f"axes {','.join(str(axis) for axis in axes)}"
+    if tensor.scale_dtype is not None:
+        scale = f"{scale} {tensor.scale_dtype.name.removeprefix('float8_')}"
     return f"{scale} po2" if tensor.po2_scale else scale
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import TypeVar
 
 from aqtlite import calibration, noise, numerics
+from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.tensor import Tensor
 
@@ -14,6 +15,7 @@ _classes: dict[str, type] = {
     for cls in (
         calibration.AbsMax,
         calibration.AbsMean,
+        Blocks,
         calibration.Constant,
         calibration.ConstantRange,
         noise.CounterHash,
@@ -33,9 +35,11 @@ _classes: dict[str, type] = {
         numerics.NoNumerics,
         numerics.NormalFloat,
         calibration.Percentile,
+        calibration.PercentileOverBatches,
         calibration.RMS,
         calibration.SnrSearch,
         Tensor,
+        calibration.WeightedDeviations,
     )
 }
 

@@ -11,7 +11,9 @@ import numpy as np
 from aqtlite import calibration as calibrations
 from aqtlite import noise as noises
 from aqtlite import numerics as grids
+from aqtlite.calibration import scale_grids
 from aqtlite.config import representation
+from aqtlite.config.blocks import Blocks
 
 
 def _shared_axes(
@@ -105,9 +107,10 @@ class Tensor(representation.CompactRepr):
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `calib_shared_axes` is empty, repeats an axis or is a string
-            other than "per_tensor"; if `calib_shared_axes`, `po2_scale` or
-            `use_fake_quant` is set although nothing is quantized, or
-            `noise_shared_axes` although rounding is not stochastic.
+            other than "per_tensor"; if it or `noise_shared_axes` meets `blocks`, or
+            `po2_scale` a `scale_dtype` that it contradicts; if a field that says how
+            to quantize is set although nothing is quantized, or `noise_shared_axes`
+            although rounding is not stochastic.
     """
 
     numerics: grids.Numerics | grids.NoNumerics = grids.NoNumerics()
@@ -126,8 +129,26 @@ class Tensor(representation.CompactRepr):
     calibration: calibrations.Calibration = calibrations.AbsMax()
     """Finds the magnitude that the grid has to reach. Not used without a grid."""
 
+    blocks: Blocks | None = None
+    """Sub-channel blocks, each with a scale. None: `calib_shared_axes` says what shares
+    one. Stored integers are contracted tile by tile, and the sums of the tiles scaled
+    and added in float32; floats and tables are dequantized before the contraction."""
+
     po2_scale: bool = False
     """Round the scale up to a power of two."""
+
+    scale_dtype: np.dtype | None = None
+    """The values that a scale can take. None: float32. A scale is float32 all the same,
+    and rounded to
+
+    - bfloat16: the next value above, so that nothing is clipped;
+    - float8_e8m0fnu: a power of two, `po2_scale` or else that of the OCP Microscaling
+      specification (arXiv:2310.10537): the largest power of two in the bound that
+      calibration found, over the largest on the grid. Up to half of the values
+      between it and the next one may be clipped;
+    - float8_e4m3fn, float8_e5m2, float16: the nearest value, times a float32 number for
+      the whole array, by which its largest scale is the largest value of the dtype (as
+      in NVFP4)."""
 
     use_fake_quant: bool = False
     """Dequantize before the contraction, which then runs in floating point."""
@@ -154,10 +175,14 @@ class Tensor(representation.CompactRepr):
             self, "calib_shared_axes", _shared_axes(self.calib_shared_axes)
         )
         self._check_noise_shared_axes()
+        self._check_scale_dtype()
         if self.is_quantized:
+            self._check_blocks()
             return
         ignored = {
             "calib_shared_axes": self.calib_shared_axes is not None,
+            "blocks": self.blocks is not None,
+            "scale_dtype": self.scale_dtype is not None,
             "po2_scale": self.po2_scale,
             "use_fake_quant": self.use_fake_quant,
         }
@@ -206,9 +231,62 @@ class Tensor(representation.CompactRepr):
                 "that configs can be compared and hashed; decorate it with "
                 "@dataclasses.dataclass(frozen=True)"
             )
+        if not isinstance(self.blocks, Blocks | None):
+            raise TypeError(
+                f"blocks must be a config.Blocks or None, got {self.blocks!r}"
+            )
         for name in ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
+
+    def _check_scale_dtype(self) -> None:
+        if self.scale_dtype is None:
+            return
+        options = ", ".join(scale_grids.DTYPES)
+        try:
+            dtype = jnp.dtype(self.scale_dtype)
+        except TypeError as error:
+            raise TypeError(
+                f"scale_dtype must be a dtype, one of {options}, or None, got "
+                f"{self.scale_dtype!r}"
+            ) from error
+        if dtype == jnp.float32:
+            object.__setattr__(self, "scale_dtype", None)
+            return
+        if dtype.name not in scale_grids.DTYPES:
+            raise ValueError(
+                f"scale_dtype={dtype.name!r} is not available; give one of {options}, "
+                "or None for float32"
+            )
+        object.__setattr__(self, "scale_dtype", dtype)
+        if self.po2_scale and dtype != jnp.float8_e8m0fnu:
+            raise ValueError(
+                f"po2_scale=True makes scales powers of two, and scale_dtype="
+                f"{dtype.name!r} rounds them otherwise; leave one of them at its "
+                "default, or set scale_dtype='float8_e8m0fnu'"
+            )
+
+    def _check_blocks(self) -> None:
+        if self.blocks is None:
+            return
+        if self.calib_shared_axes is not None:
+            raise ValueError(
+                f"blocks={self.blocks!r} and calib_shared_axes="
+                f"{self.calib_shared_axes!r} both say what shares a scale; leave one "
+                "of them None"
+            )
+        if self.noise_shared_axes is not None:
+            raise ValueError(
+                f"blocks={self.blocks!r} and noise_shared_axes="
+                f"{self.noise_shared_axes!r}: noise that axes share is not available "
+                "for blocks; leave one of them None"
+            )
+        if self.calibration.has_state:
+            raise ValueError(
+                f"blocks={self.blocks!r} with calibration={self.calibration!r}, which "
+                "gathers statistics: blocks have none. Use a calibration that looks at "
+                "the array alone, such as calibration.AbsMax(), or leave blocks None"
+            )
 
     @property
     def is_quantized(self) -> bool:

@@ -189,6 +189,11 @@ class Float(base.Numerics):
     def bound(self) -> float:
         return self._value(self._largest_code)
 
+    @property
+    def smallest(self) -> float:
+        """The smallest positive value."""
+        return self._value(1)
+
     def _value(self, code: int) -> float:
         """The value of the bits of exponent and mantissa."""
         exponent, mantissa = divmod(code, 2**self.mantissa_bits)

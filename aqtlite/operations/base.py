@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from aqtlite.dimension_numbers import Axes
-from aqtlite.qtensor import QTensor
 
 Side = Literal["lhs", "rhs"]
 SIDES: tuple[Side, Side] = ("lhs", "rhs")
@@ -110,23 +109,15 @@ class Operation(abc.ABC):
         """
 
     @abc.abstractmethod
-    def tiled(
-        self, lhs: jax.Array, rhs: jax.Array | QTensor, count: int, path: str
-    ) -> tuple["Operation", jax.Array, jax.Array | QTensor]:
-        """Cuts the first contracting axis into tiles: a leading batch axis.
+    def tiled(self, counts: tuple[int, ...]) -> "Operation":
+        """The contraction of tiles, of which each axis that is cut adds a batch axis.
 
         Args:
-            lhs: the gradient of an output.
-            rhs: the other operand.
-            count: how many tiles.
-            path: of the config, for error messages.
+            counts: for each pair of contracting axes, how many tiles it is cut into.
 
         Returns:
-            The operation on tiles, whose result has one more axis in front, and the
-            operands cut for it.
-
-        Raises:
-            ValueError: if there is no contracting axis, or `count` does not divide it.
+            A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result
+            has as many axes more in front, over which it is to be summed.
         """
 
     @abc.abstractmethod

@@ -9,9 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
-from aqtlite import lowering, tiles
+from aqtlite import lowering
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
-from aqtlite.qtensor import QTensor
 
 
 @functools.partial(
@@ -65,41 +64,18 @@ class DotGeneral(Operation):
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
         return dn.rhs_scale_to_lhs(scale, self.dims, self.lhs_ndim)
 
-    def tiled(
-        self, lhs: jax.Array, rhs: jax.Array | QTensor, count: int, path: str
-    ) -> tuple["DotGeneral", jax.Array, jax.Array | QTensor]:
-        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
-        if not lhs_ca:
-            raise ValueError(
-                f"{path}.local_aqt splits a contracting axis, but this contraction has "
-                f"none: its gradient has shape {lhs.shape}; leave local_aqt None"
-            )
-        if lhs.shape[lhs_ca[0]] % count:
-            raise ValueError(
-                f"{path}.local_aqt.contraction_axis_shard_count={count} does not "
-                f"divide the contracting axis {lhs_ca[0]} of the gradient of shape "
-                f"{lhs.shape}"
-            )
-        lhs = tiles.cut(lhs, lhs_ca[0], count)
-        if isinstance(rhs, QTensor):
-            rhs = jax.tree.map(
-                lambda x: (
-                    jnp.expand_dims(x, 0)
-                    if x.shape[rhs_ca[0]] == 1
-                    else tiles.cut(x, rhs_ca[0], count)
-                ),
-                rhs,
-            )
-        else:
-            rhs = tiles.cut(rhs, rhs_ca[0], count)
+    def tiled(self, counts: tuple[int, ...]) -> "DotGeneral":
+        front = sum(count > 1 for count in counts)
 
         def shift(axes: dn.Axes) -> dn.Axes:
-            return tuple(axis + 1 for axis in axes)
+            return tuple(axis + front for axis in axes)
 
-        batch = (0, *shift(lhs_ba)), (0, *shift(rhs_ba))
-        dims = (shift(lhs_ca), shift(rhs_ca)), batch
-        order = None if self.order is None else (0, *shift(self.order))
-        return DotGeneral(dims, self.lhs_ndim + 1, self.rhs_ndim + 1, order), lhs, rhs
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
+        tiles = tuple(range(front))
+        batch = (*tiles, *shift(lhs_ba)), (*tiles, *shift(rhs_ba))
+        order = None if self.order is None else (*tiles, *shift(self.order))
+        ranks = self.lhs_ndim + front, self.rhs_ndim + front
+        return DotGeneral(((shift(lhs_ca), shift(rhs_ca)), batch), *ranks, order)
 
     def integer_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None

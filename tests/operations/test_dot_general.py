@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations
+from aqtlite import operations, tiles
 from aqtlite.operations import DotInput
-from aqtlite.qtensor import QTensor
 from tests.common import normal
 
 CASES = {
@@ -95,31 +94,13 @@ def test_a_scale_of_rhs_on_lhs(case):
 def test_tiles_add_up(order):
     lhs, rhs, operation = operands_of(CASES["matmul"])
     operation = dataclasses.replace(operation, order=order)
-    tiled, a, b = operation.tiled(lhs, rhs, 2, "drhs")
-    out = run(tiled, a, b)
+    lhs_axes, rhs_axes = (operation.axes(side).contracting for side in ("lhs", "rhs"))
+    a, b = tiles.cut(lhs, lhs_axes, (2,)), tiles.cut(rhs, rhs_axes, (2,))
+    out = run(operation.tiled((2,)), a, b)
     assert out.shape[0] == 2
     np.testing.assert_allclose(
         out.sum(0), run(operation, lhs, rhs), rtol=1e-5, atol=1e-5
     )
-
-
-def test_tiles_of_a_qtensor():
-    q = QTensor(
-        jnp.arange(20, dtype=jnp.int8).reshape(4, 5), jnp.ones((1, 1)), "float32"
-    )
-    lhs, _, operation = operands_of(CASES["matmul"])
-    tiled, a, b = operation.tiled(lhs, q, 2, "drhs")
-    got = run(tiled, a, b.qvalue.astype(jnp.float32)).sum(0)
-    np.testing.assert_allclose(got, lhs @ q.dequant(), rtol=1e-5, atol=1e-4)
-
-
-def test_tiles_that_do_not_fit():
-    lhs, rhs, operation = operands_of(CASES["matmul"])
-    with pytest.raises(ValueError, match=r"drhs\.local_aqt\.con.*=3 does not divide"):
-        operation.tiled(lhs, rhs, 3, "drhs")
-    lhs, rhs, operation = operands_of(CASES["outer"])
-    with pytest.raises(ValueError, match=r"dlhs\.local_aqt splits a contracting axis"):
-        operation.tiled(lhs, rhs, 1, "dlhs")
 
 
 @pytest.mark.parametrize("which", ["lhs", "rhs", "both"])

@@ -1,0 +1,82 @@
+"""Scales rounded to the values of a dtype, exactly and alike in every program."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.lowering import exact
+from aqtlite.numerics import Float
+
+DTYPES = ("bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2")
+"""The dtypes of which a scale can take the values, float32 apart."""
+
+_MANTISSA = (1 << 23) - 1
+
+
+def round_scale(
+    scale: jax.Array, bound: jax.Array, grid_bound: float, unit: float, dtype: np.dtype
+) -> jax.Array:
+    """Rounds scales to the values of a dtype; see `config.Tensor.scale_dtype`.
+
+    Args:
+        scale: float32, ``bound * unit / grid_bound``, or `unit` where that is no normal
+            number; NaN where the bound is not finite.
+        bound: float32, what calibration found.
+        grid_bound: the bound of the grid.
+        unit: what one stored unit stands for on the grid, a power of two.
+        dtype: one of `DTYPES`.
+
+    Returns:
+        float32, of the shape of `scale`.
+    """
+    if dtype == jnp.bfloat16:
+        rounded = _ceil_to_bfloat16(scale)
+    elif dtype == jnp.float8_e8m0fnu:
+        rounded = _microscaling(bound, grid_bound, unit)
+    else:
+        rounded = _relative(scale, bound, Float.from_dtype(dtype))
+    is_empty = exact.algebraic_barrier(bound) == 0
+    # Also those that would be subnormal, which CPUs flush to zero.
+    is_empty |= rounded < jnp.finfo(jnp.float32).tiny
+    rounded = jnp.where(is_empty, jnp.float32(unit), rounded)
+    return jnp.where(jnp.isfinite(scale), rounded, jnp.float32(jnp.nan))
+
+
+def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:
+    """The smallest power of two at or above each positive float32 value, exactly.
+
+    Above 2^127, the largest that there is, it is 2^127.
+    """
+    bits = lax.bitcast_convert_type(scale, jnp.int32)
+    rounded = jnp.minimum((bits + _MANTISSA) & ~_MANTISSA, (127 + 127) << 23)
+    power = lax.bitcast_convert_type(rounded, jnp.float32)
+    return jnp.where(jnp.isfinite(scale), power, scale)
+
+
+def _ceil_to_bfloat16(scale: jax.Array) -> jax.Array:
+    """The smallest bfloat16 at or above each positive float32, or the largest one."""
+    bits = lax.bitcast_convert_type(scale, jnp.int32)
+    up = lax.bitcast_convert_type((bits + 0xFFFF) & ~0xFFFF, jnp.float32)
+    return jnp.minimum(up, np.float32(jnp.finfo(jnp.bfloat16).max))
+
+
+def _microscaling(bound: jax.Array, grid_bound: float, unit: float) -> jax.Array:
+    """``2^(floor(log2(bound)) - floor(log2(grid_bound)))`` times the unit."""
+    bits = lax.bitcast_convert_type(bound, jnp.int32)
+    power = lax.bitcast_convert_type(bits & ~_MANTISSA, jnp.float32)
+    return power * np.float32(math.ldexp(unit, 1 - math.frexp(grid_bound)[1]))
+
+
+def _relative(scale: jax.Array, bound: jax.Array, grid: Float) -> jax.Array:
+    """The nearest values of a grid times a number that maps the largest scale on it."""
+    is_used = jnp.isfinite(scale) & (bound > 0)
+    used = jnp.where(is_used, scale, np.float32(0))
+    largest = jnp.max(used, initial=np.float32(0))
+    whole = exact.algebraic_barrier(largest) * np.float32(1 / grid.bound)
+    whole = jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
+    codes = grid.round(exact.algebraic_barrier(used) * (np.float32(1) / whole), None)
+    nearest = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
+    return exact.rounded_product(nearest, whole)

@@ -1,0 +1,152 @@
+"""Configs of block formats: grids with a scale for each few elements."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from aqtlite import numerics
+from aqtlite.config.blocks import Blocks
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.tensor import Tensor
+
+
+def mxfp8(*, gradient: str = "float8_e4m3fn") -> DotGeneral:
+    """MXFP8 of the OCP Microscaling specification (arXiv:2310.10537).
+
+    Blocks of 32 elements of the contracting axis (or of the largest part of it that
+    divides it, where 32 does not), with scales that are powers of two. The forward and
+    both backward contractions quantize their operands so, each along its own axis.
+
+    >>> mxfp8().fwd.rhs
+    Tensor(
+        numerics=Float(exponent_bits=4, mantissa_bits=3),
+        blocks=Blocks(size=32, fit=True),
+        scale_dtype='float8_e8m0fnu',
+    )
+
+    Args:
+        gradient: the dtype of output gradients, such as float8_e5m2.
+
+    Raises:
+        ValueError: if `gradient` is not the dtype of a `numerics.Float`.
+    """
+    operand = numerics.Float.from_dtype("float8_e4m3fn")
+    return _in_all(_mx(operand), _mx(numerics.Float.from_dtype(gradient)))
+
+
+def mxfp6(*, gradient: str = "float6_e3m2fn") -> DotGeneral:
+    """MXFP6, as `mxfp8` with six bits: E2M3, and E3M2 for gradients.
+
+    >>> mxfp6().fwd.rhs.numerics.name, mxfp6().dlhs.lhs.numerics.name
+    ('fp6_e2m3', 'fp6_e3m2')
+
+    Args:
+        gradient: the dtype of output gradients.
+
+    Raises:
+        ValueError: if `gradient` is not the dtype of a `numerics.Float`.
+    """
+    operand = numerics.Float.from_dtype("float6_e2m3fn")
+    return _in_all(_mx(operand), _mx(numerics.Float.from_dtype(gradient)))
+
+
+def mxfp4() -> DotGeneral:
+    """MXFP4, as `mxfp8` with four bits: E2M1. Gradients are rounded stochastically.
+
+    >>> mxfp4().dlhs.lhs.numerics.name, mxfp4().dlhs.lhs.needs_noise
+    ('fp4_e2m1', True)
+    """
+    operand = numerics.Float.from_dtype("float4_e2m1fn")
+    return _in_all(_mx(operand), _mx(_stochastic(operand)))
+
+
+def mxint8() -> DotGeneral:
+    """MXINT8, as `mxfp8` with integers of 8 bits. Gradients are rounded stochastically.
+
+    Of the specification's values only -2 is missing, which it leaves to the
+    implementation.
+
+    >>> mxint8().fwd.lhs.numerics.name
+    'int8'
+    """
+    operand = numerics.IntSymmetric(bits=8)
+    gradient = numerics.IntSymmetric(
+        bits=8, preserve_max_val=True, stochastic_rounding=True
+    )
+    return _in_all(_mx(operand), _mx(gradient))
+
+
+def nvfp4() -> DotGeneral:
+    """NVFP4, the four-bit format of NVIDIA's Blackwell GPUs (arXiv:2509.25149).
+
+    E2M1 in blocks of 16 elements of the contracting axis, whose scales are E4M3 times
+    one float32 number for the tensor. As in the recipe for training, weights (the
+    forward's rhs) have blocks of 16 x 16, and output gradients are rounded
+    stochastically; its Hadamard transforms are left out.
+
+    >>> nvfp4().fwd.rhs
+    Tensor(
+        numerics=Float(exponent_bits=2, mantissa_bits=1),
+        blocks=Blocks(size=16, remaining_size=16, fit=True),
+        scale_dtype='float8_e4m3fn',
+    )
+    """
+    grid = numerics.Float.from_dtype("float4_e2m1fn")
+
+    def tensor(grid: numerics.Float, remaining_size: int = 1) -> Tensor:
+        blocks = Blocks(size=16, remaining_size=remaining_size, fit=True)
+        return Tensor(numerics=grid, blocks=blocks, scale_dtype=_E4M3)
+
+    operand, gradient = tensor(grid), tensor(_stochastic(grid))
+    weight = tensor(grid, remaining_size=16)
+    return DotGeneral(
+        fwd=DotGeneralRaw(lhs=operand, rhs=weight),
+        dlhs=DotGeneralRaw(lhs=gradient, rhs=weight),
+        drhs=DotGeneralRaw(lhs=gradient, rhs=operand),
+    )
+
+
+def block_fp8(size: int = 128) -> DotGeneral:
+    """E4M3 in blocks, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3).
+
+    Activations and gradients have a scale for each `size` elements of the contracting
+    axis, weights (the forward's rhs) one for each square of ``size x size``.
+
+    >>> block_fp8().fwd.rhs.blocks, block_fp8().fwd.lhs.blocks
+    (Blocks(size=128, remaining_size=128, fit=True), Blocks(size=128, fit=True))
+
+    Args:
+        size: of the blocks; the largest part that divides it, of a smaller axis.
+
+    Raises:
+        TypeError: if `size` is not an int.
+        ValueError: if it is below 1.
+    """
+    grid = numerics.Float.from_dtype("float8_e4m3fn")
+    operand = Tensor(numerics=grid, blocks=Blocks(size=size, fit=True))
+    squares = Blocks(size=size, remaining_size=size, fit=True)
+    weight = Tensor(numerics=grid, blocks=squares)
+    return DotGeneral(
+        fwd=DotGeneralRaw(lhs=operand, rhs=weight),
+        dlhs=DotGeneralRaw(lhs=operand, rhs=weight),
+        drhs=DotGeneralRaw(lhs=operand, rhs=operand),
+    )
+
+
+_E8M0, _E4M3 = jnp.dtype("float8_e8m0fnu"), jnp.dtype("float8_e4m3fn")
+
+
+def _mx(grid: numerics.Numerics) -> Tensor:
+    blocks = Blocks(size=32, fit=True)
+    return Tensor(numerics=grid, blocks=blocks, scale_dtype=_E8M0)
+
+
+def _stochastic(grid: numerics.Float) -> numerics.Float:
+    return dataclasses.replace(grid, stochastic_rounding=True)
+
+
+def _in_all(operand: Tensor, gradient: Tensor) -> DotGeneral:
+    backward = DotGeneralRaw(lhs=gradient, rhs=operand)
+    return DotGeneral(
+        fwd=DotGeneralRaw(lhs=operand, rhs=operand), dlhs=backward, drhs=backward
+    )

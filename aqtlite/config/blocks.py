@@ -1,0 +1,100 @@
+"""Config of sub-channel blocks."""
+
+import dataclasses
+import math
+
+from aqtlite.config import representation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Blocks(representation.CompactRepr):
+    """Blocks of an operand that have a scale each.
+
+    The last contracting axis is cut into blocks of `size` elements, or into `count`
+    blocks. Elements at other places along further contracting axes are in other blocks.
+
+    >>> Blocks(size=32)  # 1 x 32, as in the OCP Microscaling formats
+    Blocks(size=32)
+    >>> Blocks(size=128, remaining_size=128)  # 128 x 128
+    Blocks(size=128, remaining_size=128)
+    >>> Blocks(size=32, fit=True).count_of(48), Blocks(size=32, fit=True).count_of(64)
+    (2, 2)
+
+    Raises:
+        TypeError: if a field is of another type than declared.
+        ValueError: if not exactly one of `size` and `count` is given, or a number is
+            below 1.
+    """
+
+    size: int | None = None
+    """How many consecutive elements of the last contracting axis share a scale."""
+
+    count: int | None = None
+    """Into how many blocks the last contracting axis is cut."""
+
+    remaining_size: int = 1
+    """How many consecutive elements of the last axis that is not contracted share a
+    scale: above 1, blocks are two-dimensional."""
+
+    fit: bool = False
+    """What to do where blocks do not divide an axis. False: raise an error. True: take
+    the largest blocks that do divide it, of at most this size."""
+
+    def __post_init__(self) -> None:
+        for name in ("size", "count", "remaining_size"):
+            value = getattr(self, name)
+            if value is None and name != "remaining_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"Blocks.{name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"Blocks.{name} must be 1 or more, got {value}")
+        if not isinstance(self.fit, bool):
+            raise TypeError(f"Blocks.fit must be a bool, got {self.fit!r}")
+        if (self.size is None) == (self.count is None):
+            raise ValueError(
+                f"Blocks takes a size or a count, got size={self.size} and "
+                f"count={self.count}; give one of them"
+            )
+
+    def count_of(self, axis_size: int) -> int:
+        """The number of blocks of a contracting axis.
+
+        Args:
+            axis_size: of the axis.
+
+        Raises:
+            ValueError: if the blocks do not divide it, unless they are to `fit`.
+        """
+        if self.size is not None:
+            return self._count(axis_size, self.size, f"size={self.size}")
+        count = self.count or 1
+        if self.fit:
+            return self._count(axis_size, math.ceil(axis_size / count), "")
+        if axis_size % count:
+            raise ValueError(f"count={count} does not divide an axis of {axis_size}")
+        return count
+
+    def remaining_count_of(self, axis_size: int) -> int:
+        """The number of blocks of the last axis that is not contracted.
+
+        Raises:
+            ValueError: as `count_of`.
+        """
+        what = f"remaining_size={self.remaining_size}"
+        return self._count(axis_size, self.remaining_size, what)
+
+    def _count(self, axis_size: int, size: int, what: str) -> int:
+        if axis_size == 0:
+            return 1
+        if self.fit:
+            size = next(
+                one for one in range(min(size, axis_size), 0, -1) if not axis_size % one
+            )
+        if axis_size % size:
+            raise ValueError(f"{what} does not divide an axis of {axis_size}")
+        return axis_size // size
+
+    def __str__(self) -> str:
+        first = f"{self.count} blocks" if self.size is None else f"{self.size}"
+        return first if self.remaining_size == 1 else f"{first} x {self.remaining_size}"
