@@ -5,6 +5,8 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from aqtlite.noise import base
 
@@ -29,6 +31,9 @@ class JaxRandom(base.Noise):
             1 if one != 1 else size for size, one in zip(shape, channels, strict=True)
         )
         words = jnp.moveaxis(seed, 0, -1).reshape(math.prod(channels), 2)
+        # Channels of equal seeds, as where a constant bounds all, have other noise.
+        index = lax.broadcasted_iota(jnp.uint32, words.shape, 0)
+        words = words + index * np.array([0, 1], np.uint32)
         each = jax.vmap(_bits, (0, None))(words, inner)
         # Each axis belongs to the channels or to what lies within them.
         rank = len(shape)
