@@ -16,14 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import execution, operands, products, quantizer, tiles
+from aqtlite import estimator, execution, operands, products, statistics, tiles
 from aqtlite.dimension_numbers import Axes
+from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, vary_together
 from aqtlite.statistics import States
+
+_NO_STATES = States()
 
 
 def quantize_and_contract(
@@ -33,7 +36,7 @@ def quantize_and_contract(
     rhs: Operand,
     seed: jax.Array | None,
     forward_scales: tuple[jax.Array, ...] = (),
-    states: States = ((), ()),
+    states: States = _NO_STATES,
 ) -> jax.Array:
     """Quantizes what is to be quantized, contracts, and scales the sums.
 
@@ -45,23 +48,23 @@ def quantize_and_contract(
         seed: of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
         forward_scales: the scales of the forward pass, laid out so that they would
             multiply lhs; with them, gradients that are equal have other noise.
-        states: the statistics of calibrations that gather them.
+        states: the statistics and the parameters of calibrations that have some.
 
     Returns:
         The result, in ``how.fwd.out_dtype``.
     """
-    lhs, rhs = vary_together((lhs, rhs))
-    fixed_lhs, fixed_rhs = jax.lax.stop_gradient((lhs, rhs))
+    lhs, rhs, states = vary_together((lhs, rhs, states))
+    fixed_lhs, fixed_rhs, fixed = jax.lax.stop_gradient((lhs, rhs, states))
     forward_scales = jax.lax.stop_gradient(forward_scales)
     lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
     rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, states[0])
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, states[1])
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
     sums = products.sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
-    return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
+    return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
 
 
 def _quantize(
@@ -91,9 +94,10 @@ def _straight_through(
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
     seed: jax.Array | None,
+    states: States,
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
-    del lhs, rhs, seed  # For the backward pass.
+    del lhs, rhs, seed, states  # For the backward pass.
     if not products.is_tiled(how.fwd, operation, lhs_q, rhs_q):
         sums = products.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
     return sums.astype(how.fwd.out_dtype)
@@ -109,20 +113,32 @@ class _Residuals:
     """Needed by the gradient of rhs; None if that is not asked for."""
 
     rhs: Operand | None
-    lhs_mask: jax.Array | None
-    """The elements at which the gradient of lhs passes; None for all."""
+    estimators: tuple[Estimator | None, Estimator | None]
+    """Of lhs and rhs; None where no gradient is asked for."""
 
-    rhs_mask: jax.Array | None
     seed: jax.Array | None
     scales: tuple[jax.Array | None, jax.Array | None]
     """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
 
+    states: States
+    """Of the output gradient alone."""
+
 
 def _straight_through_fwd(how: Execution, *primals: Any):
-    _, _, lhs, rhs, _, _, _ = primals
-    perturbed = _is_perturbed(lhs), _is_perturbed(rhs)
+    _, _, lhs, rhs, _, _, _, states = primals
+    tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
+    perturbed = [
+        _is_perturbed(x)
+        # Parameters beside a frozen operand have done their work.
+        or (
+            statistics.is_learned(tensor)
+            and not isinstance(x, QTensor)
+            and _is_perturbed(state)
+        )
+        for x, tensor, state in zip((lhs, rhs), tensors, states[:2], strict=True)
+    ]
     differentiated = tuple(itertools.compress(SIDES, perturbed))
-    operation, sums, lhs, rhs, lhs_q, rhs_q, seed = jax.tree.map(
+    operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states = jax.tree.map(
         lambda primal: primal.value, primals, is_leaf=_is_primal
     )
     for side, x in (("lhs", lhs), ("rhs", rhs)):
@@ -134,18 +150,28 @@ def _straight_through_fwd(how: Execution, *primals: Any):
             )
     _check_second_derivative(how, differentiated)
     inner = dataclasses.replace(how, differentiated=differentiated)
-    out = _straight_through(inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed)
-    saved: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "lhs_mask", "rhs_mask"))
+    out = _straight_through(
+        inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
+    )
+    saved_lhs = saved_rhs = of_lhs = of_rhs = None
     if "lhs" in differentiated:
-        saved["rhs"] = rhs_q if how.saves_rhs == "quantized" else rhs
-        saved["lhs_mask"] = _gradient_mask(lhs, lhs_q)
+        saved_rhs = rhs_q if how.saves_rhs == "quantized" else rhs
+        of_lhs = estimator.estimator(how.fwd.lhs, lhs, lhs_q, states.lhs)
     if "rhs" in differentiated:
-        saved["lhs"] = lhs_q if how.saves_lhs == "quantized" else lhs
-        saved["rhs_mask"] = _gradient_mask(rhs, rhs_q)
+        saved_lhs = lhs_q if how.saves_lhs == "quantized" else lhs
+        of_rhs = estimator.estimator(how.fwd.rhs, rhs, rhs_q, states.rhs)
     scales: tuple[jax.Array | None, jax.Array | None] = None, None
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
         scales = _scale_of(lhs_q), _scale_of(rhs_q)
-    return out, _Residuals(operation=operation, **saved, seed=seed, scales=scales)
+    return out, _Residuals(
+        operation=operation,
+        lhs=saved_lhs,
+        rhs=saved_rhs,
+        estimators=(of_lhs, of_rhs),
+        seed=seed,
+        scales=scales,
+        states=States(dlhs=states.dlhs, drhs=states.drhs),
+    )
 
 
 def _scale_of(q: QTensor | None) -> jax.Array | None:
@@ -185,40 +211,26 @@ def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -
             )
 
 
-def _gradient_mask(x: Operand, q: QTensor | None) -> jax.Array | None:
-    if q is None or q.numerics is None or isinstance(x, QTensor):
-        return None
-    scaled = quantizer.scaled(x, q.scale, q.numerics)
-    if q.zero_point is None:
-        mask = q.numerics.gradient_mask(scaled)
-    else:
-        mask = q.numerics.gradient_mask_around(scaled, q.zero_point)
-    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
-        raise TypeError(
-            f"{type(q.numerics).__name__}.gradient_mask must return a bool array of "
-            f"shape {x.shape}, got {mask.dtype} of shape {mask.shape}"
-        )
-    return mask
-
-
 def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     gradients: dict[str, Any] = {"lhs": None, "rhs": None}
+    states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
         scales = _scales_on_output(saved.operation, saved.scales)
         others = saved.rhs, saved.lhs
-        masks = saved.lhs_mask, saved.rhs_mask
-        for side, other, mask in zip(SIDES, others, masks, strict=True):
-            if other is not None:
-                out = _gradient(
+        for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
+            if other is not None and own is not None:
+                out, states[f"d{side}"] = _gradient(
                     how.gradient(side),
                     saved.operation.gradient(side),
                     g,
                     other,
                     saved.seed,
                     scales,
+                    states[f"d{side}"],
                 )
-                gradients[side] = out if mask is None else jnp.where(mask, out, 0)
-    return None, None, gradients["lhs"], gradients["rhs"], None, None, None
+                gradients[side], states[side] = own.gradients(out)
+    lhs, rhs = gradients["lhs"], gradients["rhs"]
+    return None, None, lhs, rhs, None, None, None, States(**states)
 
 
 _straight_through.defvjp(
@@ -236,8 +248,14 @@ def _gradient(
     other: Operand,
     seed: jax.Array | None,
     forward_scales: tuple[jax.Array, ...],
-) -> jax.Array:
-    """Contracts the gradient of the output with what the forward pass left."""
+    state: Any,
+) -> tuple[jax.Array, Any]:
+    """Contracts the gradient of the output with what the forward pass left.
+
+    Returns:
+        The gradient of an operand, and the statistics of the gradient of the output,
+        brought up to date.
+    """
     if isinstance(other, QTensor):
         if how.rhs.reuse == "stored":
             scale = tiles.repeat(other.scale, other.shape, range(other.ndim))
@@ -248,4 +266,15 @@ def _gradient(
         elif how.rhs.reuse == "dequantized":
             other = other.dequant()
     inner = execution.resolve_gradient(how, operation, g, other)
-    return quantize_and_contract(inner, operation, g, other, seed, forward_scales)
+    states = _NO_STATES
+    tensor = how.lhs.tensor
+    if tensor.is_quantized and tensor.calibration.has_state:
+        state = statistics.update_gradient_state(tensor, state, g, how.lhs.path)
+        states = States(lhs=statistics.typed_gradient_state(tensor, state, g.ndim))
+        # The bound of a channel may be that of the batch before, but not its noise.
+        count = jnp.reshape(state["batches"], (1,) * g.ndim)
+        forward_scales = (*forward_scales, count)
+    out = quantize_and_contract(
+        inner, operation, g, other, seed, forward_scales, states
+    )
+    return out, state

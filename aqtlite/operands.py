@@ -66,7 +66,8 @@ def quantize(
         contracting: its contracting axes.
         path: where `tensor` stands, for error messages.
         seeds: of stochastic rounding.
-        state: the statistics of a calibration that gathers them.
+        state: the statistics of a calibration that gathers them, or the parameters of
+            one that is learned.
         local_tiles: into how many the first contracting axis is cut.
 
     Raises:
@@ -83,6 +84,9 @@ def quantize(
         calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
         scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
         calibrated = calibrated._replace(scale=scale)
+    elif tensor.calibration.is_learned:
+        statistics.check_given(tensor, state, path)
+        calibrated = quantizer.calibrate(x, tensor, contracting, path, state)
     else:
         calibrated = quantizer.calibrate(
             x, tensor, contracting, path, local_tiles=local_tiles

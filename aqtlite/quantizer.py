@@ -88,6 +88,12 @@ def quantize(
             "of several batches; quantize with calibration.AbsMax() or another that "
             "looks at the array alone"
         )
+    if tensor_config.calibration.is_learned:
+        raise ValueError(
+            f"tensor_config.calibration={tensor_config.calibration!r} is learned, and "
+            "its parameters are trained in a contraction; quantize with "
+            "calibration.AbsMax() or another that looks at the array alone"
+        )
     calibrated = calibrate(x, tensor_config, contracting, "tensor_config")
     if tensor_config.scale_stop_grad:
         calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
@@ -138,7 +144,8 @@ def calibrate(
         tensor_config: calibration, granularity and grid.
         contracting: the axes that share a scale by default.
         path: where the config stands, for error messages.
-        state: the statistics of a calibration that gathers them.
+        state: the statistics of a calibration that gathers them, or the parameters of
+            one that is learned.
         local_tiles: into how many the first contracting axis is cut, None for the
             granularity of `tensor_config`.
     """

@@ -1,97 +1,208 @@
-"""The statistics of calibrations that gather them, kept by the caller.
+"""The states of calibrations that have some, kept by the caller.
 
-A calibration with state sees every batch of its operand. The state is a pytree of
-arrays for each operand, ``()`` for one without: a framework (or a training loop) keeps
-it, updates it with the batch, and hands it to the contraction. `aqtlite.flax` keeps it
-in a collection.
+There are three kinds, each a pytree of arrays for an operand, ``()`` for one without:
+
+- the statistics of an operand of the forward contraction. A framework (or a training
+  loop) keeps them, updates them with the batch, and hands them to the contraction;
+- the parameters of a learned calibration. An optimizer trains them: their gradient is
+  that of the loss;
+- the statistics of the output gradient, which the backward pass alone knows. Their
+  "gradient" is the updated statistics, which take their place: the convention of
+  `flax.linen.fp8_ops`, which `flax.training.train_state.TrainState` understands.
+
+`aqtlite.flax` keeps them in collections.
 
 >>> import jax.numpy as jnp
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-((), ())
+States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=())
 
-Beside the state, the number of batches is counted: before the first one a contraction
-raises, and gives NaN under `jax.jit`.
+Beside statistics, the number of batches is counted: before the first one a contraction
+raises, and gives NaN under `jax.jit`. Statistics of gradients are floats, since
+integers have no gradient, and need no batch before the first.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity
+from aqtlite import config, granularity, smoothing, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
 
-States = tuple[Any, Any]
-"""Of lhs and rhs."""
+
+class States(NamedTuple):
+    """The states of a contraction, ``()`` where a calibration has none."""
+
+    lhs: Any = ()
+    """Statistics or parameters of the forward's lhs."""
+
+    rhs: Any = ()
+    """The same of its rhs."""
+
+    dlhs: Any = ()
+    """Statistics of the output gradient, where it gives the gradient of lhs."""
+
+    drhs: Any = ()
+    """The same, where it gives the gradient of rhs."""
+
+    smoothing: Any = ()
+    """Statistics and scales of a smoothing; see `aqtlite.smoothing`."""
 
 
 def has_states(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration of the forward contraction gathers statistics."""
     sides = cfg.fwd.lhs, cfg.fwd.rhs
+    return has_smoothing_state(cfg) or any(
+        one.is_quantized and one.calibration.has_state for one in sides
+    )
+
+
+def has_smoothing_state(cfg: config.DotGeneral) -> bool:
+    """Returns True if the scales of a smoothing come from statistics."""
+    return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
+
+
+def has_parameters(cfg: config.DotGeneral) -> bool:
+    """Returns True if a calibration is learned."""
+    return any(is_learned(one) for one in (cfg.fwd.lhs, cfg.fwd.rhs))
+
+
+def has_gradient_states(cfg: config.DotGeneral) -> bool:
+    """Returns True if a calibration gathers statistics of the output gradient."""
+    sides = cfg.dlhs.lhs, cfg.drhs.lhs
     return any(one.is_quantized and one.calibration.has_state for one in sides)
+
+
+def is_learned(tensor: config.Tensor) -> bool:
+    """Returns True if the scale of an operand is learned."""
+    return tensor.is_quantized and tensor.calibration.is_learned
 
 
 def init_states(
     cfg: config.DotGeneral, lhs: Any, rhs: Any, dimension_numbers: Any
 ) -> States:
-    """The statistics of a contraction before the first batch.
+    """The states of a contraction before the first batch.
 
     Args:
         cfg: of the contraction.
-        lhs: an operand, or its shape and dtype.
+        lhs: an operand, or its shape and dtype if its scale is not learned.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.
 
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
     """
-    (lhs_ca, rhs_ca), _ = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    return (
-        _init(cfg.fwd.lhs, lhs.shape, lhs_ca, "fwd.lhs"),
-        _init(cfg.fwd.rhs, rhs.shape, rhs_ca, "fwd.rhs"),
+    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), (lhs_ba, _) = dims
+    out_ndim = lhs.ndim + rhs.ndim - 2 * len(lhs_ca) - len(lhs_ba)
+    smoothed: Any = ()
+    first: Any = ()
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
+    if cfg.fwd.smoothing is not None and has_parameters(cfg):
+        # Learned parameters start from what is quantized.
+        if smoothed:
+            first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, first)
+    return States(
+        _init(cfg.fwd.lhs, lhs, lhs_ca, "fwd.lhs"),
+        _init(cfg.fwd.rhs, rhs, rhs_ca, "fwd.rhs"),
+        _init_gradient(cfg.dlhs.lhs, out_ndim),
+        _init_gradient(cfg.drhs.lhs, out_ndim),
+        smoothed,
     )
 
 
 def update_states(
     cfg: config.DotGeneral, states: States, lhs: Any, rhs: Any, dimension_numbers: Any
 ) -> States:
-    """The statistics of a contraction after one more batch.
+    """The states of a contraction after one more batch of its operands.
 
     Args:
         cfg: of the contraction.
-        states: as `init_states` returns them.
-        lhs: an operand; a `QTensor` leaves its state as it is.
+        states: as `init_states` returns them. Parameters, and statistics of the output
+            gradient, stay as they are.
+        lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
+            is.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.
     """
-    (lhs_ca, rhs_ca), _ = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    return (
-        _update(cfg.fwd.lhs, states[0], lhs, lhs_ca, "fwd.lhs"),
-        _update(cfg.fwd.rhs, states[1], rhs, rhs_ca, "fwd.rhs"),
+    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), _ = dims
+    smoothed = states.smoothing
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        smoothed = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+    # The range of an operand is that of what is quantized.
+    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
+    return states._replace(
+        lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_ca, "fwd.lhs"),
+        rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_ca, "fwd.rhs"),
+        smoothing=smoothed,
     )
 
 
-def _init(
-    tensor: config.Tensor, shape: tuple[int, ...], axes: dn.Axes, path: str
-) -> Any:
+def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
+    if is_learned(tensor):
+        return init_parameters(tensor, x, axes, path)
     if not (tensor.is_quantized and tensor.calibration.has_state):
         return ()
     if tensor.calib_shared_axes is None:
-        raise ValueError(
-            f"{path}.calibration={tensor.calibration!r} gathers statistics, but "
-            f"{path}.calib_shared_axes is None: each row of a batch would have its own."
-            f' Set {path}.calib_shared_axes to "per_tensor", or to all axes but those '
-            "that mean the same in every batch"
-        )
-    shared = granularity.shared_axes(tensor, shape, axes, path)
-    scale_shape = dn.shared_shape(shape, shared)
+        raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
+    shared = granularity.shared_axes(tensor, x.shape, axes, path)
+    scale_shape = dn.shared_shape(x.shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
+
+
+def init_parameters(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
+    """The parameters of a learned calibration, from a first batch or the weights.
+
+    Args:
+        tensor: of one operand, whose calibration is learned.
+        x: the operand.
+        axes: its contracting axes.
+        path: of its config, for messages.
+
+    Raises:
+        ValueError: if each row of the lhs would have parameters of its own.
+        TypeError: if there are no values, or the calibration gives no parameters.
+    """
+    if path == "fwd.lhs" and tensor.calib_shared_axes is None:
+        raise ValueError(_one_for_each_row(tensor, path, "is learned"))
+    if isinstance(x, QTensor | jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"{path}.calibration={tensor.calibration!r} starts at values that it reads "
+            f"off the array, and {path} is a {type(x).__name__}; give a float array"
+        )
+    fixed = exact.float32(jax.lax.stop_gradient(jnp.asarray(x)))
+    layout = granularity.layout(tensor, x.shape, axes, path)
+    shared = layout.shared
+    if layout.cut:
+        fixed = tiles.split(fixed, layout.scale_shape(x.shape))
+        shared = layout.shared_in_blocks()
+    parameters = tensor.calibration.init_parameters(fixed, shared, tensor.grid)
+    if not isinstance(parameters, dict) or not all(
+        getattr(one, "dtype", None) == jnp.float32 for one in parameters.values()
+    ):
+        raise TypeError(
+            f"{path}.calibration: {type(tensor.calibration).__name__}.init_parameters "
+            f"must return a dict of float32 arrays, got {parameters!r}"
+        )
+    return parameters
+
+
+def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
+    return (
+        f"{path}.calibration={tensor.calibration!r} {what}, but "
+        f"{path}.calib_shared_axes is None: each row of a batch would have its own."
+        f' Set {path}.calib_shared_axes to "per_tensor", or to all axes but those '
+        "that mean the same in every batch"
+    )
 
 
 def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str) -> Any:
@@ -106,20 +217,96 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
     }
 
 
+def _init_gradient(tensor: config.Tensor, ndim: int) -> Any:
+    if not (tensor.is_quantized and tensor.calibration.has_state):
+        return ()
+    state = tensor.calibration.init_state((1,) * ndim, tensor.grid)
+    return {
+        "batches": jnp.zeros((), jnp.float32),
+        "state": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), state),
+        "uses": jnp.zeros((), jnp.float32),
+    }
+
+
+def update_gradient_state(
+    tensor: config.Tensor, state: Any, gradient: jax.Array, path: str
+) -> Any:
+    """The statistics of the output gradient after one more batch.
+
+    They count their uses since they were last overwritten: of those that two
+    contractions shared, JAX adds the overwriting values up, which means nothing.
+
+    Args:
+        tensor: of the output gradient, which has one scale.
+        state: as `init_states` returns it.
+        gradient: the output gradient.
+        path: of its config, for messages.
+
+    Raises:
+        ValueError: if there is no state, or it is certainly a sum of two; under
+            `jax.jit` the latter gives NaN.
+    """
+    check_given(tensor, state, path)
+    uses = state["uses"]
+    is_known = not isinstance(uses, jax.core.Tracer)
+    if is_known and (np.asarray(uses) > 1).any():
+        raise ValueError(
+            f"the statistics of {path} are a sum of those of several contractions: "
+            "give each contraction its own. In nn.scan lift the collection "
+            "'_overwrite_with_gradient' along an axis, as 'params'; do not sum it over "
+            "devices or accumulated batches"
+        )
+    batches = jnp.where(uses > 1, jnp.float32(np.nan), state["batches"]) + 1
+    axes = tuple(range(gradient.ndim))
+    fixed = exact.float32(jax.lax.stop_gradient(gradient))
+    typed = _typed(tensor, state["state"], gradient.ndim)
+    after = tensor.calibration.update(typed, fixed, axes, tensor.grid)
+    return {
+        "batches": batches,
+        "state": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), after),
+        "uses": jnp.ones_like(uses),
+    }
+
+
+def typed_gradient_state(tensor: config.Tensor, state: Any, ndim: int) -> Any:
+    """Statistics of the output gradient, in the dtypes that the calibration uses."""
+    return {**state, "state": _typed(tensor, state["state"], ndim)}
+
+
+def _typed(tensor: config.Tensor, state: Any, ndim: int) -> Any:
+    init = jax.eval_shape(
+        lambda: tensor.calibration.init_state((1,) * ndim, tensor.grid)
+    )
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), state, init)
+
+
+def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
+    """Raises ValueError if a calibration that needs a state was given none.
+
+    Args:
+        tensor: of one operand.
+        state: of that operand.
+        path: of its config, for the message.
+    """
+    if jax.tree.leaves(state):
+        return
+    what = "is learned" if tensor.calibration.is_learned else "gathers statistics"
+    raise ValueError(
+        f"{path}.calibration={tensor.calibration!r} {what}, and was given no state: "
+        "pass states= (aqtlite.statistics makes them; in Flax, model.init does), or "
+        "use a calibration that looks at the array alone, such as calibration.AbsMax()"
+    )
+
+
 def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
-    """Raises ValueError if there is no state, or certainly one of no batch.
+    """Raises ValueError if there are no statistics, or certainly of no batch.
 
     Args:
         tensor: of one operand, whose calibration gathers statistics.
         state: of that operand.
         path: of its config, for the message.
     """
-    if not jax.tree.leaves(state):
-        raise ValueError(
-            f"{path}.calibration={tensor.calibration!r} gathers statistics, and was "
-            "given none: pass states= (aqtlite.statistics makes them), or use a "
-            "calibration that looks at the array alone, such as calibration.AbsMax()"
-        )
+    check_given(tensor, state, path)
     batches = state["batches"]
     if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
         raise ValueError(

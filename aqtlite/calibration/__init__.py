@@ -4,12 +4,16 @@ from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.calibration.abs_mean import AbsMean
 from aqtlite.calibration.base import (
     Calibration,
+    Parameters,
+    Quantized,
     Range,
     scale_and_zero_point,
     scale_from_bound,
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.delayed_scaling import DelayedScaling
+from aqtlite.calibration.lsq import LSQ
+from aqtlite.calibration.lsq_plus import LSQPlus
 from aqtlite.calibration.min_max import MinMax
 from aqtlite.calibration.mse_search import MseSearch
 from aqtlite.calibration.over_batches import (
@@ -17,6 +21,7 @@ from aqtlite.calibration.over_batches import (
     MeanOverBatches,
     MovingAverage,
 )
+from aqtlite.calibration.pact import PACT
 from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
 from aqtlite.calibration.rms import RMS
@@ -25,6 +30,8 @@ from aqtlite.calibration.snr_search import SnrSearch
 from aqtlite.calibration.weighted_deviations import WeightedDeviations
 
 __all__ = [
+    "LSQ",
+    "PACT",
     "RMS",
     "AbsMax",
     "AbsMean",
@@ -32,13 +39,16 @@ __all__ = [
     "Constant",
     "ConstantRange",
     "DelayedScaling",
+    "LSQPlus",
     "MaxOverBatches",
     "MeanOverBatches",
     "MinMax",
     "MovingAverage",
     "MseSearch",
+    "Parameters",
     "Percentile",
     "PercentileOverBatches",
+    "Quantized",
     "Range",
     "SnrSearch",
     "WeightedDeviations",

@@ -13,6 +13,9 @@ from aqtlite.numerics import Numerics
 State = Any
 """A pytree of arrays; ``()`` for a calibration without state."""
 
+Parameters = dict[str, jax.Array]
+"""What a learned calibration trains, by name."""
+
 
 class Range(NamedTuple):
     """The values that a grid has to reach, for each block that shares a scale."""
@@ -24,12 +27,31 @@ class Range(NamedTuple):
     """float32: the smallest value, for a grid with a zero point."""
 
 
+class Quantized(NamedTuple):
+    """An array before and after quantization, for gradients of learned parameters."""
+
+    x: jax.Array
+    """float32: what was quantized."""
+
+    rounded: jax.Array
+    """float32: what the stored values stand for."""
+
+    scale: jax.Array
+    """float32, keepdims: of the grid's values."""
+
+    zero_point: jax.Array | None
+    """int32, keepdims; None on a grid without one."""
+
+
 class Calibration:
     """Chooses the range that a grid has to reach, and with it the scale.
 
     A calibration for symmetric grids needs `bound` alone. One for grids with a zero
     point overrides `range`. One that gathers statistics over batches also overrides
-    `init_state` and `update`, and reads the state in `range`.
+    `init_state` and `update`, and reads the state in `range`. One with parameters that
+    an optimizer trains overrides `is_learned`, `init_parameters` and
+    `parameters_gradient`, and reads the parameters in `range`, where they are the
+    state.
 
     Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
     write it as JSON and into checkpoints.
@@ -69,6 +91,65 @@ class Calibration:
         del x, axes, grid
         return state
 
+    @property
+    def is_learned(self) -> bool:
+        """True if it has parameters, which an optimizer trains."""
+        return False
+
+    def init_parameters(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> Parameters:
+        """The parameters before training, from a first batch or the weights.
+
+        Args:
+            x: float32, any shape.
+            axes: the axes that share a scale.
+            grid: the grid.
+
+        Returns:
+            float32 arrays of x's shape, with size 1 along `axes`, by name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no parameters")
+
+    def parameters_gradient(
+        self,
+        parameters: Parameters,
+        values: Quantized,
+        gradient: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
+    ) -> Parameters:
+        """The gradient of the parameters, summed over the axes that share them.
+
+        Args:
+            parameters: of the forward pass.
+            values: the array that was quantized, and what became of it.
+            gradient: float32, of the rounded values.
+            axes: the axes that share a scale.
+            grid: the grid.
+
+        Returns:
+            Arrays of the shapes and names of `parameters`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no parameters")
+
+    def gradient_mask(
+        self, parameters: Parameters, values: Quantized, grid: Numerics
+    ) -> jax.Array | None:
+        """The elements at which the gradient of the array itself passes.
+
+        Args:
+            parameters: of the forward pass.
+            values: the array that was quantized, and what became of it.
+            grid: the grid.
+
+        Returns:
+            A bool array of the array's shape, False where it was clipped; None to let
+            the grid decide (`Numerics.gradient_mask`).
+        """
+        del parameters, values, grid
+        return None
+
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         """The magnitude to map onto the bound of a symmetric grid.
 
@@ -90,7 +171,8 @@ class Calibration:
             x: float32, any shape.
             axes: the axes that share a scale.
             grid: the grid.
-            state: the statistics, this batch included; ``()`` if there are none.
+            state: the statistics, this batch included, or the parameters; ``()`` if
+                there are none.
 
         Returns:
             Arrays of x's shape, with size 1 along `axes`.

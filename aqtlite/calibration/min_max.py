@@ -34,11 +34,14 @@ class MinMax(base.Calibration):
         state: base.State,
     ) -> base.Range:
         del grid, state
-        above, below = both_sides(x)
-        return base.Range(
-            reduction.largest_magnitude(above, axes),
-            -reduction.largest_magnitude(below, axes),
-        )
+        return base.Range(*ends(x, axes))
+
+
+def ends(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The largest and the smallest value along axes, or zero, keepdims."""
+    above, below = both_sides(x)
+    low = -reduction.largest_magnitude(below, axes)
+    return reduction.largest_magnitude(above, axes), low
 
 
 def both_sides(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -23,7 +23,7 @@ class OverBatches(base.Calibration, abc.ABC):
 
     Raises:
         TypeError: if `of` is not a calibration.
-        ValueError: if `of` gathers statistics itself.
+        ValueError: if `of` gathers statistics itself, or is learned.
     """
 
     of: base.Calibration = AbsMax()
@@ -35,10 +35,11 @@ class OverBatches(base.Calibration, abc.ABC):
                 f"{type(self).__name__}.of must be a calibration such as AbsMax(), got "
                 f"{self.of!r}"
             )
-        if self.of.has_state:
+        if self.of.has_state or self.of.is_learned:
+            what = "gathers statistics itself" if self.of.has_state else "is learned"
             raise ValueError(
-                f"{type(self).__name__}.of={self.of!r} gathers statistics itself; give "
-                "a calibration that looks at one array"
+                f"{type(self).__name__}.of={self.of!r} {what}; give a calibration that "
+                "looks at one array"
             )
 
     @property

@@ -14,7 +14,9 @@ from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
 from aqtlite.config.presets import (
     fully_quantized,
+    lsq,
     qat,
+    smoothquant,
     static_int8,
     unquantized,
     w4a8,
@@ -22,6 +24,7 @@ from aqtlite.config.presets import (
 )
 from aqtlite.config.registry import register
 from aqtlite.config.serialization import from_json, to_json
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
@@ -30,12 +33,14 @@ __all__ = [
     "DotGeneral",
     "DotGeneralRaw",
     "LocalAqt",
+    "Smoothing",
     "Tensor",
     "block_fp8",
     "describe",
     "differences",
     "from_json",
     "fully_quantized",
+    "lsq",
     "mxfp4",
     "mxfp6",
     "mxfp8",
@@ -43,6 +48,7 @@ __all__ = [
     "nvfp4",
     "qat",
     "register",
+    "smoothquant",
     "static_int8",
     "to_json",
     "unquantized",

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from aqtlite import calibration as calibrations
 from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 _OPERANDS = {
@@ -44,7 +46,8 @@ def describe(cfg: DotGeneral) -> str:
     `rounding` names the source of stochastic rounding's noise if it is not the default,
     and the axes that share it; forward operands are served rounded to nearest. A
     backward contraction reuses what the forward pass quantized ("fwd's") if its scale
-    can move onto the gradient, as one that is shared along contracting axes can.
+    can move onto the gradient, as one that is shared along contracting axes can. With
+    smoothing, a third table has the scale that divides lhs and multiplies rhs.
 
     Args:
         cfg: the config.
@@ -71,7 +74,10 @@ def describe(cfg: DotGeneral) -> str:
             operands.append((path, _OPERANDS[path], *cells))
         rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
-    return f"{_table(operands)}\n\n{_table(contractions)}"
+    tables: list[Sequence[Sequence[str]]] = [operands, contractions]
+    if cfg.fwd.smoothing is not None:
+        tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
+    return "\n\n".join(_table(rows) for rows in tables)
 
 
 def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
@@ -98,10 +104,7 @@ def _cells(
         grid = f"{tensor.numerics.name} {smallest}..{largest}"
     if tensor.use_fake_quant:
         grid += " fake"
-    arguments = representation.non_default_arguments(tensor.calibration)
-    calibration = type(tensor.calibration).__name__
-    if arguments:
-        calibration += f"({', '.join(str(value) for value in arguments.values())})"
+    calibration = _calibration(tensor.calibration)
     return grid, calibration, _scale(contraction, tensor), _rounding(tensor, is_forward)
 
 
@@ -117,6 +120,26 @@ def _rounding(tensor: Tensor, is_forward: bool) -> str:
     if is_forward:
         words.append("served nearest")
     return ", ".join(words)
+
+
+def _calibration(calibration: calibrations.Calibration) -> str:
+    arguments = representation.non_default_arguments(calibration)
+    name = type(calibration).__name__
+    if not arguments:
+        return name
+    return f"{name}({', '.join(str(value) for value in arguments.values())})"
+
+
+def _smoothing(smoothing: Smoothing) -> str:
+    lhs, rhs = (
+        f"{_calibration(of)}({side})^{exponent:g}" if exponent else "1"
+        for side, of, exponent in (
+            ("lhs", smoothing.lhs_calibration, smoothing.lhs_exponent),
+            ("rhs", smoothing.rhs_calibration, smoothing.rhs_exponent),
+        )
+    )
+    scale = lhs if rhs == "1" else f"{lhs} / {rhs}"
+    return f"{scale} po2" if smoothing.po2_scale else scale
 
 
 def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:

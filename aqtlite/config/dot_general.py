@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config import representation
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.numerics import Numerics
 
@@ -70,6 +71,29 @@ def _misplaced_use_fwd_quant(path: str) -> str:
     )
 
 
+def _check_backward_calibration(path: str, tensor: Tensor) -> None:
+    calibration, is_gradient = tensor.calibration, path.endswith(".lhs")
+    if calibration.has_state and not is_gradient:
+        raise ValueError(
+            f"{path}.calibration={calibration!r} gathers statistics, which only "
+            "fwd.lhs, fwd.rhs, dlhs.lhs and drhs.lhs can; use a calibration that looks "
+            "at the array alone, such as calibration.AbsMax()"
+        )
+    if calibration.is_learned:
+        raise ValueError(
+            f"{path}.calibration={calibration!r} is learned, which only those of "
+            "fwd.lhs and fwd.rhs can be; use one that looks at the array alone, such "
+            "as calibration.AbsMax()"
+        )
+    is_gathered = tensor.is_quantized and calibration.has_state
+    if is_gathered and tensor.calib_shared_axes != "per_tensor":
+        raise ValueError(
+            f"{path}.calibration={calibration!r} gathers statistics of the output "
+            f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "
+            "each row of a batch would have its own. Set it to 'per_tensor'"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LocalAqt(representation.CompactRepr):
     """Sub-channel tiles in a backward contraction.
@@ -114,7 +138,8 @@ class DotGeneralRaw(representation.CompactRepr):
         TypeError: if a field is of another type than declared.
         ValueError: if a dtype is of the wrong kind, if an integer accumulator is asked
             of operands that are not contracted as integers, if `local_aqt` meets
-            `calib_shared_axes` or quantizes nothing, or if `lhs` has `use_fwd_quant`.
+            `calib_shared_axes` or quantizes nothing, if `lhs` has `use_fwd_quant`, or
+            if `smoothing` is set and nothing is quantized.
     """
 
     lhs: Tensor = Tensor()
@@ -137,6 +162,10 @@ class DotGeneralRaw(representation.CompactRepr):
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""
 
+    smoothing: Smoothing | None = None
+    """Scales on the contracting axes that move from lhs to rhs before both are
+    quantized, in `fwd` only. None: none."""
+
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
             if not isinstance(getattr(self, side), Tensor):
@@ -148,6 +177,18 @@ class DotGeneralRaw(representation.CompactRepr):
         if not isinstance(self.local_aqt, LocalAqt | None):
             raise TypeError(
                 f"local_aqt must be a config.LocalAqt or None, got {self.local_aqt!r}"
+            )
+        if not isinstance(self.smoothing, Smoothing | None):
+            raise TypeError(
+                f"smoothing must be a config.Smoothing or None, got {self.smoothing!r}"
+            )
+        if self.smoothing is not None and not (
+            self.lhs.is_quantized or self.rhs.is_quantized
+        ):
+            raise ValueError(
+                "smoothing would have no effect, because neither lhs nor rhs is "
+                "quantized here; set lhs.numerics or rhs.numerics, or leave smoothing "
+                "None"
             )
         if self.lhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("lhs"))
@@ -165,7 +206,8 @@ class DotGeneralRaw(representation.CompactRepr):
             None if dtype is None else dtype.name
             for dtype in (self.dg_in_dtype, self.dg_accumulator_dtype)
         )
-        return self.lhs, self.rhs, in_dtype, accumulator, self.local_aqt
+        tiles = self.local_aqt, self.smoothing
+        return self.lhs, self.rhs, in_dtype, accumulator, *tiles
 
     def _check_dtypes(self) -> None:
         in_dtype, accumulator = self.dg_in_dtype, self.dg_accumulator_dtype
@@ -249,9 +291,10 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
-            `fwd.local_aqt` is set, if a grid of the forward contraction rounds
-            stochastically and cannot round to nearest, as serving does, or if an int32
-            accumulator is asked of a float operand.
+            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if a grid of
+            the forward contraction rounds stochastically and cannot round to nearest,
+            as serving does, if a calibration has a state where none is kept, or if an
+            int32 accumulator is asked of a float operand.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -277,6 +320,13 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                 "fwd.local_aqt: sub-channel tiles in the forward contraction are not "
                 "available; only dlhs and drhs take local_aqt"
             )
+        for path in ("dlhs", "drhs"):
+            if _at(self, path).smoothing is not None:
+                raise ValueError(
+                    f"{path}.smoothing: gradients have no smoothing of their own; what "
+                    "the forward contraction smoothed stays so in them. Set "
+                    f"fwd.smoothing, and leave {path}.smoothing None"
+                )
         for path in ("fwd.lhs", "fwd.rhs"):
             tensor = _at(self, path)
             if (
@@ -291,12 +341,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "grid for gradients alone (dlhs and drhs)"
                 )
         for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
-            if _at(self, path).calibration.has_state:
-                raise ValueError(
-                    f"{path}.calibration={_at(self, path).calibration!r} gathers "
-                    "statistics, which only fwd.lhs and fwd.rhs can; use a calibration "
-                    "that looks at the array alone, such as calibration.AbsMax()"
-                )
+            _check_backward_calibration(path, _at(self, path))
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 

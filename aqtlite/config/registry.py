@@ -6,6 +6,7 @@ from typing import TypeVar
 from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
@@ -20,6 +21,8 @@ _classes: dict[str, type] = {
         calibration.ConstantRange,
         noise.CounterHash,
         calibration.DelayedScaling,
+        calibration.LSQ,
+        calibration.LSQPlus,
         calibration.MaxOverBatches,
         calibration.MeanOverBatches,
         calibration.MovingAverage,
@@ -34,9 +37,11 @@ _classes: dict[str, type] = {
         calibration.MseSearch,
         numerics.NoNumerics,
         numerics.NormalFloat,
+        calibration.PACT,
         calibration.Percentile,
         calibration.PercentileOverBatches,
         calibration.RMS,
+        Smoothing,
         calibration.SnrSearch,
         Tensor,
         calibration.WeightedDeviations,

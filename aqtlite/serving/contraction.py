@@ -9,6 +9,7 @@ from aqtlite import config
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import Operand
+from aqtlite.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Contraction:
 
     lhs: Any
     rhs: Any
+    states: States = States()
+    """Of its calibrations."""
 
     @functools.cached_property
     def dims(self) -> dn.DimensionNumbers:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite import config
@@ -62,6 +63,9 @@ class Discovery:
     num_contractions: int
     """Those in float included."""
 
+    learned: frozenset[Parameter]
+    """The parameters of learned calibrations."""
+
     def read_parameters(self, frozen: frozenset[OperandKey]) -> frozenset[Parameter]:
         """Returns the parameters that the call reads if some operands are frozen."""
         without = {name for name, one in self.operands.items() if one.key in frozen}
@@ -74,6 +78,7 @@ def discover(model: Model, call: int) -> Discovery:
     """Traces a call of a model, and analyzes what its contractions' operands are."""
     found: dict[str, FoundOperand] = {}
     num_contractions = 0
+    states = f"aqtlite states {next(_names)}"
 
     def name_operands(
         contraction: Contraction, caller: CallingModule, position: int
@@ -85,6 +90,8 @@ def discover(model: Model, call: int) -> Discovery:
             name = f"aqtlite operand {next(_names)}"
             found[name] = _found(contraction, caller, position, side)
             named[side] = checkpoint_name(named[side], name)
+        for state in jax.tree.leaves(contraction.states):
+            checkpoint_name(state, states)
         return dataclasses.replace(contraction, **named).in_float()
 
     trace = model.trace(call, name_operands, {})
@@ -94,7 +101,9 @@ def discover(model: Model, call: int) -> Discovery:
         for name, one in found.items()
         if name in values
     }
-    return Discovery(trace, operands, num_contractions)
+    reads = values[states].dependencies if states in values else frozenset()
+    learned = frozenset(p for i, p in trace.parameters.items() if i in reads)
+    return Discovery(trace, operands, num_contractions, learned)
 
 
 def _found(
@@ -119,8 +128,10 @@ def _with_dependencies(
     return dataclasses.replace(
         found,
         parameters=frozenset(p for i, p in trace.parameters.items() if i in depends),
-        depends_on_buffers=bool(depends & trace.buffers),
-        depends_on_inputs=bool(depends - trace.buffers - trace.parameters.keys()),
+        depends_on_buffers=bool(depends & trace.buffers.keys()),
+        depends_on_inputs=bool(
+            depends - trace.buffers.keys() - trace.parameters.keys()
+        ),
         obstacle=found.obstacle or (in_branch if value.is_in_branch else None),
     )
 
@@ -188,6 +199,12 @@ def _refusal_of(one: FoundOperand) -> Refusal | None:
         return Refusal(
             "its calibration gathers statistics; for weights, use one that looks at "
             "the array alone, such as calibration.AbsMax()"
+        )
+    if raw.smoothing is not None and not raw.smoothing.has_state:
+        return Refusal(
+            "fwd.smoothing computes its scales from the activations of every call; "
+            "take them from statistics: "
+            "fwd.smoothing.lhs_calibration=calibration.MaxOverBatches()"
         )
     if math.prod(shape) == 1:
         return Refusal("it is a single number", is_expected=True)

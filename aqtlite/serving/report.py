@@ -76,9 +76,9 @@ class ConversionReport:
         rows = [
             (p.path, p.bytes_before, p.bytes_after, _outcome(p))
             for p in self.parameters
-            if p.is_frozen or p.why not in (_NOT_CONTRACTED, _NOT_READ)
+            if p.is_frozen or p.why not in _SUMMED_UP.values()
         ]
-        for label, why in (("others", _NOT_CONTRACTED), ("unread", _NOT_READ)):
+        for label, why in _SUMMED_UP.items():
             alike = [p.bytes_before for p in self.parameters if p.why == why]
             if alike:
                 size = sum(alike)
@@ -95,6 +95,8 @@ class ConversionReport:
 
 _NOT_CONTRACTED = "not contracted"
 _NOT_READ = "not read by the calls that were given (calls=)"
+_LEARNED = "of learned calibrations"
+_SUMMED_UP = {"others": _NOT_CONTRACTED, "learned": _LEARNED, "unread": _NOT_READ}
 
 
 def _outcome(parameter: ParameterReport) -> str:
@@ -118,6 +120,7 @@ def report_of(plan: Plan, stored: Sequence[Stored]) -> ConversionReport:
     reasons, others = _reasons(plan)
     nothing: frozenset[OperandKey] = frozenset()
     read = frozenset().union(*(d.read_parameters(nothing) for d in plan.discoveries))
+    learned = frozenset().union(*(d.learned for d in plan.discoveries))
     parameters = []
     for parameter in plan.model.parameters:
         gone = parameter in plan.removed
@@ -126,6 +129,8 @@ def report_of(plan: Plan, stored: Sequence[Stored]) -> ConversionReport:
             why, is_expected = reasons[parameter]
         elif not gone and parameter in frozen_beside:
             why = "something else reads it, too; the contraction takes frozen integers"
+        elif not gone and parameter in learned:
+            why = _LEARNED
         elif not gone:
             why = _NOT_CONTRACTED if parameter in read else _NOT_READ
         kept = 0 if gone else parameter.nbytes

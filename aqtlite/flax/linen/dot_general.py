@@ -87,7 +87,8 @@ class AqtDotGeneral(Injected):
 
     A calibration that gathers statistics keeps them in the collection "aqt_stats":
     `init` makes it, ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone
-    reads it.
+    reads it. Statistics of output gradients are in "_overwrite_with_gradient": their
+    gradient is what takes their place. Learned parameters are in "params".
 
     Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
     from what calibration finds in the operands, so that no stream is needed. Variables
@@ -131,6 +132,9 @@ class AqtDotGeneral(Injected):
             rhs=rhs,
         )
         scope = caller.scope if caller is not None and caller.is_inside else None
+        entry = statistics.entry_of(call, scope)
+        states = statistics.read(call, entry)
+        call = dataclasses.replace(call, states=states)
         if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
             call = recording.record(call, caller)
             operands = call.lhs, call.rhs
@@ -139,7 +143,7 @@ class AqtDotGeneral(Injected):
         cfg = call.cfg
         if key is None and cfg.needs_noise and scope is not None:
             key = _rng(scope)
-        states = statistics.states(call, scope)
+        states = statistics.update(call, operands, entry, states)
 
         def contract(lhs: Any, rhs: Any) -> jax.Array:
             return dot_general.make_dot_general(cfg)(

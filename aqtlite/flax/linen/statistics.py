@@ -1,86 +1,212 @@
-"""Statistics of activations in a collection, beside the module's parameters.
+"""The states of calibrations in collections, beside the module's parameters.
 
 They are kept under the name of the contraction, or else under its axes, written as an
-einsum's equation: two contractions of a module do not share statistics unawares.
+einsum's equation: two contractions of a module do not share states unawares.
 """
 
+import dataclasses
 import string
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
+from flax import core as flax_core
 from flax.core import Scope
 
-from aqtlite import statistics
+from aqtlite import config, statistics
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.serving.contraction import Contraction
+from aqtlite.serving.lookup import Either
+from aqtlite.statistics import States
 
 STATISTICS = "aqt_stats"
-"""The collection of the statistics of calibrations."""
+"""The collection of the statistics of operands."""
 
-# For each root scope, the entries that contractions without a name took.
+PARAMETERS = "params"
+"""The collection of learned parameters: that of all parameters."""
+
+OF_GRADIENTS = "_overwrite_with_gradient"
+"""The collection of the statistics of output gradients, whose gradient is what takes
+their place: the name that `flax.training.train_state.TrainState` knows."""
+
+# For each root scope, the entries that contractions without a name took, and those
+# whose statistics of gradients are taken.
 _taken: weakref.WeakKeyDictionary[Scope, set[tuple[str, ...]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def states(call: Contraction, scope: Scope | None) -> statistics.States | None:
-    """Returns the statistics of a call; updates them if the collection is mutable.
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The place of the states of a call."""
 
-    In `init`, the collection gets statistics of no batch, and the call its own.
+    scope: Scope
+    name: str
+
+    def name_in(self, collection: str) -> str:
+        """The name there: beside other parameters, with a prefix."""
+        return f"aqt_{self.name}" if collection == PARAMETERS else self.name
+
+
+def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
+    """Returns the place of the states of a call, None if it has no states.
 
     Args:
         call: the contraction.
+        operands: its operands, or the frozen weights in their place.
         scope: of the calling module.
 
     Raises:
-        ValueError: if there are no statistics, or two contractions would share them.
+        ValueError: if there is none, or two contractions would share it.
     """
-    if not statistics.has_states(call.cfg):
+    if not _collections(call.cfg):
         return None
     if scope is None:
         raise ValueError(
-            "a calibration that gathers statistics was called outside of a Flax "
-            "module, or inside a transformation such as jax.jit within one, where no "
-            "variables can be kept"
+            "a calibration that gathers statistics or is learned was called outside of "
+            "a Flax module, or inside a transformation such as jax.jit within one, "
+            "where no variables can be kept"
         )
     name = _name_of(call, scope)
-    arrays = call.lhs, call.rhs
-    is_mutable = scope.is_mutable_collection(STATISTICS)
-    if not scope.has_variable(STATISTICS, name):
-        if not is_mutable:
-            raise ValueError(
-                f"{path_of(scope)} has no statistics {name!r} in the collection "
-                f"'{STATISTICS}', which model.init makes: gather some with "
-                "aqtlite.flax.calibrate or model.apply(..., "
-                f"mutable=['{STATISTICS}']). Operands of another rank have statistics "
-                "of their own; in nn.scan and nn.vmap lift the collection: "
-                f"variable_axes={{..., '{STATISTICS}': 0}}"
+    if statistics.has_gradient_states(call.cfg) and call.name is not None:
+        what = f"uses the statistics of gradients of {name!r} twice"
+        _take(scope, (OF_GRADIENTS, name), f"{what}, which would be added up")
+    return Entry(scope, name)
+
+
+def read(call: Contraction, entry: Entry | None) -> States:
+    """Returns the states of a call; in `init`, makes them first.
+
+    Args:
+        call: the contraction.
+        entry: of `entry_of`.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if entry is None:
+        return States()
+    found: dict[str, Any] = {}
+    scope = entry.scope
+    for collection, sides in _collections(call.cfg).items():
+        name = entry.name_in(collection)
+        if not scope.has_variable(collection, name):
+            if not scope.is_mutable_collection(collection):
+                if collection == OF_GRADIENTS and not _is_initializing(scope):
+                    continue  # They are needed for gradients alone.
+                raise ValueError(_missing(collection, name, scope))
+            fresh = statistics.init_states(
+                call.cfg, call.lhs, call.rhs, call.dimension_numbers
             )
-        before = statistics.init_states(call.cfg, *arrays, call.dimension_numbers)
-        scope.put_variable(STATISTICS, name, _as_dict(before))
-    before = _from_dict(scope.get_variable(STATISTICS, name))
-    if not is_mutable:
-        return before
-    after = statistics.update_states(call.cfg, before, *arrays, call.dimension_numbers)
-    if not scope.get_flag("initializing", False):
-        scope.put_variable(STATISTICS, name, _as_dict(after))
+            _put(scope, collection, name, fresh, sides)
+        value = flax_core.unfreeze(scope.get_variable(collection, name))
+        if set(sides) - set(value) and scope.is_mutable_collection(collection):
+            # What was gathered with another config is completed.
+            fresh = statistics.init_states(
+                call.cfg, call.lhs, call.rhs, call.dimension_numbers
+            )
+            value = {**{side: getattr(fresh, side) for side in sides}, **value}
+        found.update({side: value[side] for side in sides if side in value})
+    return States(**found)
+
+
+def update(
+    call: Contraction,
+    operands: tuple[Any, Any],
+    entry: Entry | None,
+    states: States,
+) -> States:
+    """Returns states with statistics of this batch, if their collection is mutable.
+
+    In `init`, the collection keeps statistics of no batch, and the call gets its own.
+
+    Args:
+        call: the contraction.
+        operands: its operands, or the frozen weights in their place.
+        entry: of `entry_of`.
+        states: of `read`.
+    """
+    sides = _collections(call.cfg).get(STATISTICS)
+    if entry is None or sides is None:
+        return states
+    scope = entry.scope
+    if not scope.is_mutable_collection(STATISTICS):
+        return states
+    lhs, rhs = (x.frozen if isinstance(x, Either) else x for x in operands)
+    after = statistics.update_states(call.cfg, states, lhs, rhs, call.dimension_numbers)
+    if not _is_initializing(scope):
+        _put(scope, STATISTICS, entry.name_in(STATISTICS), after, sides)
     return after
+
+
+def _is_initializing(scope: Scope) -> bool:
+    return bool(scope.get_flag("initializing", False))
+
+
+def _put(
+    scope: Scope, collection: str, name: str, states: States, sides: list[str]
+) -> None:
+    value = {side: getattr(states, side) for side in sides}
+    scope.put_variable(collection, name, value)
+
+
+def _collections(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
+    """The collections in which a contraction has states, and the fields of `States`."""
+    found: dict[str, list[str]] = {}
+    tensors = {
+        "lhs": cfg.fwd.lhs,
+        "rhs": cfg.fwd.rhs,
+        "dlhs": cfg.dlhs.lhs,
+        "drhs": cfg.drhs.lhs,
+    }
+    for side, tensor in tensors.items():
+        if statistics.is_learned(tensor):
+            found.setdefault(PARAMETERS, []).append(side)
+        elif tensor.is_quantized and tensor.calibration.has_state:
+            is_gradient = side in ("dlhs", "drhs")
+            collection = OF_GRADIENTS if is_gradient else STATISTICS
+            found.setdefault(collection, []).append(side)
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        found.setdefault(STATISTICS, []).append("smoothing")
+    return found
+
+
+def _missing(collection: str, name: str, scope: Scope) -> str:
+    what, remedy = "statistics", "which model.init makes"
+    if collection == PARAMETERS:
+        what = "learned parameters"
+    if collection == STATISTICS:
+        remedy += (
+            ": gather some with aqtlite.flax.calibrate or model.apply(..., "
+            f"mutable=['{STATISTICS}'])"
+        )
+    return (
+        f"{path_of(scope)} has no {what} {name!r} in the collection '{collection}', "
+        f"{remedy}. Operands of another rank have {what} of their own; in nn.scan and "
+        f"nn.vmap lift the collection: variable_axes={{..., '{collection}': 0}}"
+    )
 
 
 def _name_of(call: Contraction, scope: Scope) -> str:
     if call.name is not None:
         return call.name
     name = f"dot_general_{_equation(call)}"
-    taken, entry = _taken.setdefault(scope.root, set()), (*scope.path, name)
+    what = "makes two contractions of the same axes, whose statistics would be mixed"
+    if statistics.has_parameters(call.cfg):
+        what = "makes two contractions of the same axes, which would share parameters"
+    _take(scope, (name,), what)
+    return name
+
+
+def _take(scope: Scope, entry: tuple[str, ...], what: str) -> None:
+    taken, entry = _taken.setdefault(scope.root, set()), (*scope.path, *entry)
     if entry in taken:
         raise ValueError(
-            f"{path_of(scope)} makes two contractions of the same axes, whose "
-            "statistics would be mixed: give each its own, with "
-            "AqtDotGeneral(cfg, name=...). Calls of one name share their statistics: "
-            "name that of a layer that is called twice"
+            f"{path_of(scope)} {what}: give each its own, with AqtDotGeneral(cfg, "
+            "name=...). Calls of one name share what is kept of operands, but not "
+            "statistics of gradients: name that of a layer that is called twice"
         )
     taken.add(entry)
-    return name
 
 
 def _equation(call: Contraction) -> str:
@@ -94,12 +220,3 @@ def _equation(call: Contraction) -> str:
         for axis in range(call.rhs.ndim)
     ]
     return f"{''.join(lhs)}_{''.join(rhs)}"
-
-
-def _as_dict(states: statistics.States) -> dict[str, Any]:
-    sides = zip(("lhs", "rhs"), states, strict=True)
-    return {side: state for side, state in sides if state != ()}
-
-
-def _from_dict(states: dict[str, Any]) -> statistics.States:
-    return states.get("lhs", ()), states.get("rhs", ())

@@ -1,0 +1,153 @@
+"""The straight-through estimator of one operand (Bengio et al. 2013, arXiv:1308.3432).
+
+It says at which elements the gradient of the rounded operand passes on to the operand,
+and what of it goes to the parameters of a learned calibration.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import calibration, config, quantizer, statistics, tiles
+from aqtlite.execution import OperandExecution
+from aqtlite.lowering import exact
+from aqtlite.qtensor import Operand, QTensor
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["mask", "learned"],
+    meta_fields=["tensor"],
+)
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """The residuals of one operand."""
+
+    tensor: config.Tensor
+    mask: jax.Array | None
+    """The elements at which the gradient passes. None: all, or `learned` tells."""
+
+    learned: "Learned | None"
+    """None if the calibration is not learned."""
+
+    def gradients(self, gradient: jax.Array) -> tuple[jax.Array, Any]:
+        """The gradients of the operand, and of learned parameters (or None).
+
+        Args:
+            gradient: of the rounded operand.
+        """
+        mask, parameters = self.mask, None
+        if self.learned is not None:
+            x, q = self.learned.x, self.learned.q
+            mask = _mask(self.tensor, x, q, self.learned)
+            parameters = self.learned.gradient(self.tensor, gradient)
+        if mask is not None:
+            gradient = jnp.where(mask, gradient, 0)
+        return gradient, parameters
+
+
+def estimator(
+    one: OperandExecution, x: Operand, q: QTensor | None, state: Any
+) -> Estimator:
+    """Makes the estimator of an operand.
+
+    Args:
+        one: the execution of the operand.
+        x: the operand.
+        q: what became of it; None if it stayed in float.
+        state: of its calibration.
+    """
+    if q is not None and statistics.is_learned(one.tensor):
+        return Estimator(one.tensor, None, Learned(state, x, q))
+    return Estimator(one.tensor, _mask(one.tensor, x, q, None), None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """The residuals of an operand whose calibration is learned."""
+
+    parameters: calibration.Parameters
+    x: Any
+    q: QTensor
+
+    @property
+    def values(self) -> calibration.Quantized:
+        """The operand before and after quantization, its blocks laid apart."""
+        unit = 1.0 if self.q.numerics is None else self.q.numerics.unit
+        wide = dataclasses.replace(self.q, dtype=np.dtype("float32"))
+        zero_point = self.q.zero_point
+        if zero_point is not None:
+            zero_point = tiles.split_keepdims(zero_point, self.x.shape)
+        return calibration.Quantized(
+            self._in_blocks(self.x),
+            self._in_blocks(wide.dequant()),
+            tiles.split_keepdims(self.q.scale, self.x.shape) / np.float32(unit),
+            zero_point,
+        )
+
+    def _in_blocks(self, x: jax.Array) -> jax.Array:
+        return tiles.split(exact.float32(x), self.q.scale.shape)
+
+    def gradient(
+        self, tensor: config.Tensor, gradient: jax.Array
+    ) -> calibration.Parameters:
+        """The gradient of the parameters, given that of the rounded operand.
+
+        Raises:
+            ValueError: if a class of a user's own gives other arrays.
+        """
+        values = self.values
+        axes = tuple(i for i, size in enumerate(values.scale.shape) if size == 1)
+        found = tensor.calibration.parameters_gradient(
+            self.parameters, values, self._in_blocks(gradient), axes, tensor.grid
+        )
+        got, wanted = (
+            {name: (one.dtype.name, one.shape) for name, one in arrays.items()}
+            for arrays in (found, self.parameters)
+        )
+        if got != wanted:
+            raise ValueError(
+                f"{type(tensor.calibration).__name__}.parameters_gradient must return "
+                f"arrays like the parameters, {wanted}, got {got}"
+            )
+        return found
+
+
+def _mask(
+    tensor: config.Tensor, x: Operand, q: QTensor | None, learned: Learned | None
+) -> jax.Array | None:
+    """The elements at which the gradient passes; None for all.
+
+    Raises:
+        TypeError: if a class of a user's own gives anything but a mask.
+    """
+    if q is None or q.numerics is None or isinstance(x, QTensor):
+        return None
+    source: Any = tensor.calibration
+    mask = None
+    if learned is not None:
+        values = learned.values
+        mask = source.gradient_mask(learned.parameters, values, q.numerics)
+        if mask is not None and mask.shape == values.x.shape:
+            mask = tiles.merge(mask, like=x)
+    if mask is None:
+        source = q.numerics
+        scaled = quantizer.scaled(x, q.scale, source)
+        if q.zero_point is None:
+            mask = source.gradient_mask(scaled)
+        else:
+            zero_point = q.zero_point
+            if tiles.has_blocks(x.shape, zero_point.shape):
+                zero_point = tiles.repeat(zero_point, x.shape, range(x.ndim))
+            mask = source.gradient_mask_around(scaled, zero_point)
+    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
+        raise TypeError(
+            f"{type(source).__name__}.gradient_mask must return a bool array of shape "
+            f"{x.shape}, got {mask.dtype} of shape {mask.shape}"
+        )
+    return mask
