@@ -45,7 +45,7 @@ def quantize_and_contract(
         operation: the contraction.
         lhs: float array, or a `QTensor` in place of one that is quantized.
         rhs: the same.
-        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the gradient.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
         forward_scales: the scales of the forward pass, laid out so that they would
             multiply lhs; with them, gradients that are equal have other noise.
         states: the statistics and the parameters of calibrations that have some.
@@ -57,10 +57,12 @@ def quantize_and_contract(
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = map(_differentiable, (lhs, rhs))
-    noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
+    forward_scales = jax.lax.stop_gradient(forward_scales)
+    lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
+    rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, fixed.lhs)
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, fixed.rhs)
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
     sums = products.sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
@@ -86,11 +88,11 @@ def _quantize(
     one: OperandExecution,
     x: Operand,
     contracting: Axes,
-    noise_of: operands.Noise,
+    seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
     q = operands.quantize(
-        x, one.tensor, contracting, one.path, noise_of, state, one.local_tiles
+        x, one.tensor, contracting, one.path, seeds, state, one.local_tiles
     )
     if q is None or q is x or how.path != "fwd":
         return q

@@ -50,8 +50,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `preferred_element_type`: the dtype of the output. By default that of
           `lax.dot_general`: the operands' dtypes, promoted.
         - `out_sharding`: as in `lax.dot_general`.
-        - `key`: seeds the noise of stochastic rounding in the backward pass. Without
-          it the seed is made from the scales of the operands.
+        - `key`: seeds the noise of stochastic rounding, for each operand otherwise.
+          Without it the seeds are made of what calibration found in the operands.
         - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
           or are learned. The gradient with respect to learned parameters is that of
           the loss; with respect to statistics of the output gradient, it is what they
@@ -209,7 +209,10 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
             "its config asks for a float operand; give it the result of .dequant()"
         )
-    if q.numerics is not None and q.numerics != tensor.grid:
+    if q.numerics is not None and q.numerics not in (
+        tensor.grid,
+        tensor.to_nearest().grid,
+    ):
         changes = "; ".join(config.differences(q.numerics, tensor.grid))
         raise TypeError(
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "

@@ -139,7 +139,14 @@ def _mask(
             mask = tiles.merge(mask, like=x)
     if mask is None:
         source = q.numerics
-        mask = source.gradient_mask(quantizer.scaled(x, q.scale, source))
+        scaled = quantizer.scaled(x, q.scale, source)
+        if q.zero_point is None:
+            mask = source.gradient_mask(scaled)
+        else:
+            zero_point = q.zero_point
+            if tiles.has_blocks(x.shape, zero_point.shape):
+                zero_point = tiles.repeat(zero_point, x.shape, range(x.ndim))
+            mask = source.gradient_mask_around(scaled, zero_point)
     if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
         raise TypeError(
             f"{type(source).__name__}.gradient_mask must return a bool array of shape "

@@ -126,6 +126,22 @@ def _tiles(shape: Sequence[int], contracting: Axes, count: int, path: str) -> La
     return Layout(tuple(rest), ((first, count),) if is_cut else ())
 
 
+def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:
+    """The axes along which elements of an operand share their noise.
+
+    Args:
+        tensor: says which.
+        shape: of the operand.
+        path: where the config stands, for error messages.
+
+    Raises:
+        ValueError: if ``noise_shared_axes`` names an axis that the operand lacks or
+            names one twice.
+    """
+    shared = tensor.noise_shared_axes or ()
+    return normalize_axes(shared, shape, f"{path}.noise_shared_axes")
+
+
 def normalize_axes(axes: Axes, shape: Sequence[int], what: str) -> Axes:
     """Axes counted from the front.
 

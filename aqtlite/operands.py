@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, noise, numerics, quantizer, statistics
+from aqtlite import config, granularity, noise, numerics, quantizer, statistics
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
 from aqtlite.lowering import exact, narrow
@@ -16,27 +16,32 @@ from aqtlite.operations import DotInput
 from aqtlite.qtensor import Operand, QTensor
 
 
-class Noise(NamedTuple):
-    """The source of the noise of one operand."""
+class Seeds(NamedTuple):
+    """The origin of the seeds of one operand's noise."""
 
     seed: jax.Array | None
-    forward_scales: tuple[jax.Array, ...]
-    salt: int
+    """uint32 of shape ``(2,)``; None seeds each channel from its calibration."""
 
-    def of_channels(self, bound: jax.Array) -> jax.Array:
-        """The seed of each channel of an operand with these bounds."""
+    forward_scales: tuple[jax.Array, ...]
+    """More to seed a channel from, laid out as the operand."""
+
+    salt: int
+    """Tells the noise of this operand from that of the others."""
+
+    def of_channels(self, found: tuple[jax.Array, ...]) -> jax.Array:
+        """The seeds of the channels of which calibration found these bounds."""
         seed = self.seed
         if seed is None:
             local = [
                 scale
                 for scale in self.forward_scales
-                if all(map(_broadcasts, scale.shape, bound.shape))
+                if all(map(_broadcasts, scale.shape, found[0].shape))
             ]
-            seed = noise.seed_from_bounds(bound, *local)
+            seed = noise.seed_from_bounds(*found, *local)
         return noise.fold_in(seed, self.salt)
 
 
-_NO_NOISE = Noise(None, (), 0)
+_NO_SEEDS = Seeds(None, (), 0)
 
 
 def _broadcasts(size: int, wanted: int) -> bool:
@@ -49,7 +54,7 @@ def quantize(
     tensor: config.Tensor,
     contracting: Axes,
     path: str,
-    noise_of: Noise = _NO_NOISE,
+    seeds: Seeds = _NO_SEEDS,
     state: Any = (),
     local_tiles: int | None = None,
 ) -> QTensor | None:
@@ -60,7 +65,7 @@ def quantize(
         tensor: how.
         contracting: its contracting axes.
         path: where `tensor` stands, for error messages.
-        noise_of: seeds stochastic rounding.
+        seeds: of stochastic rounding.
         state: the statistics of a calibration that gathers them, or the parameters of
             one that is learned.
         local_tiles: into how many the first contracting axis is cut.
@@ -77,7 +82,10 @@ def quantize(
     calibrated = calibrate(x, tensor, contracting, path, state, local_tiles)
     if local_tiles is None:
         _check_scale(calibrated.scale.shape, tensor, contracting, path)
-    seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None
+    seed = None
+    if tensor.needs_noise:
+        shared = granularity.noise_axes(tensor, x.shape, path)
+        seed = noise.shared_along(seeds.of_channels(calibrated.found), shared)
     return quantizer.round_to_grid(x, calibrated, tensor, seed)
 
 

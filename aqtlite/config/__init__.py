@@ -11,7 +11,8 @@ from aqtlite.config.block_formats import (
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences
-from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.presets import (
     fp8,
     fully_quantized,

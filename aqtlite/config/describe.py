@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aqtlite import calibration as calibrations
-from aqtlite import numerics
+from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
@@ -43,10 +43,12 @@ def describe(cfg: DotGeneral) -> str:
     gradient. `grid` is the number grid and the magnitude onto which the largest value
     is mapped; "fake" marks fake quantization. `scale` says what shares a scale
     ("per-channel": the contracting axes do; "per-row", of a result: the last axis);
-    "po2" marks power-of-two scales. A backward contraction reuses what the forward pass
-    quantized ("fwd's") if its scale can move onto the gradient, as one that is shared
-    along contracting axes can. With smoothing, a third table has the scale that divides
-    lhs and multiplies rhs.
+    "po2" marks power-of-two scales. `rounding` names the source of stochastic
+    rounding's noise if it is not the default, and the axes that share it; forward
+    operands are served rounded to nearest. A backward contraction reuses what the
+    forward pass quantized ("fwd's") if its scale can move onto the gradient, as one
+    that is shared along contracting axes can. With smoothing, a third table has the
+    scale that divides lhs and multiplies rhs.
 
     Args:
         cfg: the config.
@@ -68,12 +70,13 @@ def describe(cfg: DotGeneral) -> str:
                 fake = "fake " if reused.use_fake_quant else ""
                 cells = f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
             else:
-                cells = _cells(contraction, getattr(contraction, side))
+                is_forward = name == "fwd"
+                cells = _cells(contraction, getattr(contraction, side), is_forward)
             operands.append((path, _OPERANDS[path], *cells))
         rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
     if cfg.out.is_quantized:
-        operands.append(("out", "result", *_cells(cfg.fwd, cfg.out, "per-row")))
+        operands.append(("out", "result", *_cells(cfg.fwd, cfg.out, False, "per-row")))
     tables: list[Sequence[Sequence[str]]] = [operands, contractions]
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
@@ -92,7 +95,10 @@ def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
 
 
 def _cells(
-    contraction: DotGeneralRaw, tensor: Tensor, default: str = "per-channel"
+    contraction: DotGeneralRaw,
+    tensor: Tensor,
+    is_forward: bool,
+    default: str = "per-channel",
 ) -> tuple[str, str, str, str]:
     """Grid, calibration, scale and rounding of an operand, or of the result."""
     if isinstance(tensor.numerics, numerics.NoNumerics):
@@ -104,9 +110,23 @@ def _cells(
         grid = f"{tensor.numerics.name} {smallest}..{largest}"
     if tensor.use_fake_quant:
         grid += " fake"
-    rounding = "stochastic" if tensor.needs_noise else "nearest"
     calibration = _calibration(tensor.calibration)
-    return grid, calibration, _scale(contraction, tensor, default), rounding
+    scale = _scale(contraction, tensor, default)
+    return grid, calibration, scale, _rounding(tensor, is_forward)
+
+
+def _rounding(tensor: Tensor, is_forward: bool) -> str:
+    if not tensor.needs_noise:
+        return "nearest"
+    words = ["stochastic"]
+    if tensor.noise != noise.CounterHash():
+        words.append(type(tensor.noise).__name__)
+    if tensor.noise_shared_axes is not None:
+        shared = ",".join(map(str, tensor.noise_shared_axes))
+        words.append(f"shared along {shared}")
+    if is_forward:
+        words.append("served nearest")
+    return ", ".join(words)
 
 
 def _calibration(calibration: calibrations.Calibration) -> str:

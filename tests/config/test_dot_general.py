@@ -150,12 +150,11 @@ def test_raw_refuses(arguments, error, match):
         DotGeneralRaw(**{"lhs": INT8, "rhs": INT8, **arguments})
 
 
-@pytest.mark.parametrize("path", ["fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"])
-def test_refuses_noise_except_on_the_gradient(path):
-    name, side = path.split(".")
-    match = f"^{path}.numerics: stochastic rounding is only for the output gradient"
-    with pytest.raises(ValueError, match=match):
-        DotGeneral(**{name: DotGeneralRaw(**{side: NOISY})})
+def test_any_operand_may_be_rounded_stochastically():
+    assert not DotGeneral(fwd=BOTH).needs_noise
+    for name in ("fwd", "dlhs", "drhs"):
+        for side in ("lhs", "rhs"):
+            assert DotGeneral(**{name: DotGeneralRaw(**{side: NOISY})}).needs_noise
 
 
 @pytest.mark.parametrize(
