@@ -11,21 +11,19 @@ gradients are float, so that second derivatives exist.
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
-from aqtlite import estimator, execution, operands, statistics, tiles
+from aqtlite import estimator, execution, operands, products, statistics, tiles
 from aqtlite.dimension_numbers import Axes
 from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, DotInput, Operation, Side
+from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
-from aqtlite.sharding import is_manual, sharded_like, vary_together
+from aqtlite.sharding import is_manual, vary_together
 from aqtlite.statistics import States
 
 _NO_STATES = States()
@@ -61,13 +59,7 @@ def quantize_and_contract(
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, fixed.lhs)
     rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, fixed.rhs)
-    left = operands.dot_input(fixed_lhs, lhs_q, how.fwd.lhs.form, how.fwd.in_dtype)
-    right = operands.dot_input(fixed_rhs, rhs_q, how.fwd.rhs.form, how.fwd.in_dtype)
-    counts = _tile_counts(how.fwd, operation, lhs_q, rhs_q)
-    if math.prod(counts) == 1:
-        sums = _sum_products(how.fwd, operation, left, right)
-    else:
-        sums = _sum_tiles(how.fwd, operation, counts, (left, lhs_q), (right, rhs_q))
+    sums = products.sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
@@ -90,105 +82,6 @@ def _quantize(
     return operands.with_fusion_barrier(q)
 
 
-def _sum_products(
-    how: ContractionExecution,
-    operation: Operation,
-    left: DotInput,
-    right: DotInput,
-) -> jax.Array:
-    """The bare dot, of integers where there are any."""
-    if how.kind == "integers":
-        sums = operation.integer_dot(left, right, how.out_sharding)
-    elif how.kind == "integers in float" and how.in_dtype is not None:
-        sums = operation.integer_dot_in_float(
-            left, right, how.in_dtype, how.out_sharding
-        )
-    elif how.kind == "mixed":
-        sums = operation.mixed_dot(left, right, how.out_dtype, how.out_sharding)
-    else:
-        sums = operation.float_dot(left, right, how.out_sharding)
-    return sums if how.accumulator is None else sums.astype(how.accumulator)
-
-
-def _tile_counts(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
-) -> tuple[int, ...]:
-    """Into how many tiles each contracting axis is cut, so that scales do not vary."""
-    axes = zip(*(operation.axes(side).contracting for side in SIDES), strict=True)
-    shapes = (
-        None if q is None or not one.scales_output else q.scale.shape
-        for one, q in ((how.lhs, lhs_q), (how.rhs, rhs_q))
-    )
-    return tiles.counts_of(tuple(axes), *shapes)
-
-
-def _sum_tiles(
-    how: ContractionExecution,
-    operation: Operation,
-    counts: tuple[int, ...],
-    lhs: tuple[DotInput, QTensor | None],
-    rhs: tuple[DotInput, QTensor | None],
-) -> jax.Array:
-    """The sum over tiles of dots, scaled.
-
-    Args:
-        how: what runs in what.
-        operation: the contraction.
-        counts: into how many tiles each contracting axis is cut.
-        lhs: the input to the dot, and the quantized operand if there is one.
-        rhs: the same.
-
-    Returns:
-        float32.
-    """
-    tiled, front = operation.tiled(counts), sum(count > 1 for count in counts)
-    inputs, scales = [], []
-    for side, one, (given, q) in zip(
-        SIDES, (how.lhs, how.rhs), (lhs, rhs), strict=True
-    ):
-        contracting = operation.axes(side).contracting
-        values = tiles.cut(given.values, contracting, counts)
-        zero_point = given.zero_point
-        if zero_point is not None:
-            zero_point = _of_elements(operation, side, zero_point, given.values.shape)
-            zero_point = tiles.cut(zero_point, contracting, counts)
-        inputs.append(given._replace(values=values, zero_point=zero_point))
-        if q is not None and one.scales_output:
-            scale = _of_elements(operation, side, q.scale, given.values.shape)
-            scale = tiles.cut(scale, contracting, counts)
-            scales.append(tiled.scale_to_output(side, scale))
-    sharding = how.out_sharding
-    if sharding is not None:
-        sharding = sharding.update(spec=(*(None,) * front, *sharding.spec))
-        how = dataclasses.replace(how, out_sharding=sharding)
-    out = _scaled(_sum_products(how, tiled, *inputs), scales, sharding)
-    return jnp.sum(out, axis=tuple(range(front)))
-
-
-def _of_elements(
-    operation: Operation, side: Side, scale: jax.Array, shape: tuple[int, ...]
-) -> jax.Array:
-    """Repeats what blocks along kept axes share."""
-    axes = operation.axes(side)
-    return tiles.repeat(scale, shape, axes.batch + axes.remaining)
-
-
-def _scaled(
-    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
-) -> jax.Array:
-    """Multiplies sums with the scales of lhs and rhs.
-
-    That of rhs, mostly weights, goes first: integers times the scale of a large lhs
-    would overflow where the result does not.
-    """
-    *first, last = (sharded_like(one, sharding) for one in reversed(scales))
-    out = math.prod(first, start=sums.astype(jnp.float32))
-    return exact.rounded_product(out, last)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _straight_through(
     how: Execution,
@@ -203,16 +96,9 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del lhs, rhs, seed, states  # For the backward pass.
-    if math.prod(_tile_counts(how.fwd, operation, lhs_q, rhs_q)) > 1:
-        return sums.astype(how.fwd.out_dtype)  # Tile by tile, they are scaled already.
-    scales = []
-    both = (how.fwd.lhs, lhs_q), (how.fwd.rhs, rhs_q)
-    for side, (one, q) in zip(SIDES, both, strict=True):
-        if q is not None and one.scales_output:
-            scale = _of_elements(operation, side, q.scale, q.qvalue.shape)
-            scales.append(operation.scale_to_output(side, scale))
-    out = _scaled(sums, scales, how.fwd.out_sharding) if scales else sums
-    return out.astype(how.fwd.out_dtype)
+    if not products.is_tiled(how.fwd, operation, lhs_q, rhs_q):
+        sums = products.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
+    return sums.astype(how.fwd.out_dtype)
 
 
 @jax.tree_util.register_dataclass

@@ -1,0 +1,242 @@
+"""The sums of products of a contraction: one dot, or scaled dots of tiles."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+
+from aqtlite import operands, tiles
+from aqtlite.execution import ContractionExecution, OperandExecution
+from aqtlite.lowering import exact
+from aqtlite.lowering.target import TargetDependent
+from aqtlite.operations import SIDES, DotInput, Operation, Side
+from aqtlite.qtensor import Operand, QTensor
+from aqtlite.sharding import sharded_like
+
+
+def sum_products(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> jax.Array:
+    """Contracts two operands.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        lhs: the operand.
+        rhs: the same.
+        lhs_q: its stored values, None if it stays in floating point.
+        rhs_q: the same.
+
+    Returns:
+        The bare sums, of integers where there are any; scaled ones, in float32, if
+        scales vary along contracting axes (`is_tiled`).
+    """
+    left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
+    right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
+    counts = _tile_counts(how, operation, lhs_q, rhs_q)
+    if math.prod(counts) == 1:
+        return _dot(how, operation, left, right)
+    return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
+
+
+def is_tiled(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> bool:
+    """Returns True if `sum_products` applies the scales."""
+    return math.prod(_tile_counts(how, operation, lhs_q, rhs_q)) > 1
+
+
+def scaled(
+    how: ContractionExecution,
+    operation: Operation,
+    sums: jax.Array,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> jax.Array:
+    """Applies the scales of the operands to bare sums.
+
+    Returns:
+        float32; the sums as they are if neither operand has a scale for them.
+    """
+    scales = []
+    pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
+    for side, (one, q) in zip(SIDES, pairs, strict=True):
+        if q is not None and one.scales_output:
+            scale = _of_elements(operation, side, q.scale, q.qvalue.shape)
+            scales.append(operation.scale_to_output(side, scale))
+    return _multiplied(sums, scales, how.out_sharding)
+
+
+def _multiplied(
+    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
+) -> jax.Array:
+    """Multiplies sums with the scales of lhs and rhs.
+
+    That of rhs, mostly weights, goes first: integers times the scale of a large lhs
+    would overflow where the result does not.
+    """
+    if not scales:
+        return sums
+    *first, last = (sharded_like(one, sharding) for one in reversed(scales))
+    out = math.prod(first, start=sums.astype(jnp.float32))
+    return exact.rounded_product(out, last)
+
+
+def _dot(
+    how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
+) -> jax.Array:
+    """The bare dot."""
+    if how.kind == "integers":
+        sums = operation.integer_dot(left, right, how.out_sharding)
+    elif how.kind == "integers in float" and how.in_dtype is not None:
+        sums = operation.integer_dot_in_float(
+            left, right, how.in_dtype, how.out_sharding
+        )
+    elif how.kind == "mixed":
+        sums = operation.mixed_dot(left, right, how.out_dtype, how.out_sharding)
+    else:
+        sums = operation.float_dot(left, right, how.out_sharding)
+    return sums if how.accumulator is None else sums.astype(how.accumulator)
+
+
+def _tile_counts(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> tuple[int, ...]:
+    """Into how many tiles each contracting axis is cut, so that scales do not vary."""
+    lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
+    shapes = (
+        None if q is None or not one.scales_output else q.scale.shape
+        for one, q in ((how.lhs, lhs_q), (how.rhs, rhs_q))
+    )
+    return tiles.counts_of(tuple(zip(lhs_axes, rhs_axes, strict=True)), *shapes)
+
+
+def _sum_of_tiles(
+    how: ContractionExecution,
+    operation: Operation,
+    counts: tuple[int, ...],
+    lhs: tuple[DotInput, QTensor | None],
+    rhs: tuple[DotInput, QTensor | None],
+) -> jax.Array:
+    """The sum over tiles of their scaled dots.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        counts: into how many tiles each contracting axis is cut.
+        lhs: the input to the dot, and the quantized operand if there is one.
+        rhs: the same.
+
+    Returns:
+        float32.
+    """
+    left, lhs_scale = _cut(operation, "lhs", how.lhs, counts, *lhs)
+    right, rhs_scale = _cut(operation, "rhs", how.rhs, counts, *rhs)
+    given = [left.values, left.zero_point, lhs_scale]
+    given += [right.values, right.zero_point, rhs_scale]
+    leaves, structure = jax.tree.flatten((operation, given))
+    largest = left.largest, right.largest
+    return _SumOfTiles(how, structure, counts, largest)(*leaves)
+
+
+def _cut(
+    operation: Operation,
+    side: Side,
+    one: OperandExecution,
+    counts: tuple[int, ...],
+    given: DotInput,
+    q: QTensor | None,
+) -> tuple[DotInput, jax.Array | None]:
+    """Cuts the input to the dot of one operand, and its scale laid out for the sums."""
+    axes, shape = operation.axes(side).contracting, given.values.shape
+
+    def cut(x: jax.Array) -> jax.Array:
+        return tiles.cut(_of_elements(operation, side, x, shape), axes, counts)
+
+    zero_point = None if given.zero_point is None else cut(given.zero_point)
+    pieces = given._replace(values=cut(given.values), zero_point=zero_point)
+    if q is None or not one.scales_output:
+        return pieces, None
+    return pieces, operation.tiled(counts).scale_to_output(side, cut(q.scale))
+
+
+def _of_elements(
+    operation: Operation, side: Side, x: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Repeats what blocks along kept axes share."""
+    axes = operation.axes(side)
+    return tiles.repeat(x, shape, axes.batch + axes.remaining)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SumOfTiles(TargetDependent):
+    """The sum over tiles of their scaled dots.
+
+    Where one device has whole arrays, in a loop: the sums of all tiles at once would
+    take as many times the memory, and a CPU has no fast batch of them.
+    """
+
+    how: ContractionExecution
+    structure: Any
+    """Of the arguments: the operation; of each operand the values, the zero point and
+    the scale, cut into tiles."""
+
+    counts: tuple[int, ...]
+    """Into how many tiles each contracting axis is cut."""
+
+    largest: tuple[int | None, int | None]
+    """The largest magnitudes of stored integers."""
+
+    def reference(self, *leaves):
+        operation, given = jax.tree.unflatten(self.structure, leaves)
+        front = sum(count > 1 for count in self.counts)
+        sharding = self.how.out_sharding
+        if sharding is not None:
+            sharding = sharding.update(spec=(*(None,) * front, *sharding.spec))
+        how = dataclasses.replace(self.how, out_sharding=sharding)
+        dots = self._scaled_dot(how, operation.tiled(self.counts), given)
+        return jnp.sum(dots, axis=tuple(range(front)))
+
+    def lowered(self, target, *leaves):
+        if target.partitions > 1 or self.how.out_sharding is not None:
+            return self.reference(*leaves)
+        operation, given = jax.tree.unflatten(self.structure, leaves)
+        shape = tuple(count for count in self.counts if count > 1)
+
+        def in_line(x):
+            rest = x.shape[len(shape) :]
+            return jnp.broadcast_to(x, shape + rest).reshape(math.prod(shape), *rest)
+
+        def add(total, one):
+            return total + self._scaled_dot(self.how, operation, one), None
+
+        given = jax.tree.map(in_line, given)
+        first, others = (
+            jax.tree.map(lambda x, part=part: x[part], given)
+            for part in (0, slice(1, None))
+        )
+        start = self._scaled_dot(self.how, operation, first)
+        return lax.scan(add, start, others)[0]
+
+    def _scaled_dot(self, how, operation, given):
+        lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
+        left = DotInput(lhs, lhs_zero, self.largest[0])
+        right = DotInput(rhs, rhs_zero, self.largest[1])
+        scales = [scale for scale in (lhs_scale, rhs_scale) if scale is not None]
+        sums = _dot(how, operation, left, right)
+        return _multiplied(sums, scales, how.out_sharding)

@@ -1,0 +1,66 @@
+"""Frozen weights in sub-channel blocks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from aqtlite import checkpoint, config, numerics
+from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
+from aqtlite.flax import AqtDotGeneral, convert
+from tests.checkpoint.support import save
+from tests.flax.support import apply, assert_equal, check_served, init
+
+X = jax.random.normal(jax.random.key(0), (4, 64))
+INT4 = numerics.IntSymmetric(bits=4)
+INT8 = numerics.IntSymmetric(bits=8)
+SQUARES = Tensor(numerics=INT4, blocks=Blocks(size=16, remaining_size=8))
+CONFIGS = {
+    "mxfp8": config.mxfp8(),
+    "nvfp4": config.nvfp4(),
+    "weights of 4 bits": DotGeneral(fwd=DotGeneralRaw(rhs=SQUARES)),
+    "integers": DotGeneral(
+        fwd=DotGeneralRaw(lhs=Tensor(numerics=INT8, blocks=Blocks(size=8)), rhs=SQUARES)
+    ),
+}
+
+
+class Model(nn.Module):
+    """A layer with one contracting axis, and one with two."""
+
+    cfg: config.DotGeneral
+
+    @nn.compact
+    def __call__(self, x):
+        dot_general = AqtDotGeneral(self.cfg)
+        x = nn.DenseGeneral((4, 16), dot_general=dot_general)(x)
+        return nn.DenseGeneral(24, axis=(-2, -1), dot_general=dot_general)(x)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_served_equals_trained(name):
+    check_served(Model(CONFIGS[name]), X, frozen=2)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "weights of 4 bits"])
+def test_converted_on_disk(name, tmp_path):
+    model = Model(CONFIGS[name])
+    variables = init(model, X)
+    source = save(tmp_path / "float", variables, "msgpack")
+    checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
+    loaded = checkpoint.load_serving(tmp_path / "out", model)
+    assert_equal(apply(model, convert(model, variables, X), X), apply(model, loaded, X))
+    weight = loaded["aqt"]["DenseGeneral_1"]["kernel"]["rhs"]
+    assert weight.blocks == {"mxfp8": (1, 16, 1)}.get(name, (1, 16, 8))
+    assert weight.scale.size < weight.qvalue.size / 8
+
+
+def test_trains():
+    model = Model(config.mxint8())
+    variables = init(model, X)
+    gradients = jax.jit(jax.grad(lambda v: (model.apply(v, X) ** 2).sum()))(variables)
+    wanted = jax.grad(lambda v: (Model(DotGeneral()).apply(v, X) ** 2).sum())(variables)
+    for got, float_one in zip(*map(jax.tree.leaves, (gradients, wanted)), strict=True):
+        error = jnp.linalg.norm(got - float_one) / jnp.linalg.norm(float_one)
+        assert np.asarray(error) < 0.05
