@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax import core as flax_core
+from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, statistics
@@ -97,7 +98,8 @@ def read(call: Contraction, entry: Entry | None) -> States:
                 call.cfg, call.lhs, call.rhs, call.dimension_numbers
             )
             _put(scope, collection, name, fresh, sides)
-        value = flax_core.unfreeze(scope.get_variable(collection, name))
+        value = scope.get_variable(collection, name)
+        value = nn.meta.unbox(flax_core.unfreeze(value))
         found.update({side: value[side] for side in sides if side in value})
     return States(**found)
 
