@@ -23,9 +23,11 @@ from aqtlite.calibration.over_batches import (
 )
 from aqtlite.calibration.pact import PACT
 from aqtlite.calibration.percentile import Percentile
+from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
 from aqtlite.calibration.rms import RMS
 from aqtlite.calibration.scale_grids import ceil_to_power_of_two
 from aqtlite.calibration.snr_search import SnrSearch
+from aqtlite.calibration.weighted_deviations import WeightedDeviations
 
 __all__ = [
     "LSQ",
@@ -45,9 +47,11 @@ __all__ = [
     "MseSearch",
     "Parameters",
     "Percentile",
+    "PercentileOverBatches",
     "Quantized",
     "Range",
     "SnrSearch",
+    "WeightedDeviations",
     "ceil_to_power_of_two",
     "scale_and_zero_point",
     "scale_from_bound",

@@ -36,9 +36,11 @@ _classes: dict[str, type] = {
         numerics.NormalFloat,
         calibration.PACT,
         calibration.Percentile,
+        calibration.PercentileOverBatches,
         calibration.RMS,
         calibration.SnrSearch,
         Tensor,
+        calibration.WeightedDeviations,
     )
 }
 

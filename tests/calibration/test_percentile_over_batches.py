@@ -1,0 +1,83 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import config, numerics
+from aqtlite.calibration import PercentileOverBatches
+from tests.common import normal
+
+GRID = numerics.IntSymmetric(bits=8)
+
+
+def run(how, batches, axes=(0, 1)):
+    shape = tuple(
+        1 if axis in axes else size for axis, size in enumerate(batches[0].shape)
+    )
+    state = how.init_state(shape, GRID)
+    for batch in batches:
+        state = how.update(state, batch, axes, GRID)
+    return state, np.asarray(how.range(batches[-1], axes, GRID, state).high)
+
+
+@pytest.mark.parametrize("percentage", [50, 99, 99.9, 100])
+@pytest.mark.parametrize("axes", [(0, 1), (0,)])
+def test_against_numpy(percentage, axes):
+    batches = [normal((64, 5), seed) * 2.0**seed for seed in range(3)]
+    _, found = run(PercentileOverBatches(percentage), batches, axes)
+    wanted = np.percentile(
+        np.abs(np.concatenate(batches)),
+        percentage,
+        axis=axes,
+        keepdims=True,
+        method="inverted_cdf",
+    )
+    assert (found >= wanted).all() and (found <= wanted * (1 + 2.0**-5)).all()
+
+
+def test_any_split_of_the_batches_gives_the_same():
+    x = normal((12, 7))
+    how = PercentileOverBatches(90.0, mantissa_bits=3)
+    wanted, _ = run(how, [x])
+    for cuts in ([4, 8], [1], [11, 11]):
+        state, _ = run(how, np.split(np.asarray(x), cuts))
+        np.testing.assert_array_equal(state["counts"], wanted["counts"])
+
+
+def test_edges_and_values_that_are_none():
+    how = PercentileOverBatches(100, mantissa_bits=2)
+    for value in (0.0, 1.0, 1.25, -2.0, 2.0**-126):
+        assert run(how, [jnp.full((2, 2), value)])[1] == abs(value)
+    assert np.isnan(run(how, [jnp.array([[1.0, np.nan]])])[1])
+    assert np.isnan(run(how, [jnp.array([[1.0, -np.inf]])])[1])
+    assert run(how, [jnp.zeros((0, 3))])[1] == 0
+
+
+def test_counts_stay_at_the_largest():
+    how = PercentileOverBatches(100, mantissa_bits=1)
+    state = how.init_state((1,), GRID)
+    full = {"counts": jnp.full_like(state["counts"], 2**32 - 2)}
+    after = jax.jit(lambda state, x: how.update(state, x, (0,), GRID))(
+        full, jnp.ones((5,))
+    )
+    assert int(after["counts"].max()) == 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        ({"percentage": 0}, ValueError, "percentage must be positive"),
+        ({"percentage": 101}, ValueError, "at most 100, got 101"),
+        ({"percentage": "all"}, TypeError, "must be a number"),
+        ({"percentage": 9, "mantissa_bits": 0}, ValueError, "from 1 to 10, got 0"),
+        ({"percentage": 9, "mantissa_bits": 2.0}, TypeError, "must be an int"),
+    ],
+)
+def test_refuses(fields, error, match):
+    with pytest.raises(error, match=match):
+        PercentileOverBatches(**fields)
+
+
+def test_json():
+    cfg = config.static_int8(PercentileOverBatches(99.9))
+    assert config.from_json(config.to_json(cfg)) == cfg

@@ -1,0 +1,79 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import config, numerics
+from aqtlite.calibration import WeightedDeviations
+from tests.common import normal
+
+GRID = numerics.IntSymmetric(bits=8)
+ALL = WeightedDeviations(
+    l1_coeff=1.5, lp_coeff=0.5, max_coeff=0.25, constant=0.1, p=3, ema_update_count=4
+)
+
+
+def after(how, batches, axes=(0, 1)):
+    shape = tuple(
+        1 if axis in axes else size for axis, size in enumerate(batches[0].shape)
+    )
+    state = how.init_state(shape, GRID)
+    for batch in batches:
+        state = how.update(state, batch, axes, GRID)
+    return np.asarray(how.range(batches[-1], axes, GRID, state).high)
+
+
+def test_formula():
+    """A moving average of one batch is that batch."""
+    x = jnp.array([[1.0, -2.0, 0.0], [3.0, 0.5, 0.0]])
+    how = WeightedDeviations(
+        l1_coeff=1.5,
+        lp_coeff=0.5,
+        max_coeff=0.25,
+        constant=0.1,
+        p=3,
+        ema_update_count=1,
+    )
+    values = np.array([1, 2, 3, 0.5])
+    wanted = 1.5 * values.mean() + 0.5 * (values**3).mean() ** (1 / 3) + 0.25 * 3 + 0.1
+    np.testing.assert_allclose(after(how, [x]), wanted, rtol=1e-6)
+    everything = WeightedDeviations(l1_coeff=1, filter_zeros=False, ema_update_count=1)
+    np.testing.assert_allclose(after(everything, [x]), 6.5 / 6, rtol=1e-6)
+
+
+def test_zeros_and_values_that_are_none():
+    assert after(ALL, [jnp.zeros((2, 3))]) == np.float32(0.1)
+    assert np.isnan(after(ALL, [jnp.array([[1.0, np.nan]])]))
+
+
+def test_equal_under_jit():
+    x = normal((8, 5))
+    np.testing.assert_array_equal(
+        jax.jit(lambda x: after_state(ALL, x))(x)["l1"], after_state(ALL, x)["l1"]
+    )
+
+
+def after_state(how, x):
+    return how.update(how.init_state((1, 5), GRID), x, (0,), GRID)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        ({}, ValueError, "needs a coefficient that is not 0"),
+        ({"l1_coeff": -1}, ValueError, "l1_coeff must not be negative"),
+        ({"l1_coeff": None}, TypeError, "l1_coeff must be a number"),
+        ({"l1_coeff": 1, "p": 9}, ValueError, "p must be from 1/8 to 8"),
+        ({"l1_coeff": 1, "ema_update_count": 0.5}, ValueError, "must be 1 or more"),
+        ({"l1_coeff": 1, "update_count_prior": 0}, ValueError, "must be positive"),
+        ({"l1_coeff": 1, "filter_zeros": 1}, TypeError, "must be a bool"),
+    ],
+)
+def test_refuses(fields, error, match):
+    with pytest.raises(error, match=match):
+        WeightedDeviations(**fields)
+
+
+def test_json():
+    cfg = config.static_int8(ALL)
+    assert config.from_json(config.to_json(cfg)) == cfg
