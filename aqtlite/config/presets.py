@@ -166,10 +166,7 @@ def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
     they are trained as parameters.
 
     >>> lsq(bits=2).fwd.rhs
-    Tensor(
-        numerics=IntSymmetric(bits=2, preserve_max_val=True),
-        calibration=LSQ(),
-    )
+    Tensor(numerics=IntSymmetric(bits=2, preserve_max_val=True), calibration=LSQ())
 
     Args:
         bits: width of both operands.
