@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, contraction, execution, noise, operations, quantizer
+from aqtlite import (
+    config,
+    contraction,
+    execution,
+    noise,
+    operations,
+    quantizer,
+    smoothing,
+)
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
 from aqtlite.statistics import States
@@ -45,7 +53,8 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
           or are learned. The gradient with respect to learned parameters is that of
           the loss; with respect to statistics of the output gradient, it is what they
-          become with this batch.
+          become with this batch. With ``fwd.smoothing`` a `QTensor` is one of an
+          operand that was smoothed before (`aqtlite.smoothing.smooth`).
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
@@ -119,27 +128,28 @@ def _dot_general(
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    given = States() if states is None else States(*states)
+    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
+    given = given._replace(smoothing=())
     lhs, rhs = (
         _in_own_order(x) if tensor.use_fake_quant else x
         for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
     )
     if isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         lhs, rhs, dims = _as_stored(lhs, rhs, dims)
-    if preferred_element_type is None:
-        out_dtype = jnp.result_type(lhs.dtype, rhs.dtype)
-    else:
-        out_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
-        if not jnp.issubdtype(out_dtype, jnp.floating):
-            raise TypeError(
-                f"preferred_element_type={out_dtype.name} was asked of a quantized "
-                "contraction, whose scaled result is floating; ask for a float dtype"
-            )
+    out_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={out_dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
-    given = States() if states is None else States(*states)
     return contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=given
     )

@@ -100,6 +100,8 @@ def _blocks(
             f"contracting axes {contracting}. Choose another size, or set "
             f"{path}.blocks.fit=True for the largest blocks that divide it"
         ) from error
+    # Nothing lies along an empty axis.
+    counts.update({axis: 1 for axis in contracting if shape[axis] == 0})
     shared = tuple(axis for axis, count in counts.items() if count == 1)
     cut = {axis: n for axis, n in counts.items() if 1 < n < shape[axis]}
     return Layout(shared, tuple(cut.items()))

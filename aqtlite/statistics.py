@@ -16,7 +16,7 @@ There are three kinds, each a pytree of arrays for an operand, ``()`` for one wi
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-States(lhs=(), rhs=(), dlhs=(), drhs=())
+States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=())
 
 Beside statistics, the number of batches is counted: before the first one a contraction
 raises, and gives NaN under `jax.jit`. Statistics of gradients are floats, since
@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity, tiles
+from aqtlite import config, granularity, smoothing, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
@@ -50,11 +50,21 @@ class States(NamedTuple):
     drhs: Any = ()
     """The same, where it gives the gradient of rhs."""
 
+    smoothing: Any = ()
+    """Statistics and scales of a smoothing; see `aqtlite.smoothing`."""
+
 
 def has_states(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration of the forward contraction gathers statistics."""
     sides = cfg.fwd.lhs, cfg.fwd.rhs
-    return any(one.is_quantized and one.calibration.has_state for one in sides)
+    return has_smoothing_state(cfg) or any(
+        one.is_quantized and one.calibration.has_state for one in sides
+    )
+
+
+def has_smoothing_state(cfg: config.DotGeneral) -> bool:
+    """Returns True if the scales of a smoothing come from statistics."""
+    return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
 
 
 def has_parameters(cfg: config.DotGeneral) -> bool:
@@ -87,15 +97,24 @@ def init_states(
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
     """
-    (lhs_ca, rhs_ca), (lhs_ba, _) = dn.canonicalize(
-        dimension_numbers, lhs.shape, rhs.shape
-    )
+    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), (lhs_ba, _) = dims
     out_ndim = lhs.ndim + rhs.ndim - 2 * len(lhs_ca) - len(lhs_ba)
+    smoothed: Any = ()
+    first: Any = ()
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
+    if cfg.fwd.smoothing is not None and has_parameters(cfg):
+        # Learned parameters start from what is quantized.
+        if smoothed:
+            first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, first)
     return States(
         _init(cfg.fwd.lhs, lhs, lhs_ca, "fwd.lhs"),
         _init(cfg.fwd.rhs, rhs, rhs_ca, "fwd.rhs"),
         _init_gradient(cfg.dlhs.lhs, out_ndim),
         _init_gradient(cfg.drhs.lhs, out_ndim),
+        smoothed,
     )
 
 
@@ -108,14 +127,22 @@ def update_states(
         cfg: of the contraction.
         states: as `init_states` returns them. Parameters, and statistics of the output
             gradient, stay as they are.
-        lhs: an operand; a `QTensor` leaves its state as it is.
+        lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
+            is.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.
     """
-    (lhs_ca, rhs_ca), _ = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), _ = dims
+    smoothed = states.smoothing
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        smoothed = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+    # The range of an operand is that of what is quantized.
+    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
     return states._replace(
         lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_ca, "fwd.lhs"),
         rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_ca, "fwd.rhs"),
+        smoothing=smoothed,
     )
 
 

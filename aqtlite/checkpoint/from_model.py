@@ -91,6 +91,7 @@ def job_from_model(
         path = name_of((COLLECTION, *weight.path))
         node = frozen[path]
         inputs = [params[p.number] for p in weight.sources]
+        inputs += [path_name(buffer.key_path) for buffer in weight.buffers]
         origins = {name: arrays[origin[name]] for name in inputs}
         nodes[path] = dataclasses.replace(node, origin=origins)
         fields = node.fields()

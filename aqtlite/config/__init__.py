@@ -16,6 +16,7 @@ from aqtlite.config.presets import (
     fully_quantized,
     lsq,
     qat,
+    smoothquant,
     static_int8,
     unquantized,
     w4a8,
@@ -23,6 +24,7 @@ from aqtlite.config.presets import (
 )
 from aqtlite.config.registry import register
 from aqtlite.config.serialization import from_json, to_json
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
@@ -31,6 +33,7 @@ __all__ = [
     "DotGeneral",
     "DotGeneralRaw",
     "LocalAqt",
+    "Smoothing",
     "Tensor",
     "block_fp8",
     "describe",
@@ -45,6 +48,7 @@ __all__ = [
     "nvfp4",
     "qat",
     "register",
+    "smoothquant",
     "static_int8",
     "to_json",
     "unquantized",

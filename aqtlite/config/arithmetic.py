@@ -76,7 +76,8 @@ def reused(
         fake = raw.lhs.use_fake_quant
         return "stored", Tensor(numerics=forward.grid, use_fake_quant=fake)
     blocks = forward.blocks
-    if blocks is not None and blocks.remaining_size > 1 and raw.lhs.is_integer:
+    are_integers = raw.lhs.is_integer and forward.is_integer
+    if blocks is not None and blocks.remaining_size > 1 and are_integers:
         return "blocks", forward
     is_fake = forward.use_fake_quant
     if not scale_moves and (is_fake or (blocks is not None and forward.is_integer)):

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from aqtlite import calibration as calibrations
 from aqtlite import numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 _OPERANDS = {
@@ -42,7 +44,8 @@ def describe(cfg: DotGeneral) -> str:
     is mapped; "fake" marks fake quantization. `scale` says what shares a scale
     ("per-channel": the contracting axes do); "po2" marks power-of-two scales. A
     backward contraction reuses what the forward pass quantized ("fwd's") if its scale
-    can move onto the gradient, as one that is shared along contracting axes can.
+    can move onto the gradient, as one that is shared along contracting axes can. With
+    smoothing, a third table has the scale that divides lhs and multiplies rhs.
 
     Args:
         cfg: the config.
@@ -68,7 +71,10 @@ def describe(cfg: DotGeneral) -> str:
             operands.append((path, _OPERANDS[path], *cells))
         rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
-    return f"{_table(operands)}\n\n{_table(contractions)}"
+    tables: list[Sequence[Sequence[str]]] = [operands, contractions]
+    if cfg.fwd.smoothing is not None:
+        tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
+    return "\n\n".join(_table(rows) for rows in tables)
 
 
 def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
@@ -93,12 +99,29 @@ def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, s
         grid = f"{tensor.numerics.name} {smallest}..{largest}"
     if tensor.use_fake_quant:
         grid += " fake"
-    arguments = representation.non_default_arguments(tensor.calibration)
-    calibration = type(tensor.calibration).__name__
-    if arguments:
-        calibration += f"({', '.join(str(value) for value in arguments.values())})"
     rounding = "stochastic" if tensor.needs_noise else "nearest"
+    calibration = _calibration(tensor.calibration)
     return grid, calibration, _scale(contraction, tensor), rounding
+
+
+def _calibration(calibration: calibrations.Calibration) -> str:
+    arguments = representation.non_default_arguments(calibration)
+    name = type(calibration).__name__
+    if not arguments:
+        return name
+    return f"{name}({', '.join(str(value) for value in arguments.values())})"
+
+
+def _smoothing(smoothing: Smoothing) -> str:
+    lhs, rhs = (
+        f"{_calibration(of)}({side})^{exponent:g}" if exponent else "1"
+        for side, of, exponent in (
+            ("lhs", smoothing.lhs_calibration, smoothing.lhs_exponent),
+            ("rhs", smoothing.rhs_calibration, smoothing.rhs_exponent),
+        )
+    )
+    scale = lhs if rhs == "1" else f"{lhs} / {rhs}"
+    return f"{scale} po2" if smoothing.po2_scale else scale
 
 
 def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:

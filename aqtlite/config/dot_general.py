@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config import representation
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 # Above the classes, because a default such as `DotGeneralRaw()` is validated while the
@@ -136,7 +137,8 @@ class DotGeneralRaw(representation.CompactRepr):
         TypeError: if a field is of another type than declared.
         ValueError: if a dtype is of the wrong kind, if an integer accumulator is asked
             of operands that are not contracted as integers, if `local_aqt` meets
-            `calib_shared_axes` or quantizes nothing, or if `lhs` has `use_fwd_quant`.
+            `calib_shared_axes` or quantizes nothing, if `lhs` has `use_fwd_quant`, or
+            if `smoothing` is set and nothing is quantized.
     """
 
     lhs: Tensor = Tensor()
@@ -159,6 +161,10 @@ class DotGeneralRaw(representation.CompactRepr):
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""
 
+    smoothing: Smoothing | None = None
+    """Scales on the contracting axes that move from lhs to rhs before both are
+    quantized, in `fwd` only. None: none."""
+
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
             if not isinstance(getattr(self, side), Tensor):
@@ -170,6 +176,18 @@ class DotGeneralRaw(representation.CompactRepr):
         if not isinstance(self.local_aqt, LocalAqt | None):
             raise TypeError(
                 f"local_aqt must be a config.LocalAqt or None, got {self.local_aqt!r}"
+            )
+        if not isinstance(self.smoothing, Smoothing | None):
+            raise TypeError(
+                f"smoothing must be a config.Smoothing or None, got {self.smoothing!r}"
+            )
+        if self.smoothing is not None and not (
+            self.lhs.is_quantized or self.rhs.is_quantized
+        ):
+            raise ValueError(
+                "smoothing would have no effect, because neither lhs nor rhs is "
+                "quantized here; set lhs.numerics or rhs.numerics, or leave smoothing "
+                "None"
             )
         if self.lhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("lhs"))
@@ -187,7 +205,8 @@ class DotGeneralRaw(representation.CompactRepr):
             None if dtype is None else dtype.name
             for dtype in (self.dg_in_dtype, self.dg_accumulator_dtype)
         )
-        return self.lhs, self.rhs, in_dtype, accumulator, self.local_aqt
+        tiles = self.local_aqt, self.smoothing
+        return self.lhs, self.rhs, in_dtype, accumulator, *tiles
 
     def _check_dtypes(self) -> None:
         in_dtype, accumulator = self.dg_in_dtype, self.dg_accumulator_dtype
@@ -265,9 +284,9 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
-            `fwd.local_aqt` is set, if rounding is stochastic anywhere but on the output
-            gradient, if a calibration has a state where none is kept, or if an int32
-            accumulator is asked of a float operand.
+            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if rounding is
+            stochastic anywhere but on the output gradient, if a calibration has a state
+            where none is kept, or if an int32 accumulator is asked of a float operand.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -293,6 +312,13 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                 "fwd.local_aqt: sub-channel tiles in the forward contraction are not "
                 "available; only dlhs and drhs take local_aqt"
             )
+        for path in ("dlhs", "drhs"):
+            if _at(self, path).smoothing is not None:
+                raise ValueError(
+                    f"{path}.smoothing: gradients have no smoothing of their own; what "
+                    "the forward contraction smoothed stays so in them. Set "
+                    f"fwd.smoothing, and leave {path}.smoothing None"
+                )
         for path in ("fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"):
             if _at(self, path).needs_noise:
                 raise ValueError(

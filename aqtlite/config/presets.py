@@ -2,10 +2,12 @@
 
 from aqtlite import calibration, numerics
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
 _MOVING_AVERAGE = calibration.MovingAverage()
+_MAX_OVER_BATCHES = calibration.MaxOverBatches()
 
 
 def unquantized() -> DotGeneral:
@@ -156,6 +158,43 @@ def static_int8(
         "fwd.lhs.calib_shared_axes": "per_tensor",
     }
     return update(fully_quantized(bwd_bits=bwd_bits), changes)
+
+
+def smoothquant(
+    alpha: float = 0.5,
+    statistic: calibration.Calibration = _MAX_OVER_BATCHES,
+    *,
+    bwd_bits: int | None = 8,
+) -> DotGeneral:
+    """8 bits, with outliers of activations moved into the weights (SmoothQuant).
+
+    Xiao et al. 2023, arXiv:2211.10438. The scales come from statistics of the
+    activations (the forward's lhs), gathered in training or by
+    `aqtlite.flax.calibrate`, so that conversion folds them into frozen weights.
+
+    >>> smoothquant(0.75).fwd.smoothing.rhs_exponent
+    0.25
+
+    Args:
+        alpha: the migration strength, from 0 to 1: how much of the spread of the
+            activations' channels moves into the weights.
+        statistic: finds the magnitudes of the activations' channels.
+        bwd_bits: width of the gradients, as in `fully_quantized`.
+
+    Raises:
+        TypeError: if `alpha` is not a number, or `statistic` not a calibration.
+        ValueError: if `alpha` is not from 0 to 1, 0 excluded, or `statistic` gathers
+            no statistics.
+    """
+    smoothing = Smoothing(
+        lhs_exponent=alpha, rhs_exponent=1 - alpha, lhs_calibration=statistic
+    )
+    if not statistic.has_state:
+        raise ValueError(
+            f"smoothquant: {statistic!r} gathers no statistics; take one such as "
+            "calibration.MaxOverBatches()"
+        )
+    return update(fully_quantized(bwd_bits=bwd_bits), {"fwd.smoothing": smoothing})
 
 
 def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:

@@ -6,6 +6,7 @@ from typing import TypeVar
 from aqtlite import calibration, numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
@@ -38,6 +39,7 @@ _classes: dict[str, type] = {
         calibration.Percentile,
         calibration.PercentileOverBatches,
         calibration.RMS,
+        Smoothing,
         calibration.SnrSearch,
         Tensor,
         calibration.WeightedDeviations,

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from aqtlite.config import representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
-Config = TypeVar("Config", DotGeneral, DotGeneralRaw, Tensor, LocalAqt)
+Config = TypeVar("Config", DotGeneral, DotGeneralRaw, Tensor, LocalAqt, Smoothing)
 
 
 def update(cfg: Config, changes: Mapping[str, Any]) -> Config:
@@ -34,8 +35,8 @@ clip_gradient=True, stochastic_rounding=False)
     Traceback (most recent call last):
     ...
     ValueError: update path 'fwd.rsh.po2_scale' matches nothing: fwd has no field \
-'rsh'; its fields are: lhs, rhs, dg_in_dtype, dg_accumulator_dtype, local_aqt. Did you \
-mean 'rhs'?
+'rsh'; its fields are: lhs, rhs, dg_in_dtype, dg_accumulator_dtype, local_aqt, \
+smoothing. Did you mean 'rhs'?
 
     Args:
         cfg: any of the config dataclasses; it is left as it is.
@@ -50,7 +51,7 @@ mean 'rhs'?
             the wrong type for its field.
         ValueError: if a path matches nothing, or if the result is not valid.
     """
-    if not isinstance(cfg, DotGeneral | DotGeneralRaw | Tensor | LocalAqt):
+    if not isinstance(cfg, DotGeneral | DotGeneralRaw | Tensor | LocalAqt | Smoothing):
         raise TypeError(f"update needs a config such as DotGeneral, got {cfg!r}")
     if not isinstance(changes, Mapping):
         raise TypeError(f"changes must map paths to values, got {changes!r}")

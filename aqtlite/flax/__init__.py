@@ -1,6 +1,7 @@
 """Quantized contractions for Flax, and the conversion of trained models to serving."""
 
 from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.convert import convert
@@ -20,6 +21,7 @@ __all__ = [
     "FrozenKernel",
     "ParameterReport",
     "QuantMode",
+    "absorb_smoothing",
     "calibrate",
     "convert",
 ]

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from aqtlite.jaxpr import axes, slicing
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import IDENTITY
-from aqtlite.serving.model import Parameter
+from aqtlite.serving.model import Buffer, Parameter
 from aqtlite.serving.planning import Weight
 
 
 class ParameterAxis(NamedTuple):
-    """An axis of a parameter."""
+    """An axis of a parameter, or of a buffer."""
 
-    parameter: Parameter
+    parameter: Parameter | Buffer
     axis: int
 
 
@@ -33,15 +33,22 @@ class Stored:
     `ParameterAxis` that it is, if it is one."""
 
 
-def freeze(weights: Sequence[Weight], params: Mapping[Parameter, Any]) -> list[Stored]:
+def freeze(
+    weights: Sequence[Weight], params: Mapping[Parameter | Buffer, Any]
+) -> list[Stored]:
     """Makes all weights, those of one call in one program.
 
     Args:
         weights: of a plan.
-        params: the values of the parameters, or their shapes; then what is stored are
-            shapes, too.
+        params: the values of the parameters and buffers, or their shapes; then what is
+            stored are shapes, too.
     """
-    abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in params.values())
+    abstract = any(
+        isinstance(params[one], jax.ShapeDtypeStruct)
+        for weight in weights
+        for read in (weight.sources, weight.buffers)
+        for one in read
+    )
     run = jax.eval_shape if abstract else _run
     made: dict[int, Stored] = {}
     traces = {id(weight.recorded.trace): weight.recorded.trace for weight in weights}
@@ -52,7 +59,10 @@ def freeze(weights: Sequence[Weight], params: Mapping[Parameter, Any]) -> list[S
             if weight.recorded.trace is trace
         }
         part = slicing.slice_outputs(trace.jaxpr, outputs)
-        inputs = [trace.parameters[i] for i in part.inputs]
+        variables: dict[int, Parameter | Buffer] = {}
+        variables.update(trace.parameters)
+        variables.update(trace.buffers)
+        inputs = [variables[i] for i in part.inputs]
         values = run(part, *(params[parameter] for parameter in inputs))
         origins = part.unflatten(
             tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
@@ -71,7 +81,7 @@ class FrozenWeight(NamedTuple):
 
     qtensor: QTensor
     signal: jax.Array
-    """float32: the sum of the squares of the float operand."""
+    """float32: the sum of the squares of the operand that was quantized."""
 
     noise: jax.Array
     """float32: the sum of the squares of what quantization changed."""
@@ -90,15 +100,15 @@ class WeightFreezer:
         self._compiled: dict[str, Any] = {}
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
-        """Makes a weight of the values of its sources."""
+        """Makes a weight of the values of its sources and buffers."""
         recorded = weight.recorded
-        outputs = weight.outputs, recorded.outputs.original
+        outputs = weight.outputs, recorded.outputs.smoothed
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
 
         def run(*values: jax.Array) -> FrozenWeight:
-            stored, original = part(*values)
+            stored, smoothed = part(*values)
             qtensor = stored[weight.site.operand.side]
-            measured = signal_and_noise(original, qtensor)
+            measured = signal_and_noise(smoothed, qtensor)
             return FrozenWeight(qtensor, *measured, stored.get(IDENTITY))
 
         lowered = jax.jit(run).lower(*params)

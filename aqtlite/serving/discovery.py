@@ -128,8 +128,10 @@ def _with_dependencies(
     return dataclasses.replace(
         found,
         parameters=frozenset(p for i, p in trace.parameters.items() if i in depends),
-        depends_on_buffers=bool(depends & trace.buffers),
-        depends_on_inputs=bool(depends - trace.buffers - trace.parameters.keys()),
+        depends_on_buffers=bool(depends & trace.buffers.keys()),
+        depends_on_inputs=bool(
+            depends - trace.buffers.keys() - trace.parameters.keys()
+        ),
         obstacle=found.obstacle or (in_branch if value.is_in_branch else None),
     )
 
@@ -197,6 +199,12 @@ def _refusal_of(one: FoundOperand) -> Refusal | None:
         return Refusal(
             "its calibration gathers statistics; for weights, use one that looks at "
             "the array alone, such as calibration.AbsMax()"
+        )
+    if raw.smoothing is not None and not raw.smoothing.has_state:
+        return Refusal(
+            "fwd.smoothing computes its scales from the activations of every call; "
+            "take them from statistics: "
+            "fwd.smoothing.lhs_calibration=calibration.MaxOverBatches()"
         )
     if math.prod(shape) == 1:
         return Refusal("it is a single number", is_expected=True)

@@ -40,6 +40,17 @@ class Parameter:
         return self.size * self.dtype.itemsize
 
 
+@dataclasses.dataclass(frozen=True, order=True)
+class Buffer:
+    """A leaf of a model's variables that are no parameters."""
+
+    number: int
+    """Its place among the leaves, by which buffers compare."""
+
+    key_path: tuple[Any, ...] = dataclasses.field(compare=False, repr=False)
+    """JAX's path in the tree of these variables."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CallTrace:
     """The trace of one call of a model."""
@@ -48,7 +59,7 @@ class CallTrace:
     parameters: Mapping[int, Parameter]
     """The inputs that are parameters, by index."""
 
-    buffers: frozenset[int]
+    buffers: Mapping[int, Buffer]
     """The inputs that are other variables of the model, by index."""
 
     stored: tuple[Any, ...]

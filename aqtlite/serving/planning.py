@@ -12,7 +12,7 @@ from aqtlite.serving import discovery, identity, recording
 from aqtlite.serving.call_site import IDENTITY, CallSite
 from aqtlite.serving.contraction import OperandKey
 from aqtlite.serving.discovery import Discovery, Refusal
-from aqtlite.serving.model import Model, Parameter
+from aqtlite.serving.model import Buffer, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder, sliced_axes
 from aqtlite.serving.recording import RecordedWeight
 
@@ -52,6 +52,11 @@ class Weight:
     def sources(self) -> tuple[Parameter, ...]:
         """These, and those that a learned calibration reads."""
         return self.recorded.sources
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The variables that its quantization reads beside its parameters."""
+        return self.recorded.buffers
 
     @property
     def tensor(self) -> config.Tensor:

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aqtlite import config, operands
+from aqtlite import config, operands, smoothing
 from aqtlite.jaxpr import dependencies, slicing
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import identity
 from aqtlite.serving.call_site import Operand
 from aqtlite.serving.contraction import CallingModule, Contraction, OperandKey
-from aqtlite.serving.model import CallTrace, Model, Parameter
+from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 
 
@@ -41,7 +41,7 @@ class _Stored:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qtensor", "original", "corners"],
+    data_fields=["qtensor", "original", "smoothed", "corners"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,9 @@ class WeightOutputs:
 
     original: Any
     """The float operand."""
+
+    smoothed: Any
+    """What is quantized of it: the same, if nothing is smoothed."""
 
     corners: Any
     """`identity.stack` of its corners."""
@@ -81,11 +84,18 @@ class RecordedWeight:
     sources: tuple[Parameter, ...]
     """These, and those of a learned calibration, sorted."""
 
+    buffers: tuple[Buffer, ...]
+    """The variables that its quantization reads beside them, sorted."""
+
     outputs: WeightOutputs
 
     def made_like(self, other: "RecordedWeight") -> bool:
         """Tells whether another one is made of the same parameters in the same way."""
-        if (self.sources, self.shape) != (other.sources, other.shape):
+        if (self.sources, self.buffers, self.shape) != (
+            other.sources,
+            other.buffers,
+            other.shape,
+        ):
             return False
         first, second = (
             slicing.slice_outputs(one.trace.jaxpr, one.outputs.original).jaxpr
@@ -113,8 +123,17 @@ def record_weights(
     """
 
     def record(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
-        qtensor = quantize(contraction, operand, x)
-        return WeightOutputs(qtensor, x, identity.stack(identity.corners(x)))
+        lhs, rhs = smoothing.smooth(
+            contraction.cfg.fwd,
+            contraction.lhs,
+            contraction.rhs,
+            contraction.dims,
+            contraction.states.smoothing,
+        )
+        smoothed = lhs if operand.side == "lhs" else rhs
+        qtensor = quantize(contraction, operand, smoothed)
+        qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
+        return WeightOutputs(qtensor, x, smoothed, identity.stack(identity.corners(x)))
 
     # What a contraction gives may be, or become, a weight of another one.
     trace, stored = _record(model, call, keys, record, lambda one: one, {})
@@ -127,6 +146,7 @@ def record_weights(
             tuple(sorted(p for i, p in trace.parameters.items() if i in one))
             for one in (depends[original], read)
         )
+        buffers = tuple(sorted(b for i, b in trace.buffers.items() if i in read))
         result.append(
             RecordedWeight(
                 index=(call, place),
@@ -138,6 +158,7 @@ def record_weights(
                 shape=trace.jaxpr.out_avals[original].shape,
                 parameters=made_of,
                 sources=sources,
+                buffers=buffers,
                 outputs=node.arrays,
             )
         )

@@ -12,10 +12,11 @@ from flax import linen as nn
 from aqtlite.flax.linen import partitioning
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.statistics import STATISTICS
-from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
+from aqtlite.flax.linen.tracing import LinenModel, buffers_of, with_frozen_kernels
 from aqtlite.serving import conversion, planning
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE
+from aqtlite.serving.model import Buffer, Parameter
 from aqtlite.serving.planning import Plan, Weight
 from aqtlite.serving.report import ConversionReport
 
@@ -134,7 +135,10 @@ class Conversion:
     def run(self) -> tuple[dict[str, Any], ConversionReport]:
         """Returns the serving variables, or their shapes, and what became of them."""
         params, parameters = self.variables["params"], self.plan.model.parameters
-        values = dict(zip(parameters, jax.tree.leaves(params), strict=True))
+        values: dict[Parameter | Buffer, Any] = {}
+        for buffer, value in buffers_of(self.variables).items():
+            values[buffer] = value
+        values.update(zip(parameters, jax.tree.leaves(params), strict=True))
         stored = conversion.freeze(self.plan.weights, values)
         boxes = partitioning.boxes_of(params, parameters)
         collection: dict[str, Any] = {}

@@ -139,7 +139,7 @@ class AqtDotGeneral(Injected):
         needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
         if key is None and needs_noise and scope is not None:
             key = _rng(scope)
-        states = statistics.update(call, entry, states)
+        states = statistics.update(call, operands, entry, states)
 
         def contract(lhs: Any, rhs: Any) -> jax.Array:
             return dot_general.make_dot_general(cfg)(

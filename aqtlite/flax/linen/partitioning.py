@@ -8,9 +8,9 @@ from flax import linen as nn
 
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.conversion import ParameterAxis, Stored
-from aqtlite.serving.model import Parameter
+from aqtlite.serving.model import Buffer, Parameter
 
-Boxes = dict[Parameter, Any]
+Boxes = dict[Parameter | Buffer, Any]
 """The `flax.linen.meta.AxisMetadata` around each parameter that has one."""
 
 

@@ -17,6 +17,7 @@ from flax.core import Scope
 from aqtlite import config, statistics
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.serving.contraction import Contraction
+from aqtlite.serving.lookup import Either
 from aqtlite.statistics import States
 
 STATISTICS = "aqt_stats"
@@ -53,6 +54,7 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
 
     Args:
         call: the contraction.
+        operands: its operands, or the frozen weights in their place.
         scope: of the calling module.
 
     Raises:
@@ -100,17 +102,29 @@ def read(call: Contraction, entry: Entry | None) -> States:
             _put(scope, collection, name, fresh, sides)
         value = scope.get_variable(collection, name)
         value = nn.meta.unbox(flax_core.unfreeze(value))
+        if set(sides) - set(value) and scope.is_mutable_collection(collection):
+            # What was gathered with another config is completed.
+            fresh = statistics.init_states(
+                call.cfg, call.lhs, call.rhs, call.dimension_numbers
+            )
+            value = {**{side: getattr(fresh, side) for side in sides}, **value}
         found.update({side: value[side] for side in sides if side in value})
     return States(**found)
 
 
-def update(call: Contraction, entry: Entry | None, states: States) -> States:
+def update(
+    call: Contraction,
+    operands: tuple[Any, Any],
+    entry: Entry | None,
+    states: States,
+) -> States:
     """Returns states with statistics of this batch, if their collection is mutable.
 
     In `init`, the collection keeps statistics of no batch, and the call gets its own.
 
     Args:
         call: the contraction.
+        operands: its operands, or the frozen weights in their place.
         entry: of `entry_of`.
         states: of `read`.
     """
@@ -120,9 +134,8 @@ def update(call: Contraction, entry: Entry | None, states: States) -> States:
     scope = entry.scope
     if not scope.is_mutable_collection(STATISTICS):
         return states
-    after = statistics.update_states(
-        call.cfg, states, call.lhs, call.rhs, call.dimension_numbers
-    )
+    lhs, rhs = (x.frozen if isinstance(x, Either) else x for x in operands)
+    after = statistics.update_states(call.cfg, states, lhs, rhs, call.dimension_numbers)
     if not _is_initializing(scope):
         _put(scope, STATISTICS, entry.name_in(STATISTICS), after, sides)
     return after
@@ -140,7 +153,7 @@ def _put(
 
 
 def _collections(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
-    """The collections in which a contraction has states, and of which operands."""
+    """The collections in which a contraction has states, and the fields of `States`."""
     found: dict[str, list[str]] = {}
     tensors = {
         "lhs": cfg.fwd.lhs,
@@ -155,6 +168,8 @@ def _collections(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
             is_gradient = side in ("dlhs", "drhs")
             collection = OF_GRADIENTS if is_gradient else STATISTICS
             found.setdefault(collection, []).append(side)
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        found.setdefault(STATISTICS, []).append("smoothing")
     return found
 
 

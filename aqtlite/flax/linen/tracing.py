@@ -13,7 +13,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import Recorder
-from aqtlite.serving.model import CallTrace, Model, Parameter
+from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 
 
@@ -61,7 +61,13 @@ class LinenModel(Model):
         return CallTrace(
             traced.jaxpr,
             dict(zip(jax.tree.leaves(params_in), kept, strict=True)),
-            frozenset(jax.tree.leaves(buffers_in)),
+            {
+                i: buffer
+                for i, buffer in zip(
+                    _leaves(buffers_in), buffers_of(self._variables), strict=True
+                )
+                if i is not None
+            },
             tuple(recording.recorded_nodes(recorded)),
         )
 
@@ -86,6 +92,22 @@ def parameters_of(params: Any) -> tuple[Parameter, ...]:
         )
         for number, (path, key_path, leaf) in enumerate(paths)
     )
+
+
+def buffers_of(variables: Mapping[str, Any]) -> dict[Buffer, Any]:
+    """Returns the leaves of variables other than "params"."""
+    others = {k: v for k, v in variables.items() if k != "params"}
+    found = jax.tree_util.tree_flatten_with_path(others, is_leaf=_is_none)[0]
+    return {Buffer(i, key_path): leaf for i, (key_path, leaf) in enumerate(found)}
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Returns the leaves of a tree, of which one may be None."""
+    return jax.tree.leaves(tree, is_leaf=_is_none)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:

@@ -1,0 +1,91 @@
+"""Config of the scales that a contraction moves between its operands."""
+
+import dataclasses
+
+from aqtlite import calibration as calibrations
+from aqtlite.config import representation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Smoothing(representation.CompactRepr):
+    """Moves the spread of channels from one operand of a contraction to the other.
+
+    Before they are quantized, lhs is divided by a scale for each channel of the
+    contracting (and batch) axes, and rhs multiplied by it, which changes no product::
+
+        s_j = max|lhs_j| ** lhs_exponent / max|rhs_j| ** rhs_exponent
+
+    SmoothQuant with migration strength alpha (Xiao et al. 2023, arXiv:2211.10438) is
+    ``Smoothing(lhs_exponent=alpha, rhs_exponent=1 - alpha)``; AQT calls it mid
+    quantization. With ``lhs_exponent=alpha, rhs_exponent=0`` and `AbsMean` it is the
+    scaling of AWQ (Lin et al. 2024, arXiv:2306.00978).
+
+    Without statistics the scales are those of the operands at hand. If a calibration
+    gathers statistics, the scales are fixed by them, and conversion folds them into
+    frozen weights. Gradients take the scales as constants.
+
+    >>> from aqtlite import calibration
+    >>> Smoothing(lhs_calibration=calibration.MaxOverBatches())
+    Smoothing(lhs_calibration=MaxOverBatches())
+
+    Raises:
+        TypeError: if a field is of another type than declared.
+        ValueError: if an exponent is not from 0 to 1, if both are 0, or if a
+            calibration is given that an exponent of 0 leaves without effect.
+    """
+
+    lhs_exponent: float = 0.5
+    """How much of the spread of lhs is moved to rhs: 0 nothing, 1 all of it."""
+
+    rhs_exponent: float = 0.5
+    """How much of the spread of rhs is moved to lhs."""
+
+    lhs_calibration: calibrations.Calibration = calibrations.AbsMax()
+    """Finds the magnitude of each channel of lhs."""
+
+    rhs_calibration: calibrations.Calibration = calibrations.AbsMax()
+    """Finds the magnitude of each channel of rhs."""
+
+    po2_scale: bool = True
+    """Round scales to the nearest power of two, on a logarithmic scale. Quotients and
+    products by them are exact, so that they cancel bit for bit."""
+
+    def __post_init__(self) -> None:
+        for side in ("lhs", "rhs"):
+            self._check_exponent(f"{side}_exponent")
+            self._check_calibration(f"{side}_calibration", f"{side}_exponent")
+        if not isinstance(self.po2_scale, bool):
+            raise TypeError(
+                f"Smoothing.po2_scale must be a bool, got {self.po2_scale!r}"
+            )
+        if self.lhs_exponent == self.rhs_exponent == 0:
+            raise ValueError(
+                "Smoothing would have no effect, because both exponents are 0; set "
+                "lhs_exponent or rhs_exponent, or leave smoothing None"
+            )
+
+    def _check_exponent(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"Smoothing.{name} must be a number, got {value!r}")
+        if not 0 <= value <= 1:
+            raise ValueError(f"Smoothing.{name} must be from 0 to 1, got {value}")
+        object.__setattr__(self, name, float(value))
+
+    def _check_calibration(self, name: str, exponent: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, calibrations.Calibration):
+            raise TypeError(
+                f"Smoothing.{name} must be a calibration such as AbsMax(), got "
+                f"{value!r}"
+            )
+        if getattr(self, exponent) == 0 and value != calibrations.AbsMax():
+            raise ValueError(
+                f"Smoothing.{name}={value!r} would have no effect, because {exponent} "
+                f"is 0; set {exponent}, or leave {name} at its default"
+            )
+
+    @property
+    def has_state(self) -> bool:
+        """True if the scales come from statistics, and not from the operands."""
+        return self.lhs_calibration.has_state or self.rhs_calibration.has_state

@@ -1,0 +1,171 @@
+"""Folding the scales of a smoothing into the parameters before it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import core as flax_core
+
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.statistics import STATISTICS
+from aqtlite.serving.call_site import COLLECTION
+
+
+def absorb_smoothing(
+    variables: Mapping[str, Any], contractions: Sequence[str], *, into: str
+) -> dict[str, Any]:
+    """Folds the division by the scales of a smoothing into the module before it.
+
+    The parameters of a LayerNorm or RMSNorm (scale and bias), or of a Dense layer
+    (output columns and bias), are divided by the scales, and the contractions that
+    read its output no longer divide it: serving then costs nothing. With power-of-two
+    scales, the model's outputs stay equal, bit for bit.
+
+    What lies between the module and the contractions has to commute with a positive
+    scale for each channel, as `nn.relu`, dropout and reshapes do; and *nothing else may
+    read the module's output*, which is not checked.
+
+    Contractions that read one operand, such as query, key and value, share the scales:
+    the smallest of theirs, which are those of SmoothQuant for their weights together.
+    Absorb before `convert`, which folds the scales into the frozen weights.
+
+    Args:
+        variables: of a Linen model, with the statistics of a smoothing (`calibrate`).
+        contractions: the paths of the modules that contract, such as
+            ``["Block_0/attention/query", "Block_0/attention/key"]``. One that makes
+            several contractions needs their names, too: ``"Block_0/scores"``.
+        into: the path of the module before them, ``"Block_0/LayerNorm_0"``.
+
+    Returns:
+        The variables, changed. The statistics of these contractions stay what they
+        are from now on.
+
+    Raises:
+        ValueError: if there is no such smoothing or module, if shapes do not fit, or
+            if frozen weights would have to change.
+
+    >>> import flax.linen as nn
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtDotGeneral, calibrate
+    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.smoothquant()))
+    >>> model = nn.Sequential([nn.LayerNorm(), dense])
+    >>> x = jnp.arange(6.0).reshape(2, 3)
+    >>> variables = calibrate(model, model.init(jax.random.key(0), x), [x])
+    >>> absorbed = absorb_smoothing(variables, ["layers_1"], into="layers_0")
+    >>> bool((model.apply(absorbed, x) == model.apply(variables, x)).all())
+    True
+    """
+    if isinstance(contractions, str) or not contractions:
+        raise TypeError(
+            "absorb_smoothing takes a list of paths of contractions, got "
+            f"{contractions!r}"
+        )
+    changed = {name: flax_core.unfreeze(value) for name, value in variables.items()}
+    found = {path: _smoothing(changed, path) for path in contractions}
+    factors = [state["lhs_factor"] for state in found.values()]
+    # The largest factor is that of the smallest scale.
+    factor = factors[0]
+    for path, one in zip(found, factors, strict=True):
+        if one.shape != factor.shape:
+            raise ValueError(
+                f"the scales of {path} have shape {one.shape}, and those of "
+                f"{contractions[0]} {factor.shape}: they do not contract one operand"
+            )
+        if jax.tree.leaves(changed.get(COLLECTION, {})) and (one != factor).any():
+            raise ValueError(
+                f"{path} and {contractions[0]} are frozen with different scales; "
+                "absorb their smoothing before convert"
+            )
+        factor = jnp.maximum(factor, one)
+    _multiply(changed, into, factor)
+    for state in found.values():
+        del state["lhs_factor"]
+        state["absorbed"] = factor
+    return changed
+
+
+def _at(tree: Any, path: str) -> Any:
+    """Returns the node at a path, None if there is none."""
+    for step in path.split("/"):
+        tree = tree.get(step) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Returns the state of the smoothing at a path."""
+    node = _at(variables.get(STATISTICS, {}), path)
+    entries = [node] if isinstance(node, dict) and "smoothing" in node else []
+    if isinstance(node, dict) and not entries:
+        entries = [
+            entry
+            for entry in node.values()
+            if isinstance(entry, dict) and "smoothing" in entry
+        ]
+    if len(entries) != 1:
+        problem = "has no smoothing with statistics; gather some with calibrate"
+        if entries:
+            problem = "has several contractions; name one of them: " + ", ".join(
+                f"{path}/{name}" for name in sorted(node)
+            )
+        raise ValueError(f"{path!r} {problem}")
+    state: dict[str, Any] = entries[0]["smoothing"]
+    if "absorbed" in state:
+        raise ValueError(f"the smoothing of {path!r} is absorbed already")
+    if not np.isfinite(np.asarray(state["lhs_factor"])).all():
+        raise ValueError(
+            f"the scales of {path!r} are not finite: its statistics are of no batch, "
+            "or of one that was not finite"
+        )
+    return state
+
+
+def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:
+    """Multiplies the parameters of a module, along their last axes."""
+    params = _at(variables["params"], path)
+    if not isinstance(params, dict) or any(
+        isinstance(x, dict) for x in params.values()
+    ):
+        raise ValueError(
+            f"into={path!r} is not a module with parameters of its own; name the "
+            "LayerNorm, RMSNorm or Dense before the contractions"
+        )
+    if not set(params) - {"bias"}:
+        raise ValueError(
+            f"into={path!r} has the parameters {sorted(params)}, and none that scales "
+            "its output: give it one (use_scale=True)"
+        )
+    for name, value in params.items():
+        if isinstance(value, FrozenKernel):
+            raise ValueError(
+                f"parameter {name!r} of {path!r} is frozen; absorb the smoothing "
+                "before convert"
+            )
+        where = f"parameter {name!r} of {path!r}"
+        params[name] = jax.tree.map(lambda x, w=where: _product(x, factor, w), value)
+
+
+def _product(x: jax.Array, factor: jax.Array, where: str) -> jax.Array:
+    """Multiplies a parameter by a factor that is keepdims of a contraction's lhs.
+
+    The channels are the last axes of the factor that are not of size one. Layers that
+    are stacked by a scan have an axis more in front.
+    """
+    full = [axis for axis, size in enumerate(factor.shape) if size != 1]
+    first = len(factor.shape)
+    while first and factor.shape[first - 1] != 1:
+        first -= 1
+    stacked = [axis for axis in full if axis < first]
+    lead = tuple(factor.shape[axis] for axis in stacked)
+    channels = factor.shape[first:]
+    room = x.ndim - len(lead) - len(channels)
+    fits = room >= 0 and x.shape[: len(lead)] == lead
+    fits = fits and x.shape[x.ndim - len(channels) :] == channels
+    if not fits or not channels or stacked != list(range(len(stacked))):
+        raise ValueError(
+            f"{where} has shape {x.shape}, whose last axes are not the channels of the "
+            f"contraction, whose scales have shape {factor.shape}"
+        )
+    laid_out = factor.reshape(lead + (1,) * room + channels)
+    return (x * laid_out).astype(x.dtype)
