@@ -54,7 +54,9 @@ def quantize_and_contract(
         The result, in ``how.fwd.out_dtype``.
     """
     lhs, rhs, states = vary_together((lhs, rhs, states))
-    fixed_lhs, fixed_rhs, fixed = jax.lax.stop_gradient((lhs, rhs, states))
+    fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
+    fixed = jax.lax.stop_gradient(states)
+    lhs, rhs = map(_differentiable, (lhs, rhs))
     noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, fixed.lhs)
@@ -63,6 +65,20 @@ def quantize_and_contract(
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
+
+
+def _constant(x: Operand) -> Operand:
+    fixed: Operand = jax.lax.stop_gradient(
+        x.stop_gradient() if isinstance(x, QTensor) else x
+    )
+    return fixed
+
+
+def _differentiable(x: Operand) -> Operand:
+    """The array that takes the gradient; a `QTensor` that has none stays."""
+    if isinstance(x, QTensor) and x.unrounded is not None:
+        return x.unrounded
+    return x
 
 
 def _quantize(

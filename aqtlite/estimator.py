@@ -61,6 +61,8 @@ def estimator(
         q: what became of it; None if it stayed in float.
         state: of its calibration.
     """
+    if one.is_given:
+        return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
     if q is not None and statistics.is_learned(one.tensor):
         return Estimator(one.tensor, None, Learned(state, x, q))
     return Estimator(one.tensor, _mask(one.tensor, x, q, None), None)

@@ -38,7 +38,9 @@ class _OperandType(NamedTuple):
 
 def _type_of(x: Operand) -> _OperandType:
     if isinstance(x, QTensor):
-        return _OperandType(x.shape, np.dtype(x.dtype), None, x.scale.shape)
+        floats = x.unrounded
+        sharding = None if floats is None else explicit_sharding(floats)
+        return _OperandType(x.shape, np.dtype(x.dtype), sharding, x.scale.shape)
     return _OperandType(x.shape, np.dtype(x.dtype), explicit_sharding(x), None)
 
 
@@ -61,6 +63,9 @@ class OperandExecution:
     local_tiles: int | None = None
     """Into how many the first contracting axis is cut, None for the granularity of the
     config."""
+
+    is_given: bool = False
+    """It is given quantized, as a `QTensor`."""
 
     @property
     def scales_output(self) -> bool:
@@ -150,6 +155,12 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding) -> Execution:
     fwd = _contraction(
         "fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding, salt=0
     )
+    given = (x.scale_shape is not None for x in (lhs, rhs))
+    left, right = (
+        dataclasses.replace(one, is_given=is_given)
+        for one, is_given in zip((fwd.lhs, fwd.rhs), given, strict=True)
+    )
+    fwd = dataclasses.replace(fwd, lhs=left, rhs=right)
     return _with_gradients(fwd, cfg, structure, lhs, rhs)
 
 

@@ -74,22 +74,35 @@ def quantize(
         return x
     if not tensor.is_quantized:
         return None
-    if tensor.calibration.has_state:
-        statistics.check_ready(tensor, state, path)
-        calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
-        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
-        calibrated = calibrated._replace(scale=scale)
-    elif tensor.calibration.is_learned:
-        statistics.check_given(tensor, state, path)
-        calibrated = quantizer.calibrate(x, tensor, contracting, path, state)
-    else:
-        calibrated = quantizer.calibrate(
-            x, tensor, contracting, path, local_tiles=local_tiles
-        )
+    calibrated = calibrate(x, tensor, contracting, path, state, local_tiles)
     if local_tiles is None:
         _check_scale(calibrated.scale.shape, tensor, contracting, path)
     seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None
     return quantizer.round_to_grid(x, calibrated, tensor, seed)
+
+
+def calibrate(
+    x: jax.Array,
+    tensor: config.Tensor,
+    contracting: Axes,
+    path: str,
+    state: Any = (),
+    local_tiles: int | None = None,
+) -> quantizer.Calibrated:
+    """Finds the scale of an array that is quantized, from its state if it has one.
+
+    Before the first batch of statistics it raises, or gives NaN scales under `jax.jit`.
+    The arguments are those of `quantize`.
+    """
+    if tensor.calibration.has_state:
+        statistics.check_ready(tensor, state, path)
+        calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
+        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
+        return calibrated._replace(scale=scale)
+    if tensor.calibration.is_learned:
+        statistics.check_given(tensor, state, path)
+        return quantizer.calibrate(x, tensor, contracting, path, state)
+    return quantizer.calibrate(x, tensor, contracting, path, local_tiles=local_tiles)
 
 
 def with_fusion_barrier(q: QTensor) -> QTensor:

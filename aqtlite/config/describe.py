@@ -42,10 +42,11 @@ def describe(cfg: DotGeneral) -> str:
     The columns: `operand` is the tensor of the forward contraction, or the output
     gradient. `grid` is the number grid and the magnitude onto which the largest value
     is mapped; "fake" marks fake quantization. `scale` says what shares a scale
-    ("per-channel": the contracting axes do); "po2" marks power-of-two scales. A
-    backward contraction reuses what the forward pass quantized ("fwd's") if its scale
-    can move onto the gradient, as one that is shared along contracting axes can. With
-    smoothing, a third table has the scale that divides lhs and multiplies rhs.
+    ("per-channel": the contracting axes do; "per-row", of a result: the last axis);
+    "po2" marks power-of-two scales. A backward contraction reuses what the forward pass
+    quantized ("fwd's") if its scale can move onto the gradient, as one that is shared
+    along contracting axes can. With smoothing, a third table has the scale that divides
+    lhs and multiplies rhs.
 
     Args:
         cfg: the config.
@@ -71,6 +72,8 @@ def describe(cfg: DotGeneral) -> str:
             operands.append((path, _OPERANDS[path], *cells))
         rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
+    if cfg.out.is_quantized:
+        operands.append(("out", "result", *_cells(cfg.fwd, cfg.out, "per-row")))
     tables: list[Sequence[Sequence[str]]] = [operands, contractions]
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
@@ -88,8 +91,10 @@ def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
     return arithmetic.reused(raw, forward, scale_moves=moves)[1]
 
 
-def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, str]:
-    """Grid, calibration, scale and rounding of an operand."""
+def _cells(
+    contraction: DotGeneralRaw, tensor: Tensor, default: str = "per-channel"
+) -> tuple[str, str, str, str]:
+    """Grid, calibration, scale and rounding of an operand, or of the result."""
     if isinstance(tensor.numerics, numerics.NoNumerics):
         return "float", "-", "-", "-"
     if tensor.numerics.zero_point_range is None:
@@ -101,7 +106,7 @@ def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, s
         grid += " fake"
     rounding = "stochastic" if tensor.needs_noise else "nearest"
     calibration = _calibration(tensor.calibration)
-    return grid, calibration, _scale(contraction, tensor), rounding
+    return grid, calibration, _scale(contraction, tensor, default), rounding
 
 
 def _calibration(calibration: calibrations.Calibration) -> str:
@@ -124,14 +129,14 @@ def _smoothing(smoothing: Smoothing) -> str:
     return f"{scale} po2" if smoothing.po2_scale else scale
 
 
-def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
+def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:
     axes = tensor.calib_shared_axes
     if contraction.local_aqt is not None:
         scale = f"{contraction.local_aqt.contraction_axis_shard_count} tiles"
     elif tensor.blocks is not None:
         scale = f"blocks {tensor.blocks}"
     elif axes is None:
-        scale = "per-channel"
+        scale = default
     elif isinstance(axes, str):
         scale = "per-tensor"
     else:

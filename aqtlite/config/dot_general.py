@@ -286,7 +286,8 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
             `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if rounding is
             stochastic anywhere but on the output gradient, if a calibration has a state
-            where none is kept, or if an int32 accumulator is asked of a float operand.
+            where none is kept, if an int32 accumulator is asked of a float operand, or
+            if `out` rounds stochastically.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -298,6 +299,14 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     drhs: DotGeneralRaw = DotGeneralRaw()
     """The contraction that gives the gradient of the rhs."""
 
+    out: Tensor = Tensor()
+    """The result of `fwd`. By default it is left in float. With `numerics` it is
+    quantized again, and the contraction returns a `QTensor`, whose integers a following
+    contraction takes as they are; with `use_fake_quant`, the array that they stand for.
+    The axes of `calib_shared_axes` are those of the result, in an einsum those of the
+    equation. None: the last one shares a scale, so that each row has its own; `blocks`
+    cut it."""
+
     def __post_init__(self) -> None:
         for name in ("fwd", "dlhs", "drhs"):
             if not isinstance(getattr(self, name), DotGeneralRaw):
@@ -305,6 +314,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     f"{name} must be a config.DotGeneralRaw, "
                     f"got {getattr(self, name)!r}"
                 )
+        self._check_out()
         if self.fwd.rhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("fwd.rhs"))
         if self.fwd.local_aqt is not None:
@@ -331,6 +341,22 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 
+    def _check_out(self) -> None:
+        if not isinstance(self.out, Tensor):
+            raise TypeError(f"out must be a config.Tensor, got {self.out!r}")
+        if self.out.use_fwd_quant:
+            raise ValueError(_misplaced_use_fwd_quant("out"))
+        if self.out.needs_noise:
+            raise ValueError(
+                f"out.numerics={self.out.numerics!r} rounds stochastically, and there "
+                "is no noise for a result; set stochastic_rounding=False here"
+            )
+        if self.out.is_quantized and self.out.calibration.is_learned:
+            raise ValueError(
+                f"out.calibration={self.out.calibration!r} is learned, and only those "
+                "of fwd.lhs and fwd.rhs can be; use calibration.AbsMax(), for instance"
+            )
+
     def _check_reuse(self, name: str, forward_side: str) -> None:
         """Checks `use_fwd_quant` in the contraction `name`."""
         contraction: DotGeneralRaw = getattr(self, name)
@@ -349,8 +375,8 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
 
     @property
     def is_quantized(self) -> bool:
-        """True if any operand of any of the three contractions is quantized."""
-        return any(
+        """True if the result, or an operand of a contraction, is quantized."""
+        return self.out.is_quantized or any(
             tensor.is_quantized
             for contraction in (self.fwd, self.dlhs, self.drhs)
             for tensor in (contraction.lhs, contraction.rhs)

@@ -53,7 +53,8 @@ def from_json(text: str) -> DotGeneral | DotGeneralRaw | Tensor:
     >>> from_json('{"version": 1, "type": "DotGeneral", "bwd": null}')
     Traceback (most recent call last):
     ...
-    ValueError: $.bwd: a DotGeneral has no such field; its fields are: fwd, dlhs, drhs
+    ValueError: $.bwd: a DotGeneral has no such field; its fields are: fwd, dlhs, \
+drhs, out
 
     Args:
         text: JSON. It is data: nothing in it is evaluated or imported.

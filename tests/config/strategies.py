@@ -72,6 +72,7 @@ def contractions(draw, backward=False, reuse=False):
 def dot_generals(draw):
     fwd = draw(contractions())
     return config.DotGeneral(
+        out=draw(tensors()),
         fwd=fwd,
         dlhs=draw(contractions(backward=True, reuse=fwd.rhs.is_quantized)),
         drhs=draw(contractions(backward=True, reuse=fwd.lhs.is_quantized)),

@@ -6,10 +6,11 @@ from typing import Any, Literal
 import jax
 from flax.core import Scope
 
-from aqtlite import config, dot_general
+from aqtlite import config, dot_general, output
 from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
+from aqtlite.qtensor import QTensor
 from aqtlite.serving import lookup
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import Contraction
@@ -114,11 +115,11 @@ class AqtDotGeneral(Injected):
         *,
         out_sharding: Any = None,
         key: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
         check_operands(lhs, rhs)
         call = Contraction(
-            cfg=self.cfg or config.unquantized(),
+            cfg=output.left_float(self.cfg or config.unquantized()),
             frozen_operands=self.frozen_operands,
             name=self.name,
             dimension_numbers=dimension_numbers,
@@ -153,7 +154,10 @@ class AqtDotGeneral(Injected):
                 states=states,
             )
 
-        return lookup.contract(contract, *operands)
+        # Whatever stands for its operands, the result is quantized once.
+        result = lookup.contract(contract, *operands)
+        name = call.name or statistics.axes_name(call)
+        return quantize_output(self, result, name)
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """Returns the operands to contract: frozen weights in place of their floats."""
@@ -193,6 +197,27 @@ class AqtDotGeneral(Injected):
                 f"{path_of(scope)} has quant_mode=QuantMode.SERVE, but the "
                 f"variables have no collection '{COLLECTION}'; convert them first"
             )
+
+
+def quantize_output(
+    injected: Injected, out: jax.Array, name: str
+) -> jax.Array | QTensor:
+    """Quantizes the result of a contraction, with the statistics of its module.
+
+    Args:
+        injected: the contraction.
+        out: its float result.
+        name: of its statistics.
+    """
+    cfg, state = injected.cfg, ()
+    if cfg is None or not cfg.out.is_quantized:
+        return out
+    if cfg.out.calibration.has_state:
+        caller = find_caller()
+        scope = caller.scope if caller is not None and caller.is_inside else None
+        own = injected.name is not None
+        state = statistics.of_output(cfg.out, out, scope, name, own=own)
+    return output.quantize(out, cfg.out, state)
 
 
 def check_operands(lhs: Any, rhs: Any) -> None:
