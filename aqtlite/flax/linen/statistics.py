@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 from flax import core as flax_core
+from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, statistics
@@ -102,7 +103,8 @@ def read(call: Contraction, entry: Entry | None) -> States:
                 call.cfg, call.lhs, call.rhs, call.dimension_numbers
             )
             _put(scope, collection, name, fresh, sides)
-        value = flax_core.unfreeze(scope.get_variable(collection, name))
+        value = scope.get_variable(collection, name)
+        value = nn.meta.unbox(flax_core.unfreeze(value))
         if set(sides) - set(value) and scope.is_mutable_collection(collection):
             # What was gathered with another config is completed.
             fresh = statistics.init_states(
