@@ -5,11 +5,19 @@ it into a function with the signature of `jax.lax.dot_general` and quantized gra
 `aqtlite.flax` puts that into Flax layers, and freezes trained weights for serving.
 """
 
+from aqtlite import shape_operations
 from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
 from aqtlite.qtensor import QTensor
 from aqtlite.quantizer import quantize
 
-__all__ = ["QTensor", "__version__", "einsum", "make_dot_general", "quantize"]
+__all__ = [
+    "QTensor",
+    "__version__",
+    "einsum",
+    "make_dot_general",
+    "quantize",
+    "shape_operations",
+]
 
 __version__ = "0.1.0"

@@ -46,7 +46,7 @@ def quantize_and_contract(
         operation: the contraction.
         lhs: float array, or a `QTensor` in place of one that is quantized.
         rhs: the same.
-        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the gradient.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
         forward_scales: the scales of the forward pass, laid out so that they would
             multiply lhs; with them, gradients that are equal have other noise.
         states: the statistics and the parameters of calibrations that have some.
@@ -55,15 +55,33 @@ def quantize_and_contract(
         The result, in ``how.fwd.out_dtype``.
     """
     lhs, rhs, states = vary_together((lhs, rhs, states))
-    fixed_lhs, fixed_rhs, fixed = jax.lax.stop_gradient((lhs, rhs, states))
-    noise_of = operands.Noise(seed, jax.lax.stop_gradient(forward_scales), how.fwd.salt)
+    fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
+    fixed = jax.lax.stop_gradient(states)
+    lhs, rhs = map(_differentiable, (lhs, rhs))
+    forward_scales = jax.lax.stop_gradient(forward_scales)
+    lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
+    rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, noise_of, fixed.lhs)
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, noise_of, fixed.rhs)
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
     sums = products.sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
+
+
+def _constant(x: Operand) -> Operand:
+    fixed: Operand = jax.lax.stop_gradient(
+        x.stop_gradient() if isinstance(x, QTensor) else x
+    )
+    return fixed
+
+
+def _differentiable(x: Operand) -> Operand:
+    """The array that takes the gradient; a `QTensor` that has none stays."""
+    if isinstance(x, QTensor) and x.unrounded is not None:
+        return x.unrounded
+    return x
 
 
 def _quantize(
@@ -71,11 +89,11 @@ def _quantize(
     one: OperandExecution,
     x: Operand,
     contracting: Axes,
-    noise_of: operands.Noise,
+    seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
     q = operands.quantize(
-        x, one.tensor, contracting, one.path, noise_of, state, one.local_tiles
+        x, one.tensor, contracting, one.path, seeds, state, one.local_tiles
     )
     # A scale that is given needs no barrier.
     is_given = q is x or isinstance(state, FixedScale)

@@ -16,6 +16,7 @@ from aqtlite import (
     execution,
     noise,
     operations,
+    output,
     quantizer,
     smoothing,
 )
@@ -23,7 +24,7 @@ from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
 from aqtlite.statistics import States
 
-DotGeneral = Callable[..., jax.Array]
+DotGeneral = Callable[..., Any]
 
 
 def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
@@ -42,19 +43,23 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         states=None)``.
 
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
-          or not, or a `QTensor` that was quantized with this config.
+          or not, or a `QTensor` that was quantized with this config: frozen weights,
+          or the result of another contraction.
         - `precision`: None or DEFAULT. An integer contraction is exact and has no
           other; ask for one and it raises.
         - `preferred_element_type`: the dtype of the output. By default that of
           `lax.dot_general`: the operands' dtypes, promoted.
         - `out_sharding`: as in `lax.dot_general`.
-        - `key`: seeds the noise of stochastic rounding in the backward pass. Without
-          it the seed is made from the scales of the operands.
+        - `key`: seeds the noise of stochastic rounding, for each operand otherwise.
+          Without it the seeds are made of what calibration found in the operands.
         - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
           or are learned. The gradient with respect to learned parameters is that of
           the loss; with respect to statistics of the output gradient, it is what they
           become with this batch. With ``fwd.smoothing`` a `QTensor` is one of an
           operand that was smoothed before (`aqtlite.smoothing.smooth`).
+
+        It returns an array, or, where ``cfg.out`` quantizes the result, a
+        `QTensor`.
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
@@ -123,7 +128,7 @@ def _dot_general(
     out_sharding: Any = None,
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
-) -> jax.Array:
+) -> jax.Array | QTensor:
     _check_precision(precision)
     lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
@@ -150,9 +155,10 @@ def _dot_general(
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
-    return contraction.quantize_and_contract(
+    out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=given
     )
+    return output.quantize(out, cfg.out, given.out)
 
 
 def _in_own_order(x):
@@ -203,7 +209,10 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
             "its config asks for a float operand; give it the result of .dequant()"
         )
-    if q.numerics is not None and q.numerics != tensor.grid:
+    if q.numerics is not None and q.numerics not in (
+        tensor.grid,
+        tensor.to_nearest().grid,
+    ):
         changes = "; ".join(config.differences(q.numerics, tensor.grid))
         raise TypeError(
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import opt_einsum
 
-from aqtlite import config, dot_general
+from aqtlite import config, dot_general, output
 from aqtlite.qtensor import QTensor
 from aqtlite.sharding import before_transposition
 
@@ -20,16 +20,16 @@ def einsum(
     key: jax.Array | None = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
-) -> jax.Array:
+) -> jax.Array | QTensor:
     """Evaluates a two-operand einsum with a quantized contraction.
 
     Args:
         eqn: any equation that `jnp.einsum` takes for two operands: with an ellipsis,
             with letters repeated in one operand (its diagonal), summed away in one
             operand, or of size one in one operand, with or without ``->``.
-        lhs: floating; ``cfg.fwd.lhs`` is its config, in whatever order the
-            contraction runs.
-        rhs: floating; ``cfg.fwd.rhs`` is its config.
+        lhs: floating, or a `QTensor`; ``cfg.fwd.lhs`` is its config, in whatever order
+            the contraction runs.
+        rhs: floating, or a `QTensor`; ``cfg.fwd.rhs`` is its config.
         cfg: what to quantize. None contracts in floating point.
         key: as for the function that `make_dot_general` returns.
         preferred_element_type: the dtype of the output.
@@ -37,25 +37,28 @@ def einsum(
             `jnp.einsum`.
 
     Returns:
-        What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype.
+        What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype; a `QTensor` where
+        ``cfg.out`` quantizes it, whose axes are those of the equation.
 
     Raises:
         ValueError: if the equation does not fit two operands of these shapes.
-        TypeError: if an operand is not floating and `cfg` quantizes.
+        TypeError: if an operand is not floating and `cfg` quantizes, or if the
+            equation takes a diagonal of a `QTensor` or sums over an axis of it alone.
 
     >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
     >>> einsum("...k,kn->...n", x, w, cfg=config.fully_quantized()).shape
     (2, 3, 5)
     """
-    return contract(
+    out = contract(
         eqn,
         lhs,
         rhs,
-        dot_general.make_dot_general(cfg),
+        dot_general.make_dot_general(cfg and output.left_float(cfg)),
         key=key,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
+    return out if cfg is None else output.quantize(out, cfg.out)
 
 
 def contract(
@@ -71,13 +74,7 @@ def contract(
 
     `dot` is called once, with `lhs` first. `kwargs` go to it.
     """
-    for side, operand in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(operand, QTensor):
-            raise TypeError(
-                f"einsum takes float arrays, and {side} is a QTensor of shape "
-                f"{operand.shape}; contract it with make_dot_general(cfg)"
-            )
-    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    lhs, rhs = (x if isinstance(x, QTensor) else jnp.asarray(x) for x in (lhs, rhs))
     lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
     lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
     rhs, rhs_names = _drop_singletons(rhs, rhs_names, lhs, lhs_names)
@@ -158,4 +155,10 @@ def _keep_distinct(x, names, wanted):
     kept = "".join(dict.fromkeys(name for name in names if name in wanted))
     if kept == names:
         return x, names
+    if isinstance(x, QTensor):
+        raise TypeError(
+            f"an einsum takes the axes {names!r} of a QTensor of shape {x.shape}, of "
+            f"which {kept!r} are contracted or kept: diagonals and sums have other "
+            "scales. Give the result of .dequant() instead"
+        )
     return jnp.einsum(f"{names}->{kept}", x), kept

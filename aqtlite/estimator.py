@@ -61,6 +61,8 @@ def estimator(
         q: what became of it; None if it stayed in float.
         state: of its calibration.
     """
+    if one.is_given:
+        return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
     if q is not None and statistics.is_learned(one.tensor):
         return Estimator(one.tensor, None, Learned(state, x, q))
     return Estimator(one.tensor, _mask(one.tensor, x, q, None), None)
@@ -137,7 +139,14 @@ def _mask(
             mask = tiles.merge(mask, like=x)
     if mask is None:
         source = q.numerics
-        mask = source.gradient_mask(quantizer.scaled(x, q.scale, source))
+        scaled = quantizer.scaled(x, q.scale, source)
+        if q.zero_point is None:
+            mask = source.gradient_mask(scaled)
+        else:
+            zero_point = q.zero_point
+            if tiles.has_blocks(x.shape, zero_point.shape):
+                zero_point = tiles.repeat(zero_point, x.shape, range(x.ndim))
+            mask = source.gradient_mask_around(scaled, zero_point)
     if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
         raise TypeError(
             f"{type(source).__name__}.gradient_mask must return a bool array of shape "

@@ -23,6 +23,15 @@ Saved = Literal["float", "quantized"]
 
 _FLOAT = config.DotGeneral()
 
+_SALTS = {
+    "fwd.lhs": 0,
+    "dlhs.lhs": 1,
+    "drhs.lhs": 2,
+    "fwd.rhs": 3,
+    "dlhs.rhs": 4,
+    "drhs.rhs": 5,
+}
+
 
 class _OperandType(NamedTuple):
     """All that the execution depends on of an operand."""
@@ -38,7 +47,9 @@ class _OperandType(NamedTuple):
 
 def _type_of(x: Operand) -> _OperandType:
     if isinstance(x, QTensor):
-        return _OperandType(x.shape, np.dtype(x.dtype), None, x.scale.shape)
+        floats = x.unrounded
+        sharding = None if floats is None else explicit_sharding(floats)
+        return _OperandType(x.shape, np.dtype(x.dtype), sharding, x.scale.shape)
     return _OperandType(x.shape, np.dtype(x.dtype), explicit_sharding(x), None)
 
 
@@ -62,10 +73,18 @@ class OperandExecution:
     """Into how many the first contracting axis is cut, None for the granularity of the
     config."""
 
+    is_given: bool = False
+    """It is given quantized, as a `QTensor`."""
+
+    @property
+    def salt(self) -> int:
+        """Tells the noise of this operand from that of its siblings."""
+        return _SALTS[self.path]
+
     @property
     def scales_output(self) -> bool:
         """True if the scale multiplies the sums."""
-        return self.form in ("stored", "decoded")
+        return self.form in ("stored", "narrow", "decoded")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +107,9 @@ class ContractionExecution:
 
     out_dtype: np.dtype
     out_sharding: NamedSharding | None
-    salt: int
-    """Tells the noise of this contraction from that of its siblings."""
 
     needs_noise: bool
-    """Rounding is stochastic."""
+    """The rounding of its lhs is stochastic."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +164,13 @@ def resolve(
 
 @functools.lru_cache(maxsize=4096)
 def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding) -> Execution:
-    fwd = _contraction(
-        "fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding, salt=0
+    fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding)
+    given = (x.scale_shape is not None for x in (lhs, rhs))
+    left, right = (
+        dataclasses.replace(one, is_given=is_given)
+        for one, is_given in zip((fwd.lhs, fwd.rhs), given, strict=True)
     )
+    fwd = dataclasses.replace(fwd, lhs=left, rhs=right)
     return _with_gradients(fwd, cfg, structure, lhs, rhs)
 
 
@@ -188,7 +209,6 @@ def _contraction(
     reuse: arithmetic.Reuse | None,
     out_dtype: np.dtype,
     out_sharding: NamedSharding | None,
-    salt: int,
 ) -> ContractionExecution:
     """Resolves one contraction.
 
@@ -199,9 +219,8 @@ def _contraction(
         reuse: of its rhs.
         out_dtype: of the result.
         out_sharding: of the result.
-        salt: of its noise.
     """
-    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     local = raw.local_aqt
     count = None if local is None else local.contraction_axis_shard_count
     return ContractionExecution(
@@ -213,7 +232,6 @@ def _contraction(
         accumulator=None if reuse else arithmetic.float_accumulator(raw),
         out_dtype=out_dtype,
         out_sharding=out_sharding,
-        salt=salt,
         needs_noise=raw.lhs.needs_noise,
     )
 
@@ -250,5 +268,4 @@ def _gradient(
         kept = operation.gradient(side).axes("rhs").remaining
         moves = all(scale_shape[axis] == 1 for axis in kept)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
-    salt = 1 if side == "lhs" else 2
-    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding, salt)
+    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding)

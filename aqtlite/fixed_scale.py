@@ -28,6 +28,14 @@ class FixedScale:
     """float32: the largest value or magnitude; it seeds the noise of a grid with
     stochastic rounding, and is None on others."""
 
+    low: jax.Array | None = None
+    """float32: the smallest value, where it seeds noise."""
+
+    def calibrated(self) -> quantizer.Calibrated:
+        """The outcome of a calibration that found it."""
+        bound = self.scale if self.bound is None else self.bound
+        return quantizer.Calibrated(bound, self.scale, self.zero_point, self.low)
+
 
 def fix(
     x: Any, tensor: config.Tensor, contracting: Axes, path: str, state: Any
@@ -49,8 +57,9 @@ def fix(
         return state
     calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
     scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
-    bound = calibrated.bound if tensor.needs_noise else None
-    return FixedScale(scale, calibrated.zero_point, bound)
+    if not tensor.needs_noise:
+        return FixedScale(scale, calibrated.zero_point)
+    return FixedScale(scale, calibrated.zero_point, calibrated.bound, calibrated.low)
 
 
 def _check_shape(

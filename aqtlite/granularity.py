@@ -100,6 +100,8 @@ def _blocks(
             f"contracting axes {contracting}. Choose another size, or set "
             f"{path}.blocks.fit=True for the largest blocks that divide it"
         ) from error
+    # Nothing lies along an empty axis.
+    counts.update({axis: 1 for axis in contracting if shape[axis] == 0})
     shared = tuple(axis for axis, count in counts.items() if count == 1)
     cut = {axis: n for axis, n in counts.items() if 1 < n < shape[axis]}
     return Layout(shared, tuple(cut.items()))
@@ -122,6 +124,22 @@ def _tiles(shape: Sequence[int], contracting: Axes, count: int, path: str) -> La
         return Layout(contracting)
     is_cut = count < shape[first]
     return Layout(tuple(rest), ((first, count),) if is_cut else ())
+
+
+def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:
+    """The axes along which elements of an operand share their noise.
+
+    Args:
+        tensor: says which.
+        shape: of the operand.
+        path: where the config stands, for error messages.
+
+    Raises:
+        ValueError: if ``noise_shared_axes`` names an axis that the operand lacks or
+            names one twice.
+    """
+    shared = tensor.noise_shared_axes or ()
+    return normalize_axes(shared, shape, f"{path}.noise_shared_axes")
 
 
 def normalize_axes(axes: Axes, shape: Sequence[int], what: str) -> Axes:

@@ -8,35 +8,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, fixed_scale, noise, quantizer, statistics
+from aqtlite import config, fixed_scale, granularity, noise, numerics, quantizer
+from aqtlite import statistics
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, narrow
 from aqtlite.operations import DotInput
 from aqtlite.qtensor import Operand, QTensor
 
 
-class Noise(NamedTuple):
-    """The source of the noise of one operand."""
+class Seeds(NamedTuple):
+    """The origin of the seeds of one operand's noise."""
 
     seed: jax.Array | None
-    forward_scales: tuple[jax.Array, ...]
-    salt: int
+    """uint32 of shape ``(2,)``; None seeds each channel from its calibration."""
 
-    def of_channels(self, bound: jax.Array) -> jax.Array:
-        """The seed of each channel of an operand with these bounds."""
+    forward_scales: tuple[jax.Array, ...]
+    """More to seed a channel from, laid out as the operand."""
+
+    salt: int
+    """Tells the noise of this operand from that of the others."""
+
+    def of_channels(self, found: tuple[jax.Array, ...]) -> jax.Array:
+        """The seeds of the channels of which calibration found these bounds."""
         seed = self.seed
         if seed is None:
             local = [
                 scale
                 for scale in self.forward_scales
-                if all(map(_broadcasts, scale.shape, bound.shape))
+                if all(map(_broadcasts, scale.shape, found[0].shape))
             ]
-            seed = noise.seed_from_bounds(bound, *local)
+            seed = noise.seed_from_bounds(*found, *local)
         return noise.fold_in(seed, self.salt)
 
 
-_NO_NOISE = Noise(None, (), 0)
+_NO_SEEDS = Seeds(None, (), 0)
 
 
 def _broadcasts(size: int, wanted: int) -> bool:
@@ -49,7 +55,7 @@ def quantize(
     tensor: config.Tensor,
     contracting: Axes,
     path: str,
-    noise_of: Noise = _NO_NOISE,
+    seeds: Seeds = _NO_SEEDS,
     state: Any = (),
     local_tiles: int | None = None,
 ) -> QTensor | None:
@@ -60,7 +66,7 @@ def quantize(
         tensor: how.
         contracting: its contracting axes.
         path: where `tensor` stands, for error messages.
-        noise_of: seeds stochastic rounding.
+        seeds: of stochastic rounding.
         state: the statistics of a calibration that gathers them or the `FixedScale` in
             their place, or the parameters of one that is learned.
         local_tiles: into how many the first contracting axis is cut.
@@ -74,22 +80,36 @@ def quantize(
         return x
     if not tensor.is_quantized:
         return None
-    if tensor.calibration.has_state:
-        statistics.check_ready(tensor, state, path)
-        fixed = fixed_scale.fix(x, tensor, contracting, path, state)
-        bound = fixed.scale if fixed.bound is None else fixed.bound
-        calibrated = quantizer.Calibrated(bound, fixed.scale, fixed.zero_point)
-    elif tensor.calibration.is_learned:
-        statistics.check_given(tensor, state, path)
-        calibrated = quantizer.calibrate(x, tensor, contracting, path, state)
-    else:
-        calibrated = quantizer.calibrate(
-            x, tensor, contracting, path, local_tiles=local_tiles
-        )
+    calibrated = calibrate(x, tensor, contracting, path, state, local_tiles)
     if local_tiles is None:
         _check_scale(calibrated.scale.shape, tensor, contracting, path)
-    seed = noise_of.of_channels(calibrated.bound) if tensor.needs_noise else None
+    seed = None
+    if tensor.needs_noise:
+        shared = granularity.noise_axes(tensor, x.shape, path)
+        seed = noise.shared_along(seeds.of_channels(calibrated.found), shared)
     return quantizer.round_to_grid(x, calibrated, tensor, seed)
+
+
+def calibrate(
+    x: jax.Array,
+    tensor: config.Tensor,
+    contracting: Axes,
+    path: str,
+    state: Any = (),
+    local_tiles: int | None = None,
+) -> quantizer.Calibrated:
+    """Finds the scale of an array that is quantized, from its state if it has one.
+
+    Before the first batch of statistics it raises, or gives NaN scales under `jax.jit`.
+    The arguments are those of `quantize`.
+    """
+    if tensor.calibration.has_state:
+        statistics.check_ready(tensor, state, path)
+        return fixed_scale.fix(x, tensor, contracting, path, state).calibrated()
+    if tensor.calibration.is_learned:
+        statistics.check_given(tensor, state, path)
+        return quantizer.calibrate(x, tensor, contracting, path, state)
+    return quantizer.calibrate(x, tensor, contracting, path, local_tiles=local_tiles)
 
 
 def with_fusion_barrier(q: QTensor) -> QTensor:
@@ -132,6 +152,8 @@ def dot_input(
     """
     if q is not None and form == "stored":
         return _stored(q)
+    if q is not None and form == "narrow":
+        return _narrow(q)
     values = jnp.asarray(x) if q is None else _floats(q, form)
     return DotInput(values if in_dtype is None else values.astype(in_dtype), None, None)
 
@@ -150,6 +172,29 @@ def _stored(q: QTensor) -> DotInput:
         values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
     largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
     return DotInput(values, zero_point, largest)
+
+
+def _narrow(q: QTensor) -> DotInput:
+    """Stored floats of 8 bits."""
+    grid = q.numerics
+    if not isinstance(grid, numerics.Float):
+        return DotInput(q.qvalue, None, None)
+    largest = grid.bound / grid.smallest
+    return DotInput(q.qvalue, None, int(largest), grid.smallest)
+
+
+def as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
+    """Operands that are contracted alike, whether they are computed or given.
+
+    Those that a CPU contracts as integers are so anyway.
+    """
+    units, largest = (lhs.unit, rhs.unit), (lhs.largest, rhs.largest)
+    if narrow.units_of_integers(units, largest) is not None:
+        return lhs, rhs
+    left, right = (
+        one._replace(values=exact.fusion_barrier(one.values)) for one in (lhs, rhs)
+    )
+    return left, right
 
 
 def _floats(q: QTensor, form: Form) -> jax.Array:

@@ -42,6 +42,8 @@ def sum_products(
     """
     left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
     right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
+    if how.kind == "narrow" and how.path == "fwd":
+        left, right = operands.as_if_given(left, right)
     counts = _tile_counts(how, operation, lhs_q, rhs_q)
     if math.prod(counts) == 1:
         return _dot(how, operation, left, right)
@@ -106,6 +108,8 @@ def _dot(
         )
     elif how.kind == "mixed":
         sums = operation.mixed_dot(left, right, how.out_dtype, how.out_sharding)
+    elif how.kind == "narrow":
+        sums = operation.narrow_dot(left, right, how.out_sharding)
     else:
         sums = operation.float_dot(left, right, how.out_sharding)
     return sums if how.accumulator is None else sums.astype(how.accumulator)

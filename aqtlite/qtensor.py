@@ -2,19 +2,20 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import block_shapes
 from aqtlite.numerics import Numerics
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qvalue", "scale", "zero_point"],
+    data_fields=["qvalue", "scale", "zero_point", "unrounded"],
     meta_fields=["dtype", "order", "numerics"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,9 @@ class QTensor:
     A pytree with the leaves `qvalue`, `scale` and, on a grid that has one,
     `zero_point`: it goes through `jax.jit`, `jax.lax.scan`, `jax.device_put`,
     `jax.tree.map` and checkpoints.
+
+    It is indexed, transposed and reshaped like an array, and stays quantized;
+    `aqtlite.shape_operations` has what NumPy has as functions. It has no arithmetic.
 
     >>> import aqtlite, jax.numpy as jnp
     >>> from aqtlite import config, numerics
@@ -55,6 +59,11 @@ class QTensor:
     numerics: Numerics | None = None
     """The grid. None: integers, one unit each."""
 
+    unrounded: Any = None
+    """The float array that was rounded, stored like `qvalue`; it takes the gradient of
+    the result of `dequant` and of contractions (straight-through estimator). Its values
+    are not used. None: the gradient is zero, or refused."""
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array, whatever the order in which it is stored."""
@@ -64,6 +73,11 @@ class QTensor:
     def ndim(self) -> int:
         """The rank of the array."""
         return self.qvalue.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.qvalue.size
 
     def _stored_axes(self) -> tuple[int, ...]:
         """Maps each axis of the array to that of `qvalue`."""
@@ -78,10 +92,7 @@ class QTensor:
     def blocks(self) -> tuple[int, ...]:
         """Along each axis of the array, how many elements share a scale."""
         plain = self.in_own_order()
-        return tuple(
-            size if count == 1 else size // count
-            for size, count in zip(plain.qvalue.shape, plain.scale.shape, strict=True)
-        )
+        return block_shapes.block_sizes(plain.qvalue.shape, plain.scale.shape)
 
     def stored_in(self, order: tuple[int, ...]) -> "QTensor":
         """Stores the axes in another order.
@@ -101,13 +112,38 @@ class QTensor:
     def _transposed(
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":
-        arrays = (self.qvalue, self.scale, self.zero_point)
-        qvalue, scale, zero_point = (
+        arrays = (self.qvalue, self.scale, self.zero_point, self.unrounded)
+        qvalue, scale, zero_point, unrounded = (
             None if array is None else array.transpose(axes) for array in arrays
         )
         return dataclasses.replace(
-            self, qvalue=qvalue, scale=scale, zero_point=zero_point, order=order
+            self,
+            qvalue=qvalue,
+            scale=scale,
+            zero_point=zero_point,
+            unrounded=unrounded,
+            order=order,
         )
+
+    def stop_gradient(self) -> "QTensor":
+        """Drops `unrounded`: what is left holds no float array, and is a constant."""
+        return dataclasses.replace(self, unrounded=None)
+
+    def astype(self, dtype: Any) -> "QTensor":
+        """Changes the dtype that `dequant` returns; what is stored stays.
+
+        Raises:
+            TypeError: if it is not a floating dtype.
+        """
+        dtype = jnp.dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"a QTensor stands for floats, and {dtype.name} is no float dtype; "
+                "convert the result of .dequant(), or take .qvalue"
+            )
+        x = self.unrounded
+        unrounded = None if x is None else x.astype(dtype)
+        return dataclasses.replace(self, dtype=dtype, unrounded=unrounded)
 
     def dequant(self) -> jax.Array:
         """The array that the stored values stand for, in `dtype`.
@@ -117,7 +153,7 @@ class QTensor:
         plain = self.in_own_order()
         stored = plain.qvalue
         if plain.zero_point is not None:
-            zero_point = _repeat_blocks(plain.zero_point, stored.shape)
+            zero_point = repeat_blocks(plain.zero_point, stored.shape)
             stored = stored.astype(jnp.int32) - zero_point
         grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
@@ -129,8 +165,68 @@ class QTensor:
                 )
         else:
             values = stored.astype(jnp.float32)
-        scale = _repeat_blocks(plain.scale, stored.shape)
-        return (values * scale).astype(self.dtype)
+        scale = repeat_blocks(plain.scale, stored.shape)
+        out = (values * scale).astype(self.dtype)
+        return (
+            out if self.unrounded is None else _straight_through(out, plain.unrounded)
+        )
+
+    def reshape(self, *shape: Any) -> "QTensor":
+        """Reshapes like an array, where elements that share a scale stay together.
+
+        Axes of one scale can be split and merged among each other, and so can axes of
+        a scale for each element. Merging an axis of the latter kind with one of the
+        former behind it gives blocks.
+
+        >>> import aqtlite, jax.numpy as jnp
+        >>> from aqtlite import config, numerics
+        >>> int8 = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
+        >>> q = aqtlite.quantize(jnp.ones((2, 3, 4)), int8, axes=2)
+        >>> q.reshape(6, 4).scale.shape, q.reshape(2, -1).scale.shape
+        ((6, 1), (2, 3))
+
+        Raises:
+            ValueError: if the sizes do not fit, or elements that share a scale would
+                come to lie apart.
+        """
+        sizes = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
+        q = self.in_own_order()
+        new = block_shapes.without_minus_one(q.shape, sizes)
+        new_scale = block_shapes.reshaped_scale(q.shape, q.scale.shape, new)
+        return rearrange(q, lambda x: x.reshape(new), lambda x: x.reshape(new_scale))
+
+    def transpose(self, *axes: Any) -> "QTensor":
+        """Permutes the axes; reverses them without arguments."""
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        order = tuple(given) if given else tuple(reversed(range(self.ndim)))
+        return _rearrange_alike(self, lambda x: x.transpose(order))
+
+    @property
+    def T(self) -> "QTensor":
+        """The axes reversed."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> "QTensor":
+        """The last two axes exchanged."""
+        return self.swapaxes(-1, -2)
+
+    def swapaxes(self, axis1: int, axis2: int) -> "QTensor":
+        """Exchanges two axes."""
+        return _rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> "QTensor":
+        """Removes axes of size 1: those that are named, or all."""
+        if axis is None:
+            axes = tuple(i for i, size in enumerate(self.shape) if size == 1)
+        else:
+            axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        for one in axes:
+            if self.shape[one] != 1:
+                raise ValueError(
+                    f"axis {one} of a QTensor of shape {self.shape} is not of size 1"
+                )
+        return _rearrange_alike(self, lambda x: x.squeeze(axes))
 
     def __repr__(self) -> str:
         """Types instead of numbers: serving variables hold thousands of them."""
@@ -173,25 +269,29 @@ class QTensor:
                 raise IndexError(
                     f"index {entry} is out of range for axis {axis} of size {size}"
                 )
-            is_whole = isinstance(entry, slice) and entry == slice(None)
-            if count == 1:
-                entry = slice(None) if isinstance(entry, slice) else 0
-            elif count != size and not is_whole:
+            scale_entries.append(block_shapes.scale_index(entry, size, count))
+            if scale_entries[-1] is None:
                 raise TypeError(
                     f"axis {axis} of a QTensor of shape {self.shape} has {count} "
-                    f"blocks of {size // count} elements with a scale each, and cannot "
-                    "be indexed; index the result of .dequant() instead"
+                    f"blocks of {size // count} elements with a scale each, and "
+                    f"{entry} cuts through them; index the result of .dequant() instead"
                 )
-            scale_entries.append(entry)
             axis += 1
         at = tuple(scale_entries)
-        zero_point = None if self.zero_point is None else self.zero_point[at]
-        return dataclasses.replace(
-            self,
-            qvalue=self.qvalue[entries],
-            scale=self.scale[at],
-            zero_point=zero_point,
+        return rearrange(self, lambda x: x[entries], lambda x: x[at])
+
+    def _refuse(self, *others: Any) -> NoReturn:
+        del others
+        raise TypeError(
+            f"a QTensor of shape {self.shape} has no arithmetic: it is contracted, or "
+            "moved as it is. Compute with the result of .dequant(). A layer that adds "
+            "a bias to a quantized result needs use_bias=False"
         )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __neg__ = __abs__ = __array__ = __jax_array__ = _refuse
+    __array_ufunc__ = None
 
 
 def _describe(leaf: Any) -> str:
@@ -201,7 +301,43 @@ def _describe(leaf: Any) -> str:
     return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
 
 
-def _repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
+def rearrange(
+    q: QTensor, on_values: Callable[[Any], Any], on_scales: Callable[[Any], Any]
+) -> QTensor:
+    """Moves elements, and their scales alike.
+
+    Args:
+        q: in any order of storage; the result is in its own.
+        on_values: applied to the stored values, and to the floats they came from.
+        on_scales: applied to the scale, and to the zero point.
+    """
+    q = q.in_own_order()
+    return dataclasses.replace(
+        q,
+        qvalue=on_values(q.qvalue),
+        scale=on_scales(q.scale),
+        zero_point=None if q.zero_point is None else on_scales(q.zero_point),
+        unrounded=None if q.unrounded is None else on_values(q.unrounded),
+    )
+
+
+def _rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+    return rearrange(q, function, function)
+
+
+@jax.custom_jvp
+def _straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
+    """The value, with the gradient of x."""
+    del x
+    return value
+
+
+@_straight_through.defjvp
+def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
+    return _straight_through(*primals), tangents[1]
+
+
+def repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
     """Repeats an array with one element for each block until it broadcasts."""
     for axis, size in enumerate(shape):
         if x.shape[axis] not in (1, size):

@@ -24,6 +24,7 @@ from jax import lax
 from aqtlite import calibration, config, granularity, noise, numerics, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
+from aqtlite.numerics import rounding
 from aqtlite.qtensor import QTensor
 
 # Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
@@ -96,8 +97,11 @@ def quantize(
     calibrated = calibrate(x, tensor_config, contracting, "tensor_config")
     if tensor_config.scale_stop_grad:
         calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
-    if tensor_config.needs_noise and seed is None:
-        seed = noise.seed_from_bounds(lax.stop_gradient(calibrated.bound))
+    if tensor_config.needs_noise:
+        if seed is None:
+            seed = noise.seed_from_bounds(*lax.stop_gradient(calibrated.found))
+        shared = granularity.noise_axes(tensor_config, x.shape, "tensor_config")
+        seed = noise.shared_along(seed, shared)
     return round_to_grid(x, calibrated, tensor_config, seed)
 
 
@@ -112,6 +116,14 @@ class Calibrated(NamedTuple):
 
     zero_point: jax.Array | None
     """int32, None on a grid without one."""
+
+    low: jax.Array | None = None
+    """float32: the smallest value that was found, for a grid with a zero point."""
+
+    @property
+    def found(self) -> tuple[jax.Array, ...]:
+        """What was found: the noise is seeded from it."""
+        return (self.bound,) if self.low is None else (self.bound, self.low)
 
 
 @functools.partial(
@@ -147,7 +159,7 @@ def calibrate(
     scale, zero_point = calibration.scale_and_zero_point(
         found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
     )
-    calibrated = Calibrated(found.high, scale, zero_point)
+    calibrated = Calibrated(found.high, scale, zero_point, found.low)
     if scale_shape is None:
         return calibrated
     return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
@@ -186,21 +198,20 @@ def round_to_grid(
         x: floating, any shape.
         calibrated: the scale and the zero point.
         tensor_config: names the grid.
-        seed: of the noise, None for a grid that needs none; see `noise.random_bits`.
+        seed: of the noise, the same along axes that share it; None for a grid that
+            needs none. See `noise.Noise.bits`.
     """
     if tiles.has_blocks(x.shape, calibrated.scale.shape):
         return _round_blocks(x, calibrated, tensor_config, seed)
     grid = tensor_config.grid
-    bits = None if seed is None else noise.random_bits(x.shape, seed)
+    bits = None if seed is None else _noise(x.shape, seed, tensor_config)
     stored = grid.round(scaled(x, calibrated.scale, grid), bits)
     dtype = grid.storage_dtype if calibrated.zero_point is None else np.dtype("int32")
     _check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
     if calibrated.zero_point is not None and grid.zero_point_range is not None:
-        # Added as integers: a sum with a product could be contracted into one rounding.
-        smallest, largest = grid.zero_point_range
-        steps = jnp.clip(stored, smallest - largest, largest - smallest)
-        stored = jnp.clip(steps + calibrated.zero_point, smallest, largest)
-        stored = stored.astype(grid.storage_dtype)
+        stored = rounding.around_zero_point(
+            stored, calibrated.zero_point, grid.zero_point_range
+        ).astype(grid.storage_dtype)
     return QTensor(
         stored,
         calibrated.scale,
@@ -208,6 +219,18 @@ def round_to_grid(
         zero_point=calibrated.zero_point,
         numerics=grid,
     )
+
+
+def _noise(
+    shape: tuple[int, ...], seed: jax.Array, tensor_config: config.Tensor
+) -> jax.Array:
+    """The random bits of each element, equal along the axes that share them."""
+    source = tensor_config.noise
+    shared = granularity.noise_axes(tensor_config, shape, "tensor_config")
+    own = dn.shared_shape(shape, shared)
+    bits = source.bits(own, seed)
+    _check_array(bits, f"{type(source).__name__}.bits", own, np.dtype("uint32"))
+    return jnp.broadcast_to(bits, shape) if shared else bits
 
 
 def _round_blocks(

@@ -16,13 +16,14 @@ There are three kinds, each a pytree of arrays for an operand, ``()`` for one wi
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=())
+States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=())
 
 Beside statistics, the number of batches is counted: before the first one a contraction
 raises, and gives NaN under `jax.jit`. Statistics of gradients are floats, since
 integers have no gradient, and need no batch before the first.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,8 @@ class States(NamedTuple):
 
     smoothing: Any = ()
     """Statistics and scales of a smoothing; see `aqtlite.smoothing`."""
+    out: Any = ()
+    """Statistics of the result."""
 
 
 def has_states(cfg: config.DotGeneral) -> bool:
@@ -99,8 +102,8 @@ def init_states(
         A state for each operand, ``()`` for one whose calibration has none.
     """
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    (lhs_ca, rhs_ca), (lhs_ba, _) = dims
-    out_ndim = lhs.ndim + rhs.ndim - 2 * len(lhs_ca) - len(lhs_ba)
+    (lhs_ca, rhs_ca), _ = dims
+    out_shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     smoothed: Any = ()
     first: Any = ()
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
@@ -113,10 +116,37 @@ def init_states(
     return States(
         _init(cfg.fwd.lhs, lhs, lhs_ca, "fwd.lhs"),
         _init(cfg.fwd.rhs, rhs, rhs_ca, "fwd.rhs"),
-        _init_gradient(cfg.dlhs.lhs, out_ndim),
-        _init_gradient(cfg.drhs.lhs, out_ndim),
+        _init_gradient(cfg.dlhs.lhs, len(out_shape)),
+        _init_gradient(cfg.drhs.lhs, len(out_shape)),
         smoothed,
+        init_output(cfg.out, out_shape),
     )
+
+
+def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
+    """The statistics of a result before the first batch.
+
+    Args:
+        tensor: ``cfg.out``.
+        shape: of the result.
+    """
+    out = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+    return _init(tensor, out, _last_axis(out), "out")
+
+
+def update_output(tensor: config.Tensor, state: Any, out: jax.Array) -> Any:
+    """The statistics of a result after one more batch.
+
+    Args:
+        tensor: ``cfg.out``.
+        state: ``states.out``.
+        out: the float result; that of a `QTensor` is ``q.unrounded``.
+    """
+    return _update(tensor, state, out, _last_axis(out), "out")
+
+
+def _last_axis(x: Any) -> dn.Axes:
+    return tuple(range(x.ndim))[-1:]
 
 
 def update_states(
@@ -126,8 +156,8 @@ def update_states(
 
     Args:
         cfg: of the contraction.
-        states: as `init_states` returns them. Parameters, and statistics of the output
-            gradient, stay as they are.
+        states: as `init_states` returns them. Parameters, and statistics of the result
+            (`update_output`) and of its gradient, stay as they are.
         lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
             is.
         rhs: the other one.

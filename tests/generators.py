@@ -78,6 +78,8 @@ def case(seed: int, draw: int = 0) -> Case:
     out_axes = _out_axes(dims, len(lhs_shape), len(rhs_shape))
     out_shape = tuple((lhs_shape, rhs_shape)[side][axis] for side, axis in out_axes)
     cfg = _config(random, lhs_shape, rhs_shape, out_shape, dims, kind)
+    if seed % 4 == 3 and kind != "huge":
+        cfg = _with_blocks(_Random(seed, 1 << 20), cfg)
     has_key, is_jitted = random.chance(0.5), random.chance(0.9)
     random = _Random(seed, draw)
     is_huge = kind == "huge"
@@ -229,6 +231,25 @@ def _config(
     if cfg.is_quantized:
         return cfg
     return config.update(cfg, {"fwd.rhs.numerics": numerics.IntSymmetric(bits=8)})
+
+
+def _with_blocks(random: _Random, cfg: config.DotGeneral) -> config.DotGeneral:
+    """The config with sub-channel blocks of some operands."""
+    changes: dict[str, Any] = {}
+    for name in ("fwd", "dlhs", "drhs"):
+        raw = getattr(cfg, name)
+        for side in ("lhs", "rhs"):
+            if getattr(raw, side).is_quantized and random.chance(0.7):
+                size, remaining = 1 + random.upto(5), 1 + random.upto(3)
+                blocks = config.Blocks(
+                    size=size,
+                    remaining_size=remaining if random.chance(0.5) else 1,
+                    fit=True,
+                )
+                changes[f"{name}.local_aqt"] = None
+                changes[f"{name}.{side}.calib_shared_axes"] = None
+                changes[f"{name}.{side}.blocks"] = blocks
+    return config.update(cfg, changes)
 
 
 def _contraction(

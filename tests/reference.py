@@ -88,6 +88,7 @@ class Axes:
     lhs: str
     rhs: str
     out: str
+    last: str = ""  # the last of those that are summed over, which blocks cut
 
     @classmethod
     def of(cls, dims: Any, lhs_ndim: int, rhs_ndim: int) -> "Axes":
@@ -100,7 +101,13 @@ class Axes:
         batch = [lhs[axis] for axis in lhs_ba]
         out = batch + [one for one in lhs if one not in rhs]
         out += [one for one in rhs if one not in lhs]
-        return cls("".join(lhs), "".join(rhs), "".join(out))
+        last = lhs[lhs_ca[-1]] if lhs_ca else ""
+        return cls("".join(lhs), "".join(rhs), "".join(out), last)
+
+    def gradient(self, own: str, other: str) -> "Axes":
+        """Those of the contraction that gives the gradient of an operand."""
+        summed = [one for one in other if one in self.out and one not in own]
+        return Axes(self.out, other, own, summed[-1] if summed else "")
 
     def contracting(self, operand: str) -> tuple[int, ...]:
         """The places in `operand` of the axes that are summed over."""
@@ -125,16 +132,16 @@ def run(
     """
     axes = Axes.of(dims, lhs.ndim, rhs.ndim)
     with np.errstate(all="ignore"):
-        lhs_q = _quantize(lhs, cfg.fwd.lhs, axes.contracting(axes.lhs))
-        rhs_q = _quantize(rhs, cfg.fwd.rhs, axes.contracting(axes.rhs))
+        lhs_q = _quantize(lhs, cfg.fwd.lhs, axes, axes.lhs)
+        rhs_q = _quantize(rhs, cfg.fwd.rhs, axes, axes.rhs)
         out = _contract(
             cfg.fwd,
             _factor(lhs, lhs_q, cfg.fwd.lhs, cfg.fwd.dg_in_dtype),
             _factor(rhs, rhs_q, cfg.fwd.rhs, cfg.fwd.dg_in_dtype),
             axes,
         )
-        for_lhs = Axes(axes.out, axes.rhs, axes.lhs)
-        for_rhs = Axes(axes.out, axes.lhs, axes.rhs)
+        for_lhs = axes.gradient(axes.lhs, axes.rhs)
+        for_rhs = axes.gradient(axes.rhs, axes.lhs)
         dlhs = _gradient(cfg.dlhs, g, rhs, rhs_q, cfg.fwd.rhs, for_lhs)
         drhs = _gradient(cfg.drhs, g, lhs, lhs_q, cfg.fwd.lhs, for_rhs)
         return out, _masked(dlhs, lhs_q), _masked(drhs, rhs_q)
@@ -152,12 +159,12 @@ def _masked(gradient: Interval, q: Quantized | None) -> Interval:
 
 
 def _quantize(
-    x: np.ndarray, tensor: config.Tensor, contracting: tuple[int, ...]
+    x: np.ndarray, tensor: config.Tensor, axes: Axes, letters: str
 ) -> Quantized | None:
     grid = tensor.numerics
     if isinstance(grid, numerics.NoNumerics):
         return None
-    scale = _scale(x, tensor, contracting)
+    scale = _scale(x, tensor, axes, letters)
     scaled = _scaled(x, scale)
     has_zero = grid.preserve_zero
     last = _last_point(grid)
@@ -188,16 +195,13 @@ def _storage_limit(grid: numerics.IntSymmetric) -> int:
 
 
 def _scale(
-    x: np.ndarray, tensor: config.Tensor, contracting: tuple[int, ...]
+    x: np.ndarray, tensor: config.Tensor, axes: Axes, letters: str
 ) -> np.ndarray:
-    """float32, of size 1 along the axes that share a scale."""
-    shared = tensor.calib_shared_axes
-    if shared is None:
-        shared = contracting
-    elif shared == "per_tensor":
-        shared = tuple(range(x.ndim))
-    magnitude = np.abs(x.astype(np.float32))
-    bound = np.max(magnitude, axis=shared, keepdims=True, initial=0)
+    """float32, of size 1 along the axes that share a scale, repeated over blocks."""
+    if tensor.blocks is None:
+        bound = _largest(x, tensor, axes.contracting(letters))
+    else:
+        bound = _largest_of_blocks(x, tensor.blocks, axes, letters)
     clipping_scale = tensor.calibration.clipping_scale
     if clipping_scale is not None:
         bound = bound * np.float32(clipping_scale)
@@ -211,6 +215,37 @@ def _scale(
         power = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
         scale = np.where(np.isfinite(scale), power, scale)
     return scale
+
+
+def _largest(
+    x: np.ndarray, tensor: config.Tensor, contracting: tuple[int, ...]
+) -> np.ndarray:
+    shared = tensor.calib_shared_axes
+    if shared is None:
+        shared = contracting
+    elif shared == "per_tensor":
+        shared = tuple(range(x.ndim))
+    magnitude = np.abs(x.astype(np.float32))
+    return np.max(magnitude, axis=shared, keepdims=True, initial=0)
+
+
+def _largest_of_blocks(
+    x: np.ndarray, blocks: config.Blocks, axes: Axes, letters: str
+) -> np.ndarray:
+    """The largest magnitude of the block of each element."""
+    kept = [i for i, one in enumerate(letters) if one in axes.out]
+    sizes = {letters.index(axes.last): blocks.size} if axes.last else {}
+    if kept:
+        sizes[kept[-1]] = blocks.remaining_size
+    bound = np.abs(x.astype(np.float32))
+    for axis, size in sizes.items():
+        # The largest block that divides the axis: they are drawn with `fit`.
+        size = max((n for n in range(1, size + 1) if x.shape[axis] % n == 0), default=1)
+        starts = np.arange(0, x.shape[axis], size)
+        largest = np.maximum.reduceat(bound, starts, axis) if x.size else bound
+        is_one = len(starts) <= 1
+        bound = largest if is_one or not x.size else np.repeat(largest, size, axis)
+    return bound
 
 
 def _scaled(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -262,6 +297,16 @@ def _contract(
     x_radius = full(_radius(x, y, axes.contracting(axes.lhs)), x.values)
     y_radius = full(_radius(y, x, axes.contracting(axes.rhs)), y.values)
     x_size, y_size = np.abs(x.values), np.abs(y.values)
+    x_radius, y_radius = np.copy(x_radius), np.copy(y_radius)
+    tiles = 0.0
+    if _is_in_tiles(x, axes.contracting(axes.lhs)) or _is_in_tiles(
+        y, axes.contracting(axes.rhs)
+    ):
+        # Each tile is scaled, in float32, and added to the others.
+        tiles = float(np.prod([x.values.shape[i] for i in axes.contracting(axes.lhs)]))
+        x, x_radius = _with_scale(x, x_radius)
+        y, y_radius = _with_scale(y, y_radius)
+        x_size, y_size = np.abs(x.values), np.abs(y.values)
     center = dot(x.values, y.values)
     radius = dot(x_size, y_radius) + dot(x_radius, y_size) + dot(x_radius, y_radius)
     magnitude = dot(x_size + x_radius, y_size + y_radius)
@@ -269,6 +314,7 @@ def _contract(
     accumulator = None if is_reused else raw.dg_accumulator_dtype
     products = np.prod([x.values.shape[i] for i in axes.contracting(axes.lhs)])
     radius += _sum_error(raw, accumulator, x, y, magnitude, float(products))
+    radius += 1.01 * (tiles + 3 * (tiles > 0)) * UNIT * magnitude
     roundings = 0
     of_integers = x.is_integer and y.is_integer
     overflows = (magnitude > MAX) & (not of_integers)
@@ -281,6 +327,19 @@ def _contract(
     if roundings:
         radius = radius + (roundings + 1.01) * UNIT * (np.abs(center) + radius)
     return Interval(center, np.where(overflows, np.inf, radius + TINY))
+
+
+def _is_in_tiles(x: Factor, contracting: tuple[int, ...]) -> bool:
+    """Returns True if the scale varies along what is summed over."""
+    return x.scale is not None and any(x.scale.shape[i] != 1 for i in contracting)
+
+
+def _with_scale(x: Factor, radius: np.ndarray) -> tuple[Factor, np.ndarray]:
+    """The factor, and its radius, times its scale."""
+    if x.scale is None:
+        return x, radius
+    scale = x.scale.astype(np.float64)
+    return dataclasses.replace(x, values=x.values * scale, scale=None), radius * scale
 
 
 def _radius(x: Factor, other: Factor, contracting: tuple[int, ...]) -> Any:
@@ -343,7 +402,12 @@ def _gradient(
         if one not in axes.lhs
     )
     y: Factor | None = None
-    if is_reused and is_varying and other_fwd.use_fake_quant:
+    blocks = other_fwd.blocks
+    is_square = blocks is not None and blocks.remaining_size > 1
+    is_stored = not other_fwd.use_fake_quant
+    if is_reused and is_varying and is_square and is_stored and raw.lhs.is_integer:
+        y = Factor(other_q.values, 0.0, other_q.scale, True)
+    elif is_reused and is_varying and not (blocks is None and is_stored):
         # No integers to take: the dequantized operand, and its own grid if any.
         wide = other_q.values.astype(np.float32) * other_q.scale
         other, is_reused = wide.astype(other.dtype), False
@@ -365,11 +429,11 @@ def _quantize_and_contract(
     y: Factor | None,
     axes: Axes,
 ) -> Interval:
-    g_q = _quantize(g, raw.lhs, axes.contracting(axes.lhs))
+    g_q = _quantize(g, raw.lhs, axes, axes.lhs)
     x = _factor(g, g_q, raw.lhs, raw.dg_in_dtype)
     is_reused = y is not None
     if y is None:
-        other_q = _quantize(other, raw.rhs, axes.contracting(axes.rhs))
+        other_q = _quantize(other, raw.rhs, axes, axes.rhs)
         y = _factor(other, other_q, raw.rhs, raw.dg_in_dtype)
     return _contract(raw, x, y, axes, is_reused)
 

@@ -23,7 +23,12 @@ def test_fully_quantized():
     assert how.saves_lhs == how.saves_rhs == "quantized"
     assert how.dlhs.rhs.reuse == how.drhs.rhs.reuse == "stored"
     assert how.dlhs.needs_noise and not how.fwd.needs_noise
-    assert len({how.fwd.salt, how.dlhs.salt, how.drhs.salt}) == 3
+    operands = [
+        getattr(one, side)
+        for one in (how.fwd, how.dlhs, how.drhs)
+        for side in ("lhs", "rhs")
+    ]
+    assert len({operand.salt for operand in operands}) == 6
 
 
 def test_weight_only():
@@ -62,7 +67,8 @@ def test_fake_quantization_reuses_what_can_move():
         ({}, "integers"),
         ({"dg_in_dtype": "bfloat16"}, "integers in float"),
         ({"rhs": e4m3.TENSOR}, "mixed"),
-        ({"lhs": e4m3.TENSOR, "rhs": e4m3.TENSOR}, "float"),
+        ({"lhs": e4m3.TENSOR, "rhs": e4m3.TENSOR}, "narrow"),
+        ({"lhs": e4m3.TENSOR, "rhs": tensor(None)}, "float"),
     ],
     ids=str,
 )

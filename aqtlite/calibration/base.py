@@ -186,7 +186,7 @@ def scale_and_zero_point(
 ) -> tuple[jax.Array, jax.Array | None]:
     """The scale of stored values, and the zero point of a grid that has one.
 
-    Of a grid with stored values from ``a`` to ``b``, the scale is
+    Of a grid with a `calibrated_range` from ``a`` to ``b``, the scale is
     ``(high - low) / (b - a)`` and the zero point ``a - round(low / scale)``, where the
     range is first widened to contain zero, so that zero is a stored value (Jacob et al.
     2018, arXiv:1712.05877).
@@ -204,7 +204,8 @@ def scale_and_zero_point(
         ValueError: if the grid has a zero point and the calibration no `low`, or the
             other way round.
     """
-    if (grid.zero_point_range is None) != (found.low is None):
+    limits = grid.calibrated_range
+    if (limits is None) != (found.low is None):
         has, lacks = "a zero point", "no smallest value"
         if found.low is not None:
             has, lacks = "no zero point", "a smallest value"
@@ -212,7 +213,7 @@ def scale_and_zero_point(
             f"the grid {grid!r} has {has}, but its calibration gives {lacks}; "
             "choose a grid and a calibration that fit"
         )
-    if found.low is None or grid.zero_point_range is None:
+    if found.low is None or limits is None:
         scale = scale_from_bound(found.high, grid.bound, grid.unit)
         if po2:
             scale = scale_grids.ceil_to_power_of_two(scale)
@@ -220,7 +221,7 @@ def scale_and_zero_point(
             arguments = found.high, grid.bound, grid.unit, dtype
             scale = scale_grids.round_scale(scale, *arguments)
         return scale, None
-    smallest, largest = grid.zero_point_range
+    smallest, largest = limits
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
     # Halves, because the difference itself may overflow.
     half = exact.algebraic_barrier(high * 0.5 - low * 0.5)

@@ -30,9 +30,9 @@ class LSQ(base.Calibration):
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import numerics
-    >>> grid = numerics.IntSymmetric(bits=3, preserve_max_val=True)
-    >>> LSQ().init_parameters(jnp.array([3.0, -3.0]), (0,), grid)["step"].round(3)
-    Array([3.464], dtype=float32)
+    >>> grid = numerics.IntSymmetric(bits=2)
+    >>> LSQ().init_parameters(jnp.array([3.0, -1.0]), (0,), grid)["step"].tolist()
+    [4.0]
 
     Raises:
         TypeError: if `gradient_scale` is not a number.

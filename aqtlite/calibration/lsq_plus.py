@@ -47,7 +47,7 @@ class LSQPlus(base.Calibration):
     """
 
     gradient_scale: float | None = None
-    """The factor of both gradients. None: ``1 / sqrt(n * (p - n))``."""
+    """The factor of both gradients. None: ``1 / sqrt(N * (p - n))`` for N elements."""
 
     def __post_init__(self) -> None:
         if self.gradient_scale is not None:

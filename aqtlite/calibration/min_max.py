@@ -39,9 +39,17 @@ class MinMax(base.Calibration):
 
 def ends(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """The largest and the smallest value along axes, or zero, keepdims."""
-    # Both sides as magnitudes, whose maximum a NaN takes part in on every platform. It
-    # is in both, because no comparison with it holds.
-    above = jnp.where(x < 0, jnp.float32(0), x)
-    below = jnp.where(x > 0, jnp.float32(0), x)
+    above, below = both_sides(x)
     low = -reduction.largest_magnitude(below, axes)
     return reduction.largest_magnitude(above, axes), low
+
+
+def both_sides(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The positive elements of x, and the negative ones; zeros in place of the others.
+
+    As magnitudes, in whose maximum a NaN takes part on every platform. It is in both,
+    because no comparison with it holds.
+    """
+    above = jnp.where(x < 0, jnp.float32(0), x)
+    below = jnp.where(x > 0, jnp.float32(0), x)
+    return above, below

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, number, power_mean
+from aqtlite.calibration import base, min_max, number, power_mean
 from aqtlite.lowering import reduction
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, rounding
 
 # Errors are multiples of 2^-29 of the power of two above the largest magnitude.
 _FIXED_POINT = np.float32(2.0**29)
@@ -20,11 +20,12 @@ _MEDIAN_NOISE = np.uint32(1 << 31)
 
 @dataclasses.dataclass(frozen=True)
 class MseSearch(base.Calibration):
-    """The fraction of the largest magnitude with the least squared error.
+    """The fraction of the largest magnitude, or range, with the least squared error.
 
     ``bound = c * max(|x|)`` with the ``c`` of `candidates` for which
     ``mean((x - quantized(x, c))^2)`` is least, chosen for each channel: clipping a few
-    large elements makes the steps of all others finer. Of equal errors the larger
+    large elements makes the steps of all others finer. For a grid with a zero point it
+    is the range from ``c * min(x, 0)`` to ``c * max(x, 0)``. Of equal errors the larger
     bound is chosen. OCTAV (Sakr et al. 2022, arXiv:2206.06501) finds the best of
     all fractions by iteration.
 
@@ -77,37 +78,49 @@ class MseSearch(base.Calibration):
         grid: Numerics,
         state: base.State,
     ) -> base.Range:
-        del state
-        largest = reduction.largest_magnitude(x, axes)
-        known = lax.stop_gradient(largest)
-        values, _ = power_mean.normalized(lax.stop_gradient(x), known)
-        top, _ = power_mean.normalized(known, known)
+        if grid.zero_point_range is None:
+            whole = base.Range(reduction.largest_magnitude(x, axes))
+        else:
+            whole = min_max.MinMax().range(x, axes, grid, state)
+        known = lax.stop_gradient(whole)
+        largest = known.high
+        if known.low is not None:
+            largest = jnp.maximum(largest, -known.low)
+        values, _ = power_mean.normalized(lax.stop_gradient(x), largest)
+        ends = jax.tree.map(lambda end: power_mean.normalized(end, largest)[0], known)
         fractions = jnp.asarray(self.candidates, jnp.float32)
-        errors = lax.map(
-            lambda fraction: _error(values, top * fraction, axes, grid), fractions
-        )
+
+        def error_of(fraction: jax.Array) -> jax.Array:
+            found = jax.tree.map(lambda end: end * fraction, ends)
+            return _error(values, found, axes, grid)
+
+        errors = lax.map(error_of, fractions)
         # Not indexed by the position of the least, which a mesh with explicit axes
         # would have to be told how to shard.
         shape = fractions.shape + (1,) * x.ndim
         is_least = errors == errors.min(axis=0)
         best = jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
-        return base.Range(largest * best)
+        found: base.Range = jax.tree.map(lambda end: end * best, whole)
+        return found
 
 
 def _error(
-    values: jax.Array, bound: jax.Array, axes: tuple[int, ...], grid: Numerics
+    values: jax.Array, found: base.Range, axes: tuple[int, ...], grid: Numerics
 ) -> jax.Array:
     """The root mean square of the quantization error.
 
     Args:
         values: magnitudes up to 1.
-        bound: what the grid reaches, of each channel.
+        found: what the grid reaches, of each channel.
         axes: the axes that share a scale.
         grid: the grid.
     """
-    scale = base.scale_from_bound(bound, grid.bound, grid.unit)
+    scale, zero_point = base.scale_and_zero_point(found, grid, po2=False)
     noise = jnp.full(values.shape, _MEDIAN_NOISE) if grid.needs_noise else None
     stored = grid.round(values * (jnp.float32(grid.unit) / scale), noise)
+    if zero_point is not None and grid.zero_point_range is not None:
+        stored = rounding.around_zero_point(stored, zero_point, grid.zero_point_range)
+        stored = stored - zero_point
     quantized = grid.decode(stored) * scale
     # Subtracted as integers: a difference from a product could be contracted into one
     # rounding.

@@ -23,10 +23,9 @@ class PACT(base.Calibration):
       below ``-a`` on a symmetric grid;
     - by ``x``: 1 where it is not clipped, otherwise 0.
 
-    The gradient of the bound is summed over the elements that share it. It never pulls
-    the bound inwards to spend the grid on fewer values: the paper regularizes it for
-    that, with the weight decay of an optimizer. As in `LSQ`, what counts is the
-    magnitude of the parameter.
+    The gradient of the bound is summed over the elements that share it. It is zero
+    where nothing is clipped: the paper decays the bound (L2), so that it does not stay
+    wider than pays. As in `LSQ`, what counts is the magnitude of the parameter.
 
     >>> import jax.numpy as jnp
     >>> PACT().init_parameters(jnp.array([3.0, -5.0]), (0,), None)["bound"].tolist()

@@ -9,19 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, number, power_mean
+from aqtlite.calibration import base, min_max, number, power_mean
 from aqtlite.lowering import reduction
 from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.numerics import Numerics
 
 
 @dataclasses.dataclass(frozen=True)
 class Percentile(base.Calibration):
-    """The magnitude that a percentage of the elements does not exceed.
+    """The magnitude, or range, that a percentage of the elements does not exceed.
 
     ``bound = |x|_(k)``, the k-th smallest magnitude along the shared axes, with
     ``k = ceil(percentage / 100 * n)`` of n elements: one of the magnitudes themselves,
     with nothing interpolated (NumPy's method ``"inverted_cdf"``). McKinstry et al.
     (2018, arXiv:1809.04191) calibrate activations at 99.9 percent and above.
+
+    For a grid with a zero point, ``high = max(x_(k), 0)`` of the k-th smallest value,
+    and ``low = min(x_(n+1-k), 0)`` of the k-th largest: so many percent do not lie
+    above, and so many not below. It takes twice as long.
 
     NaN or an infinity makes its channel NaN, also where it lies beyond the percentile.
     The bound is 0, and the scale 1, where enough elements are zeros.
@@ -34,6 +39,11 @@ class Percentile(base.Calibration):
     >>> x = jnp.array([[1.0, -3.0, 2.0, 50.0], [4.0, 3.0, -2.0, 1.0]])
     >>> Percentile(75).bound(x, (1,)).tolist()
     [[3.0], [3.0]]
+    >>> from aqtlite import numerics
+    >>> x = jnp.array([-9.0, -2.0, -1.0, 3.0, 70.0])
+    >>> high, low = Percentile(80).range(x, (0,), numerics.IntAffine(), ())
+    >>> high.tolist(), low.tolist()
+    ([3.0], [-2.0])
 
     Raises:
         ValueError: if `percentage` is not above 0 and at most 100.
@@ -50,6 +60,20 @@ class Percentile(base.Calibration):
         if percentage > 100:
             raise ValueError(f"{where} must be at most 100, got {self.percentage}")
         object.__setattr__(self, "percentage", percentage)
+
+    def range(
+        self,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
+        state: base.State,
+    ) -> base.Range:
+        del state
+        if grid.zero_point_range is None:
+            return base.Range(self.bound(x, axes))
+        # Zeros in place of the other sign keep the order of the values.
+        above, below = min_max.both_sides(x)
+        return base.Range(self.bound(above, axes), -self.bound(below, axes))
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         count = power_mean.count_along(x, axes)

@@ -7,7 +7,7 @@ from aqtlite.calibration import mse_search
 
 @dataclasses.dataclass(frozen=True)
 class SnrSearch(mse_search.MseSearch):
-    """The fraction of the largest magnitude with the best signal-to-noise ratio.
+    """The fraction of the largest magnitude or range with the best signal-to-noise.
 
     ``bound = c * max(|x|)`` with the ``c`` of `candidates` for which ``log(1 + sum(x^2)
     / sum((x - quantized(x, c))^2))`` is largest, chosen for each channel: the search of

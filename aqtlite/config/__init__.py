@@ -11,8 +11,10 @@ from aqtlite.config.block_formats import (
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences
-from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.presets import (
+    fp8,
     fully_quantized,
     lsq,
     qat,
@@ -38,6 +40,7 @@ __all__ = [
     "block_fp8",
     "describe",
     "differences",
+    "fp8",
     "from_json",
     "fully_quantized",
     "lsq",

@@ -13,16 +13,18 @@ import numpy as np
 from aqtlite.config.dot_general import DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
-Form = Literal["float", "stored", "decoded", "dequantized"]
+Form = Literal["float", "stored", "narrow", "decoded", "dequantized"]
 """How an operand enters the dot:
 
 - "float": as it is;
 - "stored": as stored integers, the scale applied to the sums;
+- "narrow": as stored floats of 8 bits, beside such an operand, the scale applied to
+  the sums;
 - "decoded": as unscaled floats, the scale applied to the sums;
 - "dequantized": as floats with the scale applied (fake quantization).
 """
 
-Kind = Literal["integers", "integers in float", "mixed", "float"]
+Kind = Literal["integers", "integers in float", "mixed", "narrow", "float"]
 """The kind of dot."""
 
 Reuse = Literal["stored", "blocks", "dequantized"]
@@ -32,19 +34,34 @@ it is; or the array that they stand for."""
 
 
 @functools.cache
-def form_of(tensor: Tensor) -> Form:
-    """Returns the form in which an operand with this config enters the dot."""
+def forms_of(lhs: Tensor, rhs: Tensor, in_dtype: np.dtype | None) -> tuple[Form, Form]:
+    """Returns the forms in which operands with these configs enter the dot."""
+    forms = _form_of(lhs), _form_of(rhs)
+    if forms == ("narrow", "narrow") and in_dtype is None:
+        return forms
+    # Beside anything else, floats of 8 bits are widened.
+    left, right = ("decoded" if form == "narrow" else form for form in forms)
+    return left, right
+
+
+def _form_of(tensor: Tensor) -> Form:
     if not tensor.is_quantized:
         return "float"
     if tensor.use_fake_quant:
         return "dequantized"
     if tensor.is_integer:
         return "stored"
-    return "decoded" if tensor.blocks is None else "dequantized"
+    if tensor.blocks is not None:
+        return "dequantized"
+    grid = tensor.grid
+    is_narrow = grid.arithmetic == "float" and grid.storage_dtype.itemsize == 1
+    return "narrow" if is_narrow else "decoded"
 
 
 def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
     """The kind of dot of operands that enter so."""
+    if lhs == rhs == "narrow":
+        return "narrow"
     if "stored" not in (lhs, rhs):
         return "float"
     if lhs != rhs:
@@ -76,7 +93,8 @@ def reused(
         fake = raw.lhs.use_fake_quant
         return "stored", Tensor(numerics=forward.grid, use_fake_quant=fake)
     blocks = forward.blocks
-    if blocks is not None and blocks.remaining_size > 1 and raw.lhs.is_integer:
+    are_integers = raw.lhs.is_integer and forward.is_integer
+    if blocks is not None and blocks.remaining_size > 1 and are_integers:
         return "blocks", forward
     is_fake = forward.use_fake_quant
     if not scale_moves and (is_fake or (blocks is not None and forward.is_integer)):

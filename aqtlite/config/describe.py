@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aqtlite import calibration as calibrations
-from aqtlite import numerics
+from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
@@ -42,10 +42,13 @@ def describe(cfg: DotGeneral) -> str:
     The columns: `operand` is the tensor of the forward contraction, or the output
     gradient. `grid` is the number grid and the magnitude onto which the largest value
     is mapped; "fake" marks fake quantization. `scale` says what shares a scale
-    ("per-channel": the contracting axes do); "po2" marks power-of-two scales. A
-    backward contraction reuses what the forward pass quantized ("fwd's") if its scale
-    can move onto the gradient, as one that is shared along contracting axes can. With
-    smoothing, a third table has the scale that divides lhs and multiplies rhs.
+    ("per-channel": the contracting axes do; "per-row", of a result: the last axis);
+    "po2" marks power-of-two scales. `rounding` names the source of stochastic
+    rounding's noise if it is not the default, and the axes that share it; forward
+    operands are served rounded to nearest. A backward contraction reuses what the
+    forward pass quantized ("fwd's") if its scale can move onto the gradient, as one
+    that is shared along contracting axes can. With smoothing, a third table has the
+    scale that divides lhs and multiplies rhs.
 
     Args:
         cfg: the config.
@@ -67,10 +70,13 @@ def describe(cfg: DotGeneral) -> str:
                 fake = "fake " if reused.use_fake_quant else ""
                 cells = f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
             else:
-                cells = _cells(contraction, getattr(contraction, side))
+                is_forward = name == "fwd"
+                cells = _cells(contraction, getattr(contraction, side), is_forward)
             operands.append((path, _OPERANDS[path], *cells))
         rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
+    if cfg.out.is_quantized:
+        operands.append(("out", "result", *_cells(cfg.fwd, cfg.out, False, "per-row")))
     tables: list[Sequence[Sequence[str]]] = [operands, contractions]
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
@@ -88,8 +94,13 @@ def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
     return arithmetic.reused(raw, forward, scale_moves=moves)[1]
 
 
-def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, str]:
-    """Grid, calibration, scale and rounding of an operand."""
+def _cells(
+    contraction: DotGeneralRaw,
+    tensor: Tensor,
+    is_forward: bool,
+    default: str = "per-channel",
+) -> tuple[str, str, str, str]:
+    """Grid, calibration, scale and rounding of an operand, or of the result."""
     if isinstance(tensor.numerics, numerics.NoNumerics):
         return "float", "-", "-", "-"
     if tensor.numerics.zero_point_range is None:
@@ -99,9 +110,23 @@ def _cells(contraction: DotGeneralRaw, tensor: Tensor) -> tuple[str, str, str, s
         grid = f"{tensor.numerics.name} {smallest}..{largest}"
     if tensor.use_fake_quant:
         grid += " fake"
-    rounding = "stochastic" if tensor.needs_noise else "nearest"
     calibration = _calibration(tensor.calibration)
-    return grid, calibration, _scale(contraction, tensor), rounding
+    scale = _scale(contraction, tensor, default)
+    return grid, calibration, scale, _rounding(tensor, is_forward)
+
+
+def _rounding(tensor: Tensor, is_forward: bool) -> str:
+    if not tensor.needs_noise:
+        return "nearest"
+    words = ["stochastic"]
+    if tensor.noise != noise.CounterHash():
+        words.append(type(tensor.noise).__name__)
+    if tensor.noise_shared_axes is not None:
+        shared = ",".join(map(str, tensor.noise_shared_axes))
+        words.append(f"shared along {shared}")
+    if is_forward:
+        words.append("served nearest")
+    return ", ".join(words)
 
 
 def _calibration(calibration: calibrations.Calibration) -> str:
@@ -124,14 +149,14 @@ def _smoothing(smoothing: Smoothing) -> str:
     return f"{scale} po2" if smoothing.po2_scale else scale
 
 
-def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
+def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:
     axes = tensor.calib_shared_axes
     if contraction.local_aqt is not None:
         scale = f"{contraction.local_aqt.contraction_axis_shard_count} tiles"
     elif tensor.blocks is not None:
         scale = f"blocks {tensor.blocks}"
     elif axes is None:
-        scale = "per-channel"
+        scale = default
     elif isinstance(axes, str):
         scale = "per-tensor"
     else:
@@ -143,9 +168,9 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor) -> str:
 
 def _contraction_cells(raw: DotGeneralRaw, rhs: Tensor) -> tuple[str, str]:
     """The dtype or kind of arithmetic of a contraction, and its accumulator."""
-    forms = arithmetic.form_of(raw.lhs), arithmetic.form_of(rhs)
+    forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     kind = arithmetic.kind_of(*forms, raw.dg_in_dtype)
-    runs_in = "integers" if kind == "integers" else "float"
+    runs_in = {"integers": "integers", "narrow": "float8"}.get(kind, "float")
     if raw.dg_in_dtype is not None and forms != ("float", "float"):
         runs_in = raw.dg_in_dtype.name
     if raw.dg_accumulator_dtype is not None:

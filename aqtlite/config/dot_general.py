@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config import representation
+from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
+from aqtlite.numerics import Numerics
 
 # Above the classes, because a default such as `DotGeneralRaw()` is validated while the
 # classes are being defined.
@@ -91,33 +93,6 @@ def _check_backward_calibration(path: str, tensor: Tensor) -> None:
             f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "
             "each row of a batch would have its own. Set it to 'per_tensor'"
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class LocalAqt(representation.CompactRepr):
-    """Sub-channel tiles in a backward contraction.
-
-    >>> LocalAqt(contraction_axis_shard_count=4)
-    LocalAqt(contraction_axis_shard_count=4)
-
-    Raises:
-        TypeError: if the count is not an int.
-        ValueError: if it is below 1.
-    """
-
-    contraction_axis_shard_count: int
-    """Into how many tiles the first contracting axis is split, a scale for each."""
-
-    def __post_init__(self) -> None:
-        count = self.contraction_axis_shard_count
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(
-                f"contraction_axis_shard_count must be an int, got {count!r}"
-            )
-        if count < 1:
-            raise ValueError(
-                f"contraction_axis_shard_count must be 1 or more, got {count}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -252,6 +227,12 @@ class DotGeneralRaw(representation.CompactRepr):
                     f"axes share a scale; leave {side}.calib_shared_axes or local_aqt "
                     "None"
                 )
+            if getattr(self, side).noise_shared_axes is not None:
+                raise ValueError(
+                    f"{side}.noise_shared_axes: noise that axes share is not available "
+                    "together with local_aqt, whose tiles are axes of their own; leave "
+                    "one of the two None"
+                )
         # What the forward quantized keeps its scale.
         is_rhs_quantized = self.rhs.is_quantized and not self.rhs.use_fwd_quant
         if not (self.lhs.is_quantized or is_rhs_quantized):
@@ -284,9 +265,11 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
-            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if rounding is
-            stochastic anywhere but on the output gradient, if a calibration has a state
-            where none is kept, or if an int32 accumulator is asked of a float operand.
+            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if a grid of
+            the forward contraction rounds stochastically and cannot round to nearest,
+            as serving does, if a calibration has a state where none is kept, if an
+            int32 accumulator is asked of a float operand, or if `out` rounds
+            stochastically.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
@@ -298,6 +281,14 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     drhs: DotGeneralRaw = DotGeneralRaw()
     """The contraction that gives the gradient of the rhs."""
 
+    out: Tensor = Tensor()
+    """The result of `fwd`. By default it is left in float. With `numerics` it is
+    quantized again, and the contraction returns a `QTensor`, whose integers a following
+    contraction takes as they are; with `use_fake_quant`, the array that they stand for.
+    The axes of `calib_shared_axes` are those of the result, in an einsum those of the
+    equation. None: the last one shares a scale, so that each row has its own; `blocks`
+    cut it."""
+
     def __post_init__(self) -> None:
         for name in ("fwd", "dlhs", "drhs"):
             if not isinstance(getattr(self, name), DotGeneralRaw):
@@ -305,6 +296,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     f"{name} must be a config.DotGeneralRaw, "
                     f"got {getattr(self, name)!r}"
                 )
+        self._check_out()
         if self.fwd.rhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("fwd.rhs"))
         if self.fwd.local_aqt is not None:
@@ -319,17 +311,39 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "the forward contraction smoothed stays so in them. Set "
                     f"fwd.smoothing, and leave {path}.smoothing None"
                 )
-        for path in ("fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"):
-            if _at(self, path).needs_noise:
+        for path in ("fwd.lhs", "fwd.rhs"):
+            tensor = _at(self, path)
+            if (
+                tensor.needs_noise
+                and type(tensor.grid).to_nearest is Numerics.to_nearest
+            ):
+                name = type(tensor.grid).__name__
                 raise ValueError(
-                    f"{path}.numerics: stochastic rounding is only for the output "
-                    "gradient (dlhs.lhs and drhs.lhs); set stochastic_rounding=False "
-                    "here"
+                    f"{path}.numerics: {name} rounds stochastically and does not "
+                    "override to_nearest(), by which frozen weights and served "
+                    f"activations are rounded; override {name}.to_nearest, or use the "
+                    "grid for gradients alone (dlhs and drhs)"
                 )
         for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
             _check_backward_calibration(path, _at(self, path))
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
+
+    def _check_out(self) -> None:
+        if not isinstance(self.out, Tensor):
+            raise TypeError(f"out must be a config.Tensor, got {self.out!r}")
+        if self.out.use_fwd_quant:
+            raise ValueError(_misplaced_use_fwd_quant("out"))
+        if self.out.needs_noise:
+            raise ValueError(
+                f"out.numerics={self.out.numerics!r} rounds stochastically, and there "
+                "is no noise for a result; set stochastic_rounding=False here"
+            )
+        if self.out.is_quantized and self.out.calibration.is_learned:
+            raise ValueError(
+                f"out.calibration={self.out.calibration!r} is learned, and only those "
+                "of fwd.lhs and fwd.rhs can be; use calibration.AbsMax(), for instance"
+            )
 
     def _check_reuse(self, name: str, forward_side: str) -> None:
         """Checks `use_fwd_quant` in the contraction `name`."""
@@ -348,9 +362,39 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
             _check_int32_accumulator(f"{name}.rhs", taken, f"{name}.")
 
     @property
-    def is_quantized(self) -> bool:
-        """True if any operand of any of the three contractions is quantized."""
+    def needs_noise(self) -> bool:
+        """True if any operand of the three contractions is rounded stochastically."""
         return any(
+            tensor.needs_noise
+            for contraction in (self.fwd, self.dlhs, self.drhs)
+            for tensor in (contraction.lhs, contraction.rhs)
+        )
+
+    def for_serving(self) -> "DotGeneral":
+        """The same config with the forward operands rounded to nearest.
+
+        A converted model is served by it: frozen weights and activations are rounded
+        to nearest, whatever the training did, so that serving needs no noise and gives
+        the same at every call.
+
+        >>> from aqtlite import config, numerics
+        >>> noisy = numerics.IntSymmetric(
+        ...     bits=4, preserve_max_val=True, stochastic_rounding=True
+        ... )
+        >>> cfg = config.update(config.qat(4), {"fwd.rhs.numerics": noisy})
+        >>> cfg.for_serving().fwd.rhs.numerics.stochastic_rounding
+        False
+        """
+        lhs, rhs = self.fwd.lhs.to_nearest(), self.fwd.rhs.to_nearest()
+        if (lhs, rhs) == (self.fwd.lhs, self.fwd.rhs):
+            return self
+        fwd = dataclasses.replace(self.fwd, lhs=lhs, rhs=rhs)
+        return dataclasses.replace(self, fwd=fwd)
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if the result, or an operand of a contraction, is quantized."""
+        return self.out.is_quantized or any(
             tensor.is_quantized
             for contraction in (self.fwd, self.dlhs, self.drhs)
             for tensor in (contraction.lhs, contraction.rhs)

@@ -1,5 +1,9 @@
 """Configs that most users start from."""
 
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
 from aqtlite import calibration, numerics
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
@@ -72,12 +76,11 @@ def fully_quantized(
         TypeError: if an argument is of another type than declared.
         ValueError: if a width is not from 1 to 16.
     """
-    for name, flag in (
-        ("use_fwd_quant", use_fwd_quant),
-        ("use_stochastic_rounding", use_stochastic_rounding),
-    ):
-        if not isinstance(flag, bool):
-            raise TypeError(f"fully_quantized: {name} must be a bool, got {flag!r}")
+    _check_flags(
+        "fully_quantized",
+        use_fwd_quant=use_fwd_quant,
+        use_stochastic_rounding=use_stochastic_rounding,
+    )
     operand = _tensor(fwd_bits)
     gradient = _tensor(bwd_bits, stochastic_rounding=use_stochastic_rounding)
     reused = _tensor(bwd_bits, use_fwd_quant=use_fwd_quant and fwd_bits is not None)
@@ -160,6 +163,79 @@ def static_int8(
     return update(fully_quantized(bwd_bits=bwd_bits), changes)
 
 
+def fp8(
+    *,
+    delayed: bool = False,
+    per_channel: bool = False,
+    use_stochastic_rounding: bool = False,
+    forward: Any = "float8_e4m3fn",
+    gradient: Any = "float8_e5m2",
+) -> DotGeneral:
+    """8-bit floats: e4m3 in the forward contraction, e5m2 for the gradients.
+
+    The recipe of Micikevicius et al. 2022, "FP8 Formats for Deep Learning"
+    (arXiv:2209.05433), with a scale per tensor that is found anew in every step. GPUs
+    from Ada and MI300 on contract such operands natively; on an MI300, whose matrix
+    units take the "fnuz" kinds, give those.
+
+    >>> cfg = fp8()
+    >>> cfg.fwd.rhs.grid.name, cfg.dlhs.lhs.grid.name, cfg.dlhs.rhs.use_fwd_quant
+    ('fp8_e4m3', 'fp8_e5m2', True)
+    >>> fp8(delayed=True).fwd.lhs.calibration
+    DelayedScaling(length=16)
+
+    Args:
+        delayed: scale activations (the forward's lhs) by the batches before, as
+            NVIDIA's Transformer Engine does (`calibration.DelayedScaling`). Weights are
+            scaled by what they are, so that they can be frozen.
+        per_channel: a scale for each row and column, not one per tensor. Not for
+            delayed activations.
+        use_stochastic_rounding: round the output gradient stochastically; to the
+            nearest by default, as is usual with fp8.
+        forward: the dtype of the forward operands.
+        gradient: the dtype of the output gradient.
+
+    Raises:
+        TypeError: if a flag is not a bool.
+        ValueError: if a dtype is not a float of 8 bits.
+    """
+    _check_flags(
+        "fp8",
+        delayed=delayed,
+        per_channel=per_channel,
+        use_stochastic_rounding=use_stochastic_rounding,
+    )
+    for name, dtype in (("forward", forward), ("gradient", gradient)):
+        if jnp.dtype(dtype).itemsize > 1:
+            raise ValueError(f"fp8: {name} must be a float8 dtype, got {dtype!r}")
+    grid = numerics.Float.from_dtype(forward)
+    shared: Literal["per_tensor"] | None = None if per_channel else "per_tensor"
+    weight = Tensor(numerics=grid, calib_shared_axes=shared)
+    activation = weight
+    if delayed:
+        activation = Tensor(
+            numerics=grid,
+            calib_shared_axes="per_tensor",
+            calibration=calibration.DelayedScaling(),
+        )
+    of_output = numerics.Float.from_dtype(
+        gradient, stochastic_rounding=use_stochastic_rounding
+    )
+    backward = DotGeneralRaw(
+        lhs=Tensor(numerics=of_output, calib_shared_axes=shared),
+        rhs=Tensor(use_fwd_quant=True),
+    )
+    return DotGeneral(
+        fwd=DotGeneralRaw(lhs=activation, rhs=weight), dlhs=backward, drhs=backward
+    )
+
+
+def _check_flags(preset: str, **flags: bool) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{preset}: {name} must be a bool, got {flag!r}")
+
+
 def smoothquant(
     alpha: float = 0.5,
     statistic: calibration.Calibration = _MAX_OVER_BATCHES,
@@ -205,10 +281,7 @@ def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
     they are trained as parameters.
 
     >>> lsq(bits=2).fwd.rhs
-    Tensor(
-        numerics=IntSymmetric(bits=2, preserve_max_val=True),
-        calibration=LSQ(),
-    )
+    Tensor(numerics=IntSymmetric(bits=2, preserve_max_val=True), calibration=LSQ())
 
     Args:
         bits: width of both operands.

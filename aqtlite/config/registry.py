@@ -3,9 +3,10 @@
 import dataclasses
 from typing import TypeVar
 
-from aqtlite import calibration, numerics
+from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks
-from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw, LocalAqt
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
@@ -19,6 +20,7 @@ _classes: dict[str, type] = {
         Blocks,
         calibration.Constant,
         calibration.ConstantRange,
+        noise.CounterHash,
         calibration.DelayedScaling,
         calibration.LSQ,
         calibration.LSQPlus,
@@ -30,6 +32,7 @@ _classes: dict[str, type] = {
         numerics.Float,
         numerics.IntAffine,
         numerics.IntSymmetric,
+        noise.JaxRandom,
         LocalAqt,
         calibration.MinMax,
         calibration.MseSearch,
@@ -52,7 +55,7 @@ class UnknownClassError(ValueError):
 
 
 def register(cls: Class) -> Class:
-    """Makes a grid or a calibration of your own known to JSON and to checkpoints.
+    """Makes a grid, calibration or noise of your own known to JSON and checkpoints.
 
     A class decorator. What is registered is written under the name of its class and
     read back by it: a text or a checkpoint names a class, and never imports one. The
@@ -75,8 +78,8 @@ def register(cls: Class) -> Class:
     True
 
     Args:
-        cls: a frozen dataclass, derived from `numerics.Numerics` or
-            `calibration.Calibration`.
+        cls: a frozen dataclass, derived from `numerics.Numerics`,
+            `calibration.Calibration` or `noise.Noise`.
 
     Returns:
         The class itself.
@@ -86,11 +89,11 @@ def register(cls: Class) -> Class:
         ValueError: if another class is registered under its name. The same class,
             defined again (in a notebook, say), takes the place of the earlier one.
     """
-    families = numerics.Numerics, calibration.Calibration
+    families = numerics.Numerics, calibration.Calibration, noise.Noise
     if not (isinstance(cls, type) and issubclass(cls, families)):
         raise TypeError(
-            "register takes a subclass of numerics.Numerics or calibration.Calibration,"
-            f" got {cls!r}"
+            "register takes a subclass of numerics.Numerics, calibration.Calibration "
+            f"or noise.Noise, got {cls!r}"
         )
     if not (dataclasses.is_dataclass(cls) and cls.__hash__ is not None):
         raise TypeError(

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from aqtlite import calibration, numerics
+from aqtlite import calibration, noise, numerics
 from aqtlite.config import registry, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
@@ -53,7 +53,8 @@ def from_json(text: str) -> DotGeneral | DotGeneralRaw | Tensor:
     >>> from_json('{"version": 1, "type": "DotGeneral", "bwd": null}')
     Traceback (most recent call last):
     ...
-    ValueError: $.bwd: a DotGeneral has no such field; its fields are: fwd, dlhs, drhs
+    ValueError: $.bwd: a DotGeneral has no such field; its fields are: fwd, dlhs, \
+drhs, out
 
     Args:
         text: JSON. It is data: nothing in it is evaluated or imported.
@@ -91,8 +92,8 @@ def _encode(value: Any, path: str) -> Any:
         return value.name
     if isinstance(value, tuple):
         return list(value)
-    # One's own numerics or calibration need not be a dataclass.
-    families = numerics.Numerics | calibration.Calibration
+    # One's own need not be a dataclass.
+    families = numerics.Numerics | calibration.Calibration | noise.Noise
     if not (representation.is_record(value) or isinstance(value, families)):
         return value
     name = type(value).__name__

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import calibration as calibrations
+from aqtlite import noise as noises
 from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
 from aqtlite.config import representation
@@ -26,18 +27,21 @@ def _shared_axes(
         if axes != "per_tensor":
             raise ValueError(f"calib_shared_axes={axes!r} is not known; {remedy}")
         return "per_tensor"
+    return _checked_axes(axes, "calib_shared_axes", remedy)
+
+
+def _checked_axes(axes: object, name: str, remedy: str) -> tuple[int, ...]:
     if not isinstance(axes, tuple | list):
-        raise TypeError(f"calib_shared_axes={axes!r} is not a tuple; {remedy}")
+        raise TypeError(f"{name}={axes!r} is not a tuple; {remedy}")
     for axis in axes:
         if isinstance(axis, bool) or not isinstance(axis, int):
             raise TypeError(
-                f"calib_shared_axes={axes!r} holds {axis!r}, which is not an int; "
-                f"{remedy}"
+                f"{name}={axes!r} holds {axis!r}, which is not an int; {remedy}"
             )
     if not axes:
-        raise ValueError(f"calib_shared_axes is empty; {remedy}")
+        raise ValueError(f"{name} is empty; {remedy}")
     if len(set(axes)) < len(axes):
-        raise ValueError(f"calib_shared_axes={axes!r} repeats an axis; name each once")
+        raise ValueError(f"{name}={axes!r} repeats an axis; name each once")
     return tuple(axes)
 
 
@@ -103,9 +107,10 @@ class Tensor(representation.CompactRepr):
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `calib_shared_axes` is empty, repeats an axis or is a string
-            other than "per_tensor"; if it meets `blocks`, or `po2_scale` a
-            `scale_dtype` that it contradicts; if a field that says how to quantize is
-            set although nothing is quantized.
+            other than "per_tensor"; if it or `noise_shared_axes` meets `blocks`, or
+            `po2_scale` a `scale_dtype` that it contradicts; if a field that says how
+            to quantize is set although nothing is quantized, or `noise_shared_axes`
+            although rounding is not stochastic.
     """
 
     numerics: grids.Numerics | grids.NoNumerics = grids.NoNumerics()
@@ -156,11 +161,20 @@ class Tensor(representation.CompactRepr):
     contracting axes, there are no integers to take: the dequantized operand is taken,
     and quantized by the own `numerics` if any."""
 
+    noise: noises.Noise = noises.CounterHash()
+    """The source of the noise, for a grid with stochastic rounding."""
+
+    noise_shared_axes: tuple[int, ...] | None = None
+    """The axes along which elements share their noise, for a grid with stochastic
+    rounding; None for none. Each element is still rounded without bias, but errors
+    along these axes are not independent. A list is made a tuple."""
+
     def __post_init__(self) -> None:
         self._check_types()
         object.__setattr__(
             self, "calib_shared_axes", _shared_axes(self.calib_shared_axes)
         )
+        self._check_noise_shared_axes()
         self._check_scale_dtype()
         if self.is_quantized:
             self._check_blocks()
@@ -180,6 +194,19 @@ class Tensor(representation.CompactRepr):
                     f"or leave {name} at its default"
                 )
 
+    def _check_noise_shared_axes(self) -> None:
+        if self.noise_shared_axes is None:
+            return
+        remedy = "give a tuple of axes, or None for noise of each element's own"
+        axes = _checked_axes(self.noise_shared_axes, "noise_shared_axes", remedy)
+        object.__setattr__(self, "noise_shared_axes", axes)
+        if not self.needs_noise:
+            raise ValueError(
+                f"noise_shared_axes={axes} would have no effect, because rounding is "
+                "to the nearest value; set numerics to a grid with "
+                "stochastic_rounding=True, or leave noise_shared_axes None"
+            )
+
     def _check_types(self) -> None:
         if not isinstance(self.numerics, grids.Numerics | grids.NoNumerics):
             raise TypeError(
@@ -192,6 +219,17 @@ class Tensor(representation.CompactRepr):
             raise TypeError(
                 "calibration must be an aqtlite.calibration.Calibration such as "
                 f"AbsMax(), got {self.calibration!r}"
+            )
+        if not isinstance(self.noise, noises.Noise):
+            raise TypeError(
+                "noise must be an aqtlite.noise.Noise such as CounterHash(), got "
+                f"{self.noise!r}"
+            )
+        if not isinstance(self.noise, Hashable):
+            raise TypeError(
+                f"noise: {type(self.noise).__name__} must be a frozen dataclass, so "
+                "that configs can be compared and hashed; decorate it with "
+                "@dataclasses.dataclass(frozen=True)"
             )
         if not isinstance(self.blocks, Blocks | None):
             raise TypeError(
@@ -237,6 +275,12 @@ class Tensor(representation.CompactRepr):
                 f"{self.calib_shared_axes!r} both say what shares a scale; leave one "
                 "of them None"
             )
+        if self.noise_shared_axes is not None:
+            raise ValueError(
+                f"blocks={self.blocks!r} and noise_shared_axes="
+                f"{self.noise_shared_axes!r}: noise that axes share is not available "
+                "for blocks; leave one of them None"
+            )
         if self.calibration.has_state:
             raise ValueError(
                 f"blocks={self.blocks!r} with calibration={self.calibration!r}, which "
@@ -274,3 +318,10 @@ class Tensor(representation.CompactRepr):
     def needs_noise(self) -> bool:
         """True if rounding is stochastic."""
         return isinstance(self.numerics, grids.Numerics) and self.numerics.needs_noise
+
+    def to_nearest(self) -> "Tensor":
+        """The same config with rounding to the nearest value."""
+        if not self.needs_noise:
+            return self
+        nearest = self.grid.to_nearest()
+        return dataclasses.replace(self, numerics=nearest, noise_shared_axes=None)

@@ -1,5 +1,7 @@
 """Byte-level transformer, quantized through the `dot_general` of its layers."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -23,13 +25,15 @@ class Transformer(nn.Module):
     """The longest sequence, and the size of the KV cache."""
     cfg: config.DotGeneral | None = None
     """Quantization of every projection; None leaves them in float."""
+    dot_general: Callable | None = None
+    """Contracts in place of ``AqtDotGeneral(cfg)``: that of another library."""
     decode: bool = False
     """If set, a call takes one token and continues from the ``cache`` collection."""
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Logits of the next token, ``(batch, length, 256)``."""
-        dot_general = AqtDotGeneral(self.cfg)
+        dot_general = self.dot_general or AqtDotGeneral(self.cfg)
         x = nn.Embed(corpus.VOCABULARY, self.width, name="tokens")(tokens)
         positions = self._positions(tokens.shape[1])
         x = x + nn.Embed(self.length, self.width, name="positions")(positions)

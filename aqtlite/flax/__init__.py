@@ -6,6 +6,7 @@ from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
+from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.quant_mode import QuantMode
@@ -24,4 +25,5 @@ __all__ = [
     "absorb_smoothing",
     "calibrate",
     "convert",
+    "promote_dtype",
 ]

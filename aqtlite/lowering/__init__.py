@@ -6,6 +6,7 @@ come out, the same in every form that a platform runs fast.
 
 from aqtlite.lowering.floating import float_dot, integer_dot_in_float, mixed_dot
 from aqtlite.lowering.integer import integer_dot
+from aqtlite.lowering.narrow import narrow_dot
 from aqtlite.lowering.reduction import largest_magnitude
 from aqtlite.lowering.target import Target, TargetDependent
 
@@ -17,4 +18,5 @@ __all__ = [
     "integer_dot_in_float",
     "largest_magnitude",
     "mixed_dot",
+    "narrow_dot",
 ]

@@ -40,20 +40,20 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     - rhs's contracting axes are moved to its front, by a copy, unless it is a matrix.
     - Some processors multiply only uint8 by int8 fast (`unsigned`).
     """
-    if _contracts_last_axes(lhs.shape, rhs.shape, dims) and _can_reshape(lhs, rhs):
+    if _contracts_last_axes(lhs.shape, rhs.shape, dims) and can_reshape(lhs, rhs):
         return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
     # For one column, reading lhs is what takes time, and raising it reads it once more.
     is_unsigned = processor.multiplies_unsigned() and not has_one_column
     rows = _rows(lhs.shape, dims)
-    few = _FEW_ROWS if is_unsigned and _can_reshape(lhs) else 1
+    few = _FEW_ROWS if is_unsigned and can_reshape(lhs) else 1
     has_few_rows = isinstance(rows, int) and rows <= few
     if (
         not (has_few_rows or has_one_column)
         and _contracts_leading_axes(dims)
-        and _can_reshape(lhs, rhs)
-        and dn.contraction_size(dims, lhs.shape) > _BLOCK
+        and can_reshape(lhs, rhs)
+        and is_transposed_in_blocks(dn.contraction_size(dims, lhs.shape))
     ):
         return _dot_of_transposed(lhs, rhs, contracted=len(dims[0][0]))
     if has_few_rows:
@@ -133,7 +133,7 @@ def _contracts_leading_axes(dims):
     return lhs_ca == rhs_ca == tuple(range(len(lhs_ca))) and not batch
 
 
-def _can_reshape(*operands):
+def can_reshape(*operands: jax.Array) -> bool:
     """Returns True if all sizes are known, and no axis has an explicit sharding."""
     sizes = [size for x in operands for size in x.shape]
     is_known = all(isinstance(size, int) for size in sizes)
@@ -154,6 +154,19 @@ def _dot_of_transposed(lhs, rhs, contracted):
     else:
         out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims, jnp.int32)
     return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
+
+
+def is_transposed_in_blocks(rows: int) -> bool:
+    """Returns True if so many rows are: XLA folds a transposition of one block."""
+    return rows > _BLOCK
+
+
+def transposed_matrix(x: jax.Array) -> jax.Array:
+    """The transpose of a matrix of bytes, padded to whole blocks with zeros."""
+    x = plain.with_zeros(x, 0, -x.shape[0] % _BLOCK)
+    # XLA:CPU copies narrow floats by widening them.
+    words = lax.bitcast_convert_type(x, jnp.uint8)
+    return lax.bitcast_convert_type(_transpose(words), x.dtype)
 
 
 def _transpose(x):

@@ -16,13 +16,19 @@ def dot(
     dims: dn.DimensionNumbers,
     accumulator: np.dtype | type,
     out_sharding: jax.sharding.NamedSharding | None = None,
+    precision: lax.Precision | None = None,
 ) -> jax.Array:
     """The contraction as it stands, summed in `accumulator`."""
     sharding: dict[str, Any] = (
         {} if out_sharding is None else {"out_sharding": out_sharding}
     )
     return lax.dot_general(
-        lhs, rhs, dims, preferred_element_type=accumulator, **sharding
+        lhs,
+        rhs,
+        dims,
+        precision=precision,
+        preferred_element_type=accumulator,
+        **sharding,
     )
 
 

@@ -1,4 +1,4 @@
-"""The int8 instructions of the processor of this host."""
+"""The instructions for narrow numbers that the processor of this host has."""
 
 import functools
 import pathlib
@@ -17,12 +17,29 @@ def multiplies_unsigned() -> bool:
 
 def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
     """Decides `multiplies_unsigned` from a file like Linux's ``/proc/cpuinfo``."""
+    flags = _flags(cpuinfo)
+    return "avx512_vnni" in flags and "amx_int8" not in flags
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Returns True if XLA:CPU multiplies bfloat16 faster than float32.
+
+    So it is with AVX512-BF16 ("vdpbf16ps", two products to a float32 sum) or AMX. Known
+    on Linux; False elsewhere.
+    """
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(
+        _flags(pathlib.Path("/proc/cpuinfo"))
+    )
+
+
+def _flags(cpuinfo: pathlib.Path) -> set[str]:
+    """The features in a file like Linux's ``/proc/cpuinfo``; none if there is none."""
     if not cpuinfo.exists():
-        return False
-    flags = {
+        return set()
+    return {
         flag
         for line in cpuinfo.read_text().splitlines()
         if line.startswith("flags")
         for flag in line.partition(":")[2].split()
     }
-    return "avx512_vnni" in flags and "amx_int8" not in flags

@@ -68,6 +68,16 @@ class Numerics(abc.ABC):
         return None
 
     @property
+    def calibrated_range(self) -> tuple[int, int] | None:
+        """The stored values onto which calibration maps the ends of a range.
+
+        That of `zero_point_range`. A grid with stochastic rounding leaves one value
+        more at each end: the zero point is rounded to an integer, and moves the ends
+        by up to half a step, where clipping would bias their mean.
+        """
+        return self.zero_point_range
+
+    @property
     def largest_stored(self) -> int:
         """The largest magnitude of a stored integer, less its zero point.
 
@@ -82,6 +92,22 @@ class Numerics(abc.ABC):
     def needs_noise(self) -> bool:
         """True if `round` must be given random bits."""
         return False
+
+    def to_nearest(self) -> "Numerics":
+        """The same grid, rounding to the nearest value.
+
+        It is the grid of frozen weights, and of activations in serving. The values and
+        the bound have to be the same. A grid that needs noise and does not override
+        this can only be that of gradients.
+
+        Raises:
+            NotImplementedError: if it is not overridden by a grid that needs noise.
+        """
+        if not self.needs_noise:
+            return self
+        raise NotImplementedError(
+            f"{type(self).__name__} rounds stochastically, and has no to_nearest()"
+        )
 
     @abc.abstractmethod
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
@@ -116,3 +142,18 @@ class Numerics(abc.ABC):
         """
         del scaled
         return None
+
+    def gradient_mask_around(
+        self, scaled: jax.Array, zero_point: jax.Array
+    ) -> jax.Array | None:
+        """`gradient_mask` of a grid with a zero point.
+
+        Args:
+            scaled: as `round` takes it, not yet moved by the zero point.
+            zero_point: int32, which broadcasts to it.
+
+        Returns:
+            As `gradient_mask`, which it calls unless it is overridden.
+        """
+        del zero_point
+        return self.gradient_mask(scaled)

@@ -225,6 +225,9 @@ class Float(base.Numerics):
     def needs_noise(self) -> bool:
         return self.stochastic_rounding
 
+    def to_nearest(self) -> "Float":
+        return dataclasses.replace(self, stochastic_rounding=False)
+
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
         # Every product here is with a power of two, and exact, so that it makes no
         # difference whether a compiler contracts it; and the cast at the end, which

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import exact
-from aqtlite.numerics import base
+from aqtlite.numerics import base, rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class IntAffine(base.Numerics):
     (-127, 127)
 
     Raises:
-        ValueError: if `bits` is not from 2 to 8.
+        ValueError: if `bits` is not from 2 to 8, or if stochastic rounding is asked of
+            three stored values.
         TypeError: if a field is of another type than declared.
     """
 
@@ -59,6 +60,17 @@ class IntAffine(base.Numerics):
     narrow_range: bool = False
     """Leave out the smallest stored value, so that a signed grid is symmetric."""
 
+    clip_gradient: bool = False
+    """Zero the gradient of elements that were clipped: those beyond half a step from
+    the last stored value. Set it together with a calibration that clips
+    (``ConstantRange``, or ``Percentile`` below 100)."""
+
+    stochastic_rounding: bool = False
+    """Round up with a probability equal to the distance from the stored value below,
+    so that the mean over noise is the value itself. The range is then mapped onto all
+    stored values but the first and the last one: rounding the zero point moves its ends
+    by up to half a step, and clipping them would bias their mean."""
+
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int):
             raise TypeError(f"IntAffine.bits must be an int, got {self.bits!r}")
@@ -67,16 +79,29 @@ class IntAffine(base.Numerics):
                 f"IntAffine.bits must be from 2 to 8, got {self.bits}; for one bit use "
                 "IntSymmetric(bits=1)"
             )
-        for name in ("signed", "narrow_range"):
-            if not isinstance(getattr(self, name), bool):
+        for field in dataclasses.fields(self)[1:]:
+            if not isinstance(getattr(self, field.name), bool):
                 raise TypeError(
-                    f"IntAffine.{name} must be a bool, got {getattr(self, name)!r}"
+                    f"IntAffine.{field.name} must be a bool, "
+                    f"got {getattr(self, field.name)!r}"
                 )
+        if self.stochastic_rounding and self.largest_stored < 3:
+            raise ValueError(
+                "IntAffine(bits=2, narrow_range=True, stochastic_rounding=True) has "
+                "three stored values, which leave none to map a range onto; use "
+                "narrow_range=False, or more bits"
+            )
 
     @property
     def zero_point_range(self) -> tuple[int, int]:
         lowest = -(2 ** (self.bits - 1)) if self.signed else 0
         return lowest + int(self.narrow_range), lowest + 2**self.bits - 1
+
+    @property
+    def calibrated_range(self) -> tuple[int, int]:
+        smallest, largest = self.zero_point_range
+        margin = int(self.stochastic_rounding)
+        return smallest + margin, largest - margin
 
     @property
     def bound(self) -> float:
@@ -91,6 +116,28 @@ class IntAffine(base.Numerics):
     def name(self) -> str:
         return f"int{self.bits}" if self.signed else f"uint{self.bits}"
 
+    @property
+    def needs_noise(self) -> bool:
+        return self.stochastic_rounding
+
+    def to_nearest(self) -> "IntAffine":
+        return dataclasses.replace(self, stochastic_rounding=False)
+
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
-        del noise
-        return exact.nearest_integer(jnp.clip(scaled, -self.bound, self.bound))
+        clipped = jnp.clip(scaled, -self.bound, self.bound)
+        if not self.stochastic_rounding:
+            return exact.nearest_integer(clipped)
+        if noise is None:
+            raise ValueError("stochastic rounding needs random bits, got None")
+        return rounding.stochastically(clipped, noise)
+
+    def gradient_mask_around(
+        self, scaled: jax.Array, zero_point: jax.Array
+    ) -> jax.Array | None:
+        if not self.clip_gradient:
+            return None
+        smallest, largest = self.zero_point_range
+        # Integers and halves: the sums are exact.
+        low = (smallest - zero_point).astype(jnp.float32) - np.float32(0.5)
+        high = (largest - zero_point).astype(jnp.float32) + np.float32(0.5)
+        return (scaled >= low) & (scaled <= high)

@@ -135,6 +135,9 @@ class IntSymmetric(base.Numerics):
     def needs_noise(self) -> bool:
         return self.stochastic_rounding
 
+    def to_nearest(self) -> "IntSymmetric":
+        return dataclasses.replace(self, stochastic_rounding=False)
+
     @property
     def _clip_bound(self) -> float:
         """The clipping value: the last center, or the edge of the storage dtype."""
@@ -148,7 +151,10 @@ class IntSymmetric(base.Numerics):
         if self.stochastic_rounding:
             if noise is None:
                 raise ValueError("stochastic rounding needs random bits, got None")
-            position = clipped if self.preserve_zero else clipped - np.float32(0.5)
+            position = clipped
+            if not self.preserve_zero:
+                # XLA would add the half to the constant that rounds to an integer.
+                position = exact.algebraic_barrier(clipped - np.float32(0.5))
             whole = rounding.stochastically(position, noise)
         elif self.preserve_zero:
             whole = exact.nearest_integer(clipped)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.numerics import base
+from aqtlite.numerics import base, rounding
 
 _VALUES = (
     -1.0,
@@ -27,6 +27,23 @@ _VALUES = (
     0.7229568362236023,
     1.0,
 )
+
+
+_TOP = np.float32(2.0**31)
+_LAST_DRAW = np.nextafter(_TOP, np.float32(0))
+
+
+def _draws_per_unit(low: float, high: float) -> np.float32:
+    """2^31 over the distance of neighbours, rounded up.
+
+    At least 2^31 times the distance of a neighbour's float32 is then 2^31, above every
+    draw: what lies on the grid stays there.
+    """
+    distance = np.float32(np.float32(high) - np.float32(low))
+    factor = np.float32(_TOP / distance)
+    while np.float32(distance * factor) < _TOP:
+        factor = np.nextafter(factor, np.float32(np.inf))
+    return factor
 
 
 def _last_below(middle: float) -> np.float32:
@@ -72,6 +89,10 @@ class NormalFloat(base.Numerics):
     """Zero the gradient of elements that were clipped. Set it together with a
     calibration that clips (``AbsMax(clipping_scale < 1)``)."""
 
+    stochastic_rounding: bool = False
+    """Go to one of the two neighbouring values with a probability proportional to the
+    distance from the other one, so that the mean over noise is the value itself."""
+
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int):
             raise TypeError(f"NormalFloat.bits must be an int, got {self.bits!r}")
@@ -80,10 +101,11 @@ class NormalFloat(base.Numerics):
                 f"NormalFloat.bits must be 4, got {self.bits}: no values of other "
                 "widths are published"
             )
-        if not isinstance(self.clip_gradient, bool):
-            raise TypeError(
-                f"NormalFloat.clip_gradient must be a bool, got {self.clip_gradient!r}"
-            )
+        for name in ("clip_gradient", "stochastic_rounding"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"NormalFloat.{name} must be a bool, got {getattr(self, name)!r}"
+                )
 
     @property
     def bound(self) -> float:
@@ -101,11 +123,32 @@ class NormalFloat(base.Numerics):
     def arithmetic(self) -> base.Arithmetic:
         return "table"
 
+    @property
+    def needs_noise(self) -> bool:
+        return self.stochastic_rounding
+
+    def to_nearest(self) -> "NormalFloat":
+        return dataclasses.replace(self, stochastic_rounding=False)
+
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
-        del noise
         code = jnp.zeros(scaled.shape, jnp.int32)
-        for threshold in _THRESHOLDS:
-            code += scaled > threshold
+        if not self.stochastic_rounding:
+            for threshold in _THRESHOLDS:
+                code += scaled > threshold
+            return code.astype(self.storage_dtype)
+        if noise is None:
+            raise ValueError("stochastic rounding needs random bits, got None")
+        # The clip also keeps a compiler from contracting the product that made `scaled`
+        # with the differences below into one rounding.
+        clipped = jnp.clip(scaled.astype(jnp.float32), -1, 1)
+        draw = jnp.minimum(rounding.uniform_31(noise), _LAST_DRAW)
+        for low, high in itertools.pairwise(_VALUES):
+            # From the neighbour that is nearer to zero, where floats are finer.
+            factor = _draws_per_unit(low, high)
+            if low >= 0:
+                code += draw < (clipped - np.float32(low)) * factor
+            else:
+                code += ~(draw < (np.float32(high) - clipped) * factor)
         return code.astype(self.storage_dtype)
 
     def decode(self, stored: jax.Array) -> jax.Array:

@@ -28,10 +28,30 @@ def stochastically(x: jax.Array, noise: jax.Array) -> jax.Array:
     """
     nearest = exact.nearest_integer(x)
     rest = x - nearest.astype(jnp.float32)
-    moves = _uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
+    moves = uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
     return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
 
 
-def _uniform_31(noise: jax.Array) -> jax.Array:
+def uniform_31(noise: jax.Array) -> jax.Array:
     """31 of 32 random bits as a float32 from 0 to 2^31."""
     return (noise >> 1).astype(jnp.int32).astype(jnp.float32)
+
+
+def around_zero_point(
+    steps: jax.Array, zero_point: jax.Array, limits: tuple[int, int]
+) -> jax.Array:
+    """Moves rounded steps by the zero point, into the range of stored values.
+
+    Added as integers: a sum with a product could be contracted into one rounding.
+
+    Args:
+        steps: int32, as `Numerics.round` returns them on a grid with a zero point.
+        zero_point: int32.
+        limits: the smallest and largest stored value.
+
+    Returns:
+        int32.
+    """
+    smallest, largest = limits
+    steps = jnp.clip(steps, smallest - largest, largest - smallest)
+    return jnp.clip(steps + zero_point, smallest, largest)

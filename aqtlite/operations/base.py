@@ -35,7 +35,11 @@ class DotInput(NamedTuple):
     """int32, keepdims; None for none."""
 
     largest: int | None
-    """The largest magnitude of an integer less its zero point. None for floats."""
+    """The largest magnitude of an integer less its zero point. Of a float, in units;
+    None if it has no unit."""
+
+    unit: float | None = None
+    """The power of two of which floats are multiples; None if it is not known."""
 
     def less_zero_point(self) -> "DotInput":
         """Subtracts the zero point, which makes int16 or int32 of the values."""
@@ -156,6 +160,12 @@ class Operation(abc.ABC):
             out_dtype: in which the result is wanted in the end.
             out_sharding: of the result.
         """
+
+    @abc.abstractmethod
+    def narrow_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        """Contracts floats of 8 bits, summed in float32."""
 
     @abc.abstractmethod
     def float_dot(

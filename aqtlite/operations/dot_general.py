@@ -157,6 +157,19 @@ class DotGeneral(Operation):
             out_dtype=out_dtype,
         )
 
+    def narrow_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        return lowering.narrow_dot(
+            lhs.values,
+            rhs.values,
+            self.dims,
+            self.order,
+            out_sharding,
+            (lhs.unit, rhs.unit),
+            (lhs.largest, rhs.largest),
+        )
+
     def float_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:

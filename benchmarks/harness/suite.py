@@ -11,6 +11,7 @@ WORKLOADS = (
     "mlp",
     "attention",
     "transformer",
+    "presets",
     "serving",
     "compile",
     "memory",

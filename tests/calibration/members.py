@@ -22,6 +22,8 @@ TENSORS = {
     "percentile": _symmetric(calibration.Percentile(95)),
     "mse_search": _symmetric(calibration.MseSearch((1.0, 0.9, 0.7))),
     "snr_search": _symmetric(calibration.SnrSearch((1.0, 0.9, 0.7))),
+    "affine_percentile": _affine(calibration.Percentile(95)),
+    "affine_mse_search": _affine(calibration.MseSearch((1.0, 0.9, 0.7))),
     "min_max": _affine(calibration.MinMax()),
     "constant": _symmetric(calibration.Constant(1.3)),
     "constant_range": _affine(calibration.ConstantRange(min=-0.7, max=1.3)),

@@ -41,8 +41,11 @@ def test_nan_and_zeros():
     assert not np.isfinite(highs(DelayedScaling(length=1), [jnp.nan, 1.0])).any()
 
 
-def test_trains_and_is_served():
-    model = nn.Dense(8, dot_general=AqtDotGeneral(config.static_int8(DelayedScaling())))
+@pytest.mark.parametrize(
+    "cfg", [config.static_int8(DelayedScaling()), config.fp8(delayed=True)]
+)
+def test_trains_and_is_served(cfg):
+    model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
     variables = calibrate(model, model.init(jax.random.key(0), X), [X, 2 * X, X])
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)

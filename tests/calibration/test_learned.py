@@ -196,6 +196,8 @@ def test_start():
         (UINT3, (0, 7)),
         (numerics.IntAffine(bits=8, signed=True), (-128, 127)),
         (numerics.IntAffine(bits=8, narrow_range=True), (0, 254)),
+        (numerics.Float(exponent_bits=4, mantissa_bits=3), (-448, 448)),
+        (numerics.NormalFloat(bits=4), (-1, 1)),
     ],
     ids=str,
 )

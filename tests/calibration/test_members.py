@@ -26,11 +26,13 @@ def test_json(tensor):
     assert len({tensor, config.from_json(config.to_json(tensor))}) == 1
 
 
-@each
-@pytest.mark.parametrize("po2", [False, True])
-def test_every_program_gives_the_same(tensor, po2):
+@pytest.mark.parametrize(
+    ("name", "po2"),
+    [*((name, False) for name in members.TENSORS), ("rms", True), ("min_max", True)],
+)
+def test_every_program_gives_the_same(name, po2):
     """Sizes that no vector of a processor divides, and a long axis."""
-    tensor = dataclasses.replace(tensor, po2_scale=po2)
+    tensor = dataclasses.replace(members.TENSORS[name], po2_scale=po2)
     x = normal((3, 5, 517)) * 2.0 ** normal((3, 5, 1), 1)
     wide = x * 3
 
@@ -114,7 +116,7 @@ def test_scales_move_with_the_values(tensor):
 
 
 @each
-@pytest.mark.parametrize("axes", [(0,), (2, 0), (0, 1, 2)])
+@pytest.mark.parametrize("axes", [(2, 0), (0, 1, 2)])
 def test_axes(tensor, axes):
     """Several shared axes are as one axis of all their elements."""
     x = normal((3, 4, 5))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aqtlite.calibration import AbsMax, Percentile
+from aqtlite.numerics import IntAffine
 from tests.common import normal
 
 FLOATS = st.floats(-(2.0**120), 2.0**120, width=32, allow_subnormal=False)
@@ -34,6 +35,18 @@ def test_is_numpys(percentage, axes):
 def test_any_values(x, percentage):
     got = Percentile(percentage).bound(jnp.asarray(x), (1,))
     np.testing.assert_array_equal(got, reference(x, percentage, 1))
+
+
+@pytest.mark.parametrize("axes", [(1,), (0, 2)])
+@pytest.mark.parametrize("percentage", [50, 90, 100])
+def test_is_numpys_on_both_sides(percentage, axes):
+    """For a grid with a zero point: of the values with their signs, and zero."""
+    x = normal((4, 25, 10)) + 1.0
+    high, low = Percentile(percentage).range(x, axes, IntAffine(), ())
+    options = {"axis": axes, "keepdims": True, "method": "inverted_cdf"}
+    above, below = (np.percentile(s * x, percentage, **options) for s in (1, -1))
+    np.testing.assert_array_equal(high, np.maximum(above, 0))
+    np.testing.assert_array_equal(low, np.minimum(-below, 0))
 
 
 def test_all_of_them_is_the_largest_magnitude():

@@ -1,6 +1,7 @@
 """`MseSearch` and `SnrSearch`."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import aqtlite
-from aqtlite import config, numerics
-from aqtlite.calibration import AbsMax, MseSearch, SnrSearch
+from aqtlite import config, numerics, quantizer
+from aqtlite.calibration import (
+    AbsMax,
+    MinMax,
+    MseSearch,
+    Range,
+    SnrSearch,
+    scale_and_zero_point,
+)
 from tests.common import normal, tensor
-from tests.extensions import e4m3, ternary
+from tests.extensions import affine, e4m3, ternary
 
 CANDIDATES = (1.0, 0.995, 0.98, 0.9, 0.8, 0.6, 0.4)
 GRIDS = {
@@ -26,6 +34,10 @@ GRIDS = {
     "unclipped": numerics.IntSymmetric(bits=4, clip=False),
     "float8": e4m3.E4M3(),
     "table": ternary.Ternary(),
+    "uint8": numerics.IntAffine(bits=8),
+    "uint2": numerics.IntAffine(bits=2),
+    "int4_affine": numerics.IntAffine(bits=4, signed=True, stochastic_rounding=True),
+    "own_affine": affine.AffineUint8(),
 }
 
 
@@ -35,29 +47,49 @@ def squared_error(x, cfg):
     return np.mean(difference**2, axis=1)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _fractions(x, grid, candidates):
+    found = MseSearch(candidates).range(x, (1,), grid, ())
+    has_low = grid.zero_point_range is not None
+    whole = (
+        MinMax().range(x, (1,), grid, ()).high if has_low else AbsMax().bound(x, (1,))
+    )
+    return found.high / whole
+
+
 def chosen(x, grid, candidates=CANDIDATES):
-    """The fraction of each row's largest magnitude."""
-    high = MseSearch(candidates).range(x, (1,), grid, ()).high
-    return np.asarray(high / AbsMax().bound(x, (1,)))[:, 0]
+    """The fraction of each row's largest magnitude, or largest value."""
+    return np.asarray(_fractions(x, grid, candidates))[:, 0]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def quantized_at(x, grid, fraction):
+    """Dequantized to a fraction of the whole range, rounded to nearest."""
+    nearest = config.Tensor(numerics=grid.to_nearest())
+    whole = Range(AbsMax().bound(x, (1,)))
+    if grid.zero_point_range is not None:
+        whole = MinMax().range(x, (1,), grid, ())
+    ends = Range(*(None if end is None else end * fraction for end in whole))
+    scale, zero_point = scale_and_zero_point(ends, grid, po2=False)
+    calibrated = quantizer.Calibrated(ends.high, scale, zero_point, ends.low)
+    return quantizer.round_to_grid(x, calibrated, nearest, None).dequant()
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_error_of_the_choice_is_the_least(grid):
-    x = normal((40, 64))
-    found = config.Tensor(numerics=grid, calibration=MseSearch(CANDIDATES))
-    each = np.array(
-        [
-            squared_error(
-                x,
-                config.Tensor(numerics=grid, calibration=AbsMax(clipping_scale=c)),
-            )
-            for c in CANDIDATES
-        ]
-    )
-    np.testing.assert_allclose(squared_error(x, found), each.min(0), rtol=1e-5)
-    assert np.any(each.min(0) < each[0])
+    x = normal((40, 64)) * jnp.where(normal((40, 64), 1) > 0, 1, 0.3)
     plain = np.asarray(CANDIDATES, np.float32)
-    assert np.all(np.isclose(chosen(x, grid)[:, None], plain, rtol=1e-6).any(1))
+
+    def error_of(fraction):
+        difference = np.asarray(quantized_at(x, grid, fraction), np.float64) - x
+        return np.mean(difference**2, axis=1)
+
+    each = np.array([error_of(jnp.float32(c)) for c in CANDIDATES])
+    found = chosen(x, grid)
+    assert np.all(np.isclose(found[:, None], plain, rtol=1e-6).any(1))
+    got = error_of(jnp.asarray(found)[:, None])
+    np.testing.assert_allclose(got, each.min(0), rtol=1e-4)
+    assert np.any(each.min(0) < each[0])
 
 
 FLOATS = st.floats(-(2.0**90), 2.0**90, width=32, allow_subnormal=False)

@@ -1,19 +1,21 @@
-"""Hypothesis strategies that make valid configs."""
+"""Hypothesis strategies that make valid configs, of every grid and calibration."""
 
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-from aqtlite import calibration, config, numerics
+from aqtlite import calibration, config, noise, numerics
 
 _FLOAT_DTYPES = st.sampled_from([None, "float32", "float64", jnp.bfloat16])
+_WITHOUT_BFLOAT16 = st.sampled_from([None, "float32", "float64"])
+_FLAG = st.booleans()
 
 
 @st.composite
-def grids(draw, noise=False):
-    bits = draw(st.integers(1, 8))
-    stochastic = noise and draw(st.booleans())
-    flags = {name: draw(st.booleans()) for name in ("clip", "clip_gradient")}
-    preserve_max_val = stochastic or draw(st.booleans())
+def _int_symmetric(draw):
+    bits = draw(st.integers(1, 16))
+    stochastic = draw(_FLAG)
+    flags = {name: draw(_FLAG) for name in ("clip", "clip_gradient")}
+    preserve_max_val = stochastic or draw(_FLAG)
     preserve_zero = draw(st.sampled_from([None, False] if bits == 1 else [None, True]))
     return numerics.IntSymmetric(
         bits=bits,
@@ -24,43 +26,114 @@ def grids(draw, noise=False):
     )
 
 
-def calibrations():
-    scales = st.none() | st.floats(1e-3, 10)
-    return scales.map(lambda scale: calibration.AbsMax(clipping_scale=scale))
+_FLAGS = {"clip_gradient": _FLAG, "stochastic_rounding": _FLAG}
+_SYMMETRIC = (
+    _int_symmetric()
+    | st.builds(
+        numerics.Float,
+        exponent_bits=st.integers(2, 5),
+        mantissa_bits=st.integers(1, 10),
+        special_values=st.sampled_from([None, "none", "ieee"]),
+        **_FLAGS,
+    )
+    | st.builds(numerics.NormalFloat, **_FLAGS)
+)
+_AFFINE = st.builds(
+    numerics.IntAffine,
+    bits=st.integers(3, 8),
+    signed=_FLAG,
+    narrow_range=_FLAG,
+    **_FLAGS,
+)
+
+_FACTORS = st.floats(1e-3, 10)
+_SCALES = st.none() | _FACTORS
+_FRACTIONS = st.lists(st.floats(0.1, 1), min_size=1, max_size=4)
+_OF_ANY_GRID = (
+    st.builds(calibration.Percentile, st.floats(1, 100))
+    | st.builds(calibration.MseSearch, _FRACTIONS)
+    | st.builds(calibration.SnrSearch, _FRACTIONS)
+)
+_OF_SYMMETRIC_GRIDS = (
+    st.builds(calibration.AbsMax, clipping_scale=_SCALES)
+    | st.builds(calibration.AbsMean, p=st.floats(1, 4), clipping_scale=_SCALES)
+    | st.builds(calibration.RMS, _FACTORS)
+    | st.builds(calibration.Constant, _FACTORS)
+    | _OF_ANY_GRID
+)
+_OF_AFFINE_GRIDS = (
+    st.just(calibration.MinMax())
+    | st.builds(calibration.ConstantRange, min=st.floats(-9, 0), max=st.floats(0.1, 9))
+    | _OF_ANY_GRID
+)
+
+
+def calibrations(affine=False):
+    """Calibrations by the values of an array."""
+    return _OF_AFFINE_GRIDS if affine else _OF_SYMMETRIC_GRIDS
+
+
+def _calibrations_over_batches(affine):
+    of = calibrations(affine)
+    over = (
+        st.builds(calibration.MaxOverBatches, of=of)
+        | st.builds(calibration.MeanOverBatches, of=of)
+        | st.builds(calibration.MovingAverage, of=of, decay=st.floats(0.1, 0.99))
+    )
+    delayed = st.builds(calibration.DelayedScaling, length=st.integers(1, 20))
+    return over if affine else over | delayed
+
+
+_AXES = st.lists(st.integers(-4, 4), min_size=1, unique=True)
 
 
 @st.composite
-def tensors(draw, noise=False, use_fwd_quant=False, own_axes=True):
+def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
+    affine = draw(_FLAG)
+    how = calibrations(affine)
+    if forward:
+        how |= _calibrations_over_batches(affine)
     always = {
-        "calibration": draw(calibrations()),
-        "scale_stop_grad": draw(st.booleans()),
+        "calibration": draw(how),
+        "scale_stop_grad": draw(_FLAG),
         "use_fwd_quant": use_fwd_quant,
+        "noise": draw(st.sampled_from([noise.CounterHash(), noise.JaxRandom()])),
     }
-    if draw(st.booleans()):
+    if draw(_FLAG):
         return config.Tensor(**always)
-    axes = st.lists(st.integers(-4, 4), min_size=1, unique=True)
+    grid = draw(_AFFINE if affine else _SYMMETRIC)
+    own_axes = {}
+    if not tiled:
+        own_axes["calib_shared_axes"] = draw(st.none() | st.just("per_tensor") | _AXES)
+        if grid.needs_noise:
+            own_axes["noise_shared_axes"] = draw(st.none() | _AXES)
     return config.Tensor(
-        numerics=draw(grids(noise=noise)),
-        calib_shared_axes=draw(st.none() | st.just("per_tensor") | axes)
-        if own_axes
-        else None,
-        po2_scale=draw(st.booleans()),
-        use_fake_quant=draw(st.booleans()),
+        numerics=grid,
+        po2_scale=draw(_FLAG),
+        use_fake_quant=draw(_FLAG),
+        **own_axes,
         **always,
     )
 
 
+def _bfloat16_holds(tensor):
+    return not tensor.is_integer or tensor.grid.largest_stored <= 2**8
+
+
 @st.composite
 def contractions(draw, backward=False, reuse=False):
-    tiles = backward and draw(st.booleans())
-    lhs = draw(tensors(noise=backward, own_axes=not tiles))
-    rhs = draw(tensors(use_fwd_quant=reuse and draw(st.booleans()), own_axes=not tiles))
+    tiles = backward and draw(_FLAG)
+    lhs = draw(tensors(forward=not backward, tiled=tiles))
+    rhs = draw(
+        tensors(forward=not backward, use_fwd_quant=reuse and draw(_FLAG), tiled=tiles)
+    )
     is_rhs_quantized = rhs.is_quantized and not rhs.use_fwd_quant
     tiles = tiles and (lhs.is_quantized or is_rhs_quantized)
+    any_dtype = _bfloat16_holds(lhs) and _bfloat16_holds(rhs)
     return config.DotGeneralRaw(
         lhs=lhs,
         rhs=rhs,
-        dg_in_dtype=draw(_FLOAT_DTYPES),
+        dg_in_dtype=draw(_FLOAT_DTYPES if any_dtype else _WITHOUT_BFLOAT16),
         dg_accumulator_dtype=draw(_FLOAT_DTYPES),
         local_aqt=config.LocalAqt(contraction_axis_shard_count=draw(st.integers(1, 9)))
         if tiles
@@ -72,6 +145,7 @@ def contractions(draw, backward=False, reuse=False):
 def dot_generals(draw):
     fwd = draw(contractions())
     return config.DotGeneral(
+        out=draw(tensors()),
         fwd=fwd,
         dlhs=draw(contractions(backward=True, reuse=fwd.rhs.is_quantized)),
         drhs=draw(contractions(backward=True, reuse=fwd.lhs.is_quantized)),

@@ -48,7 +48,7 @@ def test_every_mark():
 @given(strategies.dot_generals())
 def test_any_config_has_six_operands_and_three_contractions(cfg):
     rows = _rows(cfg)
-    assert len(rows) == 2 + 6 + 3
+    assert len(rows) == 2 + 6 + cfg.out.is_quantized + 3
 
 
 def test_presets_fit_a_screen():

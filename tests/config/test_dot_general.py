@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import numerics
-from aqtlite.config import DotGeneral, DotGeneralRaw, LocalAqt, Tensor
+from aqtlite import calibration, config, numerics
+from aqtlite.config import DotGeneral, DotGeneralRaw, LocalAqt, Tensor, describe
 
 FLOAT = Tensor()
 INT8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
@@ -150,12 +150,11 @@ def test_raw_refuses(arguments, error, match):
         DotGeneralRaw(**{"lhs": INT8, "rhs": INT8, **arguments})
 
 
-@pytest.mark.parametrize("path", ["fwd.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"])
-def test_refuses_noise_except_on_the_gradient(path):
-    name, side = path.split(".")
-    match = f"^{path}.numerics: stochastic rounding is only for the output gradient"
-    with pytest.raises(ValueError, match=match):
-        DotGeneral(**{name: DotGeneralRaw(**{side: NOISY})})
+def test_any_operand_may_be_rounded_stochastically():
+    assert not DotGeneral(fwd=BOTH).needs_noise
+    for name in ("fwd", "dlhs", "drhs"):
+        for side in ("lhs", "rhs"):
+            assert DotGeneral(**{name: DotGeneralRaw(**{side: NOISY})}).needs_noise
 
 
 @pytest.mark.parametrize(
@@ -221,3 +220,38 @@ def test_refuses_dtypes_that_lose_integers():
         DotGeneralRaw(lhs=int8, rhs=int8, dg_accumulator_dtype=jnp.float16)
     narrow = Tensor(numerics=numerics.IntSymmetric(bits=4))
     DotGeneralRaw(lhs=narrow, rhs=narrow, dg_in_dtype=jnp.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "match"),
+    [
+        (8, TypeError, "^out must be a config.Tensor"),
+        (Tensor(use_fwd_quant=True), ValueError, "^out.use_fwd_quant=True: only"),
+        (
+            NOISY,
+            ValueError,
+            "^out.numerics=.* rounds stochastically",
+        ),
+        (
+            Tensor(
+                numerics=numerics.IntSymmetric(bits=8),
+                calibration=calibration.LSQ(),
+            ),
+            ValueError,
+            "^out.calibration=.* is learned",
+        ),
+    ],
+)
+def test_out_refuses(out, error, match):
+    with pytest.raises(error, match=match):
+        DotGeneral(out=out)
+
+
+def test_a_star_does_not_reach_the_result():
+    """What is said of all operands leaves it in float."""
+    cfg = config.update(config.fully_quantized(), {"fwd.*.po2_scale": True})
+    assert not cfg.out.is_quantized
+    only = DotGeneral(out=INT8)
+    assert only.is_quantized and config.from_json(config.to_json(only)) == only
+    assert hash(only) != hash(DotGeneral()) and only != DotGeneral()
+    assert "out       result    int8 ±127.5  AbsMax       per-row" in describe(only)

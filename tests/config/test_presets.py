@@ -65,6 +65,29 @@ def test_static_int8():
     assert "MovingAverage" in config.describe(cfg)
 
 
+def test_fp8():
+    cfg = config.fp8()
+    e4m3, e5m2 = (
+        numerics.Float.from_dtype(name) for name in ("float8_e4m3fn", "float8_e5m2")
+    )
+    forward = config.Tensor(numerics=e4m3, calib_shared_axes="per_tensor")
+    assert cfg.fwd == config.DotGeneralRaw(lhs=forward, rhs=forward)
+    gradient = config.Tensor(numerics=e5m2, calib_shared_axes="per_tensor")
+    assert cfg.dlhs.lhs == cfg.drhs.lhs == gradient
+    assert cfg.dlhs.rhs.use_fwd_quant and cfg.drhs.rhs.use_fwd_quant
+    assert config.describe(cfg).count("float8") == 3
+    for fields in (
+        {},
+        {"delayed": True},
+        {"per_channel": True, "use_stochastic_rounding": True},
+        {"forward": "float8_e4m3fnuz", "gradient": "float8_e5m2fnuz"},
+    ):
+        cfg = config.fp8(**fields)
+        assert config.from_json(config.to_json(cfg)) == cfg
+        assert cfg.fwd.lhs.calibration.has_state == ("delayed" in fields)
+        assert cfg.dlhs.lhs.needs_noise == ("use_stochastic_rounding" in fields)
+
+
 def test_unquantized():
     assert config.unquantized() == config.DotGeneral()
 
@@ -80,6 +103,8 @@ def test_unquantized():
         (lambda: config.fully_quantized(bwd_bits=0), ValueError, "bits .*from 1 to 16"),
         (lambda: config.fully_quantized(fwd_bits="8"), TypeError, "bits must be an in"),
         (lambda: config.qat(bits=None), TypeError, "bits must be an int, got None"),
+        (lambda: config.fp8(forward="float16"), ValueError, "must be a float8 dtype"),
+        (lambda: config.fp8(delayed=1), TypeError, "delayed must be a bool, got 1"),
         (lambda: config.static_int8(8), TypeError, "takes a calibration such as"),
         (
             lambda: config.static_int8(calibration.AbsMax()),

@@ -2,22 +2,11 @@ import dataclasses
 
 from hypothesis import given, settings
 
-from aqtlite import calibration, config, numerics
-from aqtlite.config import representation
+from aqtlite import config, numerics
+from aqtlite.config import registry, representation
 from tests.config import strategies
 
-NAMES = {
-    cls.__name__: cls
-    for cls in (
-        calibration.AbsMax,
-        config.DotGeneral,
-        config.DotGeneralRaw,
-        config.LocalAqt,
-        config.Tensor,
-        numerics.IntSymmetric,
-        numerics.NoNumerics,
-    )
-}
+NAMES = {name: registry.find(name) for name in registry.names()}
 
 
 @settings(max_examples=50, deadline=None)

@@ -40,6 +40,16 @@ class Mlp(nn.Module):
         return nn.Dense(3, dot_general=dot_general)(x)
 
 
+class Heads(nn.Module):
+    """Models of several configs side by side, trained and served in one program."""
+
+    cfgs: tuple[tuple[str, config.DotGeneral], ...]
+
+    @nn.compact
+    def __call__(self, x):
+        return {name: Mlp(cfg, width=16, name=name)(x) for name, cfg in self.cfgs}
+
+
 SAMPLE = (jax.ShapeDtypeStruct((4, 12), "float32"),)
 
 

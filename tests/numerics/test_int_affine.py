@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,10 @@ from hypothesis import strategies as st
 
 import aqtlite
 from aqtlite import config
-from aqtlite.calibration import MinMax
+from aqtlite.calibration import ConstantRange, MinMax
 from aqtlite.numerics import IntAffine
 from tests.common import MATMUL, normal, tensor
+from tests.extensions import affine as affine_extension
 
 X, W = jax.nn.relu(normal((6, 24))), normal((24, 10), 1) + 0.3
 GRIDS = [
@@ -24,6 +27,10 @@ GRIDS = [
         (2, False, True),
     )
 ]
+# Of each storage dtype.
+each_dtype = pytest.mark.parametrize(
+    "grid", [GRIDS[i] for i in (0, 1, 4, 5)], ids=lambda grid: repr(grid)[10:-1]
+)
 each = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: repr(grid)[10:-1])
 
 
@@ -73,8 +80,8 @@ def test_follows_the_formula(grid):
     assert stored.min() == smallest and stored.max() == largest
 
 
-@each
-@settings(max_examples=30, deadline=None)
+@each_dtype
+@settings(max_examples=15, deadline=None)
 @given(values=st.lists(st.floats(-9, 9, width=32), min_size=12, max_size=12))
 def test_is_monotonic_near_and_idempotent(grid, values):
     x = np.sort(np.array(values, np.float32))
@@ -92,7 +99,7 @@ def test_ties_go_to_even_and_far_values_are_clipped():
     assert got.tolist() == [0, 2, -2, 255, -255]
 
 
-@each
+@each_dtype
 @pytest.mark.parametrize("other", [None, tensor(8), tensor(1)], ids=["own", "8", "1"])
 def test_contracts_like_integers(grid, other):
     lhs, rhs = affine(grid), other or affine(grid)
@@ -104,7 +111,48 @@ def test_contracts_like_integers(grid, other):
     np.testing.assert_array_equal(out, sums * np.asarray(b.scale) * np.asarray(a.scale))
 
 
-@each
+def test_gradients_stop_where_values_are_clipped():
+    grid = IntAffine(bits=4, clip_gradient=True)
+    how = config.Tensor(numerics=grid, calibration=ConstantRange(min=-0.5, max=1))
+    cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=how))
+    dot = aqtlite.make_dot_general(cfg)
+    # Steps of 0.1 from -0.5 on, and half a step that is rounded to the last one.
+    x = jnp.array([[1.04, 1.06, 9.0, -0.54, -0.56, 0.0]])
+    grad = jax.grad(lambda x: dot(x, jnp.ones((6, 1)), MATMUL).sum())(x)
+    assert grad.tolist() == [[1.0, 0.0, 0.0, 1.0, 0.0, 1.0]]
+    assert how.grid.gradient_mask(x) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnMask(affine_extension.AffineUint8):
+    """A grid that overrides the mask of grids without a zero point alone."""
+
+    def gradient_mask(self, scaled):
+        return scaled > 0
+
+
+def test_an_own_grid_may_mask_without_the_zero_point():
+    how = config.Tensor(numerics=OwnMask(), calibration=MinMax())
+    cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=how))
+    dot = aqtlite.make_dot_general(cfg)
+    x = jnp.array([[1.0, -1.0, 0.5]])
+    grad = jax.grad(lambda x: dot(x, jnp.ones((3, 1)), MATMUL).sum())(x)
+    assert grad.tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_stochastic_rounding_leaves_room_for_the_zero_point():
+    """No element is clipped, wherever the zero point comes to lie."""
+    grid = IntAffine(bits=3, stochastic_rounding=True)
+    assert grid.calibrated_range == (1, 6) and grid.zero_point_range == (0, 7)
+    for low in (-0.9, -0.55, -0.31, 0.0):
+        x = jnp.array([low, 1.0])
+        q = aqtlite.quantize(x, affine(grid), 0)
+        position = np.asarray(x) / float(q.scale[0]) + int(q.zero_point[0])
+        assert position.min() >= 0 and position.max() <= 7
+        np.testing.assert_allclose(q.scale, (1 - low) / 5, rtol=1e-6)
+
+
+@each_dtype
 def test_gradients(grid):
     """The straight-through estimator: those of the dequantized operands."""
     forward = config.DotGeneralRaw(lhs=affine(grid), rhs=affine(grid))
@@ -118,7 +166,7 @@ def test_gradients(grid):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@each
+@pytest.mark.parametrize("grid", [GRIDS[0], GRIDS[5]], ids=["uint8", "int3"])
 def test_vmap(grid):
     cfg = config.DotGeneral(
         fwd=config.DotGeneralRaw(lhs=affine(grid), rhs=affine(grid))
@@ -159,6 +207,13 @@ def test_needs_a_range():
         ({"bits": True}, TypeError, "bits must be an int"),
         ({"signed": 1}, TypeError, "signed must be a bool"),
         ({"narrow_range": None}, TypeError, "narrow_range must be a bool"),
+        ({"clip_gradient": 1}, TypeError, "clip_gradient must be a bool"),
+        ({"stochastic_rounding": 1}, TypeError, "stochastic_rounding must be a bool"),
+        (
+            {"bits": 2, "narrow_range": True, "stochastic_rounding": True},
+            ValueError,
+            "three stored values, which leave none to map a range onto",
+        ),
     ],
 )
 def test_refuses(kwargs, error, match):

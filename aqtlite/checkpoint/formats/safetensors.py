@@ -40,6 +40,8 @@ _DTYPES: dict[str, np.dtype] = {
     "U16": np.dtype("uint16"),
     "U32": np.dtype("uint32"),
     "BOOL": np.dtype("bool"),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
+    "F8_E5M2": np.dtype(jnp.float8_e5m2),
 }
 """The format's names of dtypes."""
 
@@ -92,9 +94,7 @@ class SafetensorsReader(base.Reader):
         }
 
     def read(self, name: str) -> np.ndarray:
-        file, key, _ = self._entries[name]
-        with _opened(file) as tensors:
-            return self._to_numpy(tensors.get_tensor(key), name)
+        return self.read_slice(name, ())
 
     def slices(self, name: str) -> base.Sliceable:
         return _Slices(self, name) if self.arrays[name].shape else self.read(name)
@@ -102,11 +102,13 @@ class SafetensorsReader(base.Reader):
     def read_slice(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Reads a slice of one array."""
         file, key, _ = self._entries[name]
+        info = self.arrays[name]
         with _opened(file) as tensors:
-            return self._to_numpy(tensors.get_slice(key)[index], name)
-
-    def _to_numpy(self, x: Any, name: str) -> np.ndarray:
-        return np.asarray(x).astype(self.arrays[name].dtype, copy=False)
+            if info.dtype.name.startswith("float8"):
+                # The library takes dtypes from NumPy, which has none of 8 bits.
+                return np.array(_mapped(file, key, info)[index])
+            x = tensors.get_slice(key)[index] if index else tensors.get_tensor(key)
+            return np.asarray(x).astype(info.dtype, copy=False)
 
     def manifest(self) -> str | None:
         for file in self._files:
@@ -118,6 +120,17 @@ class SafetensorsReader(base.Reader):
 
     def files(self) -> list[pathlib.Path]:
         return self._files
+
+
+def _mapped(file: pathlib.Path, key: str, info: ArrayInfo) -> np.ndarray:
+    """One array of a file that the library has opened, read where it is looked at."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        start, stop = json.loads(opened.read(size))[key]["data_offsets"]
+    if start == stop:
+        return np.zeros(info.shape, info.dtype)
+    data = np.memmap(file, np.uint8, "r", 8 + size + start, info.shape)
+    return data.view(info.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,11 @@ from typing import Any, Literal
 import jax
 from flax.core import Scope
 
-from aqtlite import config, dot_general
+from aqtlite import config, dot_general, output
 from aqtlite.flax.linen import recording, statistics
-from aqtlite.flax.linen.caller import find_caller, module_variables, path_of
+from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
+from aqtlite.qtensor import QTensor
 from aqtlite.serving import lookup
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import Contraction
@@ -91,7 +92,9 @@ class AqtDotGeneral(Injected):
     gradient is what takes their place. Learned parameters are in "params".
 
     Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
-    from the bits of the gradients, so that no stream is needed.
+    from what calibration finds in the operands, so that no stream is needed. Variables
+    that `convert` made round forward operands to nearest, whatever the config says:
+    weights, which are frozen so, and activations.
 
     >>> import flax.linen as nn, jax.numpy as jnp
     >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
@@ -114,18 +117,21 @@ class AqtDotGeneral(Injected):
         *,
         out_sharding: Any = None,
         key: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
         check_operands(lhs, rhs)
+        caller = find_caller()
+        cfg = self.cfg or config.unquantized()
+        if cfg.needs_noise and self._is_for_serving(caller):
+            cfg = cfg.for_serving()
         call = Contraction(
-            cfg=self.cfg or config.unquantized(),
+            cfg=output.left_float(cfg),
             frozen_operands=self.frozen_operands,
             name=self.name,
             dimension_numbers=dimension_numbers,
             lhs=lhs,
             rhs=rhs,
         )
-        caller = find_caller()
         scope = caller.scope if caller is not None and caller.is_inside else None
         entry = statistics.entry_of(call, scope)
         states = statistics.read(call, entry)
@@ -136,8 +142,7 @@ class AqtDotGeneral(Injected):
         else:
             operands = self._operands(call, scope)
         cfg = call.cfg
-        needs_noise = cfg.dlhs.lhs.needs_noise or cfg.drhs.lhs.needs_noise
-        if key is None and needs_noise and scope is not None:
+        if key is None and cfg.needs_noise and scope is not None:
             key = _rng(scope)
         states = statistics.update(call, operands, entry, states)
 
@@ -153,7 +158,20 @@ class AqtDotGeneral(Injected):
                 states=states,
             )
 
-        return lookup.contract(contract, *operands)
+        # Whatever stands for its operands, the result is quantized once.
+        result = lookup.contract(contract, *operands)
+        name = call.name or statistics.axes_name(call)
+        return quantize_output(self, result, name)
+
+    def _is_for_serving(self, caller: Caller | None) -> bool:
+        """Tells whether forward operands are rounded as in serving, to nearest."""
+        if self.quant_mode is not None:
+            return self.quant_mode is QuantMode.SERVE
+        if recording.is_recorded():
+            return True
+        return caller is not None and not caller.scope.root.is_collection_empty(
+            COLLECTION
+        )
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """Returns the operands to contract: frozen weights in place of their floats."""
@@ -193,6 +211,27 @@ class AqtDotGeneral(Injected):
                 f"{path_of(scope)} has quant_mode=QuantMode.SERVE, but the "
                 f"variables have no collection '{COLLECTION}'; convert them first"
             )
+
+
+def quantize_output(
+    injected: Injected, out: jax.Array, name: str
+) -> jax.Array | QTensor:
+    """Quantizes the result of a contraction, with the statistics of its module.
+
+    Args:
+        injected: the contraction.
+        out: its float result.
+        name: of its statistics.
+    """
+    cfg, state = injected.cfg, ()
+    if cfg is None or not cfg.out.is_quantized:
+        return out
+    if cfg.out.calibration.has_state:
+        caller = find_caller()
+        scope = caller.scope if caller is not None and caller.is_inside else None
+        own = injected.name is not None
+        state = statistics.of_output(cfg.out, out, scope, name, own=own)
+    return output.quantize(out, cfg.out, state)
 
 
 def check_operands(lhs: Any, rhs: Any) -> None:

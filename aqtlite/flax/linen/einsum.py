@@ -2,12 +2,22 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
 
+from aqtlite import output
 from aqtlite.einsum import contract
-from aqtlite.flax.linen.dot_general import AqtDotGeneral, Injected, check_operands
+from aqtlite.flax.linen.dot_general import (
+    AqtDotGeneral,
+    Injected,
+    check_operands,
+    quantize_output,
+)
+from aqtlite.qtensor import QTensor
+
+_NO_LETTER = re.compile("[^a-zA-Z]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +44,7 @@ class AqtEinsum(Injected):
         preferred_element_type: Any = None,
         out_sharding: Any = None,
         key: jax.Array | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
         if not isinstance(eqn, str):
             raise TypeError(
@@ -43,10 +53,11 @@ class AqtEinsum(Injected):
                 "AqtDotGeneral(cfg)"
             )
         check_operands(lhs, rhs)
+        cfg = self.cfg and output.left_float(self.cfg)
         dot_general = AqtDotGeneral(
-            self.cfg, self.quant_mode, self.frozen_operands, self.name
+            cfg, self.quant_mode, self.frozen_operands, self.name
         )
-        return contract(
+        out = contract(
             eqn,
             lhs,
             rhs,
@@ -55,3 +66,6 @@ class AqtEinsum(Injected):
             out_sharding=out_sharding,
             key=key,
         )
+        # The axes of the result are those of the equation.
+        name = self.name or f"einsum_{_NO_LETTER.sub('_', eqn)}"
+        return quantize_output(self, out, name)

@@ -15,8 +15,8 @@ from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import CallSite
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
-    QTensor: ("qvalue", "scale", "zero_point"),
-    FixedScale: ("scale", "zero_point", "bound"),
+    QTensor: ("qvalue", "scale", "zero_point", "unrounded"),
+    FixedScale: ("scale", "zero_point", "bound", "low"),
 }
 
 

@@ -10,7 +10,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from flax import core as flax_core
+from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, statistics
@@ -29,6 +31,12 @@ PARAMETERS = "params"
 OF_GRADIENTS = "_overwrite_with_gradient"
 """The collection of the statistics of output gradients, whose gradient is what takes
 their place: the name that `flax.training.train_state.TrainState` knows."""
+
+_NO_VARIABLES = (
+    "a calibration that gathers statistics or is learned was called outside of a Flax "
+    "module, or inside a transformation such as jax.jit within one, where no variables "
+    "can be kept"
+)
 
 # For each root scope, the entries that contractions without a name took, and those
 # whose statistics of gradients are taken.
@@ -63,11 +71,7 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
     if not _collections(call.cfg):
         return None
     if scope is None:
-        raise ValueError(
-            "a calibration that gathers statistics or is learned was called outside of "
-            "a Flax module, or inside a transformation such as jax.jit within one, "
-            "where no variables can be kept"
-        )
+        raise ValueError(_NO_VARIABLES)
     name = _name_of(call, scope)
     if statistics.has_gradient_states(call.cfg) and call.name is not None:
         what = f"uses the statistics of gradients of {name!r} twice"
@@ -100,7 +104,8 @@ def read(call: Contraction, entry: Entry | None) -> States:
                 call.cfg, call.lhs, call.rhs, call.dimension_numbers
             )
             _put(scope, collection, name, fresh, sides)
-        value = flax_core.unfreeze(scope.get_variable(collection, name))
+        value = scope.get_variable(collection, name)
+        value = nn.meta.unbox(flax_core.unfreeze(value))
         if set(sides) - set(value) and scope.is_mutable_collection(collection):
             # What was gathered with another config is completed.
             fresh = statistics.init_states(
@@ -155,6 +160,40 @@ def update(
     return after
 
 
+def of_output(
+    tensor: config.Tensor, out: jax.Array, scope: Scope | None, name: str, *, own: bool
+) -> Any:
+    """Returns the statistics of a result, with this batch as `update` has it.
+
+    Args:
+        tensor: ``cfg.out``, whose calibration gathers statistics.
+        out: the float result.
+        scope: of the calling module.
+        name: of the contraction.
+        own: the name was given to the contraction.
+
+    Raises:
+        ValueError: if there are none, or two contractions would share them.
+    """
+    if scope is None:
+        raise ValueError(_NO_VARIABLES)
+    name, is_mutable = f"{name}_out", scope.is_mutable_collection(STATISTICS)
+    if not own:
+        _take(scope, (name,), "quantizes two results of one name")
+    if not scope.has_variable(STATISTICS, name):
+        if not is_mutable:
+            raise ValueError(_missing(STATISTICS, name, scope))
+        before = statistics.init_output(tensor, out.shape)
+        scope.put_variable(STATISTICS, name, {"out": before})
+    state = flax_core.unfreeze(scope.get_variable(STATISTICS, name))["out"]
+    if not is_mutable:
+        return state
+    after = statistics.update_output(tensor, state, out)
+    if not _is_initializing(scope):
+        scope.put_variable(STATISTICS, name, {"out": after})
+    return after
+
+
 def _is_initializing(scope: Scope) -> bool:
     return bool(scope.get_flag("initializing", False))
 
@@ -206,7 +245,7 @@ def _missing(collection: str, name: str, scope: Scope) -> str:
 def _name_of(call: Contraction, scope: Scope) -> str:
     if call.name is not None:
         return call.name
-    name = f"dot_general_{_equation(call)}"
+    name = axes_name(call)
     what = "makes two contractions of the same axes, whose statistics would be mixed"
     if statistics.has_parameters(call.cfg):
         what = "makes two contractions of the same axes, which would share parameters"
@@ -223,6 +262,11 @@ def _take(scope: Scope, entry: tuple[str, ...], what: str) -> None:
             "statistics of gradients: name that of a layer that is called twice"
         )
     taken.add(entry)
+
+
+def axes_name(call: Contraction) -> str:
+    """The name of a contraction that was given none."""
+    return f"dot_general_{_equation(call)}"
 
 
 def _equation(call: Contraction) -> str:

@@ -1,0 +1,32 @@
+"""Config of sub-channel tiles in a backward contraction."""
+
+import dataclasses
+
+from aqtlite.config import representation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LocalAqt(representation.CompactRepr):
+    """Sub-channel tiles in a backward contraction.
+
+    >>> LocalAqt(contraction_axis_shard_count=4)
+    LocalAqt(contraction_axis_shard_count=4)
+
+    Raises:
+        TypeError: if the count is not an int.
+        ValueError: if it is below 1.
+    """
+
+    contraction_axis_shard_count: int
+    """Into how many tiles the first contracting axis is split, a scale for each."""
+
+    def __post_init__(self) -> None:
+        count = self.contraction_axis_shard_count
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(
+                f"contraction_axis_shard_count must be an int, got {count!r}"
+            )
+        if count < 1:
+            raise ValueError(
+                f"contraction_axis_shard_count must be 1 or more, got {count}"
+            )

@@ -1,0 +1,30 @@
+"""The interface of a source of noise."""
+
+import abc
+
+import jax
+
+
+class Noise(abc.ABC):
+    """A source of the random bits that stochastic rounding compares with.
+
+    A source is a function of a seed: the same seed gives the same bits, in every
+    program, so that what is recomputed (`jax.checkpoint`) is rounded as before.
+
+    Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
+    write it as JSON and into checkpoints.
+    """
+
+    @abc.abstractmethod
+    def bits(self, shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
+        """Uniform, independent random bits.
+
+        Args:
+            shape: the shape of the array to be rounded, with size 1 along axes that
+                share the noise.
+            seed: uint32 of shape ``(2,)``, or ``(2, *channels)`` with one seed for each
+                channel, where `channels` has the rank of `shape` and broadcasts to it.
+
+        Returns:
+            uint32 of `shape`.
+        """

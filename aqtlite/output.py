@@ -1,0 +1,52 @@
+"""The quantized result of a contraction."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config, operands, quantizer
+from aqtlite.qtensor import QTensor
+
+PATH = "out"
+
+
+def left_float(cfg: config.DotGeneral) -> config.DotGeneral:
+    """The config without the quantization of its result."""
+    if not cfg.out.is_quantized:
+        return cfg
+    return dataclasses.replace(cfg, out=config.Tensor())
+
+
+def quantize(
+    out: jax.Array, tensor: config.Tensor, state: Any = ()
+) -> jax.Array | QTensor:
+    """Quantizes the result of a contraction as ``out`` says.
+
+    Gradients pass the rounding unchanged (straight-through estimator): those with
+    respect to the returned `QTensor`, of `QTensor.dequant` or of a contraction that
+    takes it, are those with respect to `out`, except where the grid's
+    ``clip_gradient`` drops them.
+
+    Args:
+        out: the result, floating.
+        tensor: how; by default its last axis shares a scale.
+        state: the statistics of a calibration that gathers them.
+
+    Returns:
+        A `QTensor`; the array that it stands for, with ``use_fake_quant``; `out` as it
+        is, if nothing is quantized.
+    """
+    if not tensor.is_quantized:
+        return out
+    grid, last = tensor.grid, tuple(range(out.ndim))[-1:]
+    fixed = jax.lax.stop_gradient(out)
+    calibrated = operands.calibrate(fixed, tensor, last, PATH, state)
+    q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
+    # What contracts the integers reads scales as it reads those of operands.
+    q = operands.with_fusion_barrier(q)
+    mask: Any = grid.gradient_mask(quantizer.scaled(fixed, q.scale, grid))
+    unrounded = out if mask is None else jnp.where(mask, out, fixed)
+    q = dataclasses.replace(q, unrounded=unrounded)
+    return q.dequant() if tensor.use_fake_quant else q

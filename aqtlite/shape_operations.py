@@ -1,0 +1,332 @@
+"""Shape operations on `QTensor`, under the names that they have in NumPy and JAX.
+
+Each moves stored values and scales, and gives what the same function gives of the
+dequantized arrays, bit for bit. Where elements that share a scale would need different
+ones, it raises and names `QTensor.dequant`. What arrays have as methods (`reshape`,
+`transpose`, `swapaxes`, `squeeze`, indexing), a `QTensor` has, too.
+
+A key-value cache with a scale for each position and head, and one more position:
+
+>>> import aqtlite, jax, jax.numpy as jnp
+>>> from aqtlite import config, numerics
+>>> int8 = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
+>>> x = jax.random.normal(jax.random.key(0), (2, 5, 3, 4))
+>>> cache = aqtlite.quantize(x, int8, axes=-1)
+>>> cache.shape, cache.scale.shape
+((2, 5, 3, 4), (2, 5, 3, 1))
+>>> cache = dynamic_update_slice(cache, cache[:, :1] , (0, 4, 0, 0))
+>>> bool((cache[:, 4].dequant() == cache[:, 0].dequant()).all())
+True
+
+Operands of one operation all carry a gradient (`QTensor.unrounded`), or none does:
+`QTensor.stop_gradient` takes it from a result that goes into a cache.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import combination
+from aqtlite.qtensor import QTensor, rearrange, repeat_blocks
+
+
+def moveaxis(
+    q: QTensor, source: int | Sequence[int], destination: int | Sequence[int]
+) -> QTensor:
+    """Moves axes to other places, as `jnp.moveaxis`."""
+    return _alike(q, lambda x: jnp.moveaxis(x, source, destination))
+
+
+def expand_dims(q: QTensor, axis: int | Sequence[int]) -> QTensor:
+    """Inserts axes of size 1, as `jnp.expand_dims`."""
+    return _alike(q, lambda x: jnp.expand_dims(x, axis))
+
+
+def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
+    """Repeats along axes of size 1 and new leading ones, as `jnp.broadcast_to`.
+
+    The scales are not repeated.
+    """
+    new_axes = (1,) * (len(shape) - q.ndim)
+    return rearrange(
+        q,
+        lambda x: jnp.broadcast_to(x, shape),
+        lambda x: x.reshape(*new_axes, *x.shape),
+    )
+
+
+def flip(q: QTensor, axis: int | Sequence[int] | None = None) -> QTensor:
+    """Reverses axes, as `jnp.flip`."""
+    return _alike(q, lambda x: jnp.flip(x, axis))
+
+
+def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTensor:
+    """Takes elements along an axis, as `jnp.take`: rows of an embedding, say.
+
+    Args:
+        q: the array.
+        indices: ints of any shape.
+        axis: of one scale for each element, or for all; not one of several blocks.
+        mode: "clip", "wrap" or "fill", for indices out of range. None: "fill", which
+            gives NaN, as NaN scales.
+
+    Raises:
+        TypeError: along an axis of blocks.
+        ValueError: for "fill" along an axis that shares a scale; it takes a `mode`.
+    """
+    q, axis = q.in_own_order(), _axis(q, axis)
+    size, count = q.shape[axis], q.scale.shape[axis]
+    if count == size != 1:
+
+        def on_scales(x: Any) -> Any:
+            return jnp.take(x, indices, axis, mode=mode)
+
+    elif count == 1:
+        if mode not in ("clip", "wrap"):
+            raise ValueError(
+                f"take along axis {axis} of a QTensor of shape {q.shape}, which shares "
+                "a scale: integers have no NaN to stand for an index out of range. "
+                "Give mode='clip' or mode='wrap', or take from .dequant()"
+            )
+        ones = (1,) * np.ndim(indices)
+
+        def on_scales(x: Any) -> Any:
+            return x.reshape(*x.shape[:axis], *ones, *x.shape[axis + 1 :])
+
+    else:
+        raise _cuts_blocks("take", q, axis)
+    return rearrange(q, lambda x: jnp.take(x, indices, axis, mode=mode), on_scales)
+
+
+def pad(q: QTensor, pad_width: Any) -> QTensor:
+    """Pads with zeros, as `jnp.pad`.
+
+    Along axes of blocks, whole blocks are added.
+
+    Args:
+        q: on a grid that has a zero.
+        pad_width: as `jnp.pad` takes it: a number, a pair, or a pair for each axis.
+
+    Raises:
+        TypeError: for a part of a block.
+        ValueError: if the grid has no zero.
+    """
+    q = q.in_own_order()
+    widths = np.broadcast_to(np.asarray(pad_width), (q.ndim, 2)).tolist()
+    scale_widths = []
+    for axis, (width, block) in enumerate(zip(widths, q.blocks, strict=True)):
+        if q.scale.shape[axis] == 1:
+            scale_widths.append([0, 0])
+        elif any(one % block for one in width):
+            raise _cuts_blocks("pad", q, axis)
+        else:
+            scale_widths.append([one // block for one in width])
+    padded = rearrange(
+        q,
+        lambda x: jnp.pad(x, widths),
+        lambda x: jnp.pad(x, scale_widths, constant_values=np.ones((), x.dtype)),
+    )
+    zero = _stored_zero(q)
+    if padded.zero_point is not None:
+        zero = repeat_blocks(padded.zero_point, padded.shape)
+    inside = np.pad(np.ones(q.shape, bool), widths)
+    stored = jnp.where(inside, padded.qvalue, jnp.asarray(zero, q.qvalue.dtype))
+    return dataclasses.replace(padded, qvalue=stored)
+
+
+def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
+    """Joins along an axis, as `jnp.concatenate`.
+
+    Along an axis of one scale for each element, or of blocks of equal sizes, scales are
+    joined, too. Along one that shares a scale in all operands, these have to be equal:
+    others raise, or give NaN scales where values are not known (inside `jax.jit`).
+
+    >>> import aqtlite, jax.numpy as jnp
+    >>> from aqtlite import config, numerics
+    >>> int8 = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
+    >>> q = aqtlite.quantize(jnp.array([[1.0, 2.0], [3.0, 4.0]]), int8, axes=1)
+    >>> concatenate([q, q[:1]]).scale.shape, concatenate([q, q], axis=1).scale.shape
+    ((3, 1), (2, 1))
+
+    Raises:
+        TypeError: for other grids, dtypes or ranks.
+        ValueError: for other sizes, blocks or scales.
+    """
+    qs = combination.check_alike("concatenate", arrays)
+    axis = _axis(qs[0], axis)
+    combination.check_other_axes("concatenate", qs, axis)
+    sizes = [q.shape[axis] for q in qs]
+    counts = [q.scale.shape[axis] for q in qs]
+
+    def join(xs: Sequence[Any]) -> Any:
+        return jnp.concatenate(xs, axis)
+
+    if counts == sizes or len({q.blocks[axis] for q in qs}) == 1 != max(counts):
+        return combination.combine(qs, join, join)
+    if set(counts) != {1}:
+        raise ValueError(
+            f"concatenate along axis {axis}: blocks of {[q.blocks[axis] for q in qs]} "
+            "elements with a scale each do not join; concatenate the results of "
+            ".dequant() instead"
+        )
+    joined = combination.combine(qs, join, lambda xs: xs[0])
+    for other in qs[1:]:
+        joined = combination.with_equal(
+            f"concatenate along axis {axis}", joined, qs[0], other
+        )
+    return joined
+
+
+def stack(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
+    """Joins along a new axis, as `jnp.stack`; each array keeps its scales."""
+    qs = combination.check_alike("stack", arrays)
+    for q in qs[1:]:
+        if (q.shape, q.scale.shape) != (qs[0].shape, qs[0].scale.shape):
+            raise ValueError(
+                f"stack of QTensors of shapes {qs[0].shape} and {q.shape} with scales "
+                f"of shapes {qs[0].scale.shape} and {q.scale.shape}: they must be "
+                "equal; stack the results of .dequant() instead"
+            )
+
+    def join(xs: Sequence[Any]) -> Any:
+        return jnp.stack(xs, axis)
+
+    return combination.combine(qs, join, join)
+
+
+def dynamic_slice(
+    q: QTensor, start_indices: Sequence[Any], slice_sizes: Sequence[int]
+) -> QTensor:
+    """Slices from indices that may be traced, as `jax.lax.dynamic_slice`.
+
+    Raises:
+        TypeError: for a part of an axis of blocks.
+    """
+    q = q.in_own_order()
+    sizes = []
+    for axis, size in enumerate(slice_sizes):
+        count = q.scale.shape[axis]
+        if count not in (1, q.shape[axis]) and size != q.shape[axis]:
+            raise _cuts_blocks("dynamic_slice", q, axis)
+        sizes.append(size if count == q.shape[axis] else count)
+    starts = _scale_starts(q, start_indices)
+    return rearrange(
+        q,
+        lambda x: lax.dynamic_slice(x, start_indices, slice_sizes),
+        lambda x: lax.dynamic_slice(x, starts, sizes),
+    )
+
+
+def dynamic_index_in_dim(
+    q: QTensor, index: Any, axis: int = 0, keepdims: bool = True
+) -> QTensor:
+    """Takes one element of an axis, as `jax.lax.dynamic_index_in_dim`."""
+    q, axis = q.in_own_order(), _axis(q, axis)
+    size = q.shape[axis]
+    index = jnp.asarray(index)
+    index = jnp.clip(jnp.where(index < 0, index + size, index), 0, size - 1)
+    taken = q[(*(slice(None),) * axis, index)]
+    return expand_dims(taken, axis) if keepdims else taken
+
+
+def dynamic_update_slice(
+    q: QTensor, update: QTensor, start_indices: Sequence[Any]
+) -> QTensor:
+    """Replaces a slice, as `jax.lax.dynamic_update_slice`: in place where XLA may.
+
+    Along axes of one scale for each element, the scales are replaced, too; an update
+    that shares a scale there has it repeated. Along axes that share a scale, the update
+    goes all the way, or has the scales that are there: others raise, or give NaN scales
+    where values are not known (inside `jax.jit`).
+
+    Args:
+        q: the array, a cache for instance.
+        update: on the same grid, not larger.
+        start_indices: ints, which may be traced, one for each axis.
+
+    Raises:
+        TypeError: for another grid, dtype or rank, or for a part of an axis of blocks.
+        ValueError: for other scales.
+    """
+    q, update = combination.check_alike("dynamic_update_slice", (q, update))
+    starts = _scale_starts(q, start_indices)
+    sizes, is_whole = [], True
+    for axis, size in enumerate(q.shape):
+        count, new = q.scale.shape[axis], update.shape[axis]
+        if count == size != 1:
+            if update.scale.shape[axis] not in (1, new):
+                raise _cuts_blocks("dynamic_update_slice", update, axis)
+            sizes.append(new)
+        elif new != size and count != 1:
+            raise _cuts_blocks("dynamic_update_slice", q, axis)
+        elif update.scale.shape[axis] != count:
+            raise ValueError(
+                f"dynamic_update_slice: along axis {axis} the update has "
+                f"{update.scale.shape[axis]} scales for {new} elements, and the "
+                f"QTensor has {count} for {size}; quantize both alike"
+            )
+        else:
+            sizes.append(count)
+            is_whole = is_whole and new == size
+
+    def on_scales(xs: Sequence[Any]) -> Any:
+        new = jnp.broadcast_to(xs[1], sizes)
+        return lax.dynamic_update_slice(xs[0], new, starts)
+
+    updated = combination.combine(
+        (q, update),
+        lambda xs: lax.dynamic_update_slice(xs[0], xs[1], start_indices),
+        on_scales if is_whole else lambda xs: xs[0],
+    )
+    if is_whole:
+        return updated
+    there = rearrange(q, lambda x: x, lambda x: lax.dynamic_slice(x, starts, sizes))
+    return combination.with_equal("dynamic_update_slice", updated, there, update)
+
+
+def _alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+    return rearrange(q, function, function)
+
+
+def _axis(q: QTensor, axis: int) -> int:
+    if not -q.ndim <= axis < q.ndim:
+        raise ValueError(f"axis {axis} is out of range for a QTensor of {q.ndim} axes")
+    return axis % q.ndim
+
+
+def _cuts_blocks(what: str, q: QTensor, axis: int) -> TypeError:
+    return TypeError(
+        f"{what} along axis {axis} of a QTensor of shape {q.shape}, which has "
+        f"{q.scale.shape[axis]} blocks of {q.blocks[axis]} elements with a scale each: "
+        f"it would cut through them. Use the result of .dequant() instead"
+    )
+
+
+def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
+    """Where a slice starts in the scale, whose sizes clamp what is out of range."""
+    starts = []
+    for start, size, count in zip(start_indices, q.shape, q.scale.shape, strict=True):
+        starts.append(start if count == size else jnp.zeros_like(start))
+    return starts
+
+
+def _stored_zero(q: QTensor) -> np.ndarray:
+    """The stored value that stands for zero, less its zero point."""
+    grid = q.numerics
+    if grid is None or q.zero_point is not None:
+        return np.zeros((), q.qvalue.dtype)
+    with jax.ensure_compile_time_eval():
+        noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None
+        stored = grid.round(jnp.zeros((1,), jnp.float32), noise)
+        has_zero = bool((grid.decode(stored) == 0).all())
+    if not has_zero:
+        raise ValueError(
+            f"pad of a QTensor of shape {q.shape} with zeros, which its grid {grid!r} "
+            "does not have; pad the result of .dequant() instead"
+        )
+    return np.asarray(stored)[0]

@@ -1,0 +1,141 @@
+"""What is trained: a line for each preset, and the peers' int8."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from aqt.jax.v2.flax import aqt_flax
+from qwix._src.core import dot_general_qt as qwix_qt
+from qwix._src.core import stochastic_rounding as qwix_noise
+
+from aqtlite import calibration, config
+from aqtlite.flax import AqtDotGeneral
+from benchmarks.harness import contestants
+
+FLOAT32 = "float32"
+
+CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
+    FLOAT32: config.unquantized,
+    "int8": config.fully_quantized,
+    "int8_nearest": lambda: config.fully_quantized(use_stochastic_rounding=False),
+    "static_int8": config.static_int8,
+    "weight_only_8": lambda: config.weight_only(8),
+    "weight_only_4": lambda: config.weight_only(4),
+    "qat_8": lambda: config.qat(8),
+    "qat_4": lambda: config.qat(4),
+    "w4a8": config.w4a8,
+    "int4": lambda: config.fully_quantized(fwd_bits=4),
+    "int4_search": lambda: _int4({"fwd.rhs.calibration": _SEARCH}),
+    "int4_blocks": lambda: _int4({"fwd.*.blocks": _BLOCKS}),
+    "int4_blocks_search": lambda: _int4(
+        {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": _SEARCH}
+    ),
+    "int2": lambda: config.fully_quantized(fwd_bits=2),
+    "fp8": config.fp8,
+    "fp8_delayed": lambda: config.fp8(delayed=True),
+    "fp8_per_channel": lambda: config.fp8(per_channel=True),
+    "block_fp8": config.block_fp8,
+    "mxfp8": config.mxfp8,
+    "mxfp6": config.mxfp6,
+    "mxfp4": config.mxfp4,
+    "mxint8": config.mxint8,
+    "nvfp4": config.nvfp4,
+}
+"""Presets of aqtlite by name: a function without arguments that makes the config."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """What contracts in one model."""
+
+    name: str
+    identity: str
+    """Changes where the runs of before no longer count."""
+    settings: Mapping[str, Any]
+    """What a reader of the records wants to know, as plain data."""
+    dot_general: Callable[[jax.Array], Any]
+    """The function to inject into Flax layers, for the key of a step's noise."""
+
+
+_SEARCH = calibration.MseSearch(candidates=tuple(n / 20 for n in range(6, 21)))
+_BLOCKS = config.Blocks(size=32, fit=True)
+
+
+def select(name: str) -> Preset:
+    """The preset or peer of this name."""
+    return _PEERS[name]() if name in _PEERS else _preset(name)
+
+
+def _preset(name: str) -> Preset:
+    cfg = CONFIGS[name]()
+    return Preset(
+        name,
+        # The repr leaves out what is at its default: a field that a later version
+        # adds changes nothing.
+        identity=repr(cfg),
+        settings=json.loads(config.to_json(cfg)),
+        dot_general=lambda key: AqtDotGeneral(cfg),
+    )
+
+
+def _int4(changes: Mapping[str, Any]) -> config.DotGeneral:
+    """4 bits forward, 8 bits backward, and something else."""
+    return config.update(config.fully_quantized(fwd_bits=4), changes)
+
+
+def _peer(
+    package: str, what: str, dot_general: Callable[[jax.Array], Any]
+) -> Callable[[], Preset]:
+    def make() -> Preset:
+        version = importlib.metadata.version(package)
+        return Preset(
+            f"{package}_{what}",
+            identity=f"{package} {version} {what}",
+            settings={"package": package, "version": version, "what": what},
+            dot_general=dot_general,
+        )
+
+    return make
+
+
+def _aqtp(key: jax.Array, *, stochastic: bool) -> Any:
+    # A Flax module, which draws from the rng stream of the model.
+    return aqt_flax.AqtDotGeneral(contestants.aqtp_config(stochastic=stochastic))
+
+
+def _qwix(key: jax.Array, *, stochastic: bool) -> Callable[..., jax.Array]:
+    calls = itertools.count()
+
+    def dot_general(lhs: Any, rhs: Any, dims: Any, *_: Any, **__: Any) -> jax.Array:
+        noise = None
+        if stochastic:  # Noise of its own for each contraction of each step.
+            drawn = jax.random.fold_in(key, next(calls))
+            noise = qwix_noise.get_noise_fn("uniform", drawn)
+        cfg = qwix_qt.DotGeneralQtConfig(
+            lhs_qtype="int8",
+            rhs_qtype="int8",
+            dlhs_grad_qtype="int8",
+            drhs_grad_qtype="int8",
+            dlhs_stochastic_rounding_noise_fn=noise,
+            drhs_stochastic_rounding_noise_fn=noise,
+        )
+        return qwix_qt.dot_general_qt(lhs, rhs, dims, cfg)
+
+    return dot_general
+
+
+_PEERS: dict[str, Callable[[], Preset]] = {
+    f"{package}_{what}": _peer(
+        package, what, functools.partial(dot, stochastic=what == "int8")
+    )
+    for package, dot in (("aqtp", _aqtp), ("qwix", _qwix))
+    for what in ("int8", "int8_nearest")
+}
+
+NAMES = (*CONFIGS, *_PEERS)
+"""All names, in the order of tables."""

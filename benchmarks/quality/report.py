@@ -1,0 +1,137 @@
+"""The table and the plot of all presets."""
+
+import math
+import pathlib
+import textwrap
+from collections.abc import Sequence
+
+import rich.box
+from rich.table import Table
+
+from benchmarks.quality.presets import FLOAT32
+from benchmarks.quality.summary import Spread, Summary
+from benchmarks.quality.training import VALIDATION_BATCH, Options
+
+
+class PageError(Exception):
+    """The reason why a page cannot be written."""
+
+
+COLUMNS = (
+    "",
+    "seeds",
+    "validation loss",
+    "range",
+    "less float32's",
+    "range",
+    "validation's error",
+)
+
+
+def table(summaries: Sequence[Summary], *, markdown: bool) -> Table:
+    """A row for each preset.
+
+    Args:
+        summaries: of the presets, in the order of the rows.
+        markdown: use Markdown instead of lines.
+    """
+    drawn = Table(box=rich.box.MARKDOWN if markdown else rich.box.SIMPLE)
+    for name in COLUMNS:
+        drawn.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for one in summaries:
+        drawn.add_row(*_cells(one))
+    return drawn
+
+
+def page_text(summaries: Sequence[Summary], options: Options, versions: str) -> str:
+    """The table in Markdown, below a line that says what it is of."""
+    rule = ["---", *["---:"] * (len(COLUMNS) - 1)]
+    rows = [COLUMNS, rule, *map(_cells, summaries)]
+    what = (
+        f"{options.steps} steps of {options.batch} x {options.length} bytes at "
+        f"learning rate {options.lr:g}; {options.layers} layers of width "
+        f"{options.width}; {options.validation_batches * VALIDATION_BATCH} held-out "
+        f"windows. {versions}."
+    )
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*textwrap.wrap(what, 88), "", *lines])
+
+
+def _cells(one: Summary) -> list[str]:
+    cells = [one.preset, str(one.seeds), _mean(one.loss), _range(one.loss)]
+    if one.difference is None or one.preset == FLOAT32:
+        return [*cells, "", "", ""]
+    return [
+        *cells,
+        _mean(one.difference, "+"),
+        _range(one.difference, "+"),
+        f"{one.validation_error:.4f}",
+    ]
+
+
+def _mean(spread: Spread, sign: str = "") -> str:
+    text = f"{spread.mean:{sign}.4f}"
+    if math.isnan(spread.standard_error):
+        return text
+    return f"{text} ± {spread.standard_error:.4f}"
+
+
+def _range(spread: Spread, sign: str = "") -> str:
+    return f"{spread.lowest:{sign}.4f} to {spread.highest:{sign}.4f}"
+
+
+def markers(options: Options) -> tuple[str, str]:
+    """The lines of a page between which `write_page` puts the table."""
+    what = f"{options.layers} layers of width {options.width}"
+    return f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
+
+
+def write_page(path: pathlib.Path, options: Options, text: str) -> None:
+    """Put the text between the markers of a page.
+
+    Raises:
+        PageError: if the page has no markers.
+    """
+    first, last = markers(options)
+    page = path.read_text() if path.exists() else ""
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
+    if not (begin and end):
+        raise PageError(f"{path} needs the lines {first} and {last}")
+    path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}")
+
+
+def plot(summaries: Sequence[Summary], path: pathlib.Path) -> None:
+    """Draw the difference to float32 of every run, and the mean of each preset."""
+    from matplotlib.figure import Figure
+
+    shown = [
+        (one, one.difference)
+        for one in summaries
+        if one.difference is not None and one.preset != FLOAT32
+    ]
+    picture = Figure(figsize=(8, 1.2 + 0.35 * len(shown)), layout="constrained")
+    axes = picture.subplots()
+    for row, (one, difference) in enumerate(shown):
+        color = "C1" if one.preset.startswith(("aqtp", "qwix")) else "C0"
+        axes.plot(
+            one.differences, [row] * len(one.differences), "o", color=color, alpha=0.4
+        )
+        axes.errorbar(
+            difference.mean,
+            row,
+            xerr=difference.standard_error,
+            fmt="|",
+            color=color,
+            markersize=14,
+            capsize=3,
+        )
+    axes.axvline(0.0, color="black", linewidth=1)
+    axes.set_yticks(range(len(shown)), [one.preset for one, _ in shown])
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(
+        "validation loss less float32's of the same seed, nats per byte\n"
+        "dots: seeds; bars: mean and its standard error"
+    )
+    picture.savefig(path, dpi=120)

@@ -1,0 +1,163 @@
+"""One run: the demo's transformer trained with a preset, and its validation loss."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from aqtlite.demo import corpus as corpus_lib
+from aqtlite.demo import training
+from aqtlite.demo.model import Transformer
+from benchmarks.quality.presets import Preset
+
+PARAMS = "params"
+"""The collection that the optimizer updates; learned scales are in it too."""
+
+OVERWRITTEN = "_overwrite_with_gradient"
+"""The collection whose gradient is its next value, as Flax's `TrainState` has it."""
+
+VALIDATION_BATCH = 64
+"""Windows of a validation batch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Sizes of a run."""
+
+    steps: int = 1000
+    lr: float = 3e-3
+    layers: int = 4
+    width: int = 192
+    heads: int = 4
+    batch: int = 8
+    length: int = 128
+    validation_batches: int = 64
+    """Of `VALIDATION_BATCH` windows each, spread evenly over the held-out text."""
+
+
+QUICK = Options(
+    steps=12, layers=1, width=32, heads=2, batch=4, length=16, validation_batches=2
+)
+"""Tiny sizes, for a check that everything runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one run gives."""
+
+    validation_losses: list[float]
+    """Nats per byte of each validation batch; all runs have the same batches."""
+    training_loss: float
+    """Mean of the last tenth of the steps."""
+    step_seconds: float
+    """Median."""
+
+
+def train(
+    preset: Preset,
+    options: Options,
+    corpus: corpus_lib.Corpus,
+    seed: int,
+    on_step: Callable[[int, float], None],
+) -> Result:
+    """Train one model and measure it.
+
+    Args:
+        preset: what contracts.
+        options: sizes.
+        corpus: the text.
+        seed: of the initial weights, the order of the data and the noise. The first
+            two are the same for every preset.
+        on_step: called after each step with its number (from 1) and its loss.
+    """
+    noise = jax.random.key(seed + 2**31)
+    step, loss_fn = programs(preset, options)
+    variables, opt_state = initial(preset, options, corpus, seed)
+    batches = corpus.batches(options.batch, options.length, seed)
+    losses, seconds = [], []
+    for number in range(1, options.steps + 1):
+        start = time.perf_counter()
+        key = jax.random.fold_in(noise, number)
+        variables, opt_state, loss = step(variables, opt_state, next(batches), key)
+        losses.append(float(loss))
+        seconds.append(time.perf_counter() - start)
+        on_step(number, losses[-1])
+    evaluation = jax.jit(lambda v, batch: loss_fn(v, batch, noise)[0])
+    validation = corpus.validation_batches(
+        options.validation_batches, VALIDATION_BATCH, options.length
+    )
+    return Result(
+        validation_losses=[float(evaluation(variables, b)) for b in validation],
+        training_loss=float(np.mean(losses[-max(1, options.steps // 10) :])),
+        step_seconds=statistics.median(seconds[1:] or seconds),
+    )
+
+
+def initial(
+    preset: Preset, options: Options, corpus: corpus_lib.Corpus, seed: int
+) -> tuple[Any, Any]:
+    """The variables of a model, and the state of its optimizer."""
+    # Learned scales start from the data that init sees: the first batch.
+    first = next(corpus.batches(options.batch, options.length, seed))
+
+    @jax.jit
+    def init(key: jax.Array, tokens: jax.Array) -> Any:
+        return _model(preset, options, key).init(key, tokens)
+
+    variables = init(jax.random.key(seed), first[:, :-1])
+    return variables, training.optimizer(options.lr, options.steps).init(
+        variables[PARAMS]
+    )
+
+
+def programs(
+    preset: Preset, options: Options
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The compiled training step, and the loss.
+
+    The step is ``(variables, opt_state, batch, key) -> (variables, opt_state, loss)``.
+    Every collection takes part: `PARAMS` are updated by the optimizer, `OVERWRITTEN`
+    becomes its gradient, and all others (statistics) are what `apply` makes of them.
+    """
+    tx = training.optimizer(options.lr, options.steps)
+
+    def loss_fn(
+        variables: Mapping[str, Any],
+        batch: jax.Array,
+        key: jax.Array,
+        mutable: tuple[str, ...] = (),
+    ) -> tuple[jax.Array, Mapping[str, Any]]:
+        logits, state = _model(preset, options, key).apply(
+            variables, batch[:, :-1], rngs={PARAMS: key}, mutable=list(mutable)
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
+        return losses.mean(), state
+
+    def step(variables: Any, opt_state: Any, batch: Any, key: jax.Array) -> Any:
+        learned = {k: v for k, v in variables.items() if k in (PARAMS, OVERWRITTEN)}
+        others = {k: v for k, v in variables.items() if k not in learned}
+
+        def loss(learned: Any) -> Any:
+            return loss_fn({**learned, **others}, batch, key, tuple(others))
+
+        (value, state), gradients = jax.value_and_grad(loss, has_aux=True)(learned)
+        updates, opt_state = tx.update(gradients[PARAMS], opt_state, learned[PARAMS])
+        params = optax.apply_updates(learned[PARAMS], updates)
+        return {**gradients, **others, **state, PARAMS: params}, opt_state, value
+
+    return jax.jit(step, donate_argnums=(0, 1)), loss_fn
+
+
+def _model(preset: Preset, options: Options, key: jax.Array) -> Transformer:
+    return Transformer(
+        layers=options.layers,
+        width=options.width,
+        heads=options.heads,
+        length=options.length,
+        dot_general=preset.dot_general(key),
+    )
