@@ -8,10 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, fixed_scale, granularity, noise, numerics, quantizer
-from aqtlite import statistics
+from aqtlite import (
+    config,
+    granularity,
+    noise,
+    numerics,
+    quantizer,
+    statistics,
+)
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact, narrow
 from aqtlite.operations import DotInput
 from aqtlite.qtensor import Operand, QTensor
@@ -105,7 +112,11 @@ def calibrate(
     """
     if tensor.calibration.has_state:
         statistics.check_ready(tensor, state, path)
-        return fixed_scale.fix(x, tensor, contracting, path, state).calibrated()
+        if isinstance(state, FixedScale):
+            return state.calibrated(x, tensor, contracting, path)
+        calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
+        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
+        return calibrated._replace(scale=scale)
     if tensor.calibration.is_learned:
         statistics.check_given(tensor, state, path)
         return quantizer.calibrate(x, tensor, contracting, path, state)

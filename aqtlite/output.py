@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operands, quantizer
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.qtensor import QTensor
 
 PATH = "out"
@@ -32,7 +33,8 @@ def quantize(
     Args:
         out: the result, floating.
         tensor: how; by default its last axis shares a scale.
-        state: the statistics of a calibration that gathers them.
+        state: the statistics of a calibration that gathers them, or the `FixedScale` in
+            their place.
 
     Returns:
         A `QTensor`; the array that it stands for, with ``use_fake_quant``; `out` as it
@@ -45,7 +47,8 @@ def quantize(
     calibrated = operands.calibrate(fixed, tensor, last, PATH, state)
     q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
     # What contracts the integers reads scales as it reads those of operands.
-    q = operands.with_fusion_barrier(q)
+    if not isinstance(state, FixedScale):
+        q = operands.with_fusion_barrier(q)
     mask: Any = grid.gradient_mask(quantizer.scaled(fixed, q.scale, grid))
     unrounded = out if mask is None else jnp.where(mask, out, fixed)
     q = dataclasses.replace(q, unrounded=unrounded)

@@ -166,7 +166,9 @@ class Conversion:
         """Returns serving variables with scales in place of statistics of operands."""
         if STATISTICS not in serving:
             return serving
-        fixed = self.uses_of_statistics.fix(serving[STATISTICS])
+        fixed = self.uses_of_statistics.fix(
+            serving[STATISTICS], is_frozen=COLLECTION in serving
+        )
         return {**serving, STATISTICS: fixed}
 
 

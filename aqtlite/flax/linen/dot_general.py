@@ -136,6 +136,7 @@ class AqtDotGeneral(Injected):
         entry = statistics.entry_of(call, scope)
         states = statistics.read(call, entry)
         call = dataclasses.replace(call, states=states)
+        statistics.note_uses(call, entry, states, is_noisy=self._is_noisy)
         if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
             call = recording.record(call, caller)
             operands = call.lhs, call.rhs
@@ -162,6 +163,13 @@ class AqtDotGeneral(Injected):
         result = lookup.contract(contract, *operands)
         name = call.name or statistics.axes_name(call)
         return quantize_output(self, result, name)
+
+    @property
+    def _is_noisy(self) -> bool:
+        """Tells whether forward operands are rounded stochastically in training."""
+        if self.cfg is None:
+            return False
+        return self.cfg.fwd.lhs.needs_noise or self.cfg.fwd.rhs.needs_noise
 
     def _is_for_serving(self, caller: Caller | None) -> bool:
         """Tells whether forward operands are rounded as in serving, to nearest."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from aqtlite import config, fixed_scale
+from aqtlite import config, operands
 from aqtlite.dimension_numbers import Axes
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.jaxpr import slicing, tracing
@@ -27,12 +27,18 @@ class Use:
 
     tensor: config.Tensor
     contracting: Axes
-    x: jax.ShapeDtypeStruct = dataclasses.field(compare=False)
-    """The operand."""
+    path: str
+    """Where the tensor stands in the config."""
 
-    ndim: int
+    is_noisy: bool
+    """Without frozen weights, the contraction rounds stochastically."""
+
     state: Any
     """The statistics, as shapes: what a lifted transformation stacks is less."""
+
+    ndim: int
+    x: jax.ShapeDtypeStruct = dataclasses.field(compare=False)
+    """The array."""
 
 
 class Uses:
@@ -50,7 +56,7 @@ class Uses:
         """Leaves statistics as they are."""
         self._found[place] = None
 
-    def fix(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    def fix(self, statistics: Mapping[str, Any], *, is_frozen: bool) -> dict[str, Any]:
         """Replaces statistics by the scales that they give.
 
         Those stay that two contractions use with different configs, or that a
@@ -58,11 +64,14 @@ class Uses:
 
         Args:
             statistics: the collection, or its shapes.
+            is_frozen: weights of the model are frozen.
         """
         states = {}
         for place, use in self._found.items():
             state = _at(statistics, place)
-            if use is not None and state is not None:
+            if use is None or (use.is_noisy and not is_frozen):
+                continue
+            if state is not None:
                 make = _scale_of(use, state)
                 if make is not None:
                     states[place] = state, make
@@ -92,9 +101,11 @@ def note(
     x: Any,
     tensor: config.Tensor,
     contracting: Axes,
+    path: str,
     state: Any,
     *,
     is_updated: bool,
+    is_noisy: bool = False,
 ) -> None:
     """Notes a use of statistics, where `noted_in` is in effect.
 
@@ -103,17 +114,21 @@ def note(
         x: the operand.
         tensor: how it is quantized.
         contracting: its contracting axes.
+        path: where `tensor` stands in the config.
         state: its statistics, or a `FixedScale`.
         is_updated: they are updated where they are used.
+        is_noisy: without frozen weights, the contraction rounds stochastically.
     """
     uses: Uses | None = _noted_in.value
     if uses is None:
         return
-    if is_updated or isinstance(state, FixedScale) or not jax.tree.leaves(state):
+    is_given = isinstance(state, FixedScale) or not jax.tree.leaves(state)
+    if is_updated or is_given or tensor.needs_noise:
         uses.exclude(place)
         return
     shapes = jax.tree.map(_shape_of, state)
-    uses.add(place, Use(tensor, contracting, _shape_of(x), x.ndim, shapes))
+    use = Use(tensor, contracting, path, is_noisy, shapes, x.ndim, _shape_of(x))
+    uses.add(place, use)
 
 
 def _run(function: Any, *args: Any) -> Any:
@@ -131,7 +146,8 @@ def _scale_of(use: Use, state: Any) -> Any:
         return None
 
     def scale(state: Any, x: Any) -> FixedScale:
-        return fixed_scale.fix(x, use.tensor, use.contracting, "fwd", state)
+        found = operands.calibrate(x, use.tensor, use.contracting, use.path, state)
+        return FixedScale(found.scale, found.zero_point)
 
     traced = tracing.trace(scale, (use.state, use.x))
     part = slicing.slice_outputs(traced.jaxpr, traced.outputs)

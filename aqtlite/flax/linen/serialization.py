@@ -16,7 +16,7 @@ from aqtlite.serving.call_site import CallSite
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded"),
-    FixedScale: ("scale", "zero_point", "bound", "low"),
+    FixedScale: ("scale", "zero_point"),
 }
 
 

@@ -113,22 +113,40 @@ def read(call: Contraction, entry: Entry | None) -> States:
             )
             value = {**{side: getattr(fresh, side) for side in sides}, **value}
         found.update({side: value[side] for side in sides if side in value})
-    _note_uses(call, entry, States(**found))
     return States(**found)
 
 
-def _note_uses(call: Contraction, entry: Entry, states: States) -> None:
+def note_uses(
+    call: Contraction, entry: Entry | None, states: States, *, is_noisy: bool
+) -> None:
+    """Notes which statistics a call reads, for a conversion.
+
+    Args:
+        call: the contraction.
+        entry: of `entry_of`.
+        states: of `read`.
+        is_noisy: without frozen weights, it rounds stochastically.
+    """
+    if entry is None:
+        return
     (lhs_ca, rhs_ca), _ = call.dims
-    scope = entry.scope
+    is_updated = entry.scope.is_mutable_collection(STATISTICS)
     for side, tensor, x, state, axes in (
         ("lhs", call.cfg.fwd.lhs, call.lhs, states.lhs, lhs_ca),
         ("rhs", call.cfg.fwd.rhs, call.rhs, states.rhs, rhs_ca),
     ):
         if not (tensor.is_quantized and tensor.calibration.has_state):
             continue
-        place = (*scope.path, entry.name_in(STATISTICS), side)
-        is_updated = scope.is_mutable_collection(STATISTICS)
-        fixed_scales.note(place, x, tensor, axes, state, is_updated=is_updated)
+        fixed_scales.note(
+            (*entry.scope.path, entry.name_in(STATISTICS), side),
+            x,
+            tensor,
+            axes,
+            f"fwd.{side}",
+            state,
+            is_updated=is_updated,
+            is_noisy=is_noisy,
+        )
 
 
 def update(
@@ -186,6 +204,8 @@ def of_output(
         before = statistics.init_output(tensor, out.shape)
         scope.put_variable(STATISTICS, name, {"out": before})
     state = flax_core.unfreeze(scope.get_variable(STATISTICS, name))["out"]
+    place, last = (*scope.path, name, "out"), tuple(range(out.ndim))[-1:]
+    fixed_scales.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
     if not is_mutable:
         return state
     after = statistics.update_output(tensor, state, out)
