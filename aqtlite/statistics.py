@@ -145,6 +145,55 @@ def update_output(tensor: config.Tensor, state: Any, out: jax.Array) -> Any:
     return _update(tensor, state, out, _last_axis(out), "out")
 
 
+def merge_states(cfg: config.DotGeneral, states: States, others: States) -> States:
+    """The states of a contraction after the batches of two states.
+
+    It joins what several hosts gathered, or devices inside `jax.shard_map`, where what
+    each saw is a batch of its own. Under `jax.jit` there is nothing to join.
+
+    Args:
+        cfg: of the contraction.
+        states: as `update_states` returns them. Parameters, and statistics of the
+            gradient of the result, stay as they are.
+        others: of other batches.
+
+    Raises:
+        ValueError: if the statistics of a calibration depend on the order of batches.
+    """
+    if others.smoothing:
+        raise ValueError(
+            f"the statistics of fwd.smoothing={cfg.fwd.smoothing!r} cannot be merged: "
+            "its scales are those of both operands of all batches. Gather them under "
+            "jax.jit with batches sharded over the devices"
+        )
+    return states._replace(
+        lhs=merge_state(cfg.fwd.lhs, states.lhs, others.lhs, "fwd.lhs"),
+        rhs=merge_state(cfg.fwd.rhs, states.rhs, others.rhs, "fwd.rhs"),
+        out=merge_state(cfg.out, states.out, others.out, "out"),
+    )
+
+
+def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any:
+    """The state of one operand, as `merge_states` returns it."""
+    if not (tensor.is_quantized and tensor.calibration.has_state):
+        return state
+    if isinstance(state, FixedScale) or isinstance(other, FixedScale):
+        raise ValueError(_fixed(tensor, path))
+    merge = tensor.calibration.merge
+    return {
+        "batches": state["batches"] + other["batches"],
+        "state": merge(state["state"], other["state"], tensor.grid),
+    }
+
+
+def _fixed(tensor: config.Tensor, path: str) -> str:
+    return (
+        f"the statistics of {path}.calibration={tensor.calibration!r} were replaced by "
+        "the scale that they gave, for serving, and no batch can be added to them: "
+        "gather statistics with the variables of training, and convert again"
+    )
+
+
 def _last_axis(x: Any) -> dn.Axes:
     return tuple(range(x.ndim))[-1:]
 
@@ -241,11 +290,7 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
     if not is_gathered or isinstance(x, QTensor):
         return state
     if isinstance(state, FixedScale):
-        raise ValueError(
-            f"the statistics of {path}.calibration={tensor.calibration!r} were replaced"
-            " by the scale that they gave, for serving, and no batch can be added to "
-            "them: gather statistics with the variables of training, and convert again"
-        )
+        raise ValueError(_fixed(tensor, path))
     shared = granularity.shared_axes(tensor, x.shape, axes, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return {

@@ -48,9 +48,9 @@ class Calibration:
 
     A calibration for symmetric grids needs `bound` alone. One for grids with a zero
     point overrides `range`. One that gathers statistics over batches also overrides
-    `init_state` and `update`, and reads the state in `range`. One with parameters that
-    an optimizer trains overrides `is_learned`, `init_parameters` and
-    `parameters_gradient`, and reads the parameters in `range`, where they are the
+    `init_state` and `update`, `merge` if it can, and reads the state in `range`. One
+    with parameters that an optimizer trains overrides `is_learned`, `init_parameters`
+    and `parameters_gradient`, and reads the parameters in `range`, where they are the
     state.
 
     Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
@@ -90,6 +90,28 @@ class Calibration:
         """
         del x, axes, grid
         return state
+
+    def merge(self, state: State, other: State, grid: Numerics) -> State:
+        """The statistics of the batches of two states.
+
+        A calibration overrides it whose statistics do not depend on the order of
+        batches, so that those of several hosts or devices can be joined.
+
+        Args:
+            state: as `update` returns it.
+            other: of other batches.
+            grid: the grid.
+
+        Raises:
+            ValueError: if it is not overridden.
+        """
+        del state, other, grid
+        raise ValueError(
+            f"statistics of {self!r} cannot be merged: {type(self).__name__} has no "
+            "`merge`, as its statistics depend on the order of the batches. Gather "
+            "them under jax.jit with batches sharded over the devices, or use one that "
+            "can, such as calibration.MaxOverBatches()"
+        )
 
     @property
     def is_learned(self) -> bool:

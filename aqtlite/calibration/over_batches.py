@@ -77,6 +77,31 @@ class OverBatches(base.Calibration, abc.ABC):
         }
         return base.Range(**ends)
 
+    def merge(self, state: Any, other: Any, grid: Numerics) -> base.State:
+        if type(self)._merged is OverBatches._merged:
+            return super().merge(state, other, grid)
+        counts = state["batches"], other["batches"]
+        ends = {
+            name: self._merged(name, (state["ends"][name], other["ends"][name]), counts)
+            for name in state["ends"]
+        }
+        return {"batches": counts[0] + counts[1], "ends": ends}
+
+    def _merged(
+        self,
+        name: str,
+        kept: tuple[jax.Array, jax.Array],
+        batches: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        """What is kept of one end of the range of the batches of two states.
+
+        Args:
+            name: "high" or "low".
+            kept: of either state.
+            batches: how many there were, of either state.
+        """
+        raise NotImplementedError
+
     @abc.abstractmethod
     def _accumulated(
         self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
@@ -109,6 +134,17 @@ class MaxOverBatches(OverBatches):
         wider = jnp.minimum if name == "low" else jnp.maximum
         return jnp.where(batches == 1, value, wider(before, value))
 
+    def _merged(
+        self,
+        name: str,
+        kept: tuple[jax.Array, jax.Array],
+        batches: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        first = jnp.where(batches[0] == 0, kept[1], kept[0])
+        other = jnp.where(batches[1] == 0, kept[0], kept[1])
+        wider = jnp.minimum if name == "low" else jnp.maximum
+        return wider(first, other)
+
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
         del batches
         return kept
@@ -123,6 +159,15 @@ class MeanOverBatches(OverBatches):
     ) -> jax.Array:
         del name, batches
         return before + value
+
+    def _merged(
+        self,
+        name: str,
+        kept: tuple[jax.Array, jax.Array],
+        batches: tuple[jax.Array, jax.Array],
+    ) -> jax.Array:
+        del name, batches
+        return kept[0] + kept[1]
 
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
         return kept / jnp.maximum(batches, 1).astype(jnp.float32)

@@ -82,9 +82,11 @@ class PercentileOverBatches(base.Calibration):
         counts = jax.vmap(lambda row: jnp.bincount(row, length=self._bins))(rows)
         before = state["counts"]
         counts = counts.astype(jnp.uint32).T.reshape(before.shape)
-        # Where a sum wraps around, it is smaller than either term.
-        total = before + counts
-        return {"counts": jnp.where(total < before, np.uint32(2**32 - 1), total)}
+        return {"counts": _saturating_sum(before, counts)}
+
+    def merge(self, state: Any, other: Any, grid: Numerics) -> base.State:
+        del grid
+        return {"counts": _saturating_sum(state["counts"], other["counts"])}
 
     def range(
         self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
@@ -97,3 +99,9 @@ class PercentileOverBatches(base.Calibration):
         shift = _MANTISSA_BITS - self.mantissa_bits
         edge = lax.bitcast_convert_type(first.astype(jnp.int32) << shift, jnp.float32)
         return base.Range(jnp.where(counts[-1] > 0, jnp.float32(np.nan), edge))
+
+
+def _saturating_sum(before: jax.Array, counts: jax.Array) -> jax.Array:
+    # Where a sum wraps around, it is smaller than either term.
+    total = before + counts
+    return jnp.where(total < before, np.uint32(2**32 - 1), total)

@@ -9,6 +9,7 @@ from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving.report import ConversionReport, ParameterReport
 
@@ -25,5 +26,6 @@ __all__ = [
     "absorb_smoothing",
     "calibrate",
     "convert",
+    "merge_statistics",
     "promote_dtype",
 ]

@@ -178,7 +178,6 @@ def _refusal(found: list[FoundOperand]) -> Refusal | None:
 def _refusal_of(one: FoundOperand) -> Refusal | None:
     shape = one.operand.shape
     raw = one.cfg.fwd
-    tensor = raw.lhs if one.operand.side == "lhs" else raw.rhs
     if one.depends_on_inputs or one.depends_on_buffers:
         if one.is_required and one.obstacle is None:
             raise ValueError(
@@ -195,11 +194,6 @@ def _refusal_of(one: FoundOperand) -> Refusal | None:
         return Refusal("it is a constant", is_expected=True)
     if one.obstacle is not None:
         return Refusal(one.obstacle)
-    if tensor.calibration.has_state:
-        return Refusal(
-            "its calibration gathers statistics; for weights, use one that looks at "
-            "the array alone, such as calibration.AbsMax()"
-        )
     if raw.smoothing is not None and not raw.smoothing.has_state:
         return Refusal(
             "fwd.smoothing computes its scales from the activations of every call; "

@@ -13,6 +13,7 @@ WORKLOADS = (
     "transformer",
     "presets",
     "serving",
+    "static_ranges",
     "compile",
     "memory",
     "contractions",

@@ -187,7 +187,7 @@ def test_under_a_scan_each_layer_has_its_own():
     assert_served_equals_trained(model, variables, X, serving=serving)
 
 
-def test_weights_with_statistics_stay_in_float():
+def test_weights_with_statistics_are_frozen_with_them():
     cfg = config.update(
         static(calibration.MaxOverBatches()),
         {
@@ -197,9 +197,8 @@ def test_weights_with_statistics_stay_in_float():
     )
     model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
     variables = calibrate(model, init(model, X), BATCHES)
-    reports = []
-    serving = convert(model, variables, X, report=reports.append)
-    assert "aqt" not in serving and "gathers statistics" in str(reports[0])
+    serving = convert(model, variables, X)
+    assert_served_equals_trained(model, variables, X, serving=serving)
 
 
 def test_errors():

@@ -9,11 +9,11 @@ import numpy as np
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite.flax.linen import partitioning
+from aqtlite.flax.linen import fixed_scales, partitioning
 from aqtlite.flax.linen.call import Call
-from aqtlite.flax.linen.fixed_scales import Uses
 from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.flax.linen.tracing import LinenModel, buffers_of, with_frozen_kernels
+from aqtlite.flax.linen.uses import Uses
 from aqtlite.serving import conversion as conversion_lib
 from aqtlite.serving import planning
 from aqtlite.serving import report as report_lib
@@ -166,8 +166,10 @@ class Conversion:
         """Returns serving variables with scales in place of statistics of operands."""
         if STATISTICS not in serving:
             return serving
-        fixed = self.uses_of_statistics.fix(
-            serving[STATISTICS], is_frozen=COLLECTION in serving
+        fixed = fixed_scales.fix(
+            serving[STATISTICS],
+            self.uses_of_statistics,
+            is_frozen=COLLECTION in serving,
         )
         return {**serving, STATISTICS: fixed}
 

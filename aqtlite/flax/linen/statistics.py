@@ -16,7 +16,7 @@ from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, statistics
-from aqtlite.flax.linen import fixed_scales
+from aqtlite.flax.linen import uses
 from aqtlite.flax.linen.caller import path_of
 from aqtlite.serving.contraction import Contraction
 from aqtlite.serving.lookup import Either
@@ -137,7 +137,7 @@ def note_uses(
     ):
         if not (tensor.is_quantized and tensor.calibration.has_state):
             continue
-        fixed_scales.note(
+        uses.note(
             (*entry.scope.path, entry.name_in(STATISTICS), side),
             x,
             tensor,
@@ -205,7 +205,7 @@ def of_output(
         scope.put_variable(STATISTICS, name, {"out": before})
     state = flax_core.unfreeze(scope.get_variable(STATISTICS, name))["out"]
     place, last = (*scope.path, name, "out"), tuple(range(out.ndim))[-1:]
-    fixed_scales.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
+    uses.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
     if not is_mutable:
         return state
     after = statistics.update_output(tensor, state, out)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from aqtlite.flax.linen import fixed_scales, recording
+from aqtlite.flax.linen import recording, uses
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
@@ -28,7 +28,7 @@ class LinenModel(Model):
         self._calls = calls
         self.parameters = parameters_of(variables["params"])
         self.num_calls = len(calls)
-        self.uses_of_statistics = fixed_scales.Uses()
+        self.uses_of_statistics = uses.Uses()
 
     def trace(
         self,
@@ -54,7 +54,7 @@ class LinenModel(Model):
         params = with_frozen_kernels(self._variables["params"], frozen)
         buffers = {k: v for k, v in self._variables.items() if k != "params"}
         args = (params, buffers, self._calls[call].args, kwargs)
-        noted = fixed_scales.noted_in(self.uses_of_statistics)
+        noted = uses.noted_in(self.uses_of_statistics)
         with recording.recorded_by(recorder), noted:
             traced = tracing.trace(apply, args)
         params_in, buffers_in, _, _ = traced.inputs

@@ -1,0 +1,96 @@
+"""Joining statistics that were gathered in several places."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import core as flax_core
+from flax import linen as nn
+
+from aqtlite import statistics
+from aqtlite.flax.linen import uses as uses_lib
+from aqtlite.flax.linen.statistics import STATISTICS
+from aqtlite.flax.linen.uses import Uses
+
+
+def merge_statistics(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]],
+    *args: Any,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Adds statistics of activations that other hosts or devices gathered.
+
+    Every host calibrates with its own batches; then all statistics are brought to one
+    place (`jax.experimental.multihost_utils.process_allgather`, or a file) and joined.
+    The model is traced to see what the arrays are the statistics of; it is not run.
+
+    Args:
+        model: as `calibrate` takes it.
+        variables: its variables, with statistics.
+        others: of other batches: for each the variables, or their collection
+            "aqt_stats" alone in a mapping. They are added in this order.
+        *args: the arguments of ``model.apply(variables, *args, **kwargs)``; shapes will
+            do.
+        **kwargs: the same; they are constants.
+
+    Returns:
+        `variables` with the statistics of all batches.
+
+    Raises:
+        ValueError: if a calibration's statistics depend on the order of batches, as
+            those of a moving average do, or if there is no telling what they are of.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import calibration, config
+    >>> from aqtlite.flax import AqtDotGeneral, calibrate
+    >>> cfg = config.static_int8(calibration.MaxOverBatches())
+    >>> model = nn.Dense(4, dot_general=AqtDotGeneral(cfg))
+    >>> x = jnp.ones((2, 3))
+    >>> fresh = model.init(jax.random.key(0), x)
+    >>> one, other = (calibrate(model, fresh, [batch]) for batch in (x, 2 * x))
+    >>> merged = merge_statistics(model, one, [other], x)
+    >>> merged["aqt_stats"]["dot_general_ab_bc"]["lhs"]["batches"].item()
+    2
+    """
+    uses = Uses()
+    with uses_lib.noted_in(uses):
+        jax.eval_shape(lambda *args: model.apply(variables, *args, **kwargs), *args)
+    merged = flax_core.unfreeze(variables.get(STATISTICS, {}))
+    for other in others:
+        found = flax_core.unfreeze(other.get(STATISTICS, {}))
+        merged = _merged(merged, found, uses)
+    return {**variables, STATISTICS: merged}
+
+
+def _merged(collection: Any, other: Any, uses: Uses) -> Any:
+    one, two = (jax.tree.map(jnp.shape, tree) for tree in (collection, other))
+    if one != two:
+        raise ValueError(
+            f"the statistics in '{STATISTICS}' are not of the same model: the arrays "
+            f"are of the shapes {one} and {two}"
+        )
+    states: dict[uses_lib.Place, Any] = {}
+    for place, use in uses.items():
+        state = uses_lib.at(collection, place)
+        depth = None if use is None else uses_lib.stacked(use.state, state)
+        if use is None or depth is None:
+            continue
+
+        def merge(one: Any, two: Any, use: uses_lib.Use = use) -> Any:
+            return statistics.merge_state(use.tensor, one, two, use.path)
+
+        for _ in range(depth):
+            merge = jax.vmap(merge)
+        states[place] = merge(state, uses_lib.at(other, place))
+    known = len(jax.tree.leaves(states))
+    if known < len(jax.tree.leaves(collection)):
+        raise ValueError(
+            f"of {len(jax.tree.leaves(collection))} arrays of statistics in "
+            f"'{STATISTICS}', {known} are of contractions of this call with one config "
+            "each: statistics of a smoothing, fixed scales, those that two configs use "
+            "and those that the call does not reach cannot be merged"
+        )
+    return uses_lib.replaced(collection, states)
