@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import estimator, execution, operands, products, statistics, tiles
+from aqtlite import costs, estimator, execution, operands, products, statistics, tiles
 from aqtlite.dimension_numbers import Axes
 from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
@@ -168,6 +168,7 @@ def _straight_through_fwd(how: Execution, *primals: Any):
                 "no gradient. Train on the float variables and convert them again"
             )
     _check_second_derivative(how, differentiated)
+    costs.warn(how, lhs, rhs, differentiated)
     inner = dataclasses.replace(how, differentiated=differentiated)
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import config, statistics
+from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, normal, tensor
 from tests.extensions.running import TENSOR
 
@@ -41,6 +41,72 @@ def test_the_scale_comes_from_the_state(jit):
 def test_gradients_pass():
     grad = jax.grad(lambda x: DOT(x, W, MATMUL, states=states_of(X)).sum())(X)
     np.testing.assert_allclose(grad, jnp.ones((4, 3)) @ W.T, rtol=0.02, atol=0.02)
+
+
+OVER_BATCHES = {
+    "max": calibration.MaxOverBatches(),
+    "max of affine": calibration.MaxOverBatches(of=calibration.MinMax()),
+    "mean": calibration.MeanOverBatches(),
+    "percentile": calibration.PercentileOverBatches(90),
+}
+
+
+def static(how):
+    grid = numerics.IntSymmetric(bits=8)
+    if getattr(how, "of", None) == calibration.MinMax():
+        grid = numerics.IntAffine(bits=8)
+    lhs = config.Tensor(numerics=grid, calibration=how, calib_shared_axes=(0,))
+    return config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=tensor(8)))
+
+
+@pytest.mark.parametrize("how", OVER_BATCHES.values(), ids=OVER_BATCHES)
+def test_any_split_of_the_batches_merges_to_the_same(how):
+    """The order of the sums of a mean is that of the parts: here they are exact."""
+    cfg = static(how)
+    # Multiples of 1/8.
+    batches = jnp.round(8 * normal((5, 4, 8))) / 8
+    init = statistics.init_states(cfg, X, W, MATMUL)
+
+    @jax.jit
+    def gathered(states, batches):
+        def step(states, x):
+            return statistics.update_states(cfg, states, x, W, MATMUL), None
+
+        return jax.lax.scan(step, states, batches)[0]
+
+    wanted = gathered(init, batches)
+    for parts in ([2, 3], [1, 4], [3, 2], [0, 5], [5, 0]):
+        one, other = (
+            gathered(init, part) if len(part) else init
+            for part in jnp.split(batches, parts[:1])
+        )
+        merged = statistics.merge_states(cfg, one, other)
+        jax.tree.map(np.testing.assert_array_equal, merged, wanted)
+    merged = statistics.merge_states(cfg, other, one)
+    jax.tree.map(np.testing.assert_array_equal, merged, wanted)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        calibration.MovingAverage(),
+        calibration.DelayedScaling(),
+        calibration.WeightedDeviations(max_coeff=1),
+        calibration.Periodic(),
+        TENSOR.calibration,
+    ],
+    ids=lambda how: type(how).__name__,
+)
+def test_statistics_in_the_order_of_batches_do_not_merge(how):
+    cfg = static(how)
+    states = statistics.init_states(cfg, X, W, MATMUL)
+    name = type(how).__name__
+    with pytest.raises(ValueError, match=rf"statistics of {name}\(.* cannot be merged"):
+        statistics.merge_states(cfg, states, states)
+    smoothed = config.smoothquant()
+    states = statistics.init_states(smoothed, X, W, MATMUL)
+    with pytest.raises(ValueError, match=r"fwd\.smoothing=.*cannot be merged"):
+        statistics.merge_states(smoothed, states, states)
 
 
 def test_without_statistics():

@@ -24,6 +24,7 @@ from aqtlite.calibration.over_batches import (
 from aqtlite.calibration.pact import PACT
 from aqtlite.calibration.percentile import Percentile
 from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
+from aqtlite.calibration.periodic import Periodic
 from aqtlite.calibration.rms import RMS
 from aqtlite.calibration.scale_grids import ceil_to_power_of_two
 from aqtlite.calibration.snr_search import SnrSearch
@@ -48,6 +49,7 @@ __all__ = [
     "Parameters",
     "Percentile",
     "PercentileOverBatches",
+    "Periodic",
     "Quantized",
     "Range",
     "SnrSearch",

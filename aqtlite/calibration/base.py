@@ -67,6 +67,11 @@ class Calibration:
         """True if it gathers statistics, which a framework keeps from call to call."""
         return False
 
+    @property
+    def cost_in_training(self) -> str | None:
+        """What it costs at each training step, if that deserves a warning."""
+        return None
+
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> State:
         """The statistics before the first batch.
 

@@ -37,7 +37,7 @@ class MseSearch(base.Calibration):
     Each candidate costs one quantization of the array and two reductions, in a loop:
     the time is in proportion to their number, the memory is not. This is meant for
     weights, which are quantized once for serving; in training, it is paid at every
-    step.
+    step (`aqtlite.errors.CostWarning`), unless `Periodic` keeps the range.
 
     >>> from aqtlite import numerics
     >>> x = jnp.array([[4.0] + 99 * [0.5], [1.0, 0.5] + 98 * [-1.0]])
@@ -70,6 +70,13 @@ class MseSearch(base.Calibration):
                 f"{max(checked)}"
             )
         object.__setattr__(self, "candidates", tuple(sorted(checked, reverse=True)))
+
+    @property
+    def cost_in_training(self) -> str | None:
+        return (
+            "one quantization of the array and two reductions for each of its "
+            f"{len(self.candidates)} candidates"
+        )
 
     def range(
         self,

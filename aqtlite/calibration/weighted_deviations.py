@@ -133,7 +133,9 @@ class WeightedDeviations(base.Calibration):
         self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
     ) -> base.Range:
         del x, axes, grid
-        l1 = state["l1"] / state["ones"]
-        lp = (state["lp"] / state["ones"]) ** np.float32(1 / self.p)
+        # None is left of zeros that are not counted.
+        ones = jnp.maximum(state["ones"], jnp.finfo(jnp.float32).tiny)
+        l1 = state["l1"] / ones
+        lp = (state["lp"] / ones) ** np.float32(1 / self.p)
         terms = self.l1_coeff * l1, self.lp_coeff * lp, self.max_coeff * state["max"]
         return base.Range(sum(terms, start=jnp.float32(self.constant)))

@@ -41,6 +41,7 @@ _classes: dict[str, type] = {
         calibration.PACT,
         calibration.Percentile,
         calibration.PercentileOverBatches,
+        calibration.Periodic,
         calibration.RMS,
         Smoothing,
         calibration.SnrSearch,

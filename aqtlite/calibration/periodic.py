@@ -1,0 +1,64 @@
+"""A range that is found anew every so many batches."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+
+from aqtlite.calibration import base, over_batches
+from aqtlite.numerics import Numerics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Periodic(over_batches.OverBatches):
+    """The range that another calibration found in the last of every `period` batches.
+
+    For calibrations that take long, as searches do: in training they cost a `period`-th
+    of what they would at every step. The range is found in the first batch, and again
+    after every `period` batches; in between, what exceeds it is clipped. A NaN or an
+    infinity in a batch in which it is found stays until the next search.
+
+    Both the search and its omission are in the compiled program, and `lax.cond` runs
+    one of them; under `jax.vmap` with statistics of its own for each element, both run.
+
+    >>> from aqtlite.calibration import MseSearch
+    >>> Periodic(of=MseSearch((1.0, 0.9, 0.8)), period=500)
+    Periodic(of=MseSearch(candidates=(1.0, 0.9, 0.8)), period=500)
+
+    Raises:
+        TypeError: if `period` is not an int.
+        ValueError: if it is below 1.
+    """
+
+    period: int = 100
+    """How many batches take one range."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.period, bool) or not isinstance(self.period, int):
+            raise TypeError(f"Periodic.period must be an int, got {self.period!r}")
+        if self.period < 1:
+            raise ValueError(f"Periodic.period must be 1 or more, got {self.period}")
+
+    def update(
+        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> base.State:
+        found = super().update
+        kept = {**state, "batches": state["batches"] + 1}
+        updated: base.State = lax.cond(
+            state["batches"] % self.period == 0,
+            lambda: found(state, x, axes, grid),
+            lambda: kept,
+        )
+        return updated
+
+    def _accumulated(
+        self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
+    ) -> jax.Array:
+        del name, before, batches
+        return value
+
+    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
+        del batches
+        return kept

@@ -1,0 +1,61 @@
+"""Bad input, for every calibration with statistics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aqtlite
+from aqtlite import calibration, config, numerics, statistics
+from tests.common import MATMUL, tensor
+
+MEMBERS = {
+    "max": calibration.MaxOverBatches(),
+    "max_affine": calibration.MaxOverBatches(of=calibration.MinMax()),
+    "mean": calibration.MeanOverBatches(),
+    "moving": calibration.MovingAverage(),
+    "percentile": calibration.PercentileOverBatches(100),
+    "deviations": calibration.WeightedDeviations(max_coeff=1, ema_update_count=1),
+    "delayed": calibration.DelayedScaling(),
+    "periodic": calibration.Periodic(of=calibration.MseSearch((1.0, 0.5))),
+}
+W = jnp.ones((3, 2))
+USUAL = np.array([[1, -2, 0.5], [0, 3, 1]], np.float32)
+BAD = (np.nan, -np.nan, np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("how", MEMBERS.values(), ids=MEMBERS)
+def test_bad_input(how):
+    is_affine = getattr(how, "of", None) == calibration.MinMax()
+    grid = (numerics.IntAffine if is_affine else numerics.IntSymmetric)(bits=8)
+    lhs = config.Tensor(numerics=grid, calibration=how, calib_shared_axes="per_tensor")
+    cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=tensor(8)))
+    dot = aqtlite.make_dot_general(cfg)
+    empty = statistics.init_states(cfg, USUAL, W, MATMUL)
+
+    def result(first, x, w=W):
+        states = statistics.update_states(cfg, empty, first, w, MATMUL)
+        # Delayed scaling looks back.
+        states = statistics.update_states(cfg, states, x, w, MATMUL)
+        return dot(x, w, MATMUL, states=states)
+
+    usual, zeros = jnp.asarray(USUAL), jnp.zeros((2, 3))
+    one = zeros.at[0, 0].set(3.0)
+    firsts = [usual, zeros, one, *(usual.at[1, 2].set(bad) for bad in BAD)]
+    lasts = [usual, zeros, one, *(usual for _ in BAD)]
+    got = jax.jit(jax.vmap(result))(jnp.stack(firsts), jnp.stack(lasts))
+    fine, of_zeros, of_one, *of_bad = got
+    np.testing.assert_allclose(fine, USUAL @ W, atol=0.15)
+    np.testing.assert_array_equal(of_zeros, 0)
+    np.testing.assert_allclose(of_one, one @ W, atol=0.05)
+    assert np.isnan(of_bad).all()
+
+    element = jnp.array([[-3.0]])
+    single = jax.jit(result)(element, element, W[:1])
+    np.testing.assert_allclose(single, [[-3.0, -3.0]], atol=0.05)
+    with pytest.raises(
+        ValueError, match=r"fwd\.lhs\.calibration has no statistics yet"
+    ):
+        dot(usual, W, MATMUL, states=empty)
+    unready = jax.jit(lambda states: dot(usual, W, MATMUL, states=states))(empty)
+    assert np.isnan(unready).all()
