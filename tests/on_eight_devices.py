@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import aqtlite
-from aqtlite import config, lowering
+from aqtlite import calibration, config, lowering, numerics, statistics
 from benchmarks.collectives import hlo, serving, strategies, training
 from benchmarks.harness import contestants
 from tests.common import MATMUL, nearest, normal
@@ -292,6 +292,59 @@ def test_form_by_partitions(map_, jit):
     assert_equal(jit(shard_map(mapped, **specs))(X), 0 * X)
     some = shard_map(mapped, axis_names={"d"}, **specs)
     assert_equal(jax.jit(some)(X), 0 * X + 1)
+
+
+# --- Statistics of activations -----------------------------------------------------
+
+STATISTICS = (
+    calibration.MaxOverBatches(),
+    calibration.MeanOverBatches(),
+    calibration.PercentileOverBatches(95),
+    calibration.Periodic(of=calibration.AbsMax(), period=2),
+)
+
+
+def test_statistics_of_batches_that_are_cut():
+    """Under jit those of one device; what each device gathers merges to them."""
+    lhs = config.Tensor(
+        numerics=numerics.IntSymmetric(bits=8), calib_shared_axes="per_tensor"
+    )
+    raws = [
+        config.DotGeneralRaw(lhs=dataclasses.replace(lhs, calibration=how))
+        for how in STATISTICS
+    ]
+    cfgs = [config.DotGeneral(fwd=raw) for raw in raws]
+    batches = jnp.stack([X, -3 * X, 2 * X])
+
+    def gathered(batches):
+        found = []
+        for cfg in cfgs:
+            states = statistics.init_states(cfg, X, W, MATMUL)
+            for x in batches:
+                states = statistics.update_states(cfg, states, x, W, MATMUL)
+            found.append(states)
+        return found
+
+    cut = jax.device_put(batches, NamedSharding(AUTO, P(None, ("d", "m"))))
+    wanted = jax.jit(gathered)(batches)
+    assert_equal(jax.jit(gathered)(cut), wanted)
+
+    def of_device(x):
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], gathered(x))
+
+    axes = ("d", "m")
+    mapped = shard_map(of_device, mesh=AUTO, in_specs=P(None, axes), out_specs=P(axes))
+    each = jax.jit(mapped)(batches)
+    devices = [jax.tree.map(lambda leaf, i=i: leaf[i], each) for i in range(8)]
+    for i in (0, 2):
+        merge = functools.partial(statistics.merge_states, cfgs[i])
+        merged = functools.reduce(merge, [states[i] for states in devices])
+        kept, whole = merged.lhs["state"], wanted[i].lhs["state"]
+        # Each device counts its part of a batch as one.
+        assert_equal(
+            {**kept, "batches": 0},
+            {**whole, "batches": 0},
+        )
 
 
 # --- What devices exchange ---------------------------------------------------------

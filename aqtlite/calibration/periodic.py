@@ -8,6 +8,7 @@ from jax import lax
 
 from aqtlite.calibration import base, over_batches
 from aqtlite.numerics import Numerics
+from aqtlite.sharding import vary_together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Periodic(over_batches.OverBatches):
         self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
     ) -> base.State:
         found = super().update
+        # Inside `jax.shard_map` the branches have to vary along the same axes.
+        state, x = vary_together((state, x))
         kept = {**state, "batches": state["batches"] + 1}
         updated: base.State = lax.cond(
             state["batches"] % self.period == 0,

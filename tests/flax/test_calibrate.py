@@ -8,8 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import calibration, config
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, calibrate, convert
+from aqtlite import calibration, config, numerics
+from aqtlite.flax import (
+    AqtDotGeneral,
+    AqtEinsum,
+    calibrate,
+    convert,
+    merge_statistics,
+)
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
 from tests.flax.support import init
@@ -80,16 +86,23 @@ def test_is_served_bit_for_bit(how):
 
 
 def test_no_reduction_over_activations_is_served():
-    """Of the activations' rows a dynamic scale takes the maximum; a static one none."""
+    """A dynamic scale takes the maximum of each row; a static one is given."""
 
-    def reductions(model, variables):
-        text = jax.jit(model.apply).lower(convert(model, variables, X), X).as_text()
-        return len(re.findall(r"stablehlo\.reduce\(.*applies stablehlo\.max", text))
+    def compiled(model, variables):
+        serving = convert(model, variables, X)
+        program = jax.jit(model.apply).lower(serving, X).compile()
+        text = program.as_text()
+        entry = text[text.index("ENTRY") :].split("\n}")[0]
+        kernels = re.findall(r" (?:fusion|call|dot|reduce|custom-call)\(", entry)
+        return len(re.findall(r" reduce(?:-window)?\(", text)), len(kernels)
 
-    model = dense()
-    assert reductions(model, calibrate(model, init(model, X), BATCHES)) == 0
+    model = dense(calibration.MovingAverage())
+    reductions, kernels = compiled(model, calibrate(model, init(model, X), BATCHES))
+    assert reductions == 0
     dynamic = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
-    assert reductions(dynamic, init(dynamic, X)) > 0
+    of_dynamic, kernels_of_dynamic = compiled(dynamic, init(dynamic, X))
+    assert of_dynamic > 0
+    assert kernels < kernels_of_dynamic
 
 
 def test_the_order_and_the_steps_do_not_matter():
@@ -188,17 +201,37 @@ def test_under_a_scan_each_layer_has_its_own():
 
 
 def test_weights_with_statistics_are_frozen_with_them():
+    search = calibration.MseSearch((1.0, 0.8))
     cfg = config.update(
         static(calibration.MaxOverBatches()),
         {
-            "fwd.rhs.calibration": calibration.MaxOverBatches(),
-            "fwd.rhs.calib_shared_axes": "per_tensor",
+            "fwd.rhs.numerics": numerics.IntSymmetric(bits=4),
+            "fwd.rhs.calibration": calibration.Periodic(of=search),
+            "fwd.rhs.calib_shared_axes": (0,),
         },
     )
     model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
     variables = calibrate(model, init(model, X), BATCHES)
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)
+
+
+def test_merged_statistics_are_those_of_all_batches():
+    for model in (dense(), Scanned()):
+        variables = init(model, X)
+        one, other = (
+            calibrate(model, variables, part) for part in (BATCHES[:1], BATCHES[1:])
+        )
+        others = [{"aqt_stats": other["aqt_stats"]}]
+        merged = merge_statistics(model, one, others, X)
+        wanted = calibrate(model, variables, BATCHES)
+        # The batches grow: the last one's range is that in use, however they are split.
+        jax.tree.map(np.testing.assert_array_equal, merged, wanted)
+    with pytest.raises(ValueError, match="are not of the same model"):
+        merge_statistics(model, one, [{}], X)
+    serving = convert(model, one, X)
+    with pytest.raises(ValueError, match="of 1 arrays of statistics in 'aqt_stats', 0"):
+        merge_statistics(model, serving, [serving], X)
 
 
 def test_errors():
