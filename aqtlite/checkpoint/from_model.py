@@ -99,7 +99,7 @@ def job_from_model(
         if identity in stored:
             fields["identity"] = identity
         sources = tuple(origin[name] for name in inputs)
-        for name in sources:
+        for name in sources[: len(weight.sources)]:
             if arrays[name].dtype not in _FLOATS:
                 raise CheckpointError(
                     f"{name} is {arrays[name]}; weights are converted from "

@@ -30,6 +30,10 @@ AFFINE = config.update(
 NOISE = config.update(
     AFFINE, {"fwd.lhs.numerics": numerics.IntAffine(bits=8, stochastic_rounding=True)}
 )
+OF_WEIGHTS = {
+    "fwd.rhs.calibration": calibration.Periodic(),
+    "fwd.rhs.calib_shared_axes": (0,),
+}
 
 
 def dense(cfg=INT8):
@@ -184,7 +188,7 @@ def test_no_more_batches():
 
 @pytest.mark.parametrize("where", ["flax", "orbax", "aqtlite"])
 def test_checkpoints(where, tmp_path):
-    model = dense(AFFINE)
+    model = dense(config.update(AFFINE, OF_WEIGHTS))
     variables = calibrated(model)
     serving = convert(model, variables, X)
     target = jax.eval_shape(lambda v: convert(model, v, X), variables)
