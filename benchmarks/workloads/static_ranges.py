@@ -53,7 +53,8 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
         report(f"{layers} x {width}, one row")
         x = jax.random.normal(jax.random.key(0), (1, width))
         programs = {
-            name: compiled(Mlp(width, layers, cfg), x) for name, cfg in CONFIGS.items()
+            name: program_of(Mlp(width, layers, cfg), x)
+            for name, cfg in CONFIGS.items()
         }
         case = {"width": width, "layers": layers}
         spreads = timing.alternate(
@@ -63,12 +64,16 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     return measured
 
 
-def compiled(model: Mlp, x: jax.Array) -> Callable[[], jax.Array]:
-    """Compiles a model, served with frozen weights unless it is float."""
+def program_of(model: Mlp, x: jax.Array) -> Callable[[], jax.Array]:
+    """A model of one row, served with frozen weights unless it is float."""
     variables = model.init(jax.random.key(1), x)
     if model.cfg == CONFIGS[STATIC]:
         variables = calibrate(model, variables, [x])
     if model.cfg is not None:
         variables = convert(model, variables, x)
-    program = jax.jit(model.apply).lower(variables, x).compile()
-    return functools.partial(program, variables, x)
+    # At this size, Python's way through a tree takes as long as a kernel.
+    leaves, treedef = jax.tree.flatten(variables)
+    compiled = jax.jit(
+        lambda leaves, x: model.apply(jax.tree.unflatten(treedef, leaves), x)
+    )
+    return functools.partial(compiled, leaves, x)
