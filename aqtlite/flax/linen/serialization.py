@@ -13,7 +13,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import CallSite
 
-_ARRAYS = ("qvalue", "scale", "zero_point", "unrounded")
+_ARRAYS = ("qvalue", "scale", "zero_point", "unrounded", "sums")
 
 
 def _qtensor_to_state(q: QTensor) -> dict[str, Any]:
