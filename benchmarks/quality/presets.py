@@ -50,6 +50,7 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "lsq_2": lambda: config.lsq(2),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
     "fp8": config.fp8,
+    "fp8_stochastic": lambda: config.fp8(use_stochastic_rounding=True),
     "fp8_delayed": lambda: config.fp8(delayed=True),
     "fp8_per_channel": lambda: config.fp8(per_channel=True),
     "block_fp8": config.block_fp8,
