@@ -72,6 +72,7 @@ def combine(qs: Sequence[QTensor], on_values: Arrays, on_scales: Arrays) -> QTen
         scale=on_scales([q.scale for q in qs]),
         zero_point=None if first.zero_point is None else on_scales(zero_points),
         unrounded=None if first.unrounded is None else on_values(unrounded),
+        sums=None,
     )
 
 

@@ -120,36 +120,47 @@ class Learned:
         return found
 
 
+def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
+    """The elements at which the grid lets the gradient pass; None for all.
+
+    Args:
+        x: what was quantized.
+        q: what became of it.
+
+    Raises:
+        TypeError: if a grid of a user's own gives anything but a mask.
+    """
+    grid = q.numerics
+    if grid is None:
+        return None
+    scaled = quantizer.scaled(x, q.scale, grid)
+    if q.zero_point is None:
+        mask = grid.gradient_mask(scaled)
+    else:
+        zero_point = tiles.repeat(q.zero_point, x.shape, range(x.ndim))
+        mask = grid.gradient_mask_around(scaled, zero_point)
+    return _checked(mask, grid, x.shape)
+
+
 def _mask(
     tensor: config.Tensor, x: Operand, q: QTensor | None, learned: Learned | None
 ) -> jax.Array | None:
-    """The elements at which the gradient passes; None for all.
-
-    Raises:
-        TypeError: if a class of a user's own gives anything but a mask.
-    """
-    if q is None or q.numerics is None or isinstance(x, QTensor):
+    """The elements at which the gradient passes; None for all."""
+    if q is None or isinstance(x, QTensor):
         return None
-    source: Any = tensor.calibration
-    mask = None
     if learned is not None:
-        values = learned.values
-        mask = source.gradient_mask(learned.parameters, values, q.numerics)
-        if mask is not None and mask.shape == values.x.shape:
-            mask = tiles.merge(mask, like=x)
-    if mask is None:
-        source = q.numerics
-        scaled = quantizer.scaled(x, q.scale, source)
-        if q.zero_point is None:
-            mask = source.gradient_mask(scaled)
-        else:
-            zero_point = q.zero_point
-            if tiles.has_blocks(x.shape, zero_point.shape):
-                zero_point = tiles.repeat(zero_point, x.shape, range(x.ndim))
-            mask = source.gradient_mask_around(scaled, zero_point)
-    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != x.shape):
+        of, values = tensor.calibration, learned.values
+        mask = of.gradient_mask(learned.parameters, values, tensor.grid)
+        mask = _checked(mask, of, values.x.shape)
+        if mask is not None:
+            return tiles.merge(mask, like=x)
+    return gradient_mask(x, q)
+
+
+def _checked(mask: Any, source: Any, shape: tuple[int, ...]) -> jax.Array | None:
+    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != shape):
         raise TypeError(
             f"{type(source).__name__}.gradient_mask must return a bool array of shape "
-            f"{x.shape}, got {mask.dtype} of shape {mask.shape}"
+            f"{shape}, got {mask.dtype} of shape {mask.shape}"
         )
     return mask

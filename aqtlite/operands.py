@@ -15,6 +15,7 @@ from aqtlite import (
     numerics,
     quantizer,
     statistics,
+    tiles,
 )
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
@@ -123,6 +124,22 @@ def calibrate(
     return quantizer.calibrate(x, tensor, contracting, path, local_tiles=local_tiles)
 
 
+def with_sums(q: QTensor, contracting: Axes) -> QTensor:
+    """Adds what a contraction with an operand with a zero point needs of this one.
+
+    Args:
+        q: on a grid of integers, its axes in their own order.
+        contracting: its contracting axes. Where the scale varies along them, the
+            contraction is cut into tiles, and nothing is added.
+    """
+    if any(q.scale.shape[axis] > 1 for axis in contracting):
+        return q
+    values = q.qvalue.astype(jnp.int32)
+    if q.zero_point is not None:
+        values = values - tiles.repeat(q.zero_point, q.qvalue.shape, range(q.ndim))
+    return dataclasses.replace(q, sums=values.sum(contracting, keepdims=True))
+
+
 def with_fusion_barrier(q: QTensor) -> QTensor:
     """Keeps XLA from fusing the scale's computation into what reads it."""
     zero_point = q.zero_point
@@ -182,7 +199,7 @@ def _stored(q: QTensor) -> DotInput:
     elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
         values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
     largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
-    return DotInput(values, zero_point, largest)
+    return DotInput(values, zero_point, largest, sums=q.sums)
 
 
 def _narrow(q: QTensor) -> DotInput:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, operands, quantizer
+from aqtlite import config, estimator, operands, quantizer
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.qtensor import QTensor
 
@@ -42,14 +42,14 @@ def quantize(
     """
     if not tensor.is_quantized:
         return out
-    grid, last = tensor.grid, tuple(range(out.ndim))[-1:]
+    last = tuple(range(out.ndim))[-1:]
     fixed = jax.lax.stop_gradient(out)
     calibrated = operands.calibrate(fixed, tensor, last, PATH, state)
     q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
     # What contracts the integers reads scales as it reads those of operands.
     if not isinstance(state, FixedScale):
         q = operands.with_fusion_barrier(q)
-    mask: Any = grid.gradient_mask(quantizer.scaled(fixed, q.scale, grid))
+    mask = estimator.gradient_mask(fixed, q)
     unrounded = out if mask is None else jnp.where(mask, out, fixed)
     q = dataclasses.replace(q, unrounded=unrounded)
     return q.dequant() if tensor.use_fake_quant else q

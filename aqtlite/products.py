@@ -173,7 +173,8 @@ def _cut(
         return tiles.cut(_of_elements(operation, side, x, shape), axes, counts)
 
     zero_point = None if given.zero_point is None else cut(given.zero_point)
-    pieces = given._replace(values=cut(given.values), zero_point=zero_point)
+    values = cut(given.values)
+    pieces = given._replace(values=values, zero_point=zero_point, sums=None)
     if q is None or not one.scales_output:
         return pieces, None
     return pieces, operation.tiled(counts).scale_to_output(side, cut(q.scale))

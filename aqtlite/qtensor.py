@@ -15,7 +15,7 @@ from aqtlite.numerics import Numerics
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qvalue", "scale", "zero_point", "unrounded"],
+    data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums"],
     meta_fields=["dtype", "order", "numerics"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,12 @@ class QTensor:
     """The float array that was rounded, stored like `qvalue`; it takes the gradient of
     the result of `dequant` and of contractions (straight-through estimator). Its values
     are not used. None: the gradient is zero, or refused."""
+
+    sums: Any = None
+    """int32, keepdims, stored like `qvalue`: the sums of the stored values, less their
+    zero point, over the axes that a contraction with an operand with a zero point sums
+    over. Frozen weights have them, so that serving need not add them up. None: they are
+    computed where they are needed."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,8 +118,8 @@ class QTensor:
     def _transposed(
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":
-        arrays = (self.qvalue, self.scale, self.zero_point, self.unrounded)
-        qvalue, scale, zero_point, unrounded = (
+        arrays = (self.qvalue, self.scale, self.zero_point, self.unrounded, self.sums)
+        qvalue, scale, zero_point, unrounded, sums = (
             None if array is None else array.transpose(axes) for array in arrays
         )
         return dataclasses.replace(
@@ -122,6 +128,7 @@ class QTensor:
             scale=scale,
             zero_point=zero_point,
             unrounded=unrounded,
+            sums=sums,
             order=order,
         )
 
@@ -233,6 +240,8 @@ class QTensor:
         parts = [_describe(self.qvalue), f"scale={_describe(self.scale)}"]
         if self.zero_point is not None:
             parts.append(f"zero_point={_describe(self.zero_point)}")
+        if self.sums is not None:
+            parts.append(f"sums={_describe(self.sums)}")
         if self.numerics is not None:
             parts.append(f"numerics={self.numerics!r}")
         if self.order is not None:
@@ -318,6 +327,7 @@ def rearrange(
         scale=on_scales(q.scale),
         zero_point=None if q.zero_point is None else on_scales(q.zero_point),
         unrounded=None if q.unrounded is None else on_values(q.unrounded),
+        sums=None,
     )
 
 

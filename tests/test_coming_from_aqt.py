@@ -194,6 +194,7 @@ def rows(text, heading):
 def test_setters_have_a_change_that_is_accepted(page):
     changed = 0
     start = config.fully_quantized(use_fwd_quant=False, use_stochastic_rounding=False)
+    noisy = config.fully_quantized(use_fwd_quant=False)
     for _, remedy in rows(PAGE.read_text(), "| AQT | `config.update("):
         changes = {}
         for path, value in re.findall(r'`"([\w.*]+)": (.+?)`', remedy):
@@ -201,7 +202,9 @@ def test_setters_have_a_change_that_is_accepted(page):
         if remedy.startswith("none"):
             continue
         assert changes, remedy
-        assert config.update(start, changes) != start, remedy
+        needs_noise = any("noise" in path for path in changes)
+        before = noisy if needs_noise else start
+        assert config.update(before, changes) != before, remedy
         changed += 1
     assert changed > 10
 
@@ -222,7 +225,7 @@ def test_every_name_of_ours_exists():
         r"(?<![.\w\"])(config|numerics|calibration|aqtlite)\.(\w+)", text
     )
     names = [(module, name) for module, name in names if name not in ("flax", "jax")]
-    assert len(names) > 60
+    assert len(names) > 50
     for module, name in names:
         assert hasattr(modules[module], name), f"{module}.{name}"
 

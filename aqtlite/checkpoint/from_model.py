@@ -151,14 +151,20 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
             {name: Stored(info, packing_of(info)) for name, info in named.items()}
         )
         if isinstance(node, QTensor):
-            qvalue, scale, *zero_point = named
+            prefix = f"{path}/"
+            # A box is a step of its own below the field.
+            fields = {
+                name.removeprefix(prefix).partition("/")[0]: name for name in named
+            }
+            qvalue = fields["qvalue"]
             arrays[qvalue] = Stored(
                 named[qvalue], packing_of(named[qvalue], node.numerics)
             )
             nodes[path] = Frozen(
                 qvalue,
-                scale,
-                zero_point[0] if zero_point else None,
+                fields["scale"],
+                fields.get("zero_point"),
+                fields.get("sums"),
                 jnp.dtype(node.dtype),
                 node.order,
                 node.numerics,

@@ -53,6 +53,7 @@ class Frozen:
 
     scale: str
     zero_point: str | None
+    sums: str | None
     dtype: np.dtype
     order: tuple[int, ...] | None
     numerics: Numerics | None
@@ -71,6 +72,7 @@ class Frozen:
             "qvalue": self.qvalue,
             "scale": self.scale,
             "zero_point": self.zero_point,
+            "sums": self.sums,
         }
         return {field: name for field, name in names.items() if name is not None}
 

@@ -240,6 +240,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 qvalue=str(data["qvalue"]),
                 scale=str(data["scale"]),
                 zero_point=str(data["zero_point"]) if "zero_point" in data else None,
+                sums=str(data["sums"]) if "sums" in data else None,
                 dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
                 numerics=_decode_numerics(data["numerics"]),

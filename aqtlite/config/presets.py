@@ -185,9 +185,11 @@ def fp8(
     DelayedScaling(length=16)
 
     Args:
-        delayed: scale activations (the forward's lhs) by the batches before, as
-            NVIDIA's Transformer Engine does (`calibration.DelayedScaling`). Weights are
-            scaled by what they are, so that they can be frozen.
+        delayed: scale activations (the forward's lhs) and output gradients by the
+            batches before, as NVIDIA's Transformer Engine does
+            (`calibration.DelayedScaling`). Weights are scaled by what they are, so that
+            they can be frozen. In Flax, the statistics of the gradients are in the
+            collection "_overwrite_with_gradient".
         per_channel: a scale for each row and column, not one per tensor. Not for
             delayed activations.
         use_stochastic_rounding: round the output gradient stochastically; to the
@@ -211,13 +213,6 @@ def fp8(
     grid = numerics.Float.from_dtype(forward)
     shared: Literal["per_tensor"] | None = None if per_channel else "per_tensor"
     weight = Tensor(numerics=grid, calib_shared_axes=shared)
-    activation = weight
-    if delayed:
-        activation = Tensor(
-            numerics=grid,
-            calib_shared_axes="per_tensor",
-            calibration=calibration.DelayedScaling(),
-        )
     of_output = numerics.Float.from_dtype(
         gradient, stochastic_rounding=use_stochastic_rounding
     )
@@ -225,9 +220,16 @@ def fp8(
         lhs=Tensor(numerics=of_output, calib_shared_axes=shared),
         rhs=Tensor(use_fwd_quant=True),
     )
-    return DotGeneral(
-        fwd=DotGeneralRaw(lhs=activation, rhs=weight), dlhs=backward, drhs=backward
+    cfg = DotGeneral(
+        fwd=DotGeneralRaw(lhs=weight, rhs=weight), dlhs=backward, drhs=backward
     )
+    if not delayed:
+        return cfg
+    changes = {
+        "*.lhs.calibration": calibration.DelayedScaling(),
+        "*.lhs.calib_shared_axes": "per_tensor",
+    }
+    return update(cfg, changes)
 
 
 def _check_flags(preset: str, **flags: bool) -> None:

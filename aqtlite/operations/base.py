@@ -41,6 +41,10 @@ class DotInput(NamedTuple):
     unit: float | None = None
     """The power of two of which floats are multiples; None if it is not known."""
 
+    sums: jax.Array | None = None
+    """int32, keepdims: the sums of integers less their zero point over the contracting
+    axes; None if they are not known."""
+
     def less_zero_point(self) -> "DotInput":
         """Subtracts the zero point, which makes int16 or int32 of the values."""
         if self.zero_point is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,8 @@ class DotGeneral(Operation):
     def _zero_point_terms(self, lhs: DotInput, rhs: DotInput) -> jax.Array:
         """Computes ``sum a b - sum (a - za) (b - zb)``.
 
-        That is ``sum (a - za) zb + za sum b``: sums over one operand each.
+        That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
+        frozen operand may be known.
         """
         lhs_axes, rhs_axes = self.axes("lhs").contracting, self.axes("rhs").contracting
         terms = []
@@ -112,15 +114,15 @@ class DotGeneral(Operation):
                 a = a - lhs.zero_point
             zb = rhs.zero_point
             if all(zb.shape[axis] == 1 for axis in rhs_axes):
-                row = self.scale_to_output("lhs", a.sum(lhs_axes, keepdims=True))
+                row = a.sum(lhs_axes, keepdims=True) if lhs.sums is None else lhs.sums
+                row = self.scale_to_output("lhs", row)
                 terms.append(row * self.scale_to_output("rhs", zb))
             else:
                 a = a * self.rhs_scale_to_lhs(zb)
                 row = a.sum(lhs_axes, keepdims=True)
                 terms.append(self.scale_to_output("lhs", row))
         if lhs.zero_point is not None:
-            b = rhs.values.astype(jnp.int32).sum(rhs_axes, keepdims=True)
-            column = self.scale_to_output("rhs", b)
+            column = self.scale_to_output("rhs", _sums(rhs, rhs_axes))
             terms.append(self.scale_to_output("lhs", lhs.zero_point) * column)
         return sum(terms[1:], start=terms[0])
 
@@ -176,3 +178,13 @@ class DotGeneral(Operation):
         return lowering.float_dot(
             lhs.values, rhs.values, self.dims, self.order, out_sharding
         )
+
+
+def _sums(x: DotInput, axes: dn.Axes) -> jax.Array:
+    """The sums of stored integers over some axes, int32 and keepdims."""
+    if x.sums is None:
+        return x.values.astype(jnp.int32).sum(axes, keepdims=True)
+    if x.zero_point is None:
+        return x.sums
+    count = math.prod(x.values.shape[axis] for axis in axes)
+    return x.sums + count * x.zero_point

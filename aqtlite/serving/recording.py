@@ -175,6 +175,9 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     quantized = operands.quantize(x, tensor, operand.contracting, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
+    other = raw.rhs if operand.side == "lhs" else raw.lhs
+    if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
+        quantized = operands.with_sums(quantized, operand.contracting)
     return quantized.stored_in(operand.serving_order())
 
 

@@ -29,14 +29,28 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "qat_8": lambda: config.qat(8),
     "qat_4": lambda: config.qat(4),
     "w4a8": config.w4a8,
+    "w4a8_blocks": lambda: _w4a8({"fwd.rhs.blocks": _BLOCKS}),
+    "w4a8_search": lambda: _w4a8({"fwd.rhs.calibration": _SEARCH}),
+    "w4a8_lsq": lambda: _w4a8({"fwd.rhs.calibration": calibration.LSQ()}),
+    "w4a8_lsq_blocks": lambda: _w4a8(
+        {"fwd.rhs.calibration": calibration.LSQ(), "fwd.rhs.blocks": _BLOCKS}
+    ),
     "int4": lambda: config.fully_quantized(fwd_bits=4),
     "int4_search": lambda: _int4({"fwd.rhs.calibration": _SEARCH}),
     "int4_blocks": lambda: _int4({"fwd.*.blocks": _BLOCKS}),
     "int4_blocks_search": lambda: _int4(
         {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": _SEARCH}
     ),
+    "int4_lsq_weights": lambda: _int4({"fwd.rhs.calibration": calibration.LSQ()}),
+    "int4_lsq_blocks": lambda: _int4(
+        {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": calibration.LSQ()}
+    ),
+    "lsq_8": lambda: config.lsq(8),
+    "lsq_4": lambda: config.lsq(4),
+    "lsq_2": lambda: config.lsq(2),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
     "fp8": config.fp8,
+    "fp8_stochastic": lambda: config.fp8(use_stochastic_rounding=True),
     "fp8_delayed": lambda: config.fp8(delayed=True),
     "fp8_per_channel": lambda: config.fp8(per_channel=True),
     "block_fp8": config.block_fp8,
@@ -86,6 +100,10 @@ def _preset(name: str) -> Preset:
 def _int4(changes: Mapping[str, Any]) -> config.DotGeneral:
     """4 bits forward, 8 bits backward, and something else."""
     return config.update(config.fully_quantized(fwd_bits=4), changes)
+
+
+def _w4a8(changes: Mapping[str, Any]) -> config.DotGeneral:
+    return config.update(config.w4a8(), changes)
 
 
 def _peer(

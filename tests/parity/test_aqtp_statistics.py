@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from aqt.jax.v2 import utils
 from aqt.jax.v2.flax import aqt_flax_calibration as aqtp
+from aqt.jax.v2.flax import delayed_scaling_calibration as aqtp_delayed
 
 from aqtlite import calibration, numerics
 from tests.common import normal
@@ -88,3 +89,24 @@ def test_weighted_deviations(p, filter_zeros):
         ema_update_count=10,
     )
     np.testing.assert_allclose(our_bounds(ours), aqtp_bounds(theirs), rtol=3e-6)
+
+
+@pytest.mark.parametrize("length", [1, 2, 16])
+def test_delayed_scaling(length):
+    """From the second batch on: before it, aqtp's bound is 0.
+
+    The rules alone are called: aqtp's module keeps them in mutable arrays of a private
+    name of JAX.
+    """
+    rules = aqtp_delayed.DelayedScalingCalibration(amax_history_length=length)
+    history, bound = jnp.zeros(length), jnp.zeros(1)
+    grid = numerics.Float.from_dtype("float8_e4m3fn")
+    ours = calibration.DelayedScaling(length=length)
+    state = ours.init_state((1, 1), grid)
+    for batch, x in enumerate([*BATCHES, 2 * BATCHES[0], *BATCHES]):
+        bound = rules.compute_bound(history.max(), bound)
+        history = rules.compute_history(x, history)
+        state = ours.update(state, x, (0, 1), grid)
+        if batch:
+            found = ours.range(x, (0, 1), grid, state).high
+            np.testing.assert_array_equal(found.ravel(), bound)

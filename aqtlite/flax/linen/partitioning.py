@@ -61,22 +61,22 @@ def _box(axes: tuple[ParameterAxis | None, ...], boxes: Boxes) -> Any:
 
 
 def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
-    """Puts boxes around the stored values, their scale and their zero point.
+    """Puts boxes around the arrays.
 
     An axis along which elements share a scale has no name there.
     """
-    sizes = zip(qtensor.qvalue.shape, qtensor.scale.shape, strict=True)
-    scale_names = tuple(
-        name if size == scale_size else None
-        for name, (size, scale_size) in zip(box.names, sizes, strict=True)
-    )
-    scale_box = dataclasses.replace(box, names=scale_names)
-    zero_point = qtensor.zero_point
-    if zero_point is not None:
-        zero_point = scale_box.replace_boxed(zero_point)
+
+    def boxed(x: Any) -> Any:
+        if x is None:
+            return None
+        sizes = zip(box.names, qtensor.qvalue.shape, x.shape, strict=True)
+        names = tuple(name if size == own else None for name, size, own in sizes)
+        return dataclasses.replace(box, names=names).replace_boxed(x)
+
     return dataclasses.replace(
         qtensor,
         qvalue=box.replace_boxed(qtensor.qvalue),
-        scale=scale_box.replace_boxed(qtensor.scale),
-        zero_point=zero_point,
+        scale=boxed(qtensor.scale),
+        zero_point=boxed(qtensor.zero_point),
+        sums=boxed(qtensor.sums),
     )

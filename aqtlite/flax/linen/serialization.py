@@ -15,7 +15,7 @@ from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import CallSite
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
-    QTensor: ("qvalue", "scale", "zero_point", "unrounded"),
+    QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),
     FixedScale: ("scale", "zero_point"),
 }
 
