@@ -21,6 +21,9 @@ PARAMS = "params"
 OVERWRITTEN = "_overwrite_with_gradient"
 """The collection whose gradient is its next value, as Flax's `TrainState` has it."""
 
+_SCALE_RATE = 0.05
+"""Of the learning rate, for learned scales."""
+
 VALIDATION_BATCH = 64
 """Windows of a validation batch."""
 
@@ -110,9 +113,35 @@ def initial(
         return _model(preset, options, key).init(key, tokens)
 
     variables = init(jax.random.key(seed), first[:, :-1])
-    return variables, training.optimizer(options.lr, options.steps).init(
-        variables[PARAMS]
+    return variables, _optimizer(options).init(variables[PARAMS])
+
+
+def _optimizer(options: Options) -> optax.GradientTransformation:
+    """That of the demo; learned scales are trained apart, and more slowly.
+
+    Adam moves every parameter by about its learning rate. A scale is a tenth of a
+    weight or less, and its gradient, a sum over many elements, would be most of the
+    norm that is clipped.
+    """
+    slow = optax.chain(
+        optax.scale_by_adam(),
+        optax.scale_by_learning_rate(_SCALE_RATE * options.lr),
     )
+    transforms = {
+        "weights": training.optimizer(options.lr, options.steps),
+        "scales": slow,
+    }
+    return optax.multi_transform(transforms, _kinds)
+
+
+def _kinds(params: Any) -> Any:
+    def kind(path: tuple[Any, ...], leaf: Any) -> str:
+        del leaf
+        names = (str(getattr(key, "key", key)) for key in path)
+        is_scale = any(name.startswith("aqt_") for name in names)
+        return "scales" if is_scale else "weights"
+
+    return jax.tree_util.tree_map_with_path(kind, params)
 
 
 def programs(
@@ -124,7 +153,7 @@ def programs(
     Every collection takes part: `PARAMS` are updated by the optimizer, `OVERWRITTEN`
     becomes its gradient, and all others (statistics) are what `apply` makes of them.
     """
-    tx = training.optimizer(options.lr, options.steps)
+    tx = _optimizer(options)
 
     def loss_fn(
         variables: Mapping[str, Any],

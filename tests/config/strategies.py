@@ -80,8 +80,21 @@ def _calibrations_over_batches(affine):
         | st.builds(calibration.MeanOverBatches, of=of)
         | st.builds(calibration.MovingAverage, of=of, decay=st.floats(0.1, 0.99))
     )
-    delayed = st.builds(calibration.DelayedScaling, length=st.integers(1, 20))
-    return over if affine else over | delayed
+    symmetric = (
+        st.builds(calibration.DelayedScaling, length=st.integers(1, 20))
+        | st.builds(calibration.PercentileOverBatches, st.floats(1, 100))
+        | st.builds(
+            calibration.WeightedDeviations, l1_coeff=_FACTORS, p=st.floats(1, 4)
+        )
+    )
+    return over if affine else over | symmetric
+
+
+def _learned(affine):
+    gradient_scale = st.none() | _FACTORS
+    if affine:
+        return st.builds(calibration.LSQPlus, gradient_scale=gradient_scale)
+    return st.builds(calibration.LSQ, gradient_scale=gradient_scale)
 
 
 _AXES = st.lists(st.integers(-4, 4), min_size=1, unique=True)
@@ -92,7 +105,7 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
     affine = draw(_FLAG)
     how = calibrations(affine)
     if forward:
-        how |= _calibrations_over_batches(affine)
+        how |= _calibrations_over_batches(affine) | _learned(affine)
     always = {
         "calibration": draw(how),
         "scale_stop_grad": draw(_FLAG),
@@ -103,13 +116,22 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
         return config.Tensor(**always)
     grid = draw(_AFFINE if affine else _SYMMETRIC)
     own_axes = {}
-    if not tiled:
+    po2_scale = draw(_FLAG)
+    scale_dtype = draw(st.sampled_from([None, "float8_e8m0fnu", "bfloat16"]))
+    if po2_scale and scale_dtype == "bfloat16":
+        scale_dtype = None
+    if not tiled and not always["calibration"].has_state and draw(_FLAG):
+        own_axes["blocks"] = config.Blocks(
+            size=draw(st.integers(1, 64)), remaining_size=draw(st.integers(1, 9))
+        )
+    elif not tiled:
         own_axes["calib_shared_axes"] = draw(st.none() | st.just("per_tensor") | _AXES)
         if grid.needs_noise:
             own_axes["noise_shared_axes"] = draw(st.none() | _AXES)
     return config.Tensor(
         numerics=grid,
-        po2_scale=draw(_FLAG),
+        po2_scale=po2_scale,
+        scale_dtype=scale_dtype,
         use_fake_quant=draw(_FLAG),
         **own_axes,
         **always,
@@ -128,6 +150,10 @@ def contractions(draw, backward=False, reuse=False):
         tensors(forward=not backward, use_fwd_quant=reuse and draw(_FLAG), tiled=tiles)
     )
     is_rhs_quantized = rhs.is_quantized and not rhs.use_fwd_quant
+    smoothing = None
+    is_quantized = lhs.is_quantized or rhs.is_quantized
+    if not backward and is_quantized and draw(_FLAG):
+        smoothing = config.Smoothing(lhs_exponent=draw(st.floats(0.1, 1)))
     tiles = tiles and (lhs.is_quantized or is_rhs_quantized)
     any_dtype = _bfloat16_holds(lhs) and _bfloat16_holds(rhs)
     return config.DotGeneralRaw(
@@ -135,6 +161,7 @@ def contractions(draw, backward=False, reuse=False):
         rhs=rhs,
         dg_in_dtype=draw(_FLOAT_DTYPES if any_dtype else _WITHOUT_BFLOAT16),
         dg_accumulator_dtype=draw(_FLOAT_DTYPES),
+        smoothing=smoothing,
         local_aqt=config.LocalAqt(contraction_axis_shard_count=draw(st.integers(1, 9)))
         if tiles
         else None,
@@ -145,7 +172,7 @@ def contractions(draw, backward=False, reuse=False):
 def dot_generals(draw):
     fwd = draw(contractions())
     return config.DotGeneral(
-        out=draw(tensors()),
+        out=draw(tensors()).to_nearest(),
         fwd=fwd,
         dlhs=draw(contractions(backward=True, reuse=fwd.rhs.is_quantized)),
         drhs=draw(contractions(backward=True, reuse=fwd.lhs.is_quantized)),

@@ -4,7 +4,7 @@ from aqtlite import config, numerics
 from tests.config import strategies
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(strategies.dot_generals())
 def test_none_between_equal_configs(cfg):
     assert config.differences(cfg, config.from_json(config.to_json(cfg))) == []

@@ -9,7 +9,7 @@ from tests.config import strategies
 NAMES = {name: registry.find(name) for name in registry.names()}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(strategies.dot_generals())
 def test_repr_evaluates_back(cfg):
     assert eval(repr(cfg), NAMES) == cfg

@@ -9,7 +9,7 @@ from aqtlite.config import from_json, to_json
 from tests.config import strategies
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(strategies.dot_generals())
 def test_round_trip(cfg):
     back = from_json(to_json(cfg))

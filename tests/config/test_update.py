@@ -17,7 +17,7 @@ def _get(cfg, path):
     return cfg
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(strategies.dot_generals(), strategies.calibrations(), st.sampled_from(PATHS))
 def test_sets_one_place_and_leaves_the_rest(cfg, value, path):
     before = config.to_json(cfg)
@@ -28,7 +28,7 @@ def test_sets_one_place_and_leaves_the_rest(cfg, value, path):
     assert restored == cfg
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(strategies.dot_generals(), strategies.calibrations())
 def test_star_is_every_place(cfg, value):
     starred = update(cfg, {"*.*.calibration": value})
