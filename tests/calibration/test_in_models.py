@@ -15,6 +15,7 @@ from tests.calibration import members
 from tests.common import MATMUL, normal
 from tests.extensions import models
 
+pytestmark = pytest.mark.filterwarnings("ignore::aqtlite.errors.CostWarning")
 X = normal((16, 12))
 Y = jnp.tanh(X @ normal((12, 3), 1))
 
