@@ -277,6 +277,8 @@ def _gradient(
         brought up to date.
     """
     if isinstance(other, QTensor):
+        # Those are over the axes that the forward pass contracted.
+        other = dataclasses.replace(other, sums=None)
         if how.rhs.reuse == "stored":
             scale = tiles.repeat(other.scale, other.shape, range(other.ndim))
             moved = operation.rhs_scale_to_lhs(scale)

@@ -135,9 +135,9 @@ def _dot_general(
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
     if preferred_element_type is None:
         preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-    given = States() if states is None else States(*states)
+    given = _check_states(states)
     lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
-    given = given._replace(smoothing=())
+    inner = given._replace(smoothing=(), out=())
     lhs, rhs = (
         _in_own_order(x) if tensor.use_fake_quant else x
         for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
@@ -156,9 +156,21 @@ def _dot_general(
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
     out = contraction.quantize_and_contract(
-        how, operation, lhs, rhs, seed, states=given
+        how, operation, lhs, rhs, seed, states=inner
     )
     return output.quantize(out, cfg.out, given.out)
+
+
+def _check_states(states: Any) -> States:
+    if states is None:
+        return States()
+    is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
+    if not is_states or any(hasattr(state, "shape") for state in states):
+        raise TypeError(
+            "states must be aqtlite.statistics.States, as its init_states makes them, "
+            f"got {states!r}"
+        )
+    return States(*states)
 
 
 def _in_own_order(x):

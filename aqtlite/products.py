@@ -46,6 +46,8 @@ def sum_products(
         left, right = operands.as_if_given(left, right)
     counts = _tile_counts(how, operation, lhs_q, rhs_q)
     if math.prod(counts) == 1:
+        left = _with_own_zero_points(operation, "lhs", left)
+        right = _with_own_zero_points(operation, "rhs", right)
         return _dot(how, operation, left, right)
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
@@ -178,6 +180,16 @@ def _cut(
     if q is None or not one.scales_output:
         return pieces, None
     return pieces, operation.tiled(counts).scale_to_output(side, cut(q.scale))
+
+
+def _with_own_zero_points(
+    operation: Operation, side: Side, given: DotInput
+) -> DotInput:
+    """Repeats the zero points that blocks along kept axes share."""
+    if given.zero_point is None:
+        return given
+    zero_point = _of_elements(operation, side, given.zero_point, given.values.shape)
+    return given._replace(zero_point=zero_point)
 
 
 def _of_elements(

@@ -241,6 +241,37 @@ class TestContraction:
         q = aqtlite.quantize(normal((16, 12)), fitting, 0)
         assert q.blocks == (4, 1)
 
+    @pytest.mark.parametrize("side", ["lhs", "rhs"])
+    def test_affine_squares_of_one_block(self, side):
+        """The contracting axis is one block, the other one is several."""
+        affine = Tensor(
+            numerics=numerics.IntAffine(),
+            calibration=calibration.MinMax(),
+            blocks=Blocks(size=16, remaining_size=2),
+        )
+        cfg = DotGeneral(fwd=DotGeneralRaw(**{"lhs": int8(size=4), side: affine}))
+        x, w = jnp.abs(normal((6, 16))), normal((16, 12))
+        cfg_lhs, cfg_rhs = cfg.fwd.lhs, cfg.fwd.rhs
+        wanted = dequantized(x, cfg_lhs, 1) @ (
+            dequantized(w, cfg_rhs, 0) if cfg_rhs.is_quantized else w
+        )
+        got = aqtlite.make_dot_general(cfg)(x, w, MATMUL)
+        assert relative_error(got, wanted) < 3e-6
+
+    def test_a_size_that_is_not_known(self):
+        dot = aqtlite.make_dot_general(DotGeneral(fwd=DotGeneralRaw(rhs=int8(size=4))))
+        (size,) = jax.export.symbolic_shape("k")
+        x, w = (
+            jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((6, size), (size, 8))
+        )
+        with pytest.raises(ValueError, match=r"fwd.rhs.blocks.size: blocks need axes"):
+            jax.export.export(jax.jit(lambda x, w: dot(x, w, MATMUL)))(x, w)
+
+    def test_local_aqt_and_blocks(self):
+        tiles = config.LocalAqt(contraction_axis_shard_count=2)
+        with pytest.raises(ValueError, match=r"local_aqt and lhs.blocks=.* both say"):
+            DotGeneralRaw(lhs=int8(size=4), local_aqt=tiles)
+
     def test_a_given_qtensor(self):
         x, w = normal((6, 16)), spread((16, 12))
         cfg = DotGeneral(fwd=DotGeneralRaw(lhs=Tensor(numerics=INT8), rhs=int8(size=4)))

@@ -7,7 +7,14 @@ import pytest
 
 import aqtlite
 from aqtlite import QTensor, calibration, config, statistics
-from tests.common import MATMUL, assert_same, nearest, normal, tensor
+from tests.common import (
+    MATMUL,
+    assert_same,
+    nearest,
+    normal,
+    relative_error,
+    tensor,
+)
 
 
 def with_out(cfg=None, **fields):
@@ -181,3 +188,26 @@ def test_is_refused_where_it_cannot_be_taken():
         out + 1.0
     with pytest.raises(ValueError, match=r"out\.calib_shared_axes=\(2,\) names"):
         aqtlite.make_dot_general(with_out(calib_shared_axes=(2,)))(x, w, MATMUL)
+
+
+def test_gradients_beside_statistics_of_the_result():
+    cfg = with_out(
+        config.qat(),
+        calibration=calibration.MaxOverBatches(),
+        calib_shared_axes="per_tensor",
+    )
+    x, w = normal((4, 8)), normal((8, 6), 1)
+    states = statistics.init_states(cfg, x, w, MATMUL)
+    after = statistics.update_output(cfg.out, states.out, x @ w)
+    states = states._replace(out=after)
+    dot = aqtlite.make_dot_general(cfg)
+    got = jax.grad(lambda x: dot(x, w, MATMUL, states=states).dequant().sum())(x)
+    wanted = jax.grad(lambda x: (x @ w).sum())(x)
+    assert relative_error(got, wanted) < 0.02
+
+
+@pytest.mark.parametrize("states", [5, statistics.States(lhs=jnp.ones(3))])
+def test_states_of_another_kind(states):
+    x, w = normal((4, 8)), normal((8, 6), 1)
+    with pytest.raises(TypeError, match="states must be aqtlite.statistics.States"):
+        aqtlite.make_dot_general(config.qat())(x, w, MATMUL, states=states)

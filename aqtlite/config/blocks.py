@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from aqtlite.config import representation
 
@@ -69,6 +70,7 @@ class Blocks(representation.CompactRepr):
         if self.size is not None:
             return self._count(axis_size, self.size, f"size={self.size}")
         count = self.count or 1
+        _check_known(axis_size)
         if self.fit:
             return self._count(axis_size, math.ceil(axis_size / count), "")
         if axis_size % count:
@@ -85,6 +87,7 @@ class Blocks(representation.CompactRepr):
         return self._count(axis_size, self.remaining_size, what)
 
     def _count(self, axis_size: int, size: int, what: str) -> int:
+        _check_known(axis_size)
         if axis_size == 0:
             return 1
         if self.fit:
@@ -98,3 +101,12 @@ class Blocks(representation.CompactRepr):
     def __str__(self) -> str:
         first = f"{self.count} blocks" if self.size is None else f"{self.size}"
         return first if self.remaining_size == 1 else f"{first} x {self.remaining_size}"
+
+
+def _check_known(axis_size: Any) -> None:
+    """Raises ValueError for a symbolic size, as of `jax.export`."""
+    if not isinstance(axis_size, int):
+        raise ValueError(
+            f"size: blocks need axes of known sizes, and one is {axis_size}; export "
+            "with a fixed size"
+        )

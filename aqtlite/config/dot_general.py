@@ -28,12 +28,12 @@ def _as_dtype(name: str, value: Any) -> np.dtype | None:
         return None
     try:
         dtype: np.dtype = jnp.dtype(jnp.dtype(value).name)
+        return dtype
     except TypeError as error:
         raise TypeError(
             f"{name} must be a dtype such as jnp.float32 or 'int32', or None, "
             f"got {value!r}"
         ) from error
-    return dtype
 
 
 def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> None:
@@ -220,13 +220,12 @@ class DotGeneralRaw(representation.CompactRepr):
         if self.local_aqt is None:
             return
         for side in ("lhs", "rhs"):
-            axes = getattr(self, side).calib_shared_axes
-            if axes is not None:
-                raise ValueError(
-                    f"local_aqt and {side}.calib_shared_axes={axes!r} both say which "
-                    f"axes share a scale; leave {side}.calib_shared_axes or local_aqt "
-                    "None"
-                )
+            for name in ("calib_shared_axes", "blocks"):
+                if (value := getattr(getattr(self, side), name)) is not None:
+                    raise ValueError(
+                        f"local_aqt and {side}.{name}={value!r} both say which axes "
+                        f"share a scale; leave {side}.{name} or local_aqt None"
+                    )
             if getattr(self, side).noise_shared_axes is not None:
                 raise ValueError(
                     f"{side}.noise_shared_axes: noise that axes share is not available "

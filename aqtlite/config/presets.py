@@ -208,7 +208,7 @@ def fp8(
         use_stochastic_rounding=use_stochastic_rounding,
     )
     for name, dtype in (("forward", forward), ("gradient", gradient)):
-        if jnp.dtype(dtype).itemsize > 1:
+        if not jnp.dtype(dtype).name.startswith("float8_"):
             raise ValueError(f"fp8: {name} must be a float8 dtype, got {dtype!r}")
     grid = numerics.Float.from_dtype(forward)
     shared: Literal["per_tensor"] | None = None if per_channel else "per_tensor"

@@ -55,9 +55,13 @@ class Contraction:
 
     def operand(self, side: str) -> Operand:
         """Returns the static part of an operand."""
-        (lhs_ca, rhs_ca), _ = self.dims
-        x, axes = self.array(side), lhs_ca if side == "lhs" else rhs_ca
+        x, axes = self.array(side), self.contracting_axes(side)
         return Operand(side, tuple(x.shape), tuple(sorted(axes)), x.dtype)
+
+    def contracting_axes(self, side: str) -> tuple[int, ...]:
+        """Returns the contracting axes of an operand, in the order of their pairs."""
+        (lhs_ca, rhs_ca), _ = self.dims
+        return lhs_ca if side == "lhs" else rhs_ca
 
     def batch_axes(self, side: str) -> tuple[int, ...]:
         """Returns the batch axes of an operand."""

@@ -172,12 +172,14 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     if operand.side == "lhs":
         tensor, state = raw.lhs, states.lhs
     path = f"fwd.{operand.side}"
-    quantized = operands.quantize(x, tensor, operand.contracting, path, state=state)
+    # Of several axes, blocks cut that of the last pair.
+    contracting = contraction.contracting_axes(operand.side)
+    quantized = operands.quantize(x, tensor, contracting, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     other = raw.rhs if operand.side == "lhs" else raw.lhs
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
-        quantized = operands.with_sums(quantized, operand.contracting)
+        quantized = operands.with_sums(quantized, contracting)
     return quantized.stored_in(operand.serving_order())
 
 

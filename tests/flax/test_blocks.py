@@ -64,3 +64,21 @@ def test_trains():
     for got, float_one in zip(*map(jax.tree.leaves, (gradients, wanted)), strict=True):
         error = jnp.linalg.norm(got - float_one) / jnp.linalg.norm(float_one)
         assert np.asarray(error) < 0.05
+
+
+class Unsorted(nn.Module):
+    """Contracts two axes of a kernel, the last one first."""
+
+    cfg: config.DotGeneral
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.normal(), (8, 6, 5))
+        return AqtDotGeneral(self.cfg)(x, kernel, (((2, 1), (1, 0)), ((), ())))
+
+
+def test_blocks_cut_the_axis_of_the_last_pair():
+    weight = Tensor(numerics=INT8, blocks=Blocks(size=2))
+    model = Unsorted(DotGeneral(fwd=DotGeneralRaw(rhs=weight)))
+    serving = check_served(model, jax.random.normal(jax.random.key(0), (4, 8, 6)))
+    assert serving["aqt"]["kernel"]["rhs"].blocks == (2, 1, 1)

@@ -70,3 +70,22 @@ def test_on_disk(tmp_path):
 def test_symmetric_activations_need_none():
     serving = convert(model_of(INT8, UINT8), init(model_of(INT8, UINT8), X), X)
     assert nn.meta.unbox(serving["aqt"]["kernel"]["rhs"]).sums is None
+
+
+@pytest.mark.parametrize("features", [1, 4])
+def test_gradients_through_a_frozen_weight(features):
+    """Its sums are not over the axes that a backward contraction sums over."""
+    backward = config.DotGeneralRaw(
+        lhs=UINT8, rhs=config.Tensor(numerics=INT8.numerics, use_fwd_quant=True)
+    )
+    cfg = config.DotGeneral(
+        fwd=config.DotGeneralRaw(lhs=UINT8, rhs=INT8), dlhs=backward
+    )
+    model = nn.Dense(features, dot_general=AqtDotGeneral(cfg))
+    variables = init(model, X)
+    serving = convert(model, variables, X)
+
+    def gradient(variables):
+        return jax.grad(lambda x: (model.apply(variables, x) ** 2).sum())(X)
+
+    np.testing.assert_array_equal(gradient(variables), gradient(serving))
