@@ -108,6 +108,13 @@ class Learned:
         found = tensor.calibration.parameters_gradient(
             self.parameters, values, self._in_blocks(gradient), axes, tensor.grid
         )
+        # Parameters that were cast have gradients of their own dtype.
+        found = {
+            name: one.astype(self.parameters[name].dtype)
+            if name in self.parameters and one.dtype == jnp.float32
+            else one
+            for name, one in found.items()
+        }
         got, wanted = (
             {name: (one.dtype.name, one.shape) for name, one in arrays.items()}
             for arrays in (found, self.parameters)

@@ -268,6 +268,16 @@ def _check_range(
             f"{path}.calibration: {name}.range must return a calibration.Range, got "
             f"{found!r}"
         )
+    grid = tensor_config.grid
+    if (grid.zero_point_range is None) != (found.low is None):
+        has, lacks = "a zero point", "no smallest value"
+        if found.low is not None:
+            has, lacks = "no zero point", "a smallest value"
+        raise ValueError(
+            f"{path}.numerics={grid!r} has {has}, but its calibration, "
+            f"{tensor_config.calibration!r}, gives {lacks}, for an operand of shape "
+            f"{tuple(shape)}; choose {path}.numerics and {path}.calibration that fit"
+        )
     wanted = dn.shared_shape(shape, shared)
     _check_array(found.high, where, wanted, np.dtype("float32"))
     if found.low is not None:

@@ -246,7 +246,8 @@ def scale_and_zero_point(
             scale = scale_grids.ceil_to_power_of_two(scale)
         elif dtype is not None:
             arguments = found.high, grid.bound, grid.unit, dtype
-            scale = scale_grids.round_scale(scale, *arguments)
+            may_clip = not grid.needs_noise
+            scale = scale_grids.round_scale(scale, *arguments, may_clip=may_clip)
         return scale, None
     smallest, largest = limits
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)

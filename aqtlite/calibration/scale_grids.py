@@ -17,7 +17,13 @@ _MANTISSA = (1 << 23) - 1
 
 
 def round_scale(
-    scale: jax.Array, bound: jax.Array, grid_bound: float, unit: float, dtype: np.dtype
+    scale: jax.Array,
+    bound: jax.Array,
+    grid_bound: float,
+    unit: float,
+    dtype: np.dtype,
+    *,
+    may_clip: bool = True,
 ) -> jax.Array:
     """Rounds scales to the values of a dtype; see `config.Tensor.scale_dtype`.
 
@@ -28,6 +34,8 @@ def round_scale(
         grid_bound: the bound of the grid.
         unit: what one stored unit stands for on the grid, a power of two.
         dtype: one of `DTYPES`.
+        may_clip: False rounds up: the grid reaches every value, as stochastic rounding
+            has to, so as to be unbiased.
 
     Returns:
         float32, of the shape of `scale`.
@@ -35,9 +43,11 @@ def round_scale(
     if dtype == jnp.bfloat16:
         rounded = _ceil_to_bfloat16(scale)
     elif dtype == jnp.float8_e8m0fnu:
+        if not may_clip:
+            return ceil_to_power_of_two(scale)
         rounded = _microscaling(bound, grid_bound, unit)
     else:
-        rounded = _relative(scale, bound, Float.from_dtype(dtype))
+        rounded = _relative(scale, bound, Float.from_dtype(dtype), may_clip=may_clip)
     is_empty = exact.algebraic_barrier(bound) == 0
     # Also those that would be subnormal, which CPUs flush to zero.
     is_empty |= rounded < jnp.finfo(jnp.float32).tiny
@@ -70,13 +80,27 @@ def _microscaling(bound: jax.Array, grid_bound: float, unit: float) -> jax.Array
     return power * np.float32(math.ldexp(unit, 1 - math.frexp(grid_bound)[1]))
 
 
-def _relative(scale: jax.Array, bound: jax.Array, grid: Float) -> jax.Array:
-    """The nearest values of a grid times a number that maps the largest scale on it."""
+def _relative(
+    scale: jax.Array, bound: jax.Array, grid: Float, *, may_clip: bool
+) -> jax.Array:
+    """Values of a grid times a number that maps the largest scale on it.
+
+    The nearest ones, or those above if no scale may become smaller.
+    """
     is_used = jnp.isfinite(scale) & (bound > 0)
     used = jnp.where(is_used, scale, np.float32(0))
     largest = jnp.max(used, initial=np.float32(0))
     whole = exact.algebraic_barrier(largest) * np.float32(1 / grid.bound)
     whole = jnp.maximum(whole, jnp.finfo(jnp.float32).tiny)
     codes = grid.round(exact.algebraic_barrier(used) * (np.float32(1) / whole), None)
-    nearest = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
-    return exact.rounded_product(nearest, whole)
+    values = jnp.maximum(codes.astype(jnp.float32), np.float32(grid.smallest))
+    rounded = exact.rounded_product(values, whole)
+    if may_clip:
+        return rounded
+    # Positive floats are in the order of their bits.
+    bits = jnp.dtype(f"uint{8 * codes.dtype.itemsize}")
+    after = lax.bitcast_convert_type(codes, bits) + np.ones((), bits)
+    after = lax.bitcast_convert_type(after, codes.dtype).astype(jnp.float32)
+    after = jnp.minimum(after, np.float32(grid.bound))
+    above = exact.rounded_product(after, whole)
+    return jnp.where(rounded < used, above, rounded)

@@ -10,6 +10,7 @@ import rich.console
 
 from aqtlite import checkpoint, config
 from aqtlite.checkpoint import table
+from aqtlite.cli import checkpoint_options as options
 from aqtlite.cli import factory
 from aqtlite.errors import UserError
 
@@ -70,8 +71,8 @@ def _console() -> rich.console.Console:
 
 
 def _config(args: argparse.Namespace) -> Any:
-    if args.fwd_bits is not None and args.preset is None:
-        raise UserError("--fwd-bits goes with --preset")
+    if args.fwd_bits is not None and args.preset not in options.BITS_OF:
+        raise UserError(f"--fwd-bits goes with --preset {' or '.join(options.BITS_OF)}")
     if args.config is not None:
         try:
             cfg = config.from_json(_read(args.config))
@@ -80,15 +81,15 @@ def _config(args: argparse.Namespace) -> Any:
         if not isinstance(cfg, config.DotGeneral):
             raise UserError(f"{args.config} holds a {type(cfg).__name__}")
         return cfg
+    if args.preset is None:
+        return None
+    if args.preset not in options.BITS_OF:
+        return getattr(config, args.preset)()
     bits = 8 if args.fwd_bits is None else args.fwd_bits
     try:
-        if args.preset == "fully_quantized":
-            return config.fully_quantized(fwd_bits=bits)
-        if args.preset == "weight_only":
-            return config.weight_only(bits=bits)
+        return getattr(config, args.preset)(**{options.BITS_OF[args.preset]: bits})
     except (ValueError, TypeError) as error:
         raise UserError(f"--fwd-bits {bits}: {error}") from error
-    return None
 
 
 def _read(path: os.PathLike) -> str:

@@ -45,6 +45,22 @@ is made of.
 """
 
 
+BITS_OF = {"fully_quantized": "fwd_bits", "weight_only": "bits", "qat": "bits"}
+"""The presets of a number of bits, and their name for it."""
+
+PRESETS = (
+    "w4a8",
+    "fp8",
+    "mxfp8",
+    "mxfp6",
+    "mxfp4",
+    "mxint8",
+    "nvfp4",
+    "block_fp8",
+)
+"""Other presets that need no statistics and no learned scales."""
+
+
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``aqtlite convert``."""
     parser.add_argument("source", metavar="SOURCE", type=pathlib.Path)
@@ -73,14 +89,16 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--preset",
-        choices=("fully_quantized", "weight_only"),
-        help="a preset of aqtlite.config, for the factory",
+        choices=(*BITS_OF, *PRESETS),
+        metavar="NAME",
+        help="a preset of aqtlite.config, for the factory; others go by --config: "
+        f"{', '.join((*BITS_OF, *PRESETS))}",
     )
     parser.add_argument(
         "--fwd-bits",
         metavar="N",
         type=int,
-        help="bits of the preset's forward contraction (default 8)",
+        help=f"bits of the forward contraction, of {', '.join(BITS_OF)} (default 8)",
     )
     parser.add_argument(
         "--keep-float",

@@ -53,6 +53,8 @@ def mxfp6(*, gradient: str = "float6_e3m2fn") -> DotGeneral:
 def mxfp4() -> DotGeneral:
     """MXFP4, as `mxfp8` with four bits: E2M1. Gradients are rounded stochastically.
 
+    Their scales are powers of two above those of the specification, which would clip.
+
     >>> mxfp4().dlhs.lhs.numerics.name, mxfp4().dlhs.lhs.needs_noise
     ('fp4_e2m1', True)
     """

@@ -148,7 +148,10 @@ class Tensor(representation.CompactRepr):
       between it and the next one may be clipped;
     - float8_e4m3fn, float8_e5m2, float16: the nearest value, times a float32 number for
       the whole array, by which its largest scale is the largest value of the dtype (as
-      in NVFP4)."""
+      in NVFP4).
+
+    On a grid that rounds stochastically all of them are rounded up: what is clipped
+    would be biased."""
 
     use_fake_quant: bool = False
     """Dequantize before the contraction, which then runs in floating point."""

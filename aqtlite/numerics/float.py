@@ -158,7 +158,10 @@ class Float(base.Numerics):
         >>> Float.from_dtype("float8_e4m3b11fnuz").bound
         30.0
         """
-        name = jnp.dtype(dtype).name
+        try:
+            name = jnp.dtype(dtype).name
+        except TypeError:
+            name = repr(dtype)
         if name not in _DTYPES:
             raise ValueError(
                 f"{name} is no dtype of a Float grid; give one of {', '.join(_DTYPES)}"

@@ -99,3 +99,12 @@ def test_affine_range_is_not_cut():
     x = rows()
     q = aqtlite.quantize(x, tensor, 1)
     assert (np.abs(q.dequant() - x) <= q.scale / 2 * 1.0001).all()
+
+
+@pytest.mark.parametrize("dtype", scale_grids.DTYPES)
+def test_stochastic_rounding_clips_nothing(dtype):
+    """Otherwise it would be biased; a scale below the exact one would clip."""
+    x = rows()
+    grid = numerics.Float(exponent_bits=2, mantissa_bits=1, stochastic_rounding=True)
+    found = scales(x, dtype, grid)
+    assert (found >= scales(x, None, grid) * (1 - 1e-6)).all()

@@ -99,6 +99,7 @@ def test_convert_and_show(folder, capsys):
     [
         (["--preset", "fully_quantized"], config.fully_quantized()),
         (["--preset", "weight_only", "--fwd-bits", "4"], config.weight_only(bits=4)),
+        (["--preset", "nvfp4"], config.nvfp4()),
         (["--config", "cfg.json"], config.fully_quantized(fwd_bits=4)),
     ],
 )
