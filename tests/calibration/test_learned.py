@@ -367,3 +367,14 @@ def test_a_calibration_of_a_users_own():
     assert np.abs(gradient(Temperature())["factor"]) > 0
     with pytest.raises(ValueError, match=r"Temperature\.parameters_gradient must retu"):
         gradient(Temperature("other"))
+
+
+@pytest.mark.parametrize(
+    "how", [calibration.LSQ(), calibration.LSQPlus(), calibration.PACT()]
+)
+def test_refuses_a_grid_on_which_the_step_is_not_the_scale(how):
+    """It would be served with another scale than it was trained with."""
+    noisy = dataclasses.replace(UINT3, stochastic_rounding=True)
+    with pytest.raises(ValueError, match="set stochastic_rounding=False"):
+        config.Tensor(numerics=noisy, calibration=how)
+    assert config.Tensor(numerics=UINT3, calibration=how).grid == UINT3
