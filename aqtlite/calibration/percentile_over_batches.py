@@ -12,6 +12,7 @@ from jax import lax
 
 from aqtlite.calibration import base, number
 from aqtlite.numerics import Numerics
+from aqtlite.sharding import replicated
 
 _MANTISSA_BITS = 23  # of float32
 
@@ -26,6 +27,8 @@ class PercentileOverBatches(base.Calibration):
     the bin that the percentile lies in, and exceeds it by a factor of at most
     ``1 + 2^-mantissa_bits``. NVIDIA's quantization of activations calibrates so at 99.9
     percent and above (Wu et al. 2020, arXiv:2004.09602).
+
+    On a mesh with explicit axes, every device counts the whole batch.
 
     A NaN or an infinity makes the bound NaN. A bin counts up to 2^32 - 1 elements, and
     stays there.
@@ -77,6 +80,7 @@ class PercentileOverBatches(base.Calibration):
         shift = _MANTISSA_BITS - self.mantissa_bits
         bins = jnp.where(jnp.isfinite(x), (bits + ((1 << shift) - 1)) >> shift, -1)
         bins = jnp.where(bins < 0, self._bins - 1, bins)
+        bins = replicated(bins)
         kept = [axis for axis in range(x.ndim) if axis not in axes]
         sizes = (math.prod(x.shape[axis] for axis in part) for part in (kept, axes))
         rows = bins.transpose(*kept, *axes).reshape(tuple(sizes))

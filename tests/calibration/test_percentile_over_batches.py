@@ -2,6 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from aqtlite import config, numerics
 from aqtlite.calibration import PercentileOverBatches
@@ -102,3 +104,15 @@ def test_refuses(fields, error, match):
 def test_json():
     cfg = config.static_int8(PercentileOverBatches(99.9))
     assert config.from_json(config.to_json(cfg)) == cfg
+
+
+@pytest.mark.parametrize("spec", [P("d", None), P(None, "d"), P("d", "m")])
+def test_on_a_mesh_with_explicit_axes(spec):
+    how, x = PercentileOverBatches(90), normal((8, 4))
+    mesh = jax.make_mesh((1, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+    before = how.init_state((1, 4), GRID)
+    wanted = how.update(before, x, (0,), GRID)["counts"]
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, spec))
+        found = jax.jit(lambda x: how.update(before, x, (0,), GRID))(x)["counts"]
+    np.testing.assert_array_equal(found, wanted)
