@@ -58,14 +58,6 @@ class States(NamedTuple):
     """Statistics of the result."""
 
 
-def has_states(cfg: config.DotGeneral) -> bool:
-    """Returns True if a calibration of the forward contraction gathers statistics."""
-    sides = cfg.fwd.lhs, cfg.fwd.rhs
-    return has_smoothing_state(cfg) or any(
-        one.is_quantized and one.calibration.has_state for one in sides
-    )
-
-
 def has_smoothing_state(cfg: config.DotGeneral) -> bool:
     """Returns True if the scales of a smoothing come from statistics."""
     return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
@@ -78,8 +70,7 @@ def has_parameters(cfg: config.DotGeneral) -> bool:
 
 def has_gradient_states(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration gathers statistics of the output gradient."""
-    sides = cfg.dlhs.lhs, cfg.drhs.lhs
-    return any(one.is_quantized and one.calibration.has_state for one in sides)
+    return cfg.dlhs.lhs.gathers_statistics or cfg.drhs.lhs.gathers_statistics
 
 
 def is_learned(tensor: config.Tensor) -> bool:
@@ -175,7 +166,7 @@ def merge_states(cfg: config.DotGeneral, states: States, others: States) -> Stat
 
 def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any:
     """The state of one operand, as `merge_states` returns it."""
-    if not (tensor.is_quantized and tensor.calibration.has_state):
+    if not tensor.gathers_statistics:
         return state
     if isinstance(state, FixedScale) or isinstance(other, FixedScale):
         raise ValueError(_fixed(tensor, path))
@@ -229,7 +220,7 @@ def update_states(
 def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
     if is_learned(tensor):
         return init_parameters(tensor, x, axes, path)
-    if not (tensor.is_quantized and tensor.calibration.has_state):
+    if not tensor.gathers_statistics:
         return ()
     if tensor.calib_shared_axes is None:
         raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
@@ -286,8 +277,7 @@ def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
 
 
 def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str) -> Any:
-    is_gathered = tensor.is_quantized and tensor.calibration.has_state
-    if not is_gathered or isinstance(x, QTensor):
+    if not tensor.gathers_statistics or isinstance(x, QTensor):
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
@@ -300,7 +290,7 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
 
 
 def _init_gradient(tensor: config.Tensor, ndim: int) -> Any:
-    if not (tensor.is_quantized and tensor.calibration.has_state):
+    if not tensor.gathers_statistics:
         return ()
     state = tensor.calibration.init_state((1,) * ndim, tensor.grid)
     return {

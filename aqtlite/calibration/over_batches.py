@@ -203,7 +203,7 @@ class MovingAverage(OverBatches):
     ) -> jax.Array:
         del name, batches
         decay = np.float32(self.decay)
-        return exact.sum_of_products((before, decay), (value, 1 - decay))
+        return exact.sum_of_products((before, decay), (value, np.float32(1) - decay))
 
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
         count = jnp.maximum(batches, 1).astype(jnp.float32)

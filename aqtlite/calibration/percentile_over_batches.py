@@ -98,14 +98,13 @@ class PercentileOverBatches(base.Calibration):
     ) -> base.Range:
         del x, axes, grid
         counts = state["counts"]
-        below = _cumulative_sums(counts)
-        total = tuple(word[-1:] for word in below)
+        low, high = _cumulative_sums(counts)
         # In decimal, as `Percentile` has it: below >= share * total.
         share = fractions.Fraction(str(self.percentage)) / 100
         digits = -(-share.denominator.bit_length() // 16)
         is_reached = _is_at_least(
-            _multiple(below, share.denominator, digits),
-            _multiple(total, share.numerator, digits),
+            _multiple((low, high), share.denominator, digits),
+            _multiple((low[-1:], high[-1:]), share.numerator, digits),
         )
         first = jnp.argmax(is_reached, axis=0)
         shift = _MANTISSA_BITS - self.mantissa_bits

@@ -122,7 +122,7 @@ class WeightedDeviations(base.Calibration):
             count = power_mean.count_along(x, axes)
             ones = jnp.full_like(state["ones"], count)
         rate = np.float32(1 / self.ema_update_count)
-        rates = 1 - rate, rate
+        rates = np.float32(1) - rate, rate
         weights = state["ones"] * rates[0], ones * rates[1]
         total = exact.sum_of_products((state["ones"], rates[0]), (ones, rates[1]))
         # None is left of zeros that are not counted.
@@ -141,9 +141,9 @@ class WeightedDeviations(base.Calibration):
     ) -> base.Range:
         del x, axes, grid
         bound = exact.sum_of_products(
-            (state["l1"], self.l1_coeff),
-            (state["lp"], self.lp_coeff),
-            (state["max"], self.max_coeff),
+            (state["l1"], np.float32(self.l1_coeff)),
+            (state["lp"], np.float32(self.lp_coeff)),
+            (state["max"], np.float32(self.max_coeff)),
         )
         return base.Range(bound + np.float32(self.constant))
 

@@ -310,6 +310,11 @@ class Tensor(representation.CompactRepr):
         return not isinstance(self.numerics, grids.NoNumerics)
 
     @property
+    def gathers_statistics(self) -> bool:
+        """True if its scale comes from statistics of several batches."""
+        return self.is_quantized and self.calibration.has_state
+
+    @property
     def is_integer(self) -> bool:
         """True if stored integers are contracted as such."""
         if isinstance(self.numerics, grids.NoNumerics) or self.use_fake_quant:

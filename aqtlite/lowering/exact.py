@@ -57,7 +57,7 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return _FusionBarrier()(x)
 
 
-def sum_of_products(*factors: tuple[jax.Array, jax.Array | float]) -> jax.Array:
+def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
     """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
 
     Unlike `rounded_product` for constants, and for factors of any sign.
