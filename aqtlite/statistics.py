@@ -125,14 +125,27 @@ def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
     return _init(tensor, out, _last_axis(out), "out")
 
 
-def update_output(tensor: config.Tensor, state: Any, out: jax.Array) -> Any:
+def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -> Any:
     """The statistics of a result after one more batch.
 
     Args:
         tensor: ``cfg.out``.
         state: ``states.out``.
-        out: the float result; that of a `QTensor` is ``q.unrounded``.
+        out: the result; of a `QTensor`, the float array that it holds for gradients.
+
+    Raises:
+        TypeError: if a `QTensor` holds none.
     """
+    if not tensor.gathers_statistics:
+        return state
+    if isinstance(out, QTensor):
+        if out.unrounded is None:
+            raise TypeError(
+                f"out is a QTensor of {out.qvalue.dtype} and shape {out.shape} without "
+                "the float result, whose range its integers do not have; give the one "
+                "that the contraction returned, before .stop_gradient()"
+            )
+        out = out.unrounded
     return _update(tensor, state, out, _last_axis(out), "out")
 
 
