@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity, smoothing, tiles
+from aqtlite import config, granularity, parameters, smoothing
 from aqtlite import dimension_numbers as dn
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
@@ -85,12 +85,17 @@ def init_states(
 
     Args:
         cfg: of the contraction.
-        lhs: an operand, or its shape and dtype if its scale is not learned.
+        lhs: an operand; or its shape and dtype, if its scale is not learned, and with a
+            smoothing neither is that of the other one.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.
 
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
+
+    Raises:
+        ValueError: if each row of an operand would have a state of its own.
+        TypeError: if a learned scale has no values to start from.
     """
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
     (lhs_ca, rhs_ca), _ = dims
@@ -100,6 +105,10 @@ def init_states(
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
     if cfg.fwd.smoothing is not None and has_parameters(cfg):
+        for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
+            if is_learned(tensor):
+                parameters.check_values(tensor, path, lhs, "fwd.lhs")
+                parameters.check_values(tensor, path, rhs, "fwd.rhs")
         # Learned parameters start from what is quantized.
         if smoothed:
             first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
@@ -232,7 +241,9 @@ def update_states(
 
 def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
     if is_learned(tensor):
-        return init_parameters(tensor, x, axes, path)
+        if path == "fwd.lhs" and tensor.calib_shared_axes is None:
+            raise ValueError(_one_for_each_row(tensor, path, "is learned"))
+        return parameters.init(tensor, x, axes, path)
     if not tensor.gathers_statistics:
         return ()
     if tensor.calib_shared_axes is None:
@@ -241,43 +252,6 @@ def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
     scale_shape = dn.shared_shape(x.shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
-
-
-def init_parameters(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
-    """The parameters of a learned calibration, from a first batch or the weights.
-
-    Args:
-        tensor: of one operand, whose calibration is learned.
-        x: the operand.
-        axes: its contracting axes.
-        path: of its config, for messages.
-
-    Raises:
-        ValueError: if each row of the lhs would have parameters of its own.
-        TypeError: if there are no values, or the calibration gives no parameters.
-    """
-    if path == "fwd.lhs" and tensor.calib_shared_axes is None:
-        raise ValueError(_one_for_each_row(tensor, path, "is learned"))
-    if isinstance(x, QTensor | jax.ShapeDtypeStruct):
-        raise TypeError(
-            f"{path}.calibration={tensor.calibration!r} starts at values that it reads "
-            f"off the array, and {path} is a {type(x).__name__}; give a float array"
-        )
-    fixed = exact.float32(jax.lax.stop_gradient(jnp.asarray(x)))
-    layout = granularity.layout(tensor, x.shape, axes, path)
-    shared = layout.shared
-    if layout.cut:
-        fixed = tiles.split(fixed, layout.scale_shape(x.shape))
-        shared = layout.shared_in_blocks()
-    parameters = tensor.calibration.init_parameters(fixed, shared, tensor.grid)
-    if not isinstance(parameters, dict) or not all(
-        getattr(one, "dtype", None) == jnp.float32 for one in parameters.values()
-    ):
-        raise TypeError(
-            f"{path}.calibration: {type(tensor.calibration).__name__}.init_parameters "
-            f"must return a dict of float32 arrays, got {parameters!r}"
-        )
-    return parameters
 
 
 def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
