@@ -290,7 +290,7 @@ def _gradient(
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor
-    if tensor.is_quantized and tensor.calibration.has_state:
+    if tensor.gathers_statistics:
         state = statistics.update_gradient_state(tensor, state, g, how.lhs.path)
         states = States(lhs=statistics.typed_gradient_state(tensor, state, g.ndim))
         # The bound of a channel may be that of the batch before, but not its noise.

@@ -36,6 +36,16 @@ def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
     return jax.sharding.reshard(x, PartitionSpec(*kept))
 
 
+def replicated(x: jax.Array) -> jax.Array:
+    """The whole array on each device of a mesh with explicit axes; on others, x.
+
+    For operations that JAX refuses along sharded axes.
+    """
+    if explicit_sharding(x) is None:
+        return x
+    return jax.sharding.reshard(x, PartitionSpec())
+
+
 def before_transposition(
     sharding: Sharding | None, order: Sequence[int]
 ) -> Sharding | None:

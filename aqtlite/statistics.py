@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity, smoothing, tiles
+from aqtlite import config, granularity, parameters, smoothing
 from aqtlite import dimension_numbers as dn
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
@@ -58,14 +58,6 @@ class States(NamedTuple):
     """Statistics of the result."""
 
 
-def has_states(cfg: config.DotGeneral) -> bool:
-    """Returns True if a calibration of the forward contraction gathers statistics."""
-    sides = cfg.fwd.lhs, cfg.fwd.rhs
-    return has_smoothing_state(cfg) or any(
-        one.is_quantized and one.calibration.has_state for one in sides
-    )
-
-
 def has_smoothing_state(cfg: config.DotGeneral) -> bool:
     """Returns True if the scales of a smoothing come from statistics."""
     return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
@@ -78,8 +70,7 @@ def has_parameters(cfg: config.DotGeneral) -> bool:
 
 def has_gradient_states(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration gathers statistics of the output gradient."""
-    sides = cfg.dlhs.lhs, cfg.drhs.lhs
-    return any(one.is_quantized and one.calibration.has_state for one in sides)
+    return cfg.dlhs.lhs.gathers_statistics or cfg.drhs.lhs.gathers_statistics
 
 
 def is_learned(tensor: config.Tensor) -> bool:
@@ -94,12 +85,17 @@ def init_states(
 
     Args:
         cfg: of the contraction.
-        lhs: an operand, or its shape and dtype if its scale is not learned.
+        lhs: an operand; or its shape and dtype, if its scale is not learned, and with a
+            smoothing neither is that of the other one.
         rhs: the other one.
         dimension_numbers: as `jax.lax.dot_general` takes them.
 
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
+
+    Raises:
+        ValueError: if each row of an operand would have a state of its own.
+        TypeError: if a learned scale has no values to start from.
     """
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
     (lhs_ca, rhs_ca), _ = dims
@@ -109,6 +105,10 @@ def init_states(
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
     if cfg.fwd.smoothing is not None and has_parameters(cfg):
+        for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
+            if is_learned(tensor):
+                parameters.check_values(tensor, path, lhs, "fwd.lhs")
+                parameters.check_values(tensor, path, rhs, "fwd.rhs")
         # Learned parameters start from what is quantized.
         if smoothed:
             first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
@@ -134,14 +134,27 @@ def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
     return _init(tensor, out, _last_axis(out), "out")
 
 
-def update_output(tensor: config.Tensor, state: Any, out: jax.Array) -> Any:
+def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -> Any:
     """The statistics of a result after one more batch.
 
     Args:
         tensor: ``cfg.out``.
         state: ``states.out``.
-        out: the float result; that of a `QTensor` is ``q.unrounded``.
+        out: the result; of a `QTensor`, the float array that it holds for gradients.
+
+    Raises:
+        TypeError: if a `QTensor` holds none.
     """
+    if not tensor.gathers_statistics:
+        return state
+    if isinstance(out, QTensor):
+        if out.unrounded is None:
+            raise TypeError(
+                f"out is a QTensor of {out.qvalue.dtype} and shape {out.shape} without "
+                "the float result, whose range its integers do not have; give the one "
+                "that the contraction returned, before .stop_gradient()"
+            )
+        out = out.unrounded
     return _update(tensor, state, out, _last_axis(out), "out")
 
 
@@ -175,7 +188,7 @@ def merge_states(cfg: config.DotGeneral, states: States, others: States) -> Stat
 
 def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any:
     """The state of one operand, as `merge_states` returns it."""
-    if not (tensor.is_quantized and tensor.calibration.has_state):
+    if not tensor.gathers_statistics:
         return state
     if isinstance(state, FixedScale) or isinstance(other, FixedScale):
         raise ValueError(_fixed(tensor, path))
@@ -228,8 +241,10 @@ def update_states(
 
 def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
     if is_learned(tensor):
-        return init_parameters(tensor, x, axes, path)
-    if not (tensor.is_quantized and tensor.calibration.has_state):
+        if path == "fwd.lhs" and tensor.calib_shared_axes is None:
+            raise ValueError(_one_for_each_row(tensor, path, "is learned"))
+        return parameters.init(tensor, x, axes, path)
+    if not tensor.gathers_statistics:
         return ()
     if tensor.calib_shared_axes is None:
         raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
@@ -237,43 +252,6 @@ def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
     scale_shape = dn.shared_shape(x.shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
-
-
-def init_parameters(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
-    """The parameters of a learned calibration, from a first batch or the weights.
-
-    Args:
-        tensor: of one operand, whose calibration is learned.
-        x: the operand.
-        axes: its contracting axes.
-        path: of its config, for messages.
-
-    Raises:
-        ValueError: if each row of the lhs would have parameters of its own.
-        TypeError: if there are no values, or the calibration gives no parameters.
-    """
-    if path == "fwd.lhs" and tensor.calib_shared_axes is None:
-        raise ValueError(_one_for_each_row(tensor, path, "is learned"))
-    if isinstance(x, QTensor | jax.ShapeDtypeStruct):
-        raise TypeError(
-            f"{path}.calibration={tensor.calibration!r} starts at values that it reads "
-            f"off the array, and {path} is a {type(x).__name__}; give a float array"
-        )
-    fixed = exact.float32(jax.lax.stop_gradient(jnp.asarray(x)))
-    layout = granularity.layout(tensor, x.shape, axes, path)
-    shared = layout.shared
-    if layout.cut:
-        fixed = tiles.split(fixed, layout.scale_shape(x.shape))
-        shared = layout.shared_in_blocks()
-    parameters = tensor.calibration.init_parameters(fixed, shared, tensor.grid)
-    if not isinstance(parameters, dict) or not all(
-        getattr(one, "dtype", None) == jnp.float32 for one in parameters.values()
-    ):
-        raise TypeError(
-            f"{path}.calibration: {type(tensor.calibration).__name__}.init_parameters "
-            f"must return a dict of float32 arrays, got {parameters!r}"
-        )
-    return parameters
 
 
 def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
@@ -286,8 +264,7 @@ def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
 
 
 def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str) -> Any:
-    is_gathered = tensor.is_quantized and tensor.calibration.has_state
-    if not is_gathered or isinstance(x, QTensor):
+    if not tensor.gathers_statistics or isinstance(x, QTensor):
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
@@ -300,7 +277,7 @@ def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str)
 
 
 def _init_gradient(tensor: config.Tensor, ndim: int) -> Any:
-    if not (tensor.is_quantized and tensor.calibration.has_state):
+    if not tensor.gathers_statistics:
         return ()
     state = tensor.calibration.init_state((1,) * ndim, tensor.grid)
     return {

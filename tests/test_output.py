@@ -174,6 +174,13 @@ def test_static_ranges():
     wanted = aqtlite.quantize(3 * float_dot(x, w, MATMUL), tensor(8), (0, 1)).scale
     np.testing.assert_allclose(got.scale, wanted, rtol=1e-6)
     np.testing.assert_array_equal(got.unrounded, float_dot(x, w, MATMUL))
+    # The float result that a QTensor holds is what counts, and not its integers.
+    again = statistics.update_output(cfg.out, states.out, got)
+    wanted = statistics.update_output(cfg.out, states.out, got.unrounded)
+    jax.tree.map(np.testing.assert_array_equal, again, wanted)
+    assert again["batches"] == states.out["batches"] + 1
+    with pytest.raises(TypeError, match=r"QTensor of int8 .* without the float result"):
+        statistics.update_output(cfg.out, states.out, got.stop_gradient())
 
 
 def test_is_refused_where_it_cannot_be_taken():

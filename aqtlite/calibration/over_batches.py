@@ -10,6 +10,7 @@ import numpy as np
 
 from aqtlite.calibration import base, number
 from aqtlite.calibration.abs_max import AbsMax
+from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
 
 
@@ -202,7 +203,7 @@ class MovingAverage(OverBatches):
     ) -> jax.Array:
         del name, batches
         decay = np.float32(self.decay)
-        return decay * before + (1 - decay) * value
+        return exact.sum_of_products((before, decay), (value, np.float32(1) - decay))
 
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
         count = jnp.maximum(batches, 1).astype(jnp.float32)

@@ -1,6 +1,7 @@
 """Calibration by a percentile of the magnitudes of all batches."""
 
 import dataclasses
+import fractions
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax import lax
 
 from aqtlite.calibration import base, number
 from aqtlite.numerics import Numerics
+from aqtlite.sharding import replicated
 
 _MANTISSA_BITS = 23  # of float32
 
@@ -25,6 +27,8 @@ class PercentileOverBatches(base.Calibration):
     the bin that the percentile lies in, and exceeds it by a factor of at most
     ``1 + 2^-mantissa_bits``. NVIDIA's quantization of activations calibrates so at 99.9
     percent and above (Wu et al. 2020, arXiv:2004.09602).
+
+    On a mesh with explicit axes, every device counts the whole batch.
 
     A NaN or an infinity makes the bound NaN. A bin counts up to 2^32 - 1 elements, and
     stays there.
@@ -76,6 +80,7 @@ class PercentileOverBatches(base.Calibration):
         shift = _MANTISSA_BITS - self.mantissa_bits
         bins = jnp.where(jnp.isfinite(x), (bits + ((1 << shift) - 1)) >> shift, -1)
         bins = jnp.where(bins < 0, self._bins - 1, bins)
+        bins = replicated(bins)
         kept = [axis for axis in range(x.ndim) if axis not in axes]
         sizes = (math.prod(x.shape[axis] for axis in part) for part in (kept, axes))
         rows = bins.transpose(*kept, *axes).reshape(tuple(sizes))
@@ -93,11 +98,19 @@ class PercentileOverBatches(base.Calibration):
     ) -> base.Range:
         del x, axes, grid
         counts = state["counts"]
-        below = jnp.cumsum(counts.astype(jnp.float32), axis=0)
-        is_reached = below >= below[-1:] * np.float32(self.percentage / 100)
+        low, high = _cumulative_sums(counts)
+        # In decimal, as `Percentile` has it: below >= share * total.
+        share = fractions.Fraction(str(self.percentage)) / 100
+        digits = -(-share.denominator.bit_length() // 16)
+        is_reached = _is_at_least(
+            _multiple((low, high), share.denominator, digits),
+            _multiple((low[-1:], high[-1:]), share.numerator, digits),
+        )
         first = jnp.argmax(is_reached, axis=0)
         shift = _MANTISSA_BITS - self.mantissa_bits
         edge = lax.bitcast_convert_type(first.astype(jnp.int32) << shift, jnp.float32)
+        # Above the last edge but infinity there are finite values.
+        edge = jnp.minimum(edge, jnp.finfo(jnp.float32).max)
         return base.Range(jnp.where(counts[-1] > 0, jnp.float32(np.nan), edge))
 
 
@@ -105,3 +118,43 @@ def _saturating_sum(before: jax.Array, counts: jax.Array) -> jax.Array:
     # Where a sum wraps around, it is smaller than either term.
     total = before + counts
     return jnp.where(total < before, np.uint32(2**32 - 1), total)
+
+
+def _cumulative_sums(counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exact sums along the first axis, in a low and a high word."""
+    low = jnp.cumsum(counts, axis=0, dtype=jnp.uint32)
+    # A step wraps around at most once, and the sum is then smaller than its term.
+    high = jnp.cumsum(low < counts, axis=0, dtype=jnp.uint32)
+    return low, high
+
+
+def _multiple(
+    words: tuple[jax.Array, jax.Array], factor: int, digits: int
+) -> list[jax.Array]:
+    """A product in digits of 16 bits, the lowest first.
+
+    Args:
+        words: the low and the high word of a number.
+        factor: not negative.
+        digits: of the factor, of 16 bits.
+    """
+    mask = np.uint32(0xFFFF)
+    number = [digit for word in words for digit in (word & mask, word >> 16)]
+    product = [jnp.zeros_like(number[0])] * (len(number) + digits)
+    for i in range(digits):
+        carry = jnp.zeros_like(number[0])
+        by = np.uint32((factor >> (16 * i)) & 0xFFFF)
+        for j, digit in enumerate(number):
+            # At most 2^32 - 1.
+            term = digit * by + product[i + j] + carry
+            product[i + j], carry = term & mask, term >> 16
+        product[i + len(number)] = carry
+    return product
+
+
+def _is_at_least(one: list[jax.Array], other: list[jax.Array]) -> jax.Array:
+    """Compares two numbers in digits, the lowest first."""
+    is_at_least = jnp.ones_like(one[0], dtype=bool)
+    for a, b in zip(one, other, strict=True):
+        is_at_least = (a > b) | ((a == b) & is_at_least)
+    return is_at_least

@@ -74,22 +74,20 @@ class _PowerMean(TargetDependent):
         del target
         largest = reduction.largest_magnitude(x, self.axes)
         normal, half_unit = normalized(x, largest)
-        power = _power(jnp.abs(normal), self.p)
+        powers = power(jnp.abs(normal), self.p)
         # Converted, not rounded by an addition: a compiler could contract that with the
-        # product that made the power, and skip a rounding.
-        terms = (power * np.float32(2.0**_BITS)).astype(jnp.int32)
+        # product that made the powers, and skip a rounding.
+        terms = (powers * np.float32(2.0**_BITS)).astype(jnp.int32)
         total = _sum_of_integers(terms, self.axes)
         mean = total * self._reciprocal_count(x) * np.float32(2.0**-_BITS)
-        result = 2 * _power(mean, 1 / self.p) * half_unit
+        result = 2 * power(mean, 1 / self.p) * half_unit
         return jnp.where(jnp.isfinite(largest), result, jnp.float32(np.nan))
 
     def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
         """A reciprocal: XLA would take that of a constant in some programs only."""
         if self.counts == "all":
             return np.float32(1 / max(count_along(x, self.axes), 1))
-        # CPUs take subnormal numbers for zeros.
-        is_value = jnp.abs(x) >= jnp.finfo(jnp.float32).tiny
-        count = jnp.sum(is_value, axis=self.axes, keepdims=True, dtype=jnp.int32)
+        count = count_of_nonzero(x, self.axes)
         return 1 / jnp.maximum(count, 1).astype(jnp.float32)
 
 
@@ -117,12 +115,20 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x * reciprocal, half * jnp.where(is_large, jnp.float32(2.0**32), 1)
 
 
-def _power(x: jax.Array, p: float) -> jax.Array:
+def power(x: jax.Array, p: float) -> jax.Array:
+    """Computes ``x^p`` of numbers that are not negative."""
     if p == 1:
         return x
     if p == 2:
         return x * x
     return jnp.sqrt(x) if p == 0.5 else x ** np.float32(p)
+
+
+def count_of_nonzero(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The number of elements that are not zero, keepdims, in int32."""
+    # CPUs take subnormal numbers for zeros.
+    is_zero = jnp.abs(x) < jnp.finfo(jnp.float32).tiny
+    return jnp.sum(~is_zero, axis=axes, keepdims=True, dtype=jnp.int32)
 
 
 def count_along(x: jax.Array, axes: tuple[int, ...]) -> int:

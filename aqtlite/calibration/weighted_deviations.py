@@ -1,6 +1,8 @@
 """Calibration by a weighted sum of deviations, averaged over batches."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.calibration import base, number, power_mean
-from aqtlite.lowering import reduction
+from aqtlite.lowering import exact, reduction
 from aqtlite.numerics import Numerics
 
 _COEFFICIENTS = "l1_coeff", "lp_coeff", "max_coeff", "constant"
@@ -25,7 +27,8 @@ class WeightedDeviations(base.Calibration):
     It is what AQT's `WeightedStatsCalibration` computes, with its priors. The sums of
     ones, of ``|x|`` and of ``|x|^p`` over a batch, and its largest magnitude, enter
     exponential moving averages of rate ``1 / ema_update_count``, and the means are
-    quotients of those.
+    quotients of those. Kept are the quotients, and of powers their root, which neither
+    overflow nor vanish where the values do not.
 
     Raises:
         TypeError: if a field is not of the type declared.
@@ -101,8 +104,8 @@ class WeightedDeviations(base.Calibration):
         count = self.update_count_prior
         start = {
             "ones": count,
-            "l1": self.l1_prior * count,
-            "lp": self.lp_prior**self.p * count,
+            "l1": self.l1_prior,
+            "lp": self.lp_prior,
             "max": self.max_prior,
         }
         return {name: jnp.full(shape, x, jnp.float32) for name, x in start.items()}
@@ -112,30 +115,47 @@ class WeightedDeviations(base.Calibration):
     ) -> base.State:
         del grid
         if self.filter_zeros:
-            mean, is_counted = power_mean.power_mean_of_nonzero, x != 0
+            mean = power_mean.power_mean_of_nonzero
+            ones = power_mean.count_of_nonzero(x, axes).astype(jnp.float32)
         else:
-            mean, is_counted = power_mean.power_mean, jnp.ones_like(x, bool)
-        ones = jnp.sum(is_counted, axes, keepdims=True, dtype=jnp.int32)
-        ones = ones.astype(jnp.float32)
-        batch = {
-            "ones": ones,
-            "l1": mean(x, axes, 1.0) * ones,
-            "lp": mean(x, axes, self.p) ** np.float32(self.p) * ones,
-            "max": reduction.largest_magnitude(x, axes),
-        }
+            mean = power_mean.power_mean
+            count = power_mean.count_along(x, axes)
+            ones = jnp.full_like(state["ones"], count)
         rate = np.float32(1 / self.ema_update_count)
-        return {
-            name: (1 - rate) * state[name] + rate * batch[name]
-            for name in sorted(state)
+        rates = np.float32(1) - rate, rate
+        weights = state["ones"] * rates[0], ones * rates[1]
+        total = exact.sum_of_products((state["ones"], rates[0]), (ones, rates[1]))
+        # None is left of zeros that are not counted.
+        total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
+        shares = [exact.fusion_barrier(weight / total) for weight in weights]
+        means = {
+            name: _mean((state[name], mean(x, axes, p)), shares, p)
+            for name, p in (("l1", 1.0), ("lp", self.p))
         }
+        present = reduction.largest_magnitude(x, axes)
+        largest = exact.sum_of_products((state["max"], rates[0]), (present, rates[1]))
+        return {"ones": total, **means, "max": largest}
 
     def range(
         self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
     ) -> base.Range:
         del x, axes, grid
-        # None is left of zeros that are not counted.
-        ones = jnp.maximum(state["ones"], jnp.finfo(jnp.float32).tiny)
-        l1 = state["l1"] / ones
-        lp = (state["lp"] / ones) ** np.float32(1 / self.p)
-        terms = self.l1_coeff * l1, self.lp_coeff * lp, self.max_coeff * state["max"]
-        return base.Range(sum(terms, start=jnp.float32(self.constant)))
+        bound = exact.sum_of_products(
+            (state["l1"], np.float32(self.l1_coeff)),
+            (state["lp"], np.float32(self.lp_coeff)),
+            (state["max"], np.float32(self.max_coeff)),
+        )
+        return base.Range(bound + np.float32(self.constant))
+
+
+# Compiled, so that the exponent is a constant in every program.
+@functools.partial(jax.jit, static_argnames="p")
+def _mean(
+    means: tuple[jax.Array, jax.Array], shares: Sequence[jax.Array], p: float
+) -> jax.Array:
+    """The root of the mean power of two parts, from those of each and their shares."""
+    unit = jnp.maximum(*means)
+    unit = jnp.where(unit == 0, np.float32(1), unit)
+    powers = [exact.fusion_barrier(power_mean.power(one / unit, p)) for one in means]
+    mean = exact.sum_of_products(*zip(powers, shares, strict=True))
+    return power_mean.power(mean, 1 / p) * unit

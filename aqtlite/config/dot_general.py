@@ -86,8 +86,7 @@ def _check_backward_calibration(path: str, tensor: Tensor) -> None:
             "fwd.lhs and fwd.rhs can be; use one that looks at the array alone, such "
             "as calibration.AbsMax()"
         )
-    is_gathered = tensor.is_quantized and calibration.has_state
-    if is_gathered and tensor.calib_shared_axes != "per_tensor":
+    if tensor.gathers_statistics and tensor.calib_shared_axes != "per_tensor":
         raise ValueError(
             f"{path}.calibration={calibration!r} gathers statistics of the output "
             f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "

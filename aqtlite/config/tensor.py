@@ -108,7 +108,9 @@ class Tensor(representation.CompactRepr):
         TypeError: if a field is of another type than declared.
         ValueError: if `calib_shared_axes` is empty, repeats an axis or is a string
             other than "per_tensor"; if it or `noise_shared_axes` meets `blocks`, or
-            `po2_scale` a `scale_dtype` that it contradicts; if a field that says how
+            `po2_scale` a `scale_dtype` that it contradicts; if a learned calibration
+            meets a grid that leaves stored values beyond the range free (an `IntAffine`
+            with stochastic rounding); if a field that says how
             to quantize is set although nothing is quantized, or `noise_shared_axes`
             although rounding is not stochastic.
     """
@@ -181,6 +183,7 @@ class Tensor(representation.CompactRepr):
         self._check_scale_dtype()
         if self.is_quantized:
             self._check_blocks()
+            self._check_learned()
             return
         ignored = {
             "calib_shared_axes": self.calib_shared_axes is not None,
@@ -291,10 +294,28 @@ class Tensor(representation.CompactRepr):
                 "the array alone, such as calibration.AbsMax(), or leave blocks None"
             )
 
+    def _check_learned(self) -> None:
+        grid = self.grid
+        if self.calibration.is_learned and (
+            grid.calibrated_range != grid.zero_point_range
+        ):
+            raise ValueError(
+                f"calibration={self.calibration!r} is learned, and its step is a scale "
+                f"of the stored values {grid.zero_point_range}, but numerics={grid!r} "
+                f"maps ranges onto {grid.calibrated_range}; set "
+                "stochastic_rounding=False, or use a grid without a zero point, such "
+                "as numerics.IntSymmetric(bits=8, stochastic_rounding=True)"
+            )
+
     @property
     def is_quantized(self) -> bool:
         """True if there is a grid."""
         return not isinstance(self.numerics, grids.NoNumerics)
+
+    @property
+    def gathers_statistics(self) -> bool:
+        """True if its scale comes from statistics of several batches."""
+        return self.is_quantized and self.calibration.has_state
 
     @property
     def is_integer(self) -> bool:

@@ -57,6 +57,22 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
     return _FusionBarrier()(x)
 
 
+def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
+    """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
+
+    Unlike `rounded_product` for constants, and for factors of any sign.
+
+    Args:
+        factors: pairs that broadcast to one shape, which is meant to be small, as for
+            `fusion_barrier`.
+    """
+    products = jnp.broadcast_arrays(*(a * b for a, b in factors))
+    total, *others = fusion_barrier(jnp.stack(products))
+    for product in others:
+        total = total + product
+    return total
+
+
 @dataclasses.dataclass(frozen=True)
 class _FusionBarrier(TargetDependent):
     """The identity, as a kernel of its own."""

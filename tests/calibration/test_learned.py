@@ -367,3 +367,30 @@ def test_a_calibration_of_a_users_own():
     assert np.abs(gradient(Temperature())["factor"]) > 0
     with pytest.raises(ValueError, match=r"Temperature\.parameters_gradient must retu"):
         gradient(Temperature("other"))
+
+
+@pytest.mark.parametrize(
+    "how", [calibration.LSQ(), calibration.LSQPlus(), calibration.PACT()]
+)
+def test_refuses_a_grid_on_which_the_step_is_not_the_scale(how):
+    """It would be served with another scale than it was trained with."""
+    noisy = dataclasses.replace(UINT3, stochastic_rounding=True)
+    with pytest.raises(ValueError, match="set stochastic_rounding=False"):
+        config.Tensor(numerics=noisy, calibration=how)
+    assert config.Tensor(numerics=UINT3, calibration=how).grid == UINT3
+
+
+def test_smoothed_weights_need_values_of_both_operands():
+    """They are divided by scales that the activations give, too."""
+    cfg = config.update(
+        config.lsq(3),
+        {
+            "fwd.lhs.calibration": calibration.AbsMax(),
+            "fwd.smoothing": config.Smoothing(),
+        },
+    )
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    match = r"^fwd.rhs.calibration=LSQ\(.* fwd.lhs is a ShapeDtypeStruct"
+    with pytest.raises(TypeError, match=match):
+        statistics.init_states(cfg, shape, W, MATMUL)
+    assert statistics.init_states(cfg, X, W, MATMUL).rhs["step"].shape == (1, 4)

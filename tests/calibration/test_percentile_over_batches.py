@@ -2,6 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from aqtlite import config, numerics
 from aqtlite.calibration import PercentileOverBatches
@@ -51,6 +53,27 @@ def test_edges_and_values_that_are_none():
     assert np.isnan(run(how, [jnp.array([[1.0, np.nan]])])[1])
     assert np.isnan(run(how, [jnp.array([[1.0, -np.inf]])])[1])
     assert run(how, [jnp.zeros((0, 3))])[1] == 0
+    # The next edge is infinity.
+    largest = jnp.finfo(jnp.float32).max
+    assert run(how, [jnp.full((2, 2), 3.4e38)])[1] == largest
+
+
+def test_counts_beyond_what_float32_adds_up():
+    """Of 2^33 + 2 elements, all but the last 4 are ones and twos."""
+    how = PercentileOverBatches(100, mantissa_bits=1)
+    counts = np.zeros((512, 1), np.uint32)
+    for value, count in ((1.0, 2**32 - 1), (2.0, 2**32 - 1), (1024.0, 4)):
+        state = how.update(how.init_state((1,), GRID), jnp.array([value]), (0,), GRID)
+        counts += count * np.asarray(state["counts"])
+    state = {"counts": jnp.asarray(counts)}
+
+    def bounds():
+        for percentage in (100, 99.99999997, 99.9999, 50, 49.9999999):
+            how = PercentileOverBatches(percentage, mantissa_bits=1)
+            yield how.range(None, (0,), GRID, state).high[0]
+
+    found = jax.jit(lambda: list(bounds()))()
+    assert found == [1024, 1024, 2, 2, 1] == list(bounds())
 
 
 def test_counts_stay_at_the_largest():
@@ -81,3 +104,15 @@ def test_refuses(fields, error, match):
 def test_json():
     cfg = config.static_int8(PercentileOverBatches(99.9))
     assert config.from_json(config.to_json(cfg)) == cfg
+
+
+@pytest.mark.parametrize("spec", [P("d", None), P(None, "d"), P("d", "m")])
+def test_on_a_mesh_with_explicit_axes(spec):
+    how, x = PercentileOverBatches(90), normal((8, 4))
+    mesh = jax.make_mesh((1, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+    before = how.init_state((1, 4), GRID)
+    wanted = how.update(before, x, (0,), GRID)["counts"]
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, spec))
+        found = jax.jit(lambda x: how.update(before, x, (0,), GRID))(x)["counts"]
+    np.testing.assert_array_equal(found, wanted)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aqtlite import config, numerics
-from aqtlite.calibration import WeightedDeviations
+from aqtlite.calibration import MovingAverage, WeightedDeviations
 from tests.common import normal
 
 GRID = numerics.IntSymmetric(bits=8)
@@ -77,3 +77,39 @@ def test_refuses(fields, error, match):
 def test_json():
     cfg = config.static_int8(ALL)
     assert config.from_json(config.to_json(cfg)) == cfg
+
+
+@pytest.mark.parametrize("p", [1 / 8, 4, 8])
+@pytest.mark.parametrize("magnitude", [1e-9, 1e-5, 1e5, 1e9])
+def test_magnitudes_whose_powers_are_none(magnitude, p):
+    how = WeightedDeviations(lp_coeff=1, l1_coeff=1, p=p, ema_update_count=2)
+    batches = [jnp.full((2, 3), factor * magnitude) for factor in (1, 2)]
+    # Of the prior, which is 0, an element remains a quarter, of the first batch 1/4.
+    shares = np.array([0.25, 6 / 4, 6 / 2])
+    shares /= shares.sum()
+    values = np.array([0, 1, 2]) * magnitude
+    wanted = (shares @ (values / magnitude) ** p) ** (1 / p) * magnitude
+    np.testing.assert_allclose(after(how, batches), wanted + shares @ values, rtol=4e-6)
+
+
+def test_subnormal_numbers_are_zeros():
+    x = jnp.array([[1.0, 3.0, 1e-40, -1e-40]])
+    how = WeightedDeviations(l1_coeff=1, ema_update_count=1)
+    np.testing.assert_allclose(after(how, [x]), 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", [ALL, MovingAverage(decay=0.9)])
+def test_averages_are_the_same_in_every_program(how):
+    """Products and sums are not contracted."""
+    batches = normal((4, 8, 64))
+
+    def bounds(batches):
+        state, found = how.init_state((1, 64), GRID), []
+        for x in batches:
+            state = how.update(state, x, (0,), GRID)
+            found.append(how.range(x, (0,), GRID, state).high)
+        return state, found
+
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.jit(bounds)(batches), bounds(batches)
+    )

@@ -115,6 +115,8 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
     if draw(_FLAG):
         return config.Tensor(**always)
     grid = draw(_AFFINE if affine else _SYMMETRIC)
+    if affine and always["calibration"].is_learned:
+        grid = grid.to_nearest()
     own_axes = {}
     po2_scale = draw(_FLAG)
     scale_dtype = draw(st.sampled_from([None, "float8_e8m0fnu", "bfloat16"]))

@@ -135,7 +135,7 @@ def note_uses(
         ("lhs", call.cfg.fwd.lhs, call.lhs, states.lhs, lhs_ca),
         ("rhs", call.cfg.fwd.rhs, call.rhs, states.rhs, rhs_ca),
     ):
-        if not (tensor.is_quantized and tensor.calibration.has_state):
+        if not tensor.gathers_statistics:
             continue
         uses.note(
             (*entry.scope.path, entry.name_in(STATISTICS), side),
@@ -237,11 +237,11 @@ def _collections(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
     for side, tensor in tensors.items():
         if statistics.is_learned(tensor):
             found.setdefault(PARAMETERS, []).append(side)
-        elif tensor.is_quantized and tensor.calibration.has_state:
+        elif tensor.gathers_statistics:
             is_gradient = side in ("dlhs", "drhs")
             collection = OF_GRADIENTS if is_gradient else STATISTICS
             found.setdefault(collection, []).append(side)
-    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+    if statistics.has_smoothing_state(cfg):
         found.setdefault(STATISTICS, []).append("smoothing")
     return found
 

@@ -1,0 +1,63 @@
+"""The parameters of learned calibrations before training."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config, granularity, tiles
+from aqtlite import dimension_numbers as dn
+from aqtlite.lowering import exact
+from aqtlite.qtensor import QTensor
+
+
+def init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
+    """The parameters of a learned calibration, from a first batch or the weights.
+
+    Args:
+        tensor: of one operand, whose calibration is learned.
+        x: the operand.
+        axes: its contracting axes.
+        path: of its config, for messages.
+
+    Raises:
+        TypeError: if there are no values, or the calibration gives no parameters.
+    """
+    check_values(tensor, path, x, path)
+    if isinstance(x, QTensor):
+        raise TypeError(_no_values(tensor, path, x, path))
+    fixed = exact.float32(jax.lax.stop_gradient(jnp.asarray(x)))
+    layout = granularity.layout(tensor, x.shape, axes, path)
+    shared = layout.shared
+    if layout.cut:
+        fixed = tiles.split(fixed, layout.scale_shape(x.shape))
+        shared = layout.shared_in_blocks()
+    parameters = tensor.calibration.init_parameters(fixed, shared, tensor.grid)
+    if not isinstance(parameters, dict) or not all(
+        getattr(one, "dtype", None) == jnp.float32 for one in parameters.values()
+    ):
+        raise TypeError(
+            f"{path}.calibration: {type(tensor.calibration).__name__}.init_parameters "
+            f"must return a dict of float32 arrays, got {parameters!r}"
+        )
+    return parameters
+
+
+def check_values(tensor: config.Tensor, path: str, x: Any, name: str) -> None:
+    """Raises TypeError if only the shape is known of what parameters are made from.
+
+    Args:
+        tensor: of one operand, whose calibration is learned.
+        path: of its config, for the message.
+        x: that operand, or another one that its values depend on.
+        name: the path of the config of x.
+    """
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise TypeError(_no_values(tensor, path, x, name))
+
+
+def _no_values(tensor: config.Tensor, path: str, x: Any, name: str) -> str:
+    return (
+        f"{path}.calibration={tensor.calibration!r} starts at values that it reads off "
+        f"the array, and {name} is a {type(x).__name__}; give a float array"
+    )
