@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import block_shapes
+from aqtlite import block_shapes, tiles
 from aqtlite.numerics import Numerics
 
 
@@ -158,9 +158,9 @@ class QTensor:
         ``scale * decode(qvalue - zero_point)``, in float32.
         """
         plain = self.in_own_order()
-        stored = plain.qvalue
+        stored, axes = plain.qvalue, range(plain.ndim)
         if plain.zero_point is not None:
-            zero_point = repeat_blocks(plain.zero_point, stored.shape)
+            zero_point = tiles.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point
         grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
@@ -172,7 +172,7 @@ class QTensor:
                 )
         else:
             values = stored.astype(jnp.float32)
-        scale = repeat_blocks(plain.scale, stored.shape)
+        scale = tiles.repeat(plain.scale, stored.shape, axes)
         out = (values * scale).astype(self.dtype)
         return (
             out if self.unrounded is None else _straight_through(out, plain.unrounded)
@@ -345,14 +345,6 @@ def _straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
 @_straight_through.defjvp
 def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
     return _straight_through(*primals), tangents[1]
-
-
-def repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
-    """Repeats an array with one element for each block until it broadcasts."""
-    for axis, size in enumerate(shape):
-        if x.shape[axis] not in (1, size):
-            x = jnp.repeat(x, size // x.shape[axis], axis)
-    return x
 
 
 Operand = jax.Array | QTensor

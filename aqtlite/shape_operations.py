@@ -31,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import combination
-from aqtlite.qtensor import QTensor, rearrange, repeat_blocks
+from aqtlite import combination, tiles
+from aqtlite.qtensor import QTensor, rearrange
 
 
 def moveaxis(
@@ -133,7 +133,7 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
     )
     zero = _stored_zero(q)
     if padded.zero_point is not None:
-        zero = repeat_blocks(padded.zero_point, padded.shape)
+        zero = tiles.repeat(padded.zero_point, padded.shape, range(q.ndim))
     inside = np.pad(np.ones(q.shape, bool), widths)
     stored = jnp.where(inside, padded.qvalue, jnp.asarray(zero, q.qvalue.dtype))
     return dataclasses.replace(padded, qvalue=stored)
