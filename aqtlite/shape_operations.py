@@ -131,11 +131,12 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         lambda x: jnp.pad(x, widths),
         lambda x: jnp.pad(x, scale_widths, constant_values=np.ones((), x.dtype)),
     )
-    zero = _stored_zero(q)
-    if padded.zero_point is not None:
-        zero = tiles.repeat(padded.zero_point, padded.shape, range(q.ndim))
-    inside = np.pad(np.ones(q.shape, bool), widths)
-    stored = jnp.where(inside, padded.qvalue, jnp.asarray(zero, q.qvalue.dtype))
+    if padded.zero_point is None:
+        stored = jnp.pad(q.qvalue, widths, constant_values=_stored_zero(q))
+    else:
+        zeros = tiles.repeat(padded.zero_point, padded.shape, range(q.ndim))
+        inside = jnp.pad(jnp.ones(q.shape, bool), widths)
+        stored = jnp.where(inside, padded.qvalue, zeros.astype(q.qvalue.dtype))
     return dataclasses.replace(padded, qvalue=stored)
 
 
@@ -316,9 +317,9 @@ def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
 
 
 def _stored_zero(q: QTensor) -> np.ndarray:
-    """The stored value that stands for zero, less its zero point."""
+    """The stored value that stands for zero on a grid without zero points."""
     grid = q.numerics
-    if grid is None or q.zero_point is not None:
+    if grid is None:
         return np.zeros((), q.qvalue.dtype)
     with jax.ensure_compile_time_eval():
         noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None

@@ -301,6 +301,20 @@ def test_pads(q, data):
     check(lambda q: [ops.pad(q, widths)], lambda x: [jnp.pad(x, widths)], q)
 
 
+@pytest.mark.parametrize("grid", _GRIDS)
+def test_pads_a_symbolic_axis(grid):
+    """The program holds no array of the size of the values."""
+    q, widths = make((4, 6), (4, 1), grid), ((1, 2), (0, 3))
+    size = jax.export.symbolic_shape("b")
+    symbolic = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*size, *x.shape[1:]), x.dtype), q
+    )
+    exported = jax.export.export(jax.jit(lambda q: ops.pad(q, widths).dequant()))
+    np.testing.assert_array_equal(
+        exported(symbolic).call(q), jnp.pad(q.dequant(), widths)
+    )
+
+
 @quickly
 @given(q=qtensors(max_dims=3), data=st.data())
 def test_takes_along_whole_channels(q, data):
