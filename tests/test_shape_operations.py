@@ -358,6 +358,15 @@ def test_concatenates_what_has_equal_scales():
     assert jnp.isnan(poisoned.dequant()).all()
 
 
+def test_joins_what_is_poisoned_alike():
+    q = make((2, 4), (2, 1))
+    q = dataclasses.replace(q, scale=jnp.array([[jnp.nan], [2.0]]))
+    x = q.dequant()
+    wanted = jnp.concatenate([x, x], axis=1)
+    for join in (ops.concatenate, jax.jit(ops.concatenate, static_argnums=1)):
+        np.testing.assert_array_equal(join([q, q], 1).dequant(), wanted)
+
+
 @quickly
 @given(q=qtensors(max_dims=3), data=st.data())
 def test_updates_in_place(q, data):
