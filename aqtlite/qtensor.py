@@ -355,7 +355,8 @@ def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
     if not isinstance(q, QTensor) or q.order is None:
         return axes
-    return tuple(q.order.index(axis) for axis in axes)
+    stored = q._stored_axes()
+    return tuple(stored[axis] for axis in axes)
 
 
 def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
