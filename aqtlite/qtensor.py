@@ -204,7 +204,7 @@ class QTensor:
 
     def transpose(self, *axes: Any) -> "QTensor":
         """Permutes the axes; reverses them without arguments."""
-        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
         order = tuple(given) if given else tuple(reversed(range(self.ndim)))
         return _rearrange_alike(self, lambda x: x.transpose(order))
 
@@ -227,7 +227,8 @@ class QTensor:
         if axis is None:
             axes = tuple(i for i, size in enumerate(self.shape) if size == 1)
         else:
-            axes = (axis,) if isinstance(axis, int) else tuple(axis)
+            named = axis if isinstance(axis, Sequence) else (axis,)
+            axes = tuple(block_shapes.from_the_front(i, self.ndim) for i in named)
         for one in axes:
             if self.shape[one] != 1:
                 raise ValueError(

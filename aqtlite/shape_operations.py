@@ -32,6 +32,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import combination, tiles
+from aqtlite.block_shapes import from_the_front
 from aqtlite.qtensor import QTensor, rearrange
 
 
@@ -79,7 +80,7 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
         TypeError: along an axis of blocks.
         ValueError: for "fill" along an axis that shares a scale; it takes a `mode`.
     """
-    q, axis = q.in_own_order(), _axis(q, axis)
+    q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size, count = q.shape[axis], q.scale.shape[axis]
     if count == size != 1:
 
@@ -159,7 +160,7 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
         ValueError: for other sizes, blocks or scales.
     """
     qs = combination.check_alike("concatenate", arrays)
-    axis = _axis(qs[0], axis)
+    axis = from_the_front(axis, qs[0].ndim)
     combination.check_other_axes("concatenate", qs, axis)
     sizes = [q.shape[axis] for q in qs]
     counts = [q.scale.shape[axis] for q in qs]
@@ -207,8 +208,10 @@ def dynamic_slice(
 
     Raises:
         TypeError: for a part of an axis of blocks.
+        ValueError: unless each axis has one index and one size.
     """
     q = q.in_own_order()
+    _check_each_axis("dynamic_slice", q, start_indices, slice_sizes)
     sizes = []
     for axis, size in enumerate(slice_sizes):
         count = q.scale.shape[axis]
@@ -227,7 +230,7 @@ def dynamic_index_in_dim(
     q: QTensor, index: Any, axis: int = 0, keepdims: bool = True
 ) -> QTensor:
     """Takes one element of an axis, as `jax.lax.dynamic_index_in_dim`."""
-    q, axis = q.in_own_order(), _axis(q, axis)
+    q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size = q.shape[axis]
     index = jnp.asarray(index)
     index = jnp.clip(jnp.where(index < 0, index + size, index), 0, size - 1)
@@ -252,9 +255,10 @@ def dynamic_update_slice(
 
     Raises:
         TypeError: for another grid, dtype or rank, or for a part of an axis of blocks.
-        ValueError: for other scales.
+        ValueError: for other scales, or unless each axis has one index.
     """
     q, update = combination.check_alike("dynamic_update_slice", (q, update))
+    _check_each_axis("dynamic_update_slice", q, start_indices)
     starts = _scale_starts(q, start_indices)
     sizes, is_whole = [], True
     for axis, size in enumerate(q.shape):
@@ -294,18 +298,20 @@ def _alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
     return rearrange(q, function, function)
 
 
-def _axis(q: QTensor, axis: int) -> int:
-    if not -q.ndim <= axis < q.ndim:
-        raise ValueError(f"axis {axis} is out of range for a QTensor of {q.ndim} axes")
-    return axis % q.ndim
-
-
 def _cuts_blocks(what: str, q: QTensor, axis: int) -> TypeError:
     return TypeError(
         f"{what} along axis {axis} of a QTensor of shape {q.shape}, which has "
         f"{q.scale.shape[axis]} blocks of {q.blocks[axis]} elements with a scale each: "
         f"it would cut through them. Use the result of .dequant() instead"
     )
+
+
+def _check_each_axis(what: str, q: QTensor, *given: Sequence[Any]) -> None:
+    if any(len(one) != q.ndim for one in given):
+        raise ValueError(
+            f"{what} of a QTensor of shape {q.shape} takes {q.ndim} start indices (and "
+            f"sizes), one for each axis, and got {' and '.join(map(repr, given))}"
+        )
 
 
 def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
