@@ -206,7 +206,7 @@ class QTensor:
         """Permutes the axes; reverses them without arguments."""
         given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
         order = tuple(given) if given else tuple(reversed(range(self.ndim)))
-        return _rearrange_alike(self, lambda x: x.transpose(order))
+        return rearrange_alike(self, lambda x: x.transpose(order))
 
     @property
     def T(self) -> "QTensor":
@@ -220,7 +220,7 @@ class QTensor:
 
     def swapaxes(self, axis1: int, axis2: int) -> "QTensor":
         """Exchanges two axes."""
-        return _rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
+        return rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> "QTensor":
         """Removes axes of size 1: those that are named, or all."""
@@ -234,7 +234,7 @@ class QTensor:
                 raise ValueError(
                     f"axis {one} of a QTensor of shape {self.shape} is not of size 1"
                 )
-        return _rearrange_alike(self, lambda x: x.squeeze(axes))
+        return rearrange_alike(self, lambda x: x.squeeze(axes))
 
     def __repr__(self) -> str:
         """Types instead of numbers: serving variables hold thousands of them."""
@@ -332,7 +332,8 @@ def rearrange(
     )
 
 
-def _rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+    """Moves elements and their scales by one function, which changes no blocks."""
     return rearrange(q, function, function)
 
 

@@ -23,7 +23,7 @@ Operands of one operation all carry a gradient (`QTensor.unrounded`), or none do
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,19 +33,19 @@ from jax import lax
 
 from aqtlite import combination, tiles
 from aqtlite.block_shapes import from_the_front
-from aqtlite.qtensor import QTensor, rearrange
+from aqtlite.qtensor import QTensor, rearrange, rearrange_alike
 
 
 def moveaxis(
     q: QTensor, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> QTensor:
     """Moves axes to other places, as `jnp.moveaxis`."""
-    return _alike(q, lambda x: jnp.moveaxis(x, source, destination))
+    return rearrange_alike(q, lambda x: jnp.moveaxis(x, source, destination))
 
 
 def expand_dims(q: QTensor, axis: int | Sequence[int]) -> QTensor:
     """Inserts axes of size 1, as `jnp.expand_dims`."""
-    return _alike(q, lambda x: jnp.expand_dims(x, axis))
+    return rearrange_alike(q, lambda x: jnp.expand_dims(x, axis))
 
 
 def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
@@ -63,7 +63,7 @@ def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
 
 def flip(q: QTensor, axis: int | Sequence[int] | None = None) -> QTensor:
     """Reverses axes, as `jnp.flip`."""
-    return _alike(q, lambda x: jnp.flip(x, axis))
+    return rearrange_alike(q, lambda x: jnp.flip(x, axis))
 
 
 def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTensor:
@@ -292,10 +292,6 @@ def dynamic_update_slice(
         return updated
     there = rearrange(q, lambda x: x, lambda x: lax.dynamic_slice(x, starts, sizes))
     return combination.with_equal("dynamic_update_slice", updated, there, update)
-
-
-def _alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
-    return rearrange(q, function, function)
 
 
 def _cuts_blocks(what: str, q: QTensor, axis: int) -> TypeError:

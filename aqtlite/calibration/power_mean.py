@@ -74,13 +74,13 @@ class _PowerMean(TargetDependent):
         del target
         largest = reduction.largest_magnitude(x, self.axes)
         normal, half_unit = normalized(x, largest)
-        power = _power(jnp.abs(normal), self.p)
+        powers = power(jnp.abs(normal), self.p)
         # Converted, not rounded by an addition: a compiler could contract that with the
         # product that made the power, and skip a rounding.
-        terms = (power * np.float32(2.0**_BITS)).astype(jnp.int32)
+        terms = (powers * np.float32(2.0**_BITS)).astype(jnp.int32)
         total = _sum_of_integers(terms, self.axes)
         mean = total * self._reciprocal_count(x) * np.float32(2.0**-_BITS)
-        result = 2 * _power(mean, 1 / self.p) * half_unit
+        result = 2 * power(mean, 1 / self.p) * half_unit
         return jnp.where(jnp.isfinite(largest), result, jnp.float32(np.nan))
 
     def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
@@ -117,11 +117,13 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x * reciprocal, half * jnp.where(is_large, jnp.float32(2.0**32), 1)
 
 
-def _power(x: jax.Array, p: float) -> jax.Array:
+def power(x: jax.Array, p: float) -> jax.Array:
+    """Computes ``x ** p``, without a power where there is an exact way."""
     if p == 1:
         return x
     if p == 2:
         return x * x
+    # A square root is rounded correctly; a power need not be.
     return jnp.sqrt(x) if p == 0.5 else x ** np.float32(p)
 
 

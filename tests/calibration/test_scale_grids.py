@@ -99,3 +99,9 @@ def test_affine_range_is_not_cut():
     x = rows()
     q = aqtlite.quantize(x, tensor, 1)
     assert (np.abs(q.dequant() - x) <= q.scale / 2 * 1.0001).all()
+
+
+def test_nearest_power_of_two():
+    values = np.array([1, 1.414, 1.415, 1.999, 3e-30, 0.7071, 0.7072], np.float32)
+    wanted = 2.0 ** np.round(np.log2(values.astype(np.float64)))
+    np.testing.assert_array_equal(scale_grids.nearest_power_of_two(values), wanted)
