@@ -36,6 +36,18 @@ def without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> Shape:
     return sizes
 
 
+def from_the_front(axis: int, ndim: int) -> int:
+    """An axis of an array of some rank, counted from its first one.
+
+    Raises:
+        ValueError: if it has no such axis.
+    """
+    axis = operator.index(axis)
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of range for a QTensor of {ndim} axes")
+    return axis % ndim
+
+
 def reshaped_scale(
     shape: Sequence[int], scale_shape: Sequence[int], new_shape: Sequence[int]
 ) -> Shape:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import block_shapes
+from aqtlite import block_shapes, tiles
 from aqtlite.numerics import Numerics
 
 
@@ -158,9 +158,9 @@ class QTensor:
         ``scale * decode(qvalue - zero_point)``, in float32.
         """
         plain = self.in_own_order()
-        stored = plain.qvalue
+        stored, axes = plain.qvalue, range(plain.ndim)
         if plain.zero_point is not None:
-            zero_point = repeat_blocks(plain.zero_point, stored.shape)
+            zero_point = tiles.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point
         grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
@@ -172,7 +172,7 @@ class QTensor:
                 )
         else:
             values = stored.astype(jnp.float32)
-        scale = repeat_blocks(plain.scale, stored.shape)
+        scale = tiles.repeat(plain.scale, stored.shape, axes)
         out = (values * scale).astype(self.dtype)
         return (
             out if self.unrounded is None else _straight_through(out, plain.unrounded)
@@ -204,9 +204,9 @@ class QTensor:
 
     def transpose(self, *axes: Any) -> "QTensor":
         """Permutes the axes; reverses them without arguments."""
-        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
         order = tuple(given) if given else tuple(reversed(range(self.ndim)))
-        return _rearrange_alike(self, lambda x: x.transpose(order))
+        return rearrange_alike(self, lambda x: x.transpose(order))
 
     @property
     def T(self) -> "QTensor":
@@ -220,20 +220,21 @@ class QTensor:
 
     def swapaxes(self, axis1: int, axis2: int) -> "QTensor":
         """Exchanges two axes."""
-        return _rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
+        return rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> "QTensor":
         """Removes axes of size 1: those that are named, or all."""
         if axis is None:
             axes = tuple(i for i, size in enumerate(self.shape) if size == 1)
         else:
-            axes = (axis,) if isinstance(axis, int) else tuple(axis)
+            named = axis if isinstance(axis, Sequence) else (axis,)
+            axes = tuple(block_shapes.from_the_front(i, self.ndim) for i in named)
         for one in axes:
             if self.shape[one] != 1:
                 raise ValueError(
                     f"axis {one} of a QTensor of shape {self.shape} is not of size 1"
                 )
-        return _rearrange_alike(self, lambda x: x.squeeze(axes))
+        return rearrange_alike(self, lambda x: x.squeeze(axes))
 
     def __repr__(self) -> str:
         """Types instead of numbers: serving variables hold thousands of them."""
@@ -331,7 +332,8 @@ def rearrange(
     )
 
 
-def _rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+    """Moves elements and their scales by one function, which changes no blocks."""
     return rearrange(q, function, function)
 
 
@@ -347,14 +349,6 @@ def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
     return _straight_through(*primals), tangents[1]
 
 
-def repeat_blocks(x: Any, shape: tuple[int, ...]) -> Any:
-    """Repeats an array with one element for each block until it broadcasts."""
-    for axis, size in enumerate(shape):
-        if x.shape[axis] not in (1, size):
-            x = jnp.repeat(x, size // x.shape[axis], axis)
-    return x
-
-
 Operand = jax.Array | QTensor
 """One side of a contraction."""
 
@@ -363,7 +357,8 @@ def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
     if not isinstance(q, QTensor) or q.order is None:
         return axes
-    return tuple(q.order.index(axis) for axis in axes)
+    stored = q._stored_axes()
+    return tuple(stored[axis] for axis in axes)
 
 
 def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ Operands of one operation all carry a gradient (`QTensor.unrounded`), or none do
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,20 +31,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import combination
-from aqtlite.qtensor import QTensor, rearrange, repeat_blocks
+from aqtlite import combination, tiles
+from aqtlite.block_shapes import from_the_front
+from aqtlite.qtensor import QTensor, rearrange, rearrange_alike
 
 
 def moveaxis(
     q: QTensor, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> QTensor:
     """Moves axes to other places, as `jnp.moveaxis`."""
-    return _alike(q, lambda x: jnp.moveaxis(x, source, destination))
+    return rearrange_alike(q, lambda x: jnp.moveaxis(x, source, destination))
 
 
 def expand_dims(q: QTensor, axis: int | Sequence[int]) -> QTensor:
     """Inserts axes of size 1, as `jnp.expand_dims`."""
-    return _alike(q, lambda x: jnp.expand_dims(x, axis))
+    return rearrange_alike(q, lambda x: jnp.expand_dims(x, axis))
 
 
 def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
@@ -62,7 +63,7 @@ def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
 
 def flip(q: QTensor, axis: int | Sequence[int] | None = None) -> QTensor:
     """Reverses axes, as `jnp.flip`."""
-    return _alike(q, lambda x: jnp.flip(x, axis))
+    return rearrange_alike(q, lambda x: jnp.flip(x, axis))
 
 
 def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTensor:
@@ -79,7 +80,7 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
         TypeError: along an axis of blocks.
         ValueError: for "fill" along an axis that shares a scale; it takes a `mode`.
     """
-    q, axis = q.in_own_order(), _axis(q, axis)
+    q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size, count = q.shape[axis], q.scale.shape[axis]
     if count == size != 1:
 
@@ -131,11 +132,12 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         lambda x: jnp.pad(x, widths),
         lambda x: jnp.pad(x, scale_widths, constant_values=np.ones((), x.dtype)),
     )
-    zero = _stored_zero(q)
-    if padded.zero_point is not None:
-        zero = repeat_blocks(padded.zero_point, padded.shape)
-    inside = np.pad(np.ones(q.shape, bool), widths)
-    stored = jnp.where(inside, padded.qvalue, jnp.asarray(zero, q.qvalue.dtype))
+    if padded.zero_point is None:
+        stored = jnp.pad(q.qvalue, widths, constant_values=_stored_zero(q))
+    else:
+        zeros = tiles.repeat(padded.zero_point, padded.shape, range(q.ndim))
+        inside = jnp.pad(jnp.ones(q.shape, bool), widths)
+        stored = jnp.where(inside, padded.qvalue, zeros.astype(q.qvalue.dtype))
     return dataclasses.replace(padded, qvalue=stored)
 
 
@@ -158,7 +160,7 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
         ValueError: for other sizes, blocks or scales.
     """
     qs = combination.check_alike("concatenate", arrays)
-    axis = _axis(qs[0], axis)
+    axis = from_the_front(axis, qs[0].ndim)
     combination.check_other_axes("concatenate", qs, axis)
     sizes = [q.shape[axis] for q in qs]
     counts = [q.scale.shape[axis] for q in qs]
@@ -206,8 +208,10 @@ def dynamic_slice(
 
     Raises:
         TypeError: for a part of an axis of blocks.
+        ValueError: unless each axis has one index and one size.
     """
     q = q.in_own_order()
+    _check_each_axis("dynamic_slice", q, start_indices, slice_sizes)
     sizes = []
     for axis, size in enumerate(slice_sizes):
         count = q.scale.shape[axis]
@@ -226,7 +230,7 @@ def dynamic_index_in_dim(
     q: QTensor, index: Any, axis: int = 0, keepdims: bool = True
 ) -> QTensor:
     """Takes one element of an axis, as `jax.lax.dynamic_index_in_dim`."""
-    q, axis = q.in_own_order(), _axis(q, axis)
+    q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size = q.shape[axis]
     index = jnp.asarray(index)
     index = jnp.clip(jnp.where(index < 0, index + size, index), 0, size - 1)
@@ -251,9 +255,10 @@ def dynamic_update_slice(
 
     Raises:
         TypeError: for another grid, dtype or rank, or for a part of an axis of blocks.
-        ValueError: for other scales.
+        ValueError: for other scales, or unless each axis has one index.
     """
     q, update = combination.check_alike("dynamic_update_slice", (q, update))
+    _check_each_axis("dynamic_update_slice", q, start_indices)
     starts = _scale_starts(q, start_indices)
     sizes, is_whole = [], True
     for axis, size in enumerate(q.shape):
@@ -289,22 +294,20 @@ def dynamic_update_slice(
     return combination.with_equal("dynamic_update_slice", updated, there, update)
 
 
-def _alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
-    return rearrange(q, function, function)
-
-
-def _axis(q: QTensor, axis: int) -> int:
-    if not -q.ndim <= axis < q.ndim:
-        raise ValueError(f"axis {axis} is out of range for a QTensor of {q.ndim} axes")
-    return axis % q.ndim
-
-
 def _cuts_blocks(what: str, q: QTensor, axis: int) -> TypeError:
     return TypeError(
         f"{what} along axis {axis} of a QTensor of shape {q.shape}, which has "
         f"{q.scale.shape[axis]} blocks of {q.blocks[axis]} elements with a scale each: "
         f"it would cut through them. Use the result of .dequant() instead"
     )
+
+
+def _check_each_axis(what: str, q: QTensor, *given: Sequence[Any]) -> None:
+    if any(len(one) != q.ndim for one in given):
+        raise ValueError(
+            f"{what} of a QTensor of shape {q.shape} takes {q.ndim} start indices (and "
+            f"sizes), one for each axis, and got {' and '.join(map(repr, given))}"
+        )
 
 
 def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
@@ -316,9 +319,9 @@ def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
 
 
 def _stored_zero(q: QTensor) -> np.ndarray:
-    """The stored value that stands for zero, less its zero point."""
+    """The stored value that stands for zero on a grid without zero points."""
     grid = q.numerics
-    if grid is None or q.zero_point is not None:
+    if grid is None:
         return np.zeros((), q.qvalue.dtype)
     with jax.ensure_compile_time_eval():
         noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None

@@ -24,6 +24,7 @@ import numpy as np
 
 from aqtlite import calibration, config, numerics
 from aqtlite import dimension_numbers as dn
+from aqtlite.calibration import power_mean, scale_grids
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES
 from aqtlite.qtensor import Operand, QTensor
@@ -230,31 +231,18 @@ def _lhs_factor(
     for one in present:
         has_values = has_values & (one >= tiny)
         is_finite = is_finite & jnp.isfinite(one)
-    up = jnp.float32(1) if rhs is None else _power(rhs, has_values, cfg.rhs_exponent)
-    down = jnp.float32(1) if lhs is None else _power(lhs, has_values, cfg.lhs_exponent)
+    up, down = (
+        jnp.float32(1)
+        if one is None
+        else power_mean.power(jnp.where(has_values, one, jnp.float32(1)), exponent)
+        for one, exponent in ((rhs, cfg.rhs_exponent), (lhs, cfg.lhs_exponent))
+    )
     factor = jnp.clip(up / down, 1 / _LARGEST, _LARGEST)
     if cfg.po2_scale:
-        factor = nearest_power_of_two(factor)
+        factor = scale_grids.nearest_power_of_two(factor)
     factor = jnp.where(is_finite, factor, jnp.float32(jnp.nan))
     # What reads it is compiled alike whether it is computed or given.
     return exact.fusion_barrier(factor)
-
-
-def _power(x: jax.Array, has_values: jax.Array, exponent: float) -> jax.Array:
-    x = jnp.where(has_values, x, jnp.float32(1))
-    if exponent == 1:
-        return x
-    # A square root is rounded correctly; a power need not be.
-    return jnp.sqrt(x) if exponent == 0.5 else x ** np.float32(exponent)
-
-
-def nearest_power_of_two(x: jax.Array) -> jax.Array:
-    """The power of two nearest to each positive, normal float32 in the logarithm."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    mantissa = (1 << 23) - 1
-    root = int(np.float32(2.0**0.5).view(np.int32)) & mantissa
-    rounded = (bits + (mantissa - root)) & ~mantissa
-    return jax.lax.bitcast_convert_type(rounded, jnp.float32)
 
 
 def _dtype(dtype: Any, tensor: config.Tensor, cfg: config.Smoothing) -> np.dtype:

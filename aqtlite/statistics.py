@@ -292,8 +292,9 @@ def update_gradient_state(
 ) -> Any:
     """The statistics of the output gradient after one more batch.
 
-    They count their uses since they were last overwritten: of those that two
-    contractions shared, JAX adds the overwriting values up, which means nothing.
+    They count their uses since they were last overwritten. If two contractions share
+    them, JAX adds their new values up, and loss scaling multiplies them: neither result
+    has a meaning.
 
     Args:
         tensor: of the output gradient, which has one scale.
@@ -302,20 +303,30 @@ def update_gradient_state(
         path: of its config, for messages.
 
     Raises:
-        ValueError: if there is no state, or it is certainly a sum of two; under
-            `jax.jit` the latter gives NaN.
+        ValueError: if there is no state, or it is certainly a sum of two, or scaled;
+            under `jax.jit` the latter gives NaN.
+        TypeError: if the statistics were cast.
     """
     check_given(tensor, state, path)
+    found = {leaf.dtype.name for leaf in jax.tree.leaves(state)}
+    if found != {"float32"}:
+        raise TypeError(
+            f"the statistics of {path} are {', '.join(sorted(found))}, but have to be "
+            "float32: cast the parameters, not the collection "
+            "'_overwrite_with_gradient'"
+        )
     uses = state["uses"]
     is_known = not isinstance(uses, jax.core.Tracer)
-    if is_known and (np.asarray(uses) > 1).any():
+    if is_known and not np.isin(uses, (0, 1)).all():
         raise ValueError(
-            f"the statistics of {path} are a sum of those of several contractions: "
-            "give each contraction its own. In nn.scan lift the collection "
-            "'_overwrite_with_gradient' along an axis, as 'params'; do not sum it over "
-            "devices or accumulated batches"
+            f"the statistics of {path} are a sum of those of several contractions, or "
+            "scaled: give each contraction its own. In nn.scan lift the collection "
+            "'_overwrite_with_gradient' along an axis, as 'params'; do not sum or "
+            "average it over devices or accumulated batches, nor scale it with the "
+            "loss"
         )
-    batches = jnp.where(uses > 1, jnp.float32(np.nan), state["batches"]) + 1
+    is_whole = (uses == 0) | (uses == 1)
+    batches = jnp.where(is_whole, state["batches"], jnp.float32(np.nan)) + 1
     axes = tuple(range(gradient.ndim))
     fixed = exact.float32(jax.lax.stop_gradient(gradient))
     typed = _typed(tensor, state["state"], gradient.ndim)

@@ -71,7 +71,7 @@ def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.A
     for axis in axes:
         count = scale.shape[axis]
         if count not in (1, shape[axis]):
-            scale = jnp.repeat(scale, shape[axis] // count, axis)
+            scale = _repeat_axis(scale, axis, shape[axis] // count)
     return scale
 
 
@@ -120,8 +120,17 @@ def _cut_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
     if size == 1:
         return jnp.expand_dims(x, 0)
     if size < count:
-        x = jnp.repeat(x, count // size, axis)
+        x = _repeat_axis(x, axis, count // size)
     return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
+
+
+def _repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
+    """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    own_axes = [i for i in range(x.ndim + 1) if i != axis + 1]
+    copied = lax.broadcast_in_dim(x, (*before, size, times, *after), own_axes)
+    shape = (*before, size * times, *after)
+    return lax.reshape(copied, shape, out_sharding=explicit_sharding(x))
 
 
 def _split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:

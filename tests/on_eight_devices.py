@@ -233,6 +233,38 @@ def test_explicit_axes(mesh, tiles, use_fwd_quant):
             assert_equal(jax.device_get(got), jax.device_get(wanted))
 
 
+def test_blocks_along_explicit_axes():
+    """Their scales are repeated on the devices of the axis."""
+    fine, coarse = (
+        config.Tensor(numerics=numerics.IntSymmetric(bits=8), blocks=blocks)
+        for blocks in (config.Blocks(size=2), config.Blocks(size=4, remaining_size=3))
+    )
+    dots = [
+        aqtlite.make_dot_general(cfg)
+        for cfg in (
+            config.DotGeneral(fwd=config.DotGeneralRaw(lhs=fine, rhs=coarse)),
+            config.block_fp8(2),
+        )
+    ]
+
+    def both(x, w):
+        grads = jax.grad(functools.partial(loss, dots[1]), (0, 1))(x, w)
+        return dots[0](x, w, MATMUL), grads
+
+    wanted = jax.device_get(jax.jit(both)(X, W))
+    specs = P("d", None), P(None, "m")
+    with jax.set_mesh(EXPLICIT):
+        got = jax.jit(both)(
+            *jax.device_put((X, W), tuple(NamedSharding(EXPLICIT, s) for s in specs))
+        )
+        assert [jax.typeof(x).sharding.spec for x in got[1]] == list(specs)
+    for one, other in zip(
+        jax.tree.leaves(jax.device_get(got)), jax.tree.leaves(wanted), strict=True
+    ):
+        # Blocks are summed in another order.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("spec", [P("d", None, None), P(None, "d", None)])
 def test_noise_of_sharded_sequences(spec):
     x = normal((4, 8, 16), 6)

@@ -163,6 +163,15 @@ def test_reads_in_its_own_order_whatever_the_order_it_is_stored_in():
     np.testing.assert_array_equal(stack.dequant()[1], q.dequant())
 
 
+def test_a_stack_of_a_stored_order_is_contracted_along_a_batch_axis():
+    x, w = normal((2, 4, 8)), normal((2, 8, 3), 1)
+    dot = aqtlite.make_dot_general(aqtlite.config.fully_quantized())
+    q = aqtlite.quantize(w, tensor(8), 1)
+    stack = jax.vmap(lambda q: q.stored_in((1, 0)))(q)
+    dims = (((2,), (1,)), ((0,), (0,)))
+    np.testing.assert_array_equal(dot(x, stack, dims), dot(x, q, dims))
+
+
 def test_a_stored_order_is_contracted_where_it_lies():
     x, w = normal((4, 8)), normal((8, 3), 1)
     dot = aqtlite.make_dot_general(aqtlite.config.fully_quantized())

@@ -108,6 +108,7 @@ def test_moves_axes(q, data):
             q.T,
             q.swapaxes(first, second),
             q.squeeze(),
+            q[None].squeeze(np.int64(0)),
             ops.moveaxis(q, first, second),
             ops.flip(q, first),
             ops.expand_dims(q, first),
@@ -121,6 +122,7 @@ def test_moves_axes(q, data):
             x.T,
             x.swapaxes(first, second),
             x.squeeze(),
+            x,
             jnp.moveaxis(x, first, second),
             jnp.flip(x, first),
             jnp.expand_dims(x, first),
@@ -301,6 +303,20 @@ def test_pads(q, data):
     check(lambda q: [ops.pad(q, widths)], lambda x: [jnp.pad(x, widths)], q)
 
 
+@pytest.mark.parametrize("grid", _GRIDS)
+def test_pads_a_symbolic_axis(grid):
+    """The program holds no array of the size of the values."""
+    q, widths = make((4, 6), (4, 1), grid), ((1, 2), (0, 3))
+    size = jax.export.symbolic_shape("b")
+    symbolic = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((*size, *x.shape[1:]), x.dtype), q
+    )
+    exported = jax.export.export(jax.jit(lambda q: ops.pad(q, widths).dequant()))
+    np.testing.assert_array_equal(
+        exported(symbolic).call(q), jnp.pad(q.dequant(), widths)
+    )
+
+
 @quickly
 @given(q=qtensors(max_dims=3), data=st.data())
 def test_takes_along_whole_channels(q, data):
@@ -342,6 +358,15 @@ def test_concatenates_what_has_equal_scales():
         ops.concatenate([halves[0], other], axis=1)
     poisoned = jax.jit(ops.concatenate, static_argnums=1)([halves[0], other], 1)
     assert jnp.isnan(poisoned.dequant()).all()
+
+
+def test_joins_what_is_poisoned_alike():
+    q = make((2, 4), (2, 1))
+    q = dataclasses.replace(q, scale=jnp.array([[jnp.nan], [2.0]]))
+    x = q.dequant()
+    wanted = jnp.concatenate([x, x], axis=1)
+    for join in (ops.concatenate, jax.jit(ops.concatenate, static_argnums=1)):
+        np.testing.assert_array_equal(join([q, q], 1).dequant(), wanted)
 
 
 @quickly
@@ -426,7 +451,11 @@ def test_a_cache_of_positions_under_jit_and_in_a_scan():
             ValueError,
             "3 scales for 12 elements",
         ),
+        (lambda q: ops.dynamic_slice(q, (0, 0, 0), (2, 12)), ValueError, "takes 2"),
+        (lambda q: ops.dynamic_slice(q, (0, 0), (2, 12, 1)), ValueError, "takes 2"),
+        (lambda q: ops.dynamic_update_slice(q, q, (0,)), ValueError, "takes 2"),
         (lambda q: q.squeeze(0), ValueError, "not of size 1"),
+        (lambda q: q.squeeze(np.int64(7)), ValueError, "7 is out of range"),
         (lambda q: q.astype("int8"), TypeError, "no float dtype"),
         (lambda q: q + 1, TypeError, ".dequant()"),
         (lambda q: jnp.ones(12) + q, TypeError, ".dequant()"),

@@ -81,12 +81,6 @@ def test_powers_of_two_cancel_bit_for_bit(case):
     assert np.abs(np.log2(po2 / np.asarray(exact.lhs))).max() <= 0.5001
 
 
-def test_nearest_power_of_two():
-    values = np.array([1, 1.414, 1.415, 1.999, 3e-30, 0.7071, 0.7072], np.float32)
-    wanted = 2.0 ** np.round(np.log2(values.astype(np.float64)))
-    np.testing.assert_array_equal(smoothing.nearest_power_of_two(values), wanted)
-
-
 @pytest.mark.parametrize(
     ("how", "wanted"),
     [

@@ -116,11 +116,12 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def power(x: jax.Array, p: float) -> jax.Array:
-    """Computes ``x^p`` of numbers that are not negative."""
+    """Computes ``x ** p``, without a power where there is an exact way."""
     if p == 1:
         return x
     if p == 2:
         return x * x
+    # A square root is rounded correctly; a power need not be.
     return jnp.sqrt(x) if p == 0.5 else x ** np.float32(p)
 
 

@@ -66,6 +66,14 @@ def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(scale), power, scale)
 
 
+def nearest_power_of_two(x: jax.Array) -> jax.Array:
+    """The power of two nearest to each positive, normal float32 in the logarithm."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    root = int(np.float32(2.0**0.5).view(np.int32)) & _MANTISSA
+    rounded = (bits + (_MANTISSA - root)) & ~_MANTISSA
+    return lax.bitcast_convert_type(rounded, jnp.float32)
+
+
 def _ceil_to_bfloat16(scale: jax.Array) -> jax.Array:
     """The smallest bfloat16 at or above each positive float32, or the largest one."""
     bits = lax.bitcast_convert_type(scale, jnp.int32)

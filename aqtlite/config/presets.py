@@ -264,6 +264,8 @@ def smoothquant(
         ValueError: if `alpha` is not from 0 to 1, 0 excluded, or `statistic` gathers
             no statistics.
     """
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise TypeError(f"smoothquant: alpha must be a number, got {alpha!r}")
     smoothing = Smoothing(
         lhs_exponent=alpha, rhs_exponent=1 - alpha, lhs_calibration=statistic
     )

@@ -108,3 +108,9 @@ def test_stochastic_rounding_clips_nothing(dtype):
     grid = numerics.Float(exponent_bits=2, mantissa_bits=1, stochastic_rounding=True)
     found = scales(x, dtype, grid)
     assert (found >= scales(x, None, grid) * (1 - 1e-6)).all()
+
+
+def test_nearest_power_of_two():
+    values = np.array([1, 1.414, 1.415, 1.999, 3e-30, 0.7071, 0.7072], np.float32)
+    wanted = 2.0 ** np.round(np.log2(values.astype(np.float64)))
+    np.testing.assert_array_equal(scale_grids.nearest_power_of_two(values), wanted)

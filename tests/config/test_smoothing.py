@@ -88,6 +88,7 @@ def test_describe():
             ValueError,
             "gathers no statistics",
         ),
+        (lambda: config.smoothquant("0.5"), TypeError, "alpha must be a number"),
         (lambda: config.smoothquant(statistic=8), TypeError, "must be a calibration"),
     ],
 )

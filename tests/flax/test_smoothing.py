@@ -144,6 +144,14 @@ def test_absorbing_errors(block, contractions, into, match):
         absorb_smoothing(variables, contractions, into=into)
 
 
+def test_absorbing_without_parameters(block):
+    variables = {"aqt_stats": block[1]["aqt_stats"]}
+    with pytest.raises(
+        ValueError, match=r"parameters of its own in variables\['params"
+    ):
+        absorb_smoothing(variables, ["q"], into="LayerNorm_0")
+
+
 def test_absorbing_twice(absorbed):
     with pytest.raises(ValueError, match="smoothing of 'q' is absorbed already"):
         absorb_smoothing(absorbed, ["q"], into="LayerNorm_0")

@@ -123,13 +123,14 @@ def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:
     """Multiplies the parameters of a module, along their last axes."""
-    params = _at(variables["params"], path)
+    params = _at(variables.get("params", {}), path)
     if not isinstance(params, dict) or any(
         isinstance(x, dict) for x in params.values()
     ):
         raise ValueError(
-            f"into={path!r} is not a module with parameters of its own; name the "
-            "LayerNorm, RMSNorm or Dense before the contractions"
+            f"into={path!r} is not a module with parameters of its own in "
+            "variables['params']; name the LayerNorm, RMSNorm or Dense before the "
+            "contractions"
         )
     if not set(params) - {"bias"}:
         raise ValueError(
