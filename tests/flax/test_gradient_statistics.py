@@ -230,3 +230,31 @@ def test_errors():
     how = calibration.DelayedScaling()
     with pytest.raises(ValueError, match=r"dlhs.lhs.calib_shared_axes is None"):
         config.update(config.fully_quantized(), {"dlhs.lhs.calibration": how})
+
+
+def dense_gradients(variables):
+    model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
+    return jax.grad(lambda v: (model.apply(v, X) ** 2).sum())(variables)
+
+
+def dense_variables():
+    model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
+    return model.init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("factor", [0.125, 3.0])
+def test_a_multiple_of_them_is_refused(factor):
+    """As loss scaling and averaging make one."""
+    variables = dense_variables()
+    statistics = dense_gradients(variables)[OWG]
+    scaled = jax.tree.map(lambda leaf: factor * leaf, statistics)
+    with pytest.raises(ValueError, match="a sum of those of several contractions, or"):
+        dense_gradients({**variables, OWG: scaled})
+    gradients = jax.jit(dense_gradients)({**variables, OWG: scaled})
+    assert np.isnan(gradients["params"]["kernel"]).all()
+
+
+def test_statistics_that_were_cast_are_refused():
+    cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), dense_variables())
+    with pytest.raises(TypeError, match="are bfloat16, but have to be float32"):
+        dense_gradients(cast)

@@ -248,3 +248,19 @@ def test_errors():
         model.apply(variables, X)
     with pytest.raises(ValueError, match="is learned was called outside of a Flax mod"):
         AqtDotGeneral(LSQ4)(X, normal((8, 4)), LAST_BY_FIRST)
+
+
+def test_parameters_that_were_cast():
+    """Their gradients have their dtype."""
+    model = nn.Dense(8, dot_general=AqtDotGeneral(config.lsq(4)))
+    x = normal((4, 16))
+    variables = model.init(jax.random.key(0), x)
+    cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
+    got, wanted = (
+        jax.grad(lambda v: model.apply(v, x).sum())(one) for one in (cast, variables)
+    )
+    for leaf, exact in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
+        assert leaf.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            leaf.astype("float32"), exact, atol=0.1 * jnp.abs(exact).max() + 1e-3
+        )
