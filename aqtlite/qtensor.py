@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import block_shapes, tiles
+from aqtlite import block_shapes
 from aqtlite.numerics import Numerics
 
 
@@ -154,7 +154,7 @@ class QTensor:
         plain = self.in_own_order()
         stored, axes = plain.qvalue, range(plain.ndim)
         if plain.zero_point is not None:
-            zero_point = tiles.repeat(plain.zero_point, stored.shape, axes)
+            zero_point = block_shapes.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point
         grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
@@ -166,7 +166,7 @@ class QTensor:
                 )
         else:
             values = stored.astype(jnp.float32)
-        scale = tiles.repeat(plain.scale, stored.shape, axes)
+        scale = block_shapes.repeat(plain.scale, stored.shape, axes)
         out = (values * scale).astype(self.dtype)
         return (
             out if self.unrounded is None else _straight_through(out, plain.unrounded)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import combination, tiles
+from aqtlite import block_shapes, combination
 from aqtlite.block_shapes import from_the_front
 from aqtlite.qtensor import QTensor, rearrange, rearrange_alike
 from aqtlite.stored_zero import stored_zero
@@ -176,7 +176,7 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
     if padded.zero_point is None:
         stored = jnp.pad(q.qvalue, widths, constant_values=stored_zero(q))
     else:
-        zeros = tiles.repeat(padded.zero_point, padded.shape, range(q.ndim))
+        zeros = block_shapes.repeat(padded.zero_point, padded.shape, range(q.ndim))
         inside = jnp.pad(jnp.ones(q.shape, bool), widths)
         stored = jnp.where(inside, padded.qvalue, zeros.astype(q.qvalue.dtype))
     return dataclasses.replace(padded, qvalue=stored)
