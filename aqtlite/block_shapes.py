@@ -9,6 +9,11 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+from jax import lax
+
+from aqtlite.sharding import explicit_sharding
+
 Shape = tuple[int, ...]
 
 
@@ -164,3 +169,27 @@ def scale_index(entry: Any, size: int, count: int) -> Any:
     if taken.step == 1:
         return blocks
     return slice(blocks.stop - 1, blocks.start - 1 if blocks.start else None, -1)
+
+
+def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.Array:
+    """Repeats the scales of blocks, so that each element along some axes has its own.
+
+    Args:
+        scale: keepdims.
+        shape: of the array that is scaled.
+        axes: along which to repeat.
+    """
+    for axis in axes:
+        count = scale.shape[axis]
+        if count not in (1, shape[axis]):
+            scale = repeat_axis(scale, axis, shape[axis] // count)
+    return scale
+
+
+def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
+    """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    own_axes = [i for i in range(x.ndim + 1) if i != axis + 1]
+    copied = lax.broadcast_in_dim(x, (*before, size, times, *after), own_axes)
+    shape = (*before, size * times, *after)
+    return lax.reshape(copied, shape, out_sharding=explicit_sharding(x))

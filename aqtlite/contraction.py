@@ -16,7 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import costs, estimator, execution, operands, products, statistics, tiles
+from aqtlite import (
+    block_shapes,
+    costs,
+    estimator,
+    execution,
+    operands,
+    products,
+    statistics,
+)
 from aqtlite.dimension_numbers import Axes
 from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
@@ -280,7 +288,7 @@ def _gradient(
         # Those are over the axes that the forward pass contracted.
         other = dataclasses.replace(other, sums=None)
         if how.rhs.reuse == "stored":
-            scale = tiles.repeat(other.scale, other.shape, range(other.ndim))
+            scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
             moved = operation.rhs_scale_to_lhs(scale)
             g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import calibration, config, quantizer, statistics, tiles
+from aqtlite import block_shapes, calibration, config, quantizer, statistics, tiles
 from aqtlite.execution import OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.qtensor import Operand, QTensor
@@ -144,7 +144,7 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
     if q.zero_point is None:
         mask = grid.gradient_mask(scaled)
     else:
-        zero_point = tiles.repeat(q.zero_point, x.shape, range(x.ndim))
+        zero_point = block_shapes.repeat(q.zero_point, x.shape, range(x.ndim))
         mask = grid.gradient_mask_around(scaled, zero_point)
     return _checked(mask, grid, x.shape)
 

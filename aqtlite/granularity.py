@@ -9,7 +9,9 @@ from aqtlite.dimension_numbers import Axes
 
 
 class Layout(NamedTuple):
-    """How the scales of an operand are laid out; axes without a mention have their own.
+    """How the scales of an operand are laid out.
+
+    Along other axes each element has its own scale.
 
     >>> Layout(shared=(0,), cut=((1, 4),)).scale_shape((3, 8, 5))
     (1, 4, 5)

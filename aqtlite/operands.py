@@ -9,13 +9,13 @@ import numpy as np
 from jax import lax
 
 from aqtlite import (
+    block_shapes,
     config,
     granularity,
     noise,
     numerics,
     quantizer,
     statistics,
-    tiles,
 )
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
@@ -136,7 +136,9 @@ def with_sums(q: QTensor, contracting: Axes) -> QTensor:
         return q
     values = q.qvalue.astype(jnp.int32)
     if q.zero_point is not None:
-        values = values - tiles.repeat(q.zero_point, q.qvalue.shape, range(q.ndim))
+        values = values - block_shapes.repeat(
+            q.zero_point, q.qvalue.shape, range(q.ndim)
+        )
     return dataclasses.replace(q, sums=values.sum(contracting, keepdims=True))
 
 

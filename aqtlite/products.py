@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import operands, tiles
+from aqtlite import block_shapes, operands, tiles
 from aqtlite.execution import ContractionExecution, OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.lowering.target import TargetDependent
@@ -197,7 +197,7 @@ def _of_elements(
 ) -> jax.Array:
     """Repeats what blocks along kept axes share."""
     axes = operation.axes(side)
-    return tiles.repeat(x, shape, axes.batch + axes.remaining)
+    return block_shapes.repeat(x, shape, axes.batch + axes.remaining)
 
 
 @dataclasses.dataclass(frozen=True)

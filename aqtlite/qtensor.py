@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import block_shapes, tiles
+from aqtlite import block_shapes
 from aqtlite.numerics import Numerics
 
 
@@ -118,19 +118,13 @@ class QTensor:
     def _transposed(
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":
-        arrays = (self.qvalue, self.scale, self.zero_point, self.unrounded, self.sums)
-        qvalue, scale, zero_point, unrounded, sums = (
-            None if array is None else array.transpose(axes) for array in arrays
-        )
-        return dataclasses.replace(
-            self,
-            qvalue=qvalue,
-            scale=scale,
-            zero_point=zero_point,
-            unrounded=unrounded,
-            sums=sums,
-            order=order,
-        )
+        names = ("qvalue", "scale", "zero_point", "unrounded", "sums")
+        arrays = {name: getattr(self, name) for name in names}
+        moved: dict[str, Any] = {
+            name: None if array is None else array.transpose(axes)
+            for name, array in arrays.items()
+        }
+        return dataclasses.replace(self, order=order, **moved)
 
     def stop_gradient(self) -> "QTensor":
         """Drops `unrounded`: what is left holds no float array, and is a constant."""
@@ -160,7 +154,7 @@ class QTensor:
         plain = self.in_own_order()
         stored, axes = plain.qvalue, range(plain.ndim)
         if plain.zero_point is not None:
-            zero_point = tiles.repeat(plain.zero_point, stored.shape, axes)
+            zero_point = block_shapes.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point
         grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
@@ -172,7 +166,7 @@ class QTensor:
                 )
         else:
             values = stored.astype(jnp.float32)
-        scale = tiles.repeat(plain.scale, stored.shape, axes)
+        scale = block_shapes.repeat(plain.scale, stored.shape, axes)
         out = (values * scale).astype(self.dtype)
         return (
             out if self.unrounded is None else _straight_through(out, plain.unrounded)
@@ -203,7 +197,15 @@ class QTensor:
         return rearrange(q, lambda x: x.reshape(new), lambda x: x.reshape(new_scale))
 
     def transpose(self, *axes: Any) -> "QTensor":
-        """Permutes the axes; reverses them without arguments."""
+        """Permutes the axes.
+
+        Args:
+            *axes: a permutation, as ints or as one sequence. Without one they are
+                reversed.
+
+        Raises:
+            ValueError: if it is not a permutation of the axes.
+        """
         given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
         order = tuple(given) if given else tuple(reversed(range(self.ndim)))
         return rearrange_alike(self, lambda x: x.transpose(order))
@@ -223,7 +225,14 @@ class QTensor:
         return rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> "QTensor":
-        """Removes axes of size 1: those that are named, or all."""
+        """Removes axes of size 1.
+
+        Args:
+            axis: one of them, or several. None: all.
+
+        Raises:
+            ValueError: for an axis that is out of range, or of another size.
+        """
         if axis is None:
             axes = tuple(i for i, size in enumerate(self.shape) if size == 1)
         else:

@@ -26,25 +26,45 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import combination, tiles
+from aqtlite import block_shapes, combination
 from aqtlite.block_shapes import from_the_front
 from aqtlite.qtensor import QTensor, rearrange, rearrange_alike
+from aqtlite.stored_zero import stored_zero
 
 
 def moveaxis(
     q: QTensor, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> QTensor:
-    """Moves axes to other places, as `jnp.moveaxis`."""
+    """Moves axes to other places, as `jnp.moveaxis`.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> moveaxis(q, 0, 1).scale.shape
+    (1, 2)
+
+    Args:
+        q: the array.
+        source: the axes that are moved.
+        destination: where each of them goes.
+
+    Raises:
+        ValueError: for an axis that is out of range or named twice.
+    """
     return rearrange_alike(q, lambda x: jnp.moveaxis(x, source, destination))
 
 
 def expand_dims(q: QTensor, axis: int | Sequence[int]) -> QTensor:
-    """Inserts axes of size 1, as `jnp.expand_dims`."""
+    """Inserts axes of size 1, as `jnp.expand_dims`.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> expand_dims(q, 1).scale.shape
+    (2, 1, 1)
+    """
     return rearrange_alike(q, lambda x: jnp.expand_dims(x, axis))
 
 
@@ -52,6 +72,11 @@ def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
     """Repeats along axes of size 1 and new leading ones, as `jnp.broadcast_to`.
 
     The scales are not repeated.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> broadcast_to(q, (4, 2, 3)).scale.shape
+    (1, 2, 1)
     """
     new_axes = (1,) * (len(shape) - q.ndim)
     return rearrange(
@@ -62,12 +87,23 @@ def broadcast_to(q: QTensor, shape: Sequence[int]) -> QTensor:
 
 
 def flip(q: QTensor, axis: int | Sequence[int] | None = None) -> QTensor:
-    """Reverses axes, as `jnp.flip`."""
+    """Reverses axes, as `jnp.flip`.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> bool((flip(q).dequant() == jnp.flip(q.dequant())).all())
+    True
+    """
     return rearrange_alike(q, lambda x: jnp.flip(x, axis))
 
 
 def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTensor:
     """Takes elements along an axis, as `jnp.take`: rows of an embedding, say.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> take(q, jnp.array([1, 1, 0]), axis=0).scale.shape
+    (3, 1)
 
     Args:
         q: the array.
@@ -109,6 +145,11 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
 
     Along axes of blocks, whole blocks are added.
 
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> pad(q, ((0, 0), (1, 0))).qvalue.tolist()
+    [[0, 127, 127, 127], [0, 127, 127, 127]]
+
     Args:
         q: on a grid that has a zero.
         pad_width: as `jnp.pad` takes it: a number, a pair, or a pair for each axis.
@@ -133,9 +174,9 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         lambda x: jnp.pad(x, scale_widths, constant_values=np.ones((), x.dtype)),
     )
     if padded.zero_point is None:
-        stored = jnp.pad(q.qvalue, widths, constant_values=_stored_zero(q))
+        stored = jnp.pad(q.qvalue, widths, constant_values=stored_zero(q))
     else:
-        zeros = tiles.repeat(padded.zero_point, padded.shape, range(q.ndim))
+        zeros = block_shapes.repeat(padded.zero_point, padded.shape, range(q.ndim))
         inside = jnp.pad(jnp.ones(q.shape, bool), widths)
         stored = jnp.where(inside, padded.qvalue, zeros.astype(q.qvalue.dtype))
     return dataclasses.replace(padded, qvalue=stored)
@@ -148,10 +189,8 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     joined, too. Along one that shares a scale in all operands, these have to be equal:
     others raise, or give NaN scales where values are not known (inside `jax.jit`).
 
-    >>> import aqtlite, jax.numpy as jnp
-    >>> from aqtlite import config, numerics
-    >>> int8 = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
-    >>> q = aqtlite.quantize(jnp.array([[1.0, 2.0], [3.0, 4.0]]), int8, axes=1)
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
     >>> concatenate([q, q[:1]]).scale.shape, concatenate([q, q], axis=1).scale.shape
     ((3, 1), (2, 1))
 
@@ -185,7 +224,21 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
 
 
 def stack(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
-    """Joins along a new axis, as `jnp.stack`; each array keeps its scales."""
+    """Joins along a new axis, as `jnp.stack`; each array keeps its scales.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> stack([q, q]).scale.shape
+    (2, 2, 1)
+
+    Args:
+        arrays: of equal shapes, with scales of equal shapes, on one grid.
+        axis: where the new axis goes.
+
+    Raises:
+        TypeError: for other grids, dtypes or ranks.
+        ValueError: for other shapes, or without arrays.
+    """
     qs = combination.check_alike("stack", arrays)
     for q in qs[1:]:
         if (q.shape, q.scale.shape) != (qs[0].shape, qs[0].scale.shape):
@@ -205,6 +258,11 @@ def dynamic_slice(
     q: QTensor, start_indices: Sequence[Any], slice_sizes: Sequence[int]
 ) -> QTensor:
     """Slices from indices that may be traced, as `jax.lax.dynamic_slice`.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> dynamic_slice(q, (1, 0), (1, 2)).scale.shape
+    (1, 1)
 
     Raises:
         TypeError: for a part of an axis of blocks.
@@ -229,7 +287,22 @@ def dynamic_slice(
 def dynamic_index_in_dim(
     q: QTensor, index: Any, axis: int = 0, keepdims: bool = True
 ) -> QTensor:
-    """Takes one element of an axis, as `jax.lax.dynamic_index_in_dim`."""
+    """Takes one element of an axis, as `jax.lax.dynamic_index_in_dim`.
+
+    >>> from aqtlite import config, quantize
+    >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
+    >>> dynamic_index_in_dim(q, 1).scale.shape
+    (1, 1)
+
+    Args:
+        q: the array.
+        index: an int, which may be traced; one out of range is clamped.
+        axis: the axis.
+        keepdims: keeps it, of size 1.
+
+    Raises:
+        ValueError: for an axis that is out of range.
+    """
     q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size = q.shape[axis]
     index = jnp.asarray(index)
@@ -316,20 +389,3 @@ def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
     for start, size, count in zip(start_indices, q.shape, q.scale.shape, strict=True):
         starts.append(start if count == size else jnp.zeros_like(start))
     return starts
-
-
-def _stored_zero(q: QTensor) -> np.ndarray:
-    """The stored value that stands for zero on a grid without zero points."""
-    grid = q.numerics
-    if grid is None:
-        return np.zeros((), q.qvalue.dtype)
-    with jax.ensure_compile_time_eval():
-        noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None
-        stored = grid.round(jnp.zeros((1,), jnp.float32), noise)
-        has_zero = bool((grid.decode(stored) == 0).all())
-    if not has_zero:
-        raise ValueError(
-            f"pad of a QTensor of shape {q.shape} with zeros, which its grid {grid!r} "
-            "does not have; pad the result of .dequant() instead"
-        )
-    return np.asarray(stored)[0]

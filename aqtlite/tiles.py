@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
+from aqtlite import block_shapes
 from aqtlite.sharding import explicit_sharding, spec_of_axes
 
 
@@ -60,21 +61,6 @@ def merge(x: jax.Array, like: jax.Array) -> jax.Array:
     return lax.reshape(x, like.shape, out_sharding=explicit_sharding(like))
 
 
-def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.Array:
-    """Repeats the scales of blocks, so that each element along some axes has its own.
-
-    Args:
-        scale: keepdims.
-        shape: of the array that is scaled.
-        axes: along which to repeat.
-    """
-    for axis in axes:
-        count = scale.shape[axis]
-        if count not in (1, shape[axis]):
-            scale = _repeat_axis(scale, axis, shape[axis] // count)
-    return scale
-
-
 def counts_of(
     axes: Sequence[tuple[int, int]],
     lhs_scale: Sequence[int] | None,
@@ -120,17 +106,8 @@ def _cut_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
     if size == 1:
         return jnp.expand_dims(x, 0)
     if size < count:
-        x = _repeat_axis(x, axis, count // size)
+        x = block_shapes.repeat_axis(x, axis, count // size)
     return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
-
-
-def _repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
-    """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
-    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    own_axes = [i for i in range(x.ndim + 1) if i != axis + 1]
-    copied = lax.broadcast_in_dim(x, (*before, size, times, *after), own_axes)
-    shape = (*before, size * times, *after)
-    return lax.reshape(copied, shape, out_sharding=explicit_sharding(x))
 
 
 def _split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:

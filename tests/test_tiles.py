@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import tiles
+from aqtlite import block_shapes, tiles
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_split_scale_and_merge(scale_shape, split_shape):
     assert pieces.shape == split_shape
     assert tiles.has_blocks(x.shape, scale_shape) == (pieces.ndim > 2)
     scaled = tiles.merge(pieces * tiles.split_keepdims(scale, x.shape), like=x)
-    repeated = tiles.repeat(scale, x.shape, (0, 1))
+    repeated = block_shapes.repeat(scale, x.shape, (0, 1))
     np.testing.assert_array_equal(scaled, x * repeated)
 
 

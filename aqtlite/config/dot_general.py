@@ -124,13 +124,13 @@ class DotGeneralRaw(representation.CompactRepr):
     dg_in_dtype: np.dtype | None = None
     """The floating dtype into which operands are cast for the contraction. None: stored
     integers are contracted as they are. CPUs contract two operands of integers as such
-    anyway, which gives the sums that floats approach. Anything that names a dtype
-    does."""
+    anyway, which gives the sums that floats approach. Takes anything that
+    names a dtype."""
 
     dg_accumulator_dtype: np.dtype | None = None
     """The dtype of the contraction's result before the scales are applied. None: int32
     for two integer operands, float32 otherwise. Sums that int32 cannot hold are taken
-    in pieces and added in float32. Anything that names a dtype does."""
+    in pieces and added in float32. Takes anything that names a dtype."""
 
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""

@@ -157,7 +157,10 @@ def _dot_of_transposed(lhs, rhs, contracted):
 
 
 def is_transposed_in_blocks(rows: int) -> bool:
-    """Returns True if so many rows are: XLA folds a transposition of one block."""
+    """Returns True if a matrix of so many rows is transposed block by block.
+
+    XLA folds a transposition of one block.
+    """
     return rows > _BLOCK
 
 

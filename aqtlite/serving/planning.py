@@ -50,7 +50,7 @@ class Weight:
 
     @property
     def sources(self) -> tuple[Parameter, ...]:
-        """These, and those that a learned calibration reads."""
+        """The parameters, and those that a learned calibration reads."""
         return self.recorded.sources
 
     @property

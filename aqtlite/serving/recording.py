@@ -82,7 +82,7 @@ class RecordedWeight:
     """The parameters that it is made of, sorted."""
 
     sources: tuple[Parameter, ...]
-    """These, and those of a learned calibration, sorted."""
+    """The parameters, and those that a learned calibration reads, sorted."""
 
     buffers: tuple[Buffer, ...]
     """The variables that its quantization reads beside them, sorted."""

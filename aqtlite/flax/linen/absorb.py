@@ -28,7 +28,7 @@ def absorb_smoothing(
     read the module's output*, which is not checked.
 
     Contractions that read one operand, such as query, key and value, share the scales:
-    the smallest of theirs, which are those of SmoothQuant for their weights together.
+    the smallest of theirs, as SmoothQuant gives for the concatenated weights.
     Absorb before `convert`, which folds the scales into the frozen weights.
 
     Args:
@@ -43,6 +43,7 @@ def absorb_smoothing(
         are from now on.
 
     Raises:
+        TypeError: if `contractions` is not a list of paths, or empty.
         ValueError: if there is no such smoothing or module, if shapes do not fit, or
             if frozen weights would have to change.
 
