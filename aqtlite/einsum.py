@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import opt_einsum
 
 from aqtlite import config, dot_general, output
+from aqtlite.dimension_numbers import Axes, DimensionNumbers
 from aqtlite.qtensor import QTensor
 from aqtlite.sharding import before_transposition
+from aqtlite.statistics import States
 
 
 def einsum(
@@ -20,6 +22,7 @@ def einsum(
     key: jax.Array | None = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
+    states: States | None = None,
 ) -> jax.Array | QTensor:
     """Evaluates a two-operand einsum with a quantized contraction.
 
@@ -35,6 +38,9 @@ def einsum(
         preferred_element_type: the dtype of the output.
         out_sharding: of the output, a `NamedSharding` or a `PartitionSpec`, as in
             `jnp.einsum`.
+        states: for calibrations that gather statistics or are learned, as
+            `aqtlite.einsum_states` makes them; they are those of the operands of the
+            contraction, and of the result of the equation.
 
     Returns:
         What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype; a `QTensor` where
@@ -57,8 +63,11 @@ def einsum(
         key=key,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
+        states=states,
     )
-    return out if cfg is None else output.quantize(out, cfg.out)
+    if cfg is None:
+        return out
+    return output.quantize(out, cfg.out, () if states is None else States(*states).out)
 
 
 def contract(
@@ -74,6 +83,21 @@ def contract(
 
     `dot` is called once, with `lhs` first. `kwargs` go to it.
     """
+    lhs, rhs, dimension_numbers, order = as_dot_general(eqn, lhs, rhs)
+    if out_sharding is not None:
+        kwargs["out_sharding"] = before_transposition(out_sharding, order)
+    return dot(lhs, rhs, dimension_numbers, **kwargs).transpose(order)
+
+
+def as_dot_general(
+    eqn: str, lhs: Any, rhs: Any
+) -> tuple[Any, Any, DimensionNumbers, tuple[int, ...]]:
+    """The contraction that an einsum makes.
+
+    Returns:
+        Its operands, which are those of the equation, less axes that are no part of a
+        contraction; its dimension numbers; and how its result is transposed.
+    """
     lhs, rhs = (x if isinstance(x, QTensor) else jnp.asarray(x) for x in (lhs, rhs))
     lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
     lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
@@ -83,20 +107,15 @@ def contract(
     shared = [name for name in lhs_names if name in rhs_names]
     batch = [name for name in shared if name in out_names]
     contracting = [name for name in shared if name not in out_names]
-    dimension_numbers = tuple(
-        (
-            tuple(lhs_names.index(name) for name in group),
-            tuple(rhs_names.index(name) for name in group),
-        )
-        for group in (contracting, batch)
+    dimension_numbers = (
+        _axes(contracting, lhs_names, rhs_names),
+        _axes(batch, lhs_names, rhs_names),
     )
     names = batch + [
         name for name in lhs_names + rhs_names if name not in batch + contracting
     ]
     order = tuple(names.index(name) for name in out_names)
-    if out_sharding is not None:
-        kwargs["out_sharding"] = before_transposition(out_sharding, order)
-    return dot(lhs, rhs, dimension_numbers, **kwargs).transpose(order)
+    return lhs, rhs, dimension_numbers, order
 
 
 def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
@@ -135,6 +154,10 @@ def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
     if len(set(out_names)) != len(out_names):
         raise ValueError(f"einsum equation {eqn!r} names an output axis twice")
     return lhs_names, rhs_names, out_names
+
+
+def _axes(names: list[str], lhs_names: str, rhs_names: str) -> tuple[Axes, Axes]:
+    return tuple(map(lhs_names.index, names)), tuple(map(rhs_names.index, names))
 
 
 def _drop_singletons(x, names, other, other_names):
