@@ -31,6 +31,7 @@ FROZEN = Frozen(
     qvalue="aqt/w/rhs/qvalue",
     scale="aqt/w/rhs/scale",
     zero_point=None,
+    sums=None,
     dtype=FLOAT32,
     order=(1, 0),
     numerics=TERNARY,
