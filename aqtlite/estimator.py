@@ -42,9 +42,7 @@ class Estimator:
         """
         mask, parameters = self.mask, None
         if self.learned is not None:
-            x, q = self.learned.x, self.learned.q
-            mask = _mask(self.tensor, x, q, self.learned)
-            parameters = self.learned.gradient(self.tensor, gradient)
+            mask, parameters = self.learned.gradients(self.tensor, gradient)
         if mask is not None:
             gradient = jnp.where(mask, gradient, 0)
         return gradient, parameters
@@ -65,7 +63,9 @@ def estimator(
         return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
     if q is not None and statistics.is_learned(one.tensor):
         return Estimator(one.tensor, None, Learned(state, x, q))
-    return Estimator(one.tensor, _mask(one.tensor, x, q, None), None)
+    if q is None or isinstance(x, QTensor):
+        return Estimator(one.tensor, None, None)
+    return Estimator(one.tensor, gradient_mask(x, q), None)
 
 
 @jax.tree_util.register_dataclass
@@ -77,8 +77,32 @@ class Learned:
     x: Any
     q: QTensor
 
-    @property
-    def values(self) -> calibration.Quantized:
+    def gradients(
+        self, tensor: config.Tensor, gradient: jax.Array
+    ) -> tuple[jax.Array | None, calibration.Parameters]:
+        """The elements at which the gradient passes, and that of the parameters.
+
+        Args:
+            tensor: the config of the operand.
+            gradient: of the rounded operand.
+
+        Returns:
+            A mask, None for all; and arrays like the parameters.
+
+        Raises:
+            TypeError: if a class of a user's own gives anything but a mask.
+            ValueError: if it gives other arrays than the parameters'.
+        """
+        values, of = self._values(), tensor.calibration
+        mask = of.gradient_mask(self.parameters, values, tensor.grid)
+        mask = _checked(mask, of, values.x.shape)
+        if mask is None:
+            mask = gradient_mask(self.x, self.q)
+        else:
+            mask = tiles.merge(mask, like=self.x)
+        return mask, self._of_parameters(tensor, values, gradient)
+
+    def _values(self) -> calibration.Quantized:
         """The operand before and after quantization, its blocks laid apart."""
         unit = 1.0 if self.q.numerics is None else self.q.numerics.unit
         wide = dataclasses.replace(self.q, dtype=np.dtype("float32"))
@@ -95,15 +119,9 @@ class Learned:
     def _in_blocks(self, x: jax.Array) -> jax.Array:
         return tiles.split(exact.float32(x), self.q.scale.shape)
 
-    def gradient(
-        self, tensor: config.Tensor, gradient: jax.Array
+    def _of_parameters(
+        self, tensor: config.Tensor, values: calibration.Quantized, gradient: jax.Array
     ) -> calibration.Parameters:
-        """The gradient of the parameters, given that of the rounded operand.
-
-        Raises:
-            ValueError: if a class of a user's own gives other arrays.
-        """
-        values = self.values
         axes = tuple(i for i, size in enumerate(values.scale.shape) if size == 1)
         found = tensor.calibration.parameters_gradient(
             self.parameters, values, self._in_blocks(gradient), axes, tensor.grid
@@ -147,21 +165,6 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
         zero_point = block_shapes.repeat(q.zero_point, x.shape, range(x.ndim))
         mask = grid.gradient_mask_around(scaled, zero_point)
     return _checked(mask, grid, x.shape)
-
-
-def _mask(
-    tensor: config.Tensor, x: Operand, q: QTensor | None, learned: Learned | None
-) -> jax.Array | None:
-    """The elements at which the gradient passes; None for all."""
-    if q is None or isinstance(x, QTensor):
-        return None
-    if learned is not None:
-        of, values = tensor.calibration, learned.values
-        mask = of.gradient_mask(learned.parameters, values, tensor.grid)
-        mask = _checked(mask, of, values.x.shape)
-        if mask is not None:
-            return tiles.merge(mask, like=x)
-    return gradient_mask(x, q)
 
 
 def _checked(mask: Any, source: Any, shape: tuple[int, ...]) -> jax.Array | None:

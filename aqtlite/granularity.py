@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aqtlite import config
+import jax
+
+from aqtlite import config, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.dimension_numbers import Axes
 
@@ -30,8 +32,20 @@ class Layout(NamedTuple):
             sizes[axis] = count
         return tuple(sizes)
 
-    def shared_in_blocks(self) -> Axes:
-        """The axes to share a scale once each axis that is cut is split in two."""
+    def in_blocks(self, x: jax.Array) -> tuple[jax.Array, Axes]:
+        """Splits each axis that is cut in two, the number of blocks and their size.
+
+        Args:
+            x: the operand.
+
+        Returns:
+            The operand, and its axes that share a scale then.
+        """
+        if not self.cut:
+            return x, self.shared
+        return tiles.split(x, self.scale_shape(x.shape)), self._shared_in_blocks()
+
+    def _shared_in_blocks(self) -> Axes:
         cut = {axis for axis, _ in self.cut}
 
         def after(axis: int) -> int:
@@ -46,7 +60,7 @@ def layout(
     shape: Sequence[int],
     contracting: Axes,
     path: str,
-    tiles: int | None = None,
+    local_tiles: int | None = None,
 ) -> Layout:
     """The layout of the scales of an operand.
 
@@ -55,15 +69,15 @@ def layout(
         shape: of the operand.
         contracting: its contracting axes.
         path: where the config stands, for error messages.
-        tiles: into how many the first contracting axis is cut, None for
+        local_tiles: into how many the first contracting axis is cut, None for
             ``tensor.blocks``.
 
     Raises:
         ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
             names one twice, or if blocks do not divide an axis.
     """
-    if tiles is not None:
-        return _tiles(shape, contracting, tiles, path)
+    if local_tiles is not None:
+        return _tiles(shape, contracting, local_tiles, path)
     if tensor.blocks is not None:
         return _blocks(tensor.blocks, shape, contracting, path)
     return Layout(shared_axes(tensor, shape, contracting, path))

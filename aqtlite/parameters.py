@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, granularity, tiles
+from aqtlite import config, granularity
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
@@ -28,10 +28,7 @@ def init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
         raise TypeError(_no_values(tensor, path, x, path))
     fixed = exact.float32(jax.lax.stop_gradient(jnp.asarray(x)))
     layout = granularity.layout(tensor, x.shape, axes, path)
-    shared = layout.shared
-    if layout.cut:
-        fixed = tiles.split(fixed, layout.scale_shape(x.shape))
-        shared = layout.shared_in_blocks()
+    fixed, shared = layout.in_blocks(fixed)
     parameters = tensor.calibration.init_parameters(fixed, shared, tensor.grid)
     if not isinstance(parameters, dict) or not all(
         getattr(one, "dtype", None) == jnp.float32 for one in parameters.values()

@@ -150,18 +150,22 @@ def calibrate(
             granularity of `tensor_config`.
     """
     layout = granularity.layout(tensor_config, x.shape, contracting, path, local_tiles)
-    grid, shared, scale_shape = tensor_config.grid, layout.shared, None
-    if layout.cut:
-        scale_shape = layout.scale_shape(x.shape)
-        x, shared = tiles.split(x, scale_shape), layout.shared_in_blocks()
-    found = tensor_config.calibration.range(exact.float32(x), shared, grid, state)
-    _check_range(found, tensor_config, x.shape, shared, path)
-    scale, zero_point = calibration.scale_and_zero_point(
-        found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
-    )
+    grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
+    found = tensor_config.calibration.range(exact.float32(blocks), shared, grid, state)
+    _check_range(found, tensor_config, blocks.shape, shared, path)
+    try:
+        scale, zero_point = calibration.scale_and_zero_point(
+            found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{path}.numerics and {path}.calibration={tensor_config.calibration!r}, "
+            f"for an operand of shape {x.shape}: {error}"
+        ) from error
     calibrated = Calibrated(found.high, scale, zero_point, found.low)
-    if scale_shape is None:
+    if not layout.cut:
         return calibrated
+    scale_shape = layout.scale_shape(x.shape)
     return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
 
 
@@ -267,16 +271,6 @@ def _check_range(
         raise TypeError(
             f"{path}.calibration: {name}.range must return a calibration.Range, got "
             f"{found!r}"
-        )
-    grid = tensor_config.grid
-    if (grid.zero_point_range is None) != (found.low is None):
-        has, lacks = "a zero point", "no smallest value"
-        if found.low is not None:
-            has, lacks = "no zero point", "a smallest value"
-        raise ValueError(
-            f"{path}.numerics={grid!r} has {has}, but its calibration, "
-            f"{tensor_config.calibration!r}, gives {lacks}, for an operand of shape "
-            f"{tuple(shape)}; choose {path}.numerics and {path}.calibration that fit"
         )
     wanted = dn.shared_shape(shape, shared)
     _check_array(found.high, where, wanted, np.dtype("float32"))

@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Sequence
 
 from benchmarks.harness import allocator, suite
+from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness.options import Options
 
 
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(suite.WORKLOADS)}",
     )
     result.add_argument(
-        "--repeats", type=_positive, help="rounds of a comparison, at most"
+        "--repeats", type=arguments_lib.positive, help="rounds of a comparison, at most"
     )
     result.add_argument(
         "--seconds",
@@ -48,13 +49,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--json", metavar="FILE", type=pathlib.Path)
     result.add_argument("--plot", metavar="FILE.png", type=pathlib.Path)
     return result
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -46,11 +46,9 @@ class AbsMean(base.Calibration):
                 "the digits of the mean; towards the maximum, use AbsMax"
             )
         object.__setattr__(self, "p", p)
-        if self.clipping_scale is not None:
-            scale = number.checked_positive(
-                self.clipping_scale, "AbsMean.clipping_scale"
-            )
-            object.__setattr__(self, "clipping_scale", scale)
+        where = "AbsMean.clipping_scale"
+        scale = number.checked_positive_or_none(self.clipping_scale, where)
+        object.__setattr__(self, "clipping_scale", scale)
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         mean = power_mean.power_mean_of_nonzero(x, axes, self.p)

@@ -43,9 +43,9 @@ class LSQ(base.Calibration):
     """The factor of the gradient. None: ``1 / sqrt(n * Q_P)``."""
 
     def __post_init__(self) -> None:
-        if self.gradient_scale is not None:
-            scale = number.checked_positive(self.gradient_scale, "LSQ.gradient_scale")
-            object.__setattr__(self, "gradient_scale", scale)
+        where = "LSQ.gradient_scale"
+        scale = number.checked_positive_or_none(self.gradient_scale, where)
+        object.__setattr__(self, "gradient_scale", scale)
 
     @property
     def is_learned(self) -> bool:

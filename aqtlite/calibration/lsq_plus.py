@@ -50,11 +50,9 @@ class LSQPlus(base.Calibration):
     """The factor of both gradients. None: ``1 / sqrt(N * (p - n))`` for N elements."""
 
     def __post_init__(self) -> None:
-        if self.gradient_scale is not None:
-            scale = number.checked_positive(
-                self.gradient_scale, "LSQPlus.gradient_scale"
-            )
-            object.__setattr__(self, "gradient_scale", scale)
+        where = "LSQPlus.gradient_scale"
+        scale = number.checked_positive_or_none(self.gradient_scale, where)
+        object.__setattr__(self, "gradient_scale", scale)
 
     @property
     def is_learned(self) -> bool:

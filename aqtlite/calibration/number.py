@@ -35,3 +35,13 @@ def checked_positive(value: object, where: str) -> float:
             f"float32, got {value}"
         )
     return number
+
+
+def checked_positive_or_none(value: object, where: str) -> float | None:
+    """None, or a number as `checked_positive` takes it.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if the number is not positive, finite and normal in float32.
+    """
+    return None if value is None else checked_positive(value, where)

@@ -116,9 +116,10 @@ class OverBatches(base.Calibration, abc.ABC):
             batches: how many there were, this one included.
         """
 
-    @abc.abstractmethod
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
-        """One end of the range, from what was kept."""
+        """One end of the range, from what was kept: that, by default."""
+        del batches
+        return kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,8 +133,7 @@ class MaxOverBatches(OverBatches):
     def _accumulated(
         self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
     ) -> jax.Array:
-        wider = jnp.minimum if name == "low" else jnp.maximum
-        return jnp.where(batches == 1, value, wider(before, value))
+        return jnp.where(batches == 1, value, _wider(name, before, value))
 
     def _merged(
         self,
@@ -143,12 +143,12 @@ class MaxOverBatches(OverBatches):
     ) -> jax.Array:
         first = jnp.where(batches[0] == 0, kept[1], kept[0])
         other = jnp.where(batches[1] == 0, kept[0], kept[1])
-        wider = jnp.minimum if name == "low" else jnp.maximum
-        return wider(first, other)
+        return _wider(name, first, other)
 
-    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
-        del batches
-        return kept
+
+def _wider(name: str, first: jax.Array, other: jax.Array) -> jax.Array:
+    """The end of the wider of two ranges."""
+    return jnp.minimum(first, other) if name == "low" else jnp.maximum(first, other)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

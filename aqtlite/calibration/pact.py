@@ -41,9 +41,8 @@ class PACT(base.Calibration):
     the weights, and 1 if all are zeros. The paper starts at 10."""
 
     def __post_init__(self) -> None:
-        if self.initial is not None:
-            initial = number.checked_positive(self.initial, "PACT.initial")
-            object.__setattr__(self, "initial", initial)
+        initial = number.checked_positive_or_none(self.initial, "PACT.initial")
+        object.__setattr__(self, "initial", initial)
 
     @property
     def is_learned(self) -> bool:

@@ -61,7 +61,3 @@ class Periodic(over_batches.OverBatches):
     ) -> jax.Array:
         del name, before, batches
         return value
-
-    def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
-        del batches
-        return kept

@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Sequence
 
 from aqtlite.demo import corpus as corpus_lib
+from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness import tables
 from benchmarks.quality import (
     presets,
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--seeds",
         nargs="+",
-        type=_natural,
+        type=arguments_lib.natural,
         metavar="N",
         default=[0, 1, 2],
         help="each is trained with every preset before the next (default: 0 1 2)",
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("steps", "batch", "layers", "width"):
         result.add_argument(
             f"--{name}",
-            type=_positive,
+            type=arguments_lib.positive,
             metavar="N",
             help=f"(default: {getattr(defaults, name)})",
         )
@@ -79,20 +80,6 @@ def parser() -> argparse.ArgumentParser:
         help="write the table between the markers of a page such as docs/quality.md",
     )
     return result
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

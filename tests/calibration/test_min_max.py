@@ -47,5 +47,5 @@ def test_one_sided_values_use_the_whole_grid():
 
 def test_refuses_a_symmetric_grid():
     cfg = tensor(8, calibration=MinMax())
-    with pytest.raises(ValueError, match="no zero point, but its calibration.*gives a"):
+    with pytest.raises(ValueError, match="no zero point, but its calibration gives a"):
         aqtlite.quantize(jnp.ones(3), cfg, 0)

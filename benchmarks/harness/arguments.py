@@ -1,0 +1,20 @@
+"""Types of command-line arguments."""
+
+import argparse
+
+
+def natural(text: str) -> int:
+    """An int from 0 on."""
+    return _at_least(0, text)
+
+
+def positive(text: str) -> int:
+    """An int from 1 on."""
+    return _at_least(1, text)
+
+
+def _at_least(smallest: int, text: str) -> int:
+    value = int(text)
+    if value < smallest:
+        raise argparse.ArgumentTypeError(f"must be at least {smallest}, got {value}")
+    return value
