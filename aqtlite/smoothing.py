@@ -16,6 +16,7 @@ The state of a smoothing with statistics is a dictionary: the number of `batches
 place `absorbed`, if what comes before the contraction multiplies lhs by it already.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -106,13 +107,7 @@ def factors(
         of_lhs = _ready(cfg, state, lhs.shape, dims)
     else:
         _check_floats(lhs, rhs)
-        of_lhs = _lhs_factor(
-            cfg,
-            _magnitudes(cfg, "lhs", lhs, dims, ()),
-            _magnitudes(cfg, "rhs", rhs, dims, ()),
-            dims,
-            lhs.ndim,
-        )
+        of_lhs = _lhs_factor(cfg, lhs, rhs, dims, {})
         # What is not finite stands in the operands themselves.
         of_lhs = jnp.where(jnp.isfinite(of_lhs), of_lhs, jnp.float32(1))
     of_lhs = jax.lax.stop_gradient(of_lhs)
@@ -169,13 +164,7 @@ def update_state(
         if how.has_state:
             fixed = exact.float32(jax.lax.stop_gradient(x))
             after[side] = how.update(state[side], fixed, axes, _GRID)
-    of_lhs = _lhs_factor(
-        cfg,
-        _magnitudes(cfg, "lhs", lhs, dims, after.get("lhs", ())),
-        _magnitudes(cfg, "rhs", rhs, dims, after.get("rhs", ())),
-        dims,
-        lhs.ndim,
-    )
+    of_lhs = _lhs_factor(cfg, lhs, rhs, dims, after)
     _check_shape(of_lhs.shape, state["lhs_factor"].shape)
     return {**after, "lhs_factor": of_lhs}
 
@@ -216,15 +205,25 @@ def _magnitudes(
 
 def _lhs_factor(
     cfg: config.Smoothing,
-    lhs: jax.Array | None,
-    rhs: jax.Array | None,
+    lhs: Any,
+    rhs: Any,
     dims: dn.DimensionNumbers,
-    lhs_ndim: int,
+    states: Mapping[str, Any],
 ) -> jax.Array:
-    """Computes ``1 / s`` as keepdims of lhs; NaN where a magnitude is not finite."""
-    if rhs is not None:
-        rhs = dn.rhs_scale_to_lhs(rhs, dims, lhs_ndim)
-    present = [m for m in (lhs, rhs) if m is not None]
+    """Computes ``1 / s`` as keepdims of lhs; NaN where a magnitude is not finite.
+
+    Args:
+        cfg: the smoothing.
+        lhs: floating.
+        rhs: floating.
+        dims: canonical dimension numbers.
+        states: what the calibration of a side keeps, by side, if it does.
+    """
+    of_lhs = _magnitudes(cfg, "lhs", lhs, dims, states.get("lhs", ()))
+    of_rhs = _magnitudes(cfg, "rhs", rhs, dims, states.get("rhs", ()))
+    if of_rhs is not None:
+        of_rhs = dn.rhs_scale_to_lhs(of_rhs, dims, lhs.ndim)
+    present = [m for m in (of_lhs, of_rhs) if m is not None]
     tiny = jnp.finfo(jnp.float32).tiny
     has_values = jnp.bool_(True)
     is_finite = jnp.bool_(True)
@@ -235,7 +234,7 @@ def _lhs_factor(
         jnp.float32(1)
         if one is None
         else power_mean.power(jnp.where(has_values, one, jnp.float32(1)), exponent)
-        for one, exponent in ((rhs, cfg.rhs_exponent), (lhs, cfg.lhs_exponent))
+        for one, exponent in ((of_rhs, cfg.rhs_exponent), (of_lhs, cfg.lhs_exponent))
     )
     factor = jnp.clip(up / down, 1 / _LARGEST, _LARGEST)
     if cfg.po2_scale:

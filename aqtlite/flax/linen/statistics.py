@@ -5,6 +5,7 @@ einsum's equation: two contractions of a module do not share states unawares.
 """
 
 import dataclasses
+import functools
 import string
 import weakref
 from collections.abc import Mapping
@@ -62,7 +63,6 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
 
     Args:
         call: the contraction.
-        operands: its operands, or the frozen weights in their place.
         scope: of the calling module.
 
     Raises:
@@ -93,6 +93,13 @@ def read(call: Contraction, entry: Entry | None) -> States:
         return States()
     found: dict[str, Any] = {}
     scope = entry.scope
+
+    @functools.cache
+    def fresh() -> States:
+        return statistics.init_states(
+            call.cfg, call.lhs, call.rhs, call.dimension_numbers
+        )
+
     for collection, sides in _collections(call.cfg).items():
         name = entry.name_in(collection)
         if not scope.has_variable(collection, name):
@@ -100,18 +107,12 @@ def read(call: Contraction, entry: Entry | None) -> States:
                 if collection == OF_GRADIENTS and not _is_initializing(scope):
                     continue  # They are needed for gradients alone.
                 raise ValueError(_missing(collection, name, scope))
-            fresh = statistics.init_states(
-                call.cfg, call.lhs, call.rhs, call.dimension_numbers
-            )
-            _put(scope, collection, name, fresh, sides)
+            _put(scope, collection, name, fresh(), sides)
         value = scope.get_variable(collection, name)
         value = nn.meta.unbox(flax_core.unfreeze(value))
         if set(sides) - set(value) and scope.is_mutable_collection(collection):
             # What was gathered with another config is completed.
-            fresh = statistics.init_states(
-                call.cfg, call.lhs, call.rhs, call.dimension_numbers
-            )
-            value = {**{side: getattr(fresh, side) for side in sides}, **value}
+            value = {**{side: getattr(fresh(), side) for side in sides}, **value}
         found.update({side: value[side] for side in sides if side in value})
     return States(**found)
 
