@@ -83,6 +83,17 @@ class Operation(abc.ABC):
       contracts the ragged rows, and its result has a group axis.
     """
 
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """A Python identifier of its kind and axes, the same for all sizes."""
+
+    @abc.abstractmethod
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The shape of the result."""
+
     @abc.abstractmethod
     def axes(self, side: Side) -> OperandAxes:
         """The axes of an operand."""
