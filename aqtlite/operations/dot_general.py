@@ -44,7 +44,7 @@ class DotGeneral(Operation):
     def of(cls, dimension_numbers: Any, lhs_shape: Any, rhs_shape: Any) -> "DotGeneral":
         """The contraction of operands of these shapes.
 
-        >>> DotGeneral.of((([-1], [0]), ([], [])), (2, 3), (3, 4)).name
+        >>> DotGeneral.of((([1], [0]), ([], [])), (2, 3), (3, 4)).name
         'dot_general_ab_bc'
 
         Args:
