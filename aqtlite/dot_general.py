@@ -129,13 +129,13 @@ def _dot_general(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    _check_precision(precision)
-    lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    check_precision(precision)
+    lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
+    rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
     if preferred_element_type is None:
         preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-    given = _check_states(states)
+    given = check_states(states)
     lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
     inner = given._replace(smoothing=(), out=())
     lhs, rhs = (
@@ -161,7 +161,8 @@ def _dot_general(
     return output.quantize(out, cfg.out, given.out)
 
 
-def _check_states(states: Any) -> States:
+def check_states(states: Any) -> States:
+    """Returns the states of a call; raises TypeError if they are none."""
     if states is None:
         return States()
     is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
@@ -191,7 +192,8 @@ def _as_stored(lhs, rhs, dims):
     return lhs, rhs, stored_dims
 
 
-def _check_precision(precision: Any) -> None:
+def check_precision(precision: Any) -> None:
+    """Raises ValueError if more than the default precision is asked for."""
     wanted = precision if isinstance(precision, tuple | list) else (precision,)
     for one in wanted:
         if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
@@ -203,7 +205,8 @@ def _check_precision(precision: Any) -> None:
             )
 
 
-def _check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
+def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
+    """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
     if isinstance(x, QTensor):
         _check_qtensor(x, tensor, path)
         return x
