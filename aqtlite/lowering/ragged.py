@@ -47,9 +47,7 @@ def integer_dot(
     return digits.combine(digits.combine(sums, 1), 0)
 
 
-def _magnitudes(
-    lhs: jax.Array, rhs: jax.Array, largest: Magnitudes
-) -> tuple[int, int]:
+def _magnitudes(lhs: jax.Array, rhs: jax.Array, largest: Magnitudes) -> tuple[int, int]:
     """The largest magnitudes of integers, where unknown those of their dtypes."""
     lhs_largest, rhs_largest = (
         int(jnp.iinfo(x.dtype).max) if one is None else one

@@ -4,4 +4,12 @@ from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Sid
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.operations.ragged_dot import RaggedDot
 
-__all__ = ["SIDES", "DotGeneral", "DotInput", "OperandAxes", "Operation", "RaggedDot", "Side"]
+__all__ = [
+    "SIDES",
+    "DotGeneral",
+    "DotInput",
+    "OperandAxes",
+    "Operation",
+    "RaggedDot",
+    "Side",
+]

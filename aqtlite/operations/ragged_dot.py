@@ -112,9 +112,7 @@ class RaggedDot(Operation):
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
-        dot = functools.partial(
-            ragged.integer_dot, largest=(lhs.largest, rhs.largest)
-        )
+        dot = functools.partial(ragged.integer_dot, largest=(lhs.largest, rhs.largest))
         return self._of_tiles(dot, lhs, rhs)
 
     def integer_dot_in_float(
