@@ -1,11 +1,11 @@
 """Algebra of axes for ragged contractions.
 
-Rows ``m`` lie in groups ``g``, one group after the other, and each group has a matrix of
-its own. Three arrays belong together: x of axes ``mk``, w of ``gkn`` and y of ``mn``. Each
-is, or is the gradient of, a contraction of the other two, which is written as in an
-einsum: ``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` is ``mk,gkn->mn``, and the sum over the
-rows of each group that is the gradient of w is ``mn,mk->gkn``. Behind its first axis, w
-may have the others in either order.
+Rows ``m`` lie in groups ``g``, one group after the other, and each group has a matrix
+of its own. Three arrays belong together: x of axes ``mk``, w of ``gkn`` and y of
+``mn``. Each is, or is the gradient of, a contraction of the other two, which is written
+as in an einsum: ``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` is ``mk,gkn->mn``, and the
+gradient of w, a sum over the rows of each group, is ``mn,mk->gkn``. Behind its first
+axis, w may have the others in either order.
 """
 
 from typing import NamedTuple
@@ -70,8 +70,8 @@ def laid_out(
 ) -> jax.Array:
     """Lays something keepdims that belongs to an operand out for another array.
 
-    What a group has one of, its rows have by a gather; those behind all groups have that
-    of the last one.
+    What a group has one of, its rows have by a gather; those behind all groups have
+    that of the last one.
 
     Args:
         x: of size 1 along the axes that `wanted` lacks.

@@ -28,13 +28,14 @@ RaggedDot = Callable[..., Any]
 def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
     """Compiles a config into a function with the signature of `lax.ragged_dot`.
 
-    ``y[m,n] = sum_k x[m,k] w[group(m),k,n]``, for a mixture of experts: the rows, sorted
-    by expert, are contracted with the matrix of theirs. By default a row of x has a
-    scale, and in w each column of each expert has one.
+    ``y[m,n] = sum_k x[m,k] w[group(m),k,n]``, for a mixture of experts: rows, sorted by
+    expert, are contracted with the matrix of theirs. By default a row of x has a scale,
+    and so has each column of each expert in w.
 
-    In the gradient of w, which sums over the rows of each expert, the gradient of the
-    output has a scale for each column, found over all rows: rows of other experts, which
-    the next batch may route elsewhere, have gradients of about the same size.
+    The gradient of w sums over the rows of each expert. There the gradient of the
+    output has a scale for each column, found over the rows of all experts. One for each
+    expert and column would be a maximum by segments; the gradients of rows do not grow
+    with the number of rows that an expert has, so that it would gain little.
 
     The function is hashable, and the same object for equal configs.
 
@@ -44,8 +45,9 @@ def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
             calls `lax.ragged_dot`.
 
     Returns:
-        ``ragged_dot(lhs, rhs, group_sizes, precision=None, preferred_element_type=None,
-        group_offset=None, out_sharding=None, *, key=None, states=None)``.
+        ``ragged_dot(lhs, rhs, group_sizes, precision=None,
+        preferred_element_type=None, group_offset=None, out_sharding=None, *,
+        key=None, states=None)``.
 
         - `lhs`, `rhs`: of shapes ``(m, k)`` and ``(g, k, n)``, otherwise as those of
           `make_dot_general`'s function.

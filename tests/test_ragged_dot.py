@@ -107,9 +107,11 @@ def test_a_nan_poisons_its_group_alone():
 )
 def test_other_configs(cfg):
     dot = aqtlite.make_ragged_dot(cfg)
-    got = program(dot)(X, W, SIZES, COTANGENT)
-    for one, wanted in zip(got, program(lax.ragged_dot)(X, W, SIZES, COTANGENT)):
-        assert rms_error(one, wanted) < 0.02
+    args = X, W, SIZES, COTANGENT
+    for got, wanted in zip(
+        program(dot)(*args), program(lax.ragged_dot)(*args), strict=True
+    ):
+        assert rms_error(got, wanted) < 0.02
 
 
 def test_transformations():

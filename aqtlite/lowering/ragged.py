@@ -42,7 +42,9 @@ def integer_dot(
         exact sums of pieces, or of digits, that int32 does hold, added there.
     """
     bounds = _magnitudes(lhs, rhs, largest)
-    left, right = (_int8_stack(x, one) for x, one in zip((lhs, rhs), bounds))
+    left, right = (
+        _int8_stack(x, one) for x, one in zip((lhs, rhs), bounds, strict=True)
+    )
     sums = _sums_of_stacks(left, right, sizes, axes, bounds)
     return digits.combine(digits.combine(sums, 1), 0)
 

@@ -1,8 +1,8 @@
 """The sums of products of ragged contractions, in the form each platform runs fast.
 
-XLA:CPU makes of a `lax.ragged_dot` one contraction over groups and channels of x, masked
-once for each group: as many times the work as there are groups. Here blocks of rows of
-one group are contracted, in a loop whose length depends on the sizes of the groups.
+XLA:CPU makes of a `lax.ragged_dot` one contraction over groups and channels of x, which
+is masked once for each group: as many times the work as there are groups. Here blocks
+of rows of one group are contracted, in a loop as long as the sizes of groups ask for.
 """
 
 import dataclasses

@@ -16,9 +16,10 @@ from aqtlite.statistics import States
 class AqtRaggedDot(Injected):
     """A quantized `ragged_dot` for Flax modules: mixture-of-experts layers.
 
-    Call it in place of `jax.lax.ragged_dot`, inside a module. What holds for
-    `AqtDotGeneral`, whose fields it has, holds here: `convert` freezes the weights of the
-    experts, and statistics and learned parameters are in the module that makes the call.
+    Call it in place of `jax.lax.ragged_dot`, inside a module. It has the fields of
+    `AqtDotGeneral`, and what holds there holds here: `convert` freezes the weights of
+    the experts; statistics and learned parameters are kept by the module that makes the
+    call, and two calls in one module need a `name` each for them.
 
     >>> import jax.numpy as jnp
     >>> ragged_dot = AqtRaggedDot(config.fully_quantized())
