@@ -133,8 +133,7 @@ def _dot_general(
     lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    out_dtype = check_out_dtype(preferred_element_type, lhs, rhs)
     given = check_states(states)
     lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
     inner = given._replace(smoothing=(), out=())
@@ -144,12 +143,6 @@ def _dot_general(
     )
     if isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         lhs, rhs, dims = _as_stored(lhs, rhs, dims)
-    out_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
-    if not jnp.issubdtype(out_dtype, jnp.floating):
-        raise TypeError(
-            f"preferred_element_type={out_dtype.name} was asked of a quantized "
-            "contraction, whose scaled result is floating; ask for a float dtype"
-        )
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
@@ -159,6 +152,19 @@ def _dot_general(
         how, operation, lhs, rhs, seed, states=inner
     )
     return output.quantize(out, cfg.out, given.out)
+
+
+def check_out_dtype(preferred: Any, lhs: Any, rhs: Any) -> Any:
+    """Returns the dtype of the result; raises TypeError if it is not floating."""
+    if preferred is None:
+        preferred = jnp.result_type(lhs.dtype, rhs.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(preferred)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
+    return dtype
 
 
 def check_states(states: Any) -> States:

@@ -17,7 +17,12 @@ from aqtlite import (
     operations,
     output,
 )
-from aqtlite.dot_general import check_operand, check_precision, check_states
+from aqtlite.dot_general import (
+    check_operand,
+    check_out_dtype,
+    check_precision,
+    check_states,
+)
 from aqtlite.qtensor import QTensor
 from aqtlite.ragged_axes import RaggedAxes
 from aqtlite.sharding import explicit_sharding
@@ -195,23 +200,6 @@ def _as_stored(
     axes = RaggedAxes("mk", letters, "mn")
     q = dataclasses.replace(q, order=None)
     return q, dataclasses.replace(operation, axes_of=axes)
-
-
-def check_out_dtype(preferred: Any, lhs: Any, rhs: Any) -> Any:
-    """The dtype of the result.
-
-    Raises:
-        TypeError: if it is not floating.
-    """
-    if preferred is None:
-        preferred = jnp.result_type(lhs.dtype, rhs.dtype)
-    dtype = jax.dtypes.canonicalize_dtype(preferred)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            f"preferred_element_type={dtype.name} was asked of a quantized "
-            "contraction, whose scaled result is floating; ask for a float dtype"
-        )
-    return dtype
 
 
 def _check_placement(lhs: Any, rhs: Any, group_offset: Any, out_sharding: Any) -> None:

@@ -95,19 +95,18 @@ def _sums_of_stacks(
         for x, one in zip((lhs, rhs), largest, strict=True)
     )
     count = max(1, -(-size // ((2**31 - 1) // math.prod(of_digits))))
-    step = -(-size // count)
-    total = None
-    for start in range(0, size, max(step, 1)) or (0,):
+    step = max(1, -(-size // count))
+    parts = []
+    for start in range(0, max(1, size), step):
         stop, inside = min(start + step, size), sizes
         if axes.contracted == "m" and count > 1:
             inside = ragged_axes.sizes_between(sizes, start, stop)
         left = lax.slice_in_dim(lhs, start, stop, axis=lhs_axis)
         right = lax.slice_in_dim(rhs, start, stop, axis=rhs_axis)
         part = _dot_of_stacks(left, right, inside, axes)
-        if size * math.prod(largest) >= 2**31:
-            part = part.astype(jnp.float32)
-        total = part if total is None else total + part
-    return total
+        is_wide = size * math.prod(largest) >= 2**31
+        parts.append(part.astype(jnp.float32) if is_wide else part)
+    return sum(parts[1:], start=parts[0])
 
 
 def _dot_of_stacks(
@@ -121,11 +120,10 @@ def _dot_of_stacks(
     if "m" not in axes.out:
         if axes.lhs[1] != axes.out[1]:
             return _dot_of_stacks(rhs, lhs, sizes, axes.exchanged()).swapaxes(0, 1)
-        columns = [_side_by_side(x, 1) for x in (lhs, rhs)]
-        sums = ragged_blocks.group_sums(*columns, sizes)
-        sums = sums.reshape(
-            sums.shape[0], lhs.shape[0], lhs.shape[2], rhs.shape[0], rhs.shape[2]
-        )
+        left, right = _side_by_side(lhs, 1), _side_by_side(rhs, 1)
+        sums = ragged_blocks.group_sums(left, right, sizes)
+        stacks = (lhs.shape[0], lhs.shape[2]), (rhs.shape[0], rhs.shape[2])
+        sums = sums.reshape(sums.shape[0], *stacks[0], *stacks[1])
         return sums.transpose(1, 3, 0, 2, 4)
     if "m" in axes.rhs:
         return _dot_of_stacks(rhs, lhs, sizes, axes.exchanged()).swapaxes(0, 1)
@@ -194,6 +192,7 @@ def mixed_dot(
     sizes: jax.Array,
     axes: RaggedAxes,
     out_dtype: np.dtype,
+    largest: Magnitudes = (None, None),
 ) -> jax.Array:
     """Contracts floats with stored integers, to float32.
 
@@ -205,8 +204,10 @@ def mixed_dot(
         sizes: of the groups.
         axes: of both, and of the result.
         out_dtype: in which the result is wanted in the end.
+        largest: the largest magnitude of the integers, in their place; None for that
+            of their dtype.
     """
-    return _MixedDot(axes, np.dtype(out_dtype))(lhs, rhs, sizes)
+    return _MixedDot(axes, np.dtype(out_dtype), largest)(lhs, rhs, sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +216,7 @@ class _MixedDot(TargetDependent):
 
     axes: RaggedAxes
     out_dtype: np.dtype
+    largest: Magnitudes
 
     def reference(self, lhs, rhs, sizes):
         dtype = lhs.dtype if jnp.issubdtype(lhs.dtype, jnp.floating) else rhs.dtype
@@ -229,8 +231,9 @@ class _MixedDot(TargetDependent):
         is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(self.out_dtype).bits == 16
         axis = letters.index(self.axes.contracted)
         stack, unit = digits.of_floats(floats, (axis,), 2 if is_half else 3)
-        integers = rhs if is_lhs else lhs
-        bound = int(jnp.iinfo(integers.dtype).max)
+        integers, bound = (rhs, self.largest[1]) if is_lhs else (lhs, self.largest[0])
+        if bound is None:
+            bound = int(jnp.iinfo(integers.dtype).max)
         others = _int8_stack(integers, bound)
         # The digits of the floats stay apart, those of the integers are put together.
         bounds = (digits.LARGEST, bound) if is_lhs else (bound, digits.LARGEST)

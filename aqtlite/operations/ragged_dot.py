@@ -138,7 +138,9 @@ class RaggedDot(Operation):
         out_sharding: NamedSharding | None,
     ) -> jax.Array:
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
-        dot = functools.partial(ragged.mixed_dot, out_dtype=out_dtype)
+        dot = functools.partial(
+            ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)
+        )
         return self._of_tiles(dot, lhs, rhs)
 
     def narrow_dot(
