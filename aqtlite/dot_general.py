@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -154,19 +155,6 @@ def _dot_general(
     return output.quantize(out, cfg.out, given.out)
 
 
-def check_out_dtype(preferred: Any, lhs: Any, rhs: Any) -> Any:
-    """Returns the dtype of the result; raises TypeError if it is not floating."""
-    if preferred is None:
-        preferred = jnp.result_type(lhs.dtype, rhs.dtype)
-    dtype = jax.dtypes.canonicalize_dtype(preferred)
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            f"preferred_element_type={dtype.name} was asked of a quantized "
-            "contraction, whose scaled result is floating; ask for a float dtype"
-        )
-    return dtype
-
-
 def check_states(states: Any) -> States:
     """Returns the states of a call; raises TypeError if they are none."""
     if states is None:
@@ -209,6 +197,19 @@ def check_precision(precision: Any) -> None:
                 "them costs more than any float precision saves. Leave it None, or "
                 "pass cfg=None to contract in floating point"
             )
+
+
+def check_out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:
+    """Returns the dtype of the result; raises TypeError if it is not floating."""
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    out_dtype = np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type))
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={out_dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
+    return out_dtype
 
 
 def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
