@@ -1,8 +1,9 @@
 """The sums of products of ragged contractions, in the form each platform runs fast.
 
-XLA:CPU makes of a `lax.ragged_dot` one contraction over groups and channels of x, which
-is masked once for each group: as many times the work as there are groups. Here blocks
-of rows of one group are contracted, in a loop as long as the sizes of groups ask for.
+XLA makes of a `lax.ragged_dot` one contraction of all rows with all groups, masked: as
+many times the work as there are groups. CPUs and TPUs contract blocks of rows of one
+group here, in a loop as long as the sizes of the groups ask for; GPUs, on which each
+turn of such a loop waits for the host, keep XLA's form.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from jax import lax
 
 from aqtlite import ragged_axes
 from aqtlite.lowering import cpu, plain
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering.target import Target, TargetDependent
 
 # Of rows in a block: fewer leave matrix units idle, more are padded where groups end.
 _FEWEST, _MOST = 16, 128
@@ -75,12 +76,15 @@ class _RowProducts(TargetDependent):
         return plain.dot(masked, w, dims, _accumulator(x))
 
     def lowered(self, target, x, w, sizes):
-        if target.platform != "cpu":
-            each = [_native_row_products(one, w, sizes, self.contracted) for one in x]
-            return jnp.stack(each)
-        if target.partitions > 1 or 0 in (*x.shape, *w.shape):
+        if _runs_in_blocks(target, x, w):
+            return self._in_blocks(target, x, w, sizes)
+        if target.platform == "cpu":
             return self.reference(x, w, sizes)
-        x, w = (_as_cpu_contracts(one) for one in (x, w))
+        each = [_native_row_products(one, w, sizes, self.contracted) for one in x]
+        return jnp.stack(each)
+
+    def _in_blocks(self, target, x, w, sizes):
+        x, w = (_as_contracted(target, one) for one in (x, w))
         stack, rows, channels = x.shape
         blocks = _Blocks.of(sizes, rows)
         size = blocks.size
@@ -91,7 +95,8 @@ class _RowProducts(TargetDependent):
             group, start, _ = blocks.place(index)
             block = lax.dynamic_slice_in_dim(padded, start, size, 1)
             matrix = lax.dynamic_index_in_dim(w, group, keepdims=False)
-            products = _dot(block.reshape(stack * size, channels), matrix, dims)
+            block = block.reshape(stack * size, channels)
+            products = _dot(target, block, matrix, dims)
             products = products.reshape(stack, size, products.shape[1])
             # What is written behind the end of the group, the next block replaces.
             return lax.dynamic_update_slice_in_dim(out, products, start, 1)
@@ -114,11 +119,14 @@ class _GroupSums(TargetDependent):
         return plain.dot(masked, b, (((0,), (0,)), ((), ())), _accumulator(a))
 
     def lowered(self, target, a, b, sizes):
-        if target.platform != "cpu":
-            return _native_group_sums(a, b, sizes)
-        if target.partitions > 1 or 0 in (*a.shape, *b.shape, *sizes.shape):
+        if _runs_in_blocks(target, a, b, sizes):
+            return self._in_blocks(target, a, b, sizes)
+        if target.platform == "cpu":
             return self.reference(a, b, sizes)
-        a, b = (_as_cpu_contracts(one) for one in (a, b))
+        return _native_group_sums(a, b, sizes)
+
+    def _in_blocks(self, target, a, b, sizes):
+        a, b = (_as_contracted(target, one) for one in (a, b))
         rows = a.shape[0]
         blocks = _Blocks.of(sizes, rows)
         size = blocks.size
@@ -131,7 +139,7 @@ class _GroupSums(TargetDependent):
                 jnp.where(is_own, lax.dynamic_slice_in_dim(one, start, size), 0)
                 for one in padded
             )
-            products = _dot(left, right, (((0,), (0,)), ((), ())))
+            products = _dot(target, left, right, (((0,), (0,)), ((), ())))
             before = lax.dynamic_index_in_dim(out, group, keepdims=False)
             return lax.dynamic_update_index_in_dim(out, before + products, group, 0)
 
@@ -139,18 +147,25 @@ class _GroupSums(TargetDependent):
         return blocks.loop(add, shape, a)
 
 
-def _as_cpu_contracts(x: jax.Array) -> jax.Array:
-    """Widens halves, of which XLA:CPU has few kernels."""
-    if jnp.issubdtype(x.dtype, jnp.integer):
+def _runs_in_blocks(target: Target, *arrays: jax.Array) -> bool:
+    """Returns True where a loop over blocks is faster than what XLA makes."""
+    is_empty = any(size == 0 for x in arrays for size in x.shape)
+    is_whole = target.partitions == 1 and not is_empty
+    return is_whole and target.platform in ("cpu", "tpu")
+
+
+def _as_contracted(target: Target, x: jax.Array) -> jax.Array:
+    """Widens halves on CPUs, where XLA has few kernels for them."""
+    if target.platform != "cpu" or jnp.issubdtype(x.dtype, jnp.integer):
         return x
     return x.astype(_accumulator(x))
 
 
-def _dot(x: jax.Array, y: jax.Array, dims: Any) -> jax.Array:
-    """Contracts two matrices on a CPU."""
-    if x.dtype == jnp.int8:
+def _dot(target: Target, x: jax.Array, y: jax.Array, dims: Any) -> jax.Array:
+    """Contracts two matrices."""
+    if target.platform == "cpu" and x.dtype == jnp.int8:
         return cpu.dot(x, y, dims)
-    return plain.dot(x, y, dims, x.dtype)
+    return plain.dot(x, y, dims, _accumulator(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +226,7 @@ _ROWS_BY_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 def _native_row_products(x, w, sizes, contracted):
-    """Contracts each row as XLA does, which no loop of ours beats off CPUs."""
+    """Contracts each row as XLA does."""
 
     @jax.custom_batching.custom_vmap
     def dot(x, w, sizes):
