@@ -19,7 +19,9 @@ from aqtlite.lowering import cpu, plain
 from aqtlite.lowering.target import Target, TargetDependent
 
 # Of rows in a block: fewer leave matrix units idle, more are padded where groups end.
-_FEWEST, _MOST = 16, 128
+_FEWEST, _MOST = 16, 256
+# The sums of each group are read and written once for every block.
+_MOST_SUMMED = 512
 
 
 def row_products(
@@ -86,7 +88,7 @@ class _RowProducts(TargetDependent):
     def _in_blocks(self, target, x, w, sizes):
         x, w = (_as_contracted(target, one) for one in (x, w))
         stack, rows, channels = x.shape
-        blocks = _Blocks.of(sizes, rows)
+        blocks = _Blocks.of(sizes, rows, _MOST)
         size = blocks.size
         dims = ((1,), (self.contracted - 1,)), ((), ())
         padded = plain.with_zeros(x, 1, size)
@@ -128,7 +130,7 @@ class _GroupSums(TargetDependent):
     def _in_blocks(self, target, a, b, sizes):
         a, b = (_as_contracted(target, one) for one in (a, b))
         rows = a.shape[0]
-        blocks = _Blocks.of(sizes, rows)
+        blocks = _Blocks.of(sizes, rows, _MOST_SUMMED)
         size = blocks.size
         padded = [plain.with_zeros(one, 0, size) for one in (a, b)]
 
@@ -185,12 +187,18 @@ class _Blocks:
     """How many blocks there are up to the end of each group."""
 
     @classmethod
-    def of(cls, sizes: jax.Array, rows: int) -> "_Blocks":
-        """The blocks of groups of these sizes among so many rows."""
+    def of(cls, sizes: jax.Array, rows: int, most: int) -> "_Blocks":
+        """The blocks of groups of these sizes, about as large as a group is.
+
+        Args:
+            sizes: of the groups.
+            rows: how many there are.
+            most: rows in a block.
+        """
         size = _FEWEST
         # Of a symbolic number of rows (jax.export), nothing is known.
-        mean = rows / sizes.shape[0] if isinstance(rows, int) else _MOST
-        while size < min(mean, _MOST):
+        mean = rows / sizes.shape[0] if isinstance(rows, int) else most
+        while size < min(mean, most):
             size *= 2
         ends = ragged_axes.ends_of_groups(sizes, rows)
         starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
