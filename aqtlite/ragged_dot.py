@@ -191,11 +191,13 @@ def ragged_operation(lhs: Any, rhs: Any, group_sizes: Any) -> operations.RaggedD
 def _as_stored(
     q: QTensor, operation: operations.RaggedDot, tensor: config.Tensor
 ) -> tuple[QTensor, operations.RaggedDot]:
-    """Contracts the axes of weights where they lie, behind that of the groups."""
-    if tensor.use_fake_quant or q.order not in (None, (0, 1, 2), (0, 2, 1)):
+    """Contracts the axes of integers where they lie, behind that of the groups.
+
+    A float contraction sums in an order that depends on where the axes lie.
+    """
+    is_exact = tensor.is_integer and not tensor.use_fake_quant
+    if q.order is None or not is_exact or q.order[0] != 0:
         return q.in_own_order(), operation
-    if q.order is None:
-        return q, operation
     letters = "".join("gkn"[axis] for axis in q.order)
     axes = RaggedAxes("mk", letters, "mn")
     q = dataclasses.replace(q, order=None)
