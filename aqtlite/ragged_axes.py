@@ -54,6 +54,15 @@ def sizes_between(sizes: jax.Array, start: int, stop: int) -> jax.Array:
     return jnp.diff(ends, prepend=start)
 
 
+def are_in_groups(sizes: jax.Array, rows: int) -> jax.Array:
+    """For each row, whether it is in a group: not behind all of them.
+
+    >>> are_in_groups(jnp.array([2, 0, 1]), 4).tolist()
+    [True, True, True, False]
+    """
+    return jnp.arange(rows, dtype=jnp.int32) < jnp.sum(sizes.astype(jnp.int32))
+
+
 def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
     """The group of each row, int32; for rows behind all groups, their number.
 

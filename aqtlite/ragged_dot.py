@@ -16,6 +16,7 @@ from aqtlite import (
     noise,
     operations,
     output,
+    ragged_axes,
 )
 from aqtlite.dot_general import (
     check_operand,
@@ -148,7 +149,7 @@ def _ragged_dot(
         rhs, operation = _as_stored(rhs, operation, cfg.fwd.rhs)
     # Behind all groups a row may hold anything, and so may the gradient of its result:
     # neither is to have a part in a scale.
-    is_in_group = jnp.arange(operation.rows) < jnp.sum(operation.group_sizes)
+    is_in_group = ragged_axes.are_in_groups(operation.group_sizes, operation.rows)
     if not isinstance(lhs, QTensor):
         lhs = jnp.where(is_in_group[:, None], lhs, 0)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype)

@@ -105,7 +105,7 @@ class _RowProducts(TargetDependent):
 
         shape = (stack, rows + size, w.shape[3 - self.contracted])
         out = blocks.loop(contract, shape, x)
-        is_in_group = jnp.arange(rows, dtype=jnp.int32) < blocks.rows
+        is_in_group = ragged_axes.are_in_groups(sizes, rows)
         return jnp.where(is_in_group[:, None], out[:, :rows], 0)
 
 
@@ -204,11 +204,6 @@ class _Blocks:
         starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
         last = jnp.cumsum((ends - starts + (size - 1)) // size)
         return cls(size, starts, ends, last)
-
-    @property
-    def rows(self) -> jax.Array:
-        """How many rows are in a group."""
-        return self.ends[-1]
 
     def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The group of a block, its first row, and how many are the group's."""

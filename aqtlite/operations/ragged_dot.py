@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite import ragged_axes
 from aqtlite.lowering import ragged
+from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 from aqtlite.ragged_axes import TILES, RaggedAxes
 
@@ -111,9 +112,32 @@ class RaggedDot(Operation):
     def integer_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
+        if self._has_terms_of_zero_points(lhs, rhs):
+            sums = self._of_tiles(ragged.integer_dot, lhs, rhs)
+            # All of it modulo 2^32: the result is within int32.
+            sums = sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
+            is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
+            return jnp.where(is_in_group[:, None], sums, 0)
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
         dot = functools.partial(ragged.integer_dot, largest=(lhs.largest, rhs.largest))
         return self._of_tiles(dot, lhs, rhs)
+
+    def _has_terms_of_zero_points(self, lhs: DotInput, rhs: DotInput) -> bool:
+        """Returns True if sums of one operand make up for zero points.
+
+        Those over the rows of a group would be sums by segments.
+        """
+        if lhs.zero_point is None and rhs.zero_point is None:
+            return False
+        if "m" not in self.axes_of.out:
+            return False
+        is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
+        (axis,) = self.axes("lhs").contracting
+        products = lhs.values.shape[axis]
+        bound = (lhs.largest or 0) * (rhs.largest or 0)
+        # A symbolic size (jax.export) is taken to fit.
+        is_long = isinstance(products, int) and products * bound >= 2**31
+        return not (is_wide or is_long)
 
     def integer_dot_in_float(
         self,

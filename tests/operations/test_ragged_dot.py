@@ -174,7 +174,7 @@ def test_tiles_add_up(axes):
 @some_cases("forward", "gradient_of_weights")
 def test_zero_points(axes):
     rng = np.random.default_rng(0)
-    operation = operation_of(axes, GROUPS["an_empty_one"])
+    operation = operation_of(axes, GROUPS["below_the_rows"])
     values, zeros = [], []
     for side, letters in zip(operations.SIDES, axes[:2], strict=True):
         shape = shape_of(letters)
@@ -194,7 +194,7 @@ def test_zero_points(axes):
         )
 
     centred = [x - z for x, z in zip(values, zeros, strict=True)]
-    wanted = in_numpy(axes, *centred, GROUPS["an_empty_one"])
+    wanted = in_numpy(axes, *centred, GROUPS["below_the_rows"])
     assert dot(operation, values, zeros).tolist() == wanted.tolist()
 
 
