@@ -147,18 +147,15 @@ def _ragged_dot(
     lhs = lhs.in_own_order() if isinstance(lhs, QTensor) else lhs
     if isinstance(rhs, QTensor):
         rhs, operation = _as_stored(rhs, operation, cfg.fwd.rhs)
-    # Behind all groups a row may hold anything, and so may the gradient of its result:
-    # neither is to have a part in a scale.
-    is_in_group = ragged_axes.are_in_groups(operation.group_sizes, operation.rows)
-    if not isinstance(lhs, QTensor):
-        lhs = jnp.where(is_in_group[:, None], lhs, 0)
+    lhs = zeros_behind_groups(operation, lhs)
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype)
     seed = None if key is None else noise.seed_from_key(key)
     inner = given._replace(out=())
     out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=inner
     )
-    out = jnp.where(is_in_group[:, None], out, 0)
+    # Its gradient may be anything there.
+    out = zeros_behind_groups(operation, out)
     return output.quantize(out, cfg.out, given.out)
 
 
@@ -187,6 +184,19 @@ def ragged_operation(lhs: Any, rhs: Any, group_sizes: Any) -> operations.RaggedD
             f"{rhs.shape[:1]}, got shape {sizes.shape}, with {shapes}"
         )
     return operations.RaggedDot(sizes, lhs.shape[0])
+
+
+def zeros_behind_groups(operation: operations.RaggedDot, x: Any) -> Any:
+    """Clears the rows behind all groups, which are to have no part in a scale.
+
+    Args:
+        operation: has the sizes of the groups.
+        x: the rows, or the result; a `QTensor` has its scales already, and stays.
+    """
+    if isinstance(x, QTensor):
+        return x
+    is_in_group = ragged_axes.are_in_groups(operation.group_sizes, operation.rows)
+    return jnp.where(is_in_group[:, None], x, 0)
 
 
 def _as_stored(

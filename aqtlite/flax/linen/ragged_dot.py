@@ -60,4 +60,6 @@ class AqtRaggedDot(Injected):
             )
 
         operation = ragged_dot.ragged_operation(lhs, rhs, group_sizes)
+        if self.cfg is not None:  # Statistics are those of what is contracted.
+            lhs = ragged_dot.zeros_behind_groups(operation, lhs)
         return self.run(operation, lhs, rhs, key, contract)
