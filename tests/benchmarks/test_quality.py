@@ -20,9 +20,6 @@ from benchmarks.quality import __main__ as command
 from benchmarks.quality import presets, progress, records, report, summary, training
 from benchmarks.quality.records import Record
 
-# One process runs them all, so that the quick run is compiled once.
-pytestmark = pytest.mark.xdist_group("benchmarks")
-
 STEPS = 2
 TRAINED = ("float32", "static_int8", "qwix_int8")
 
