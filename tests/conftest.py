@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import collections
+import gc
 import os
 import pathlib
 
@@ -25,6 +26,11 @@ collect_ignore = ["on_eight_devices.py"]
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _MOST_PROGRAMS = 500  # kept from one file to the next, of a few MB each
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from looking at what was imported, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

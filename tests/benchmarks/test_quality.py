@@ -196,7 +196,9 @@ def test_peers_start_from_the_same_weights(name):
     """The module of aqtp adds no parameters, and changes no initial ones."""
     key, x = jax.random.key(3), jnp.ones((2, 4))
     plain, theirs = (
-        nn.Dense(3, dot_general=presets.select(one).dot_general(key)).init(key, x)
+        jax.jit(nn.Dense(3, dot_general=presets.select(one).dot_general(key)).init)(
+            key, x
+        )
         for one in ("float32", name)
     )
     jax.tree.map(np.testing.assert_array_equal, plain, theirs)
