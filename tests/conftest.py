@@ -25,7 +25,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 collect_ignore = ["on_eight_devices.py"]
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_MOST_PROGRAMS = 500  # kept from one file to the next, of a few MB each
+_MOST_PROGRAMS = 1000  # kept from one file to the next, of a few MB each
 
 
 def pytest_collection_finish() -> None:

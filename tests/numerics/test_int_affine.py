@@ -177,9 +177,13 @@ def test_vmap(grid):
         fwd=config.DotGeneralRaw(lhs=affine(grid), rhs=affine(grid))
     )
     dot = aqtlite.make_dot_general(cfg)
-    x = jnp.stack([X, 3 * X + 1])
-    out = jax.vmap(lambda x: dot(x, W, MATMUL))(x)
-    np.testing.assert_array_equal(out, jnp.stack([dot(one, W, MATMUL) for one in x]))
+    x = np.stack([X, 3 * X + 1])
+
+    def contract(x):
+        return dot(x, W, MATMUL)
+
+    mapped, each = jax.jit(lambda x: (jax.vmap(contract)(x), [*map(contract, x)]))(x)
+    np.testing.assert_array_equal(mapped, np.stack(each))
 
 
 @each
