@@ -60,20 +60,35 @@ def assert_equal(got, wanted):
 # --- Inside shard_map --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
-@each_dot
-def test_shard_map(dot, jit, check_vma):
-    mapped = shard_map(
+def over_rows(dot, **kwargs):
+    """Each half of the rows of lhs is contracted by itself."""
+    return shard_map(
         lambda x, w: dot(x, w, MATMUL),
         mesh=AUTO,
         in_specs=(P("d"), P()),
         out_specs=P("d"),
-        check_vma=check_vma,
+        **kwargs,
     )
-    got = (jax.jit(mapped) if jit else mapped)(X, W)
-    wanted = of_halves(jax.jit(lambda x: dot(x, W, MATMUL)), X)
-    assert_equal(got, jnp.concatenate(wanted))
+
+
+def halves_contracted(dot):
+    return jnp.concatenate(of_halves(jax.jit(lambda x: dot(x, W, MATMUL)), X))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@each_dot
+def test_shard_map(dot, check_vma):
+    mapped = over_rows(dot, check_vma=check_vma)
+    assert_equal(jax.jit(mapped)(X, W), halves_contracted(dot))
+
+
+@pytest.mark.parametrize(
+    ("name", "check_vma"),
+    [("float", True), ("int8", True), ("int8", False), ("weight_only", True)],
+)
+def test_eager_shard_map(name, check_vma):
+    mapped = over_rows(DOTS[name], check_vma=check_vma)
+    assert_equal(mapped(X, W), halves_contracted(DOTS[name]))
 
 
 @pytest.mark.parametrize(
@@ -207,9 +222,14 @@ def test_stochastic_gradients_inside():
 # --- Shardings that are part of the type -------------------------------------------
 
 
-@pytest.mark.parametrize("mesh", [EXPLICIT, MIXED], ids=["explicit", "mixed"])
-@pytest.mark.parametrize("tiles", [None, 2])
-@pytest.mark.parametrize("use_fwd_quant", [True, False])
+@pytest.mark.parametrize(
+    ("mesh", "tiles", "use_fwd_quant"),
+    [
+        *((EXPLICIT, tiles, reuse) for tiles in (None, 2) for reuse in (True, False)),
+        (MIXED, None, True),
+        (MIXED, 2, False),
+    ],
+)
 def test_explicit_axes(mesh, tiles, use_fwd_quant):
     """Gradients are sharded as their operands, and the same as on one device."""
     local = tiles and config.LocalAqt(contraction_axis_shard_count=tiles)
