@@ -8,8 +8,10 @@ from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
+from aqtlite.flax.linen.embed import AqtEmbed
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.merge import merge_statistics
+from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving.report import ConversionReport, ParameterReport
 
@@ -18,6 +20,8 @@ _serialization.register()
 __all__ = [
     "AqtDotGeneral",
     "AqtEinsum",
+    "AqtEmbed",
+    "AqtTake",
     "Call",
     "ConversionReport",
     "FrozenKernel",
