@@ -10,6 +10,7 @@ from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.embed import AqtEmbed
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.injection import WithDotGeneral
 from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.quant_mode import QuantMode
@@ -27,6 +28,7 @@ __all__ = [
     "FrozenKernel",
     "ParameterReport",
     "QuantMode",
+    "WithDotGeneral",
     "absorb_smoothing",
     "calibrate",
     "convert",
