@@ -17,6 +17,7 @@ from aqtlite import (
     noise,
     operations,
     output,
+    padding,
     quantizer,
     smoothing,
 )
@@ -153,11 +154,15 @@ def _dot_general(
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
+    shape = operation.output_shape(lhs.shape, rhs.shape)
+    tensors = cfg.fwd.lhs, cfg.fwd.rhs
+    lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
     out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=inner
     )
+    out = padding.crop(out, shape)
     return output.quantize(out, cfg.out, given.out)
 
 

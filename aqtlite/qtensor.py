@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -16,7 +18,7 @@ from aqtlite.numerics import Numerics
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums"],
-    meta_fields=["dtype", "order", "numerics"],
+    meta_fields=["dtype", "order", "numerics", "padding"],
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
@@ -70,10 +72,18 @@ class QTensor:
     over. Frozen weights have them, so that serving need not add them up. None: they are
     computed where they are needed."""
 
+    padding: tuple[int, ...] | None = None
+    """Along each (trailing) axis of the array, how many zeros `qvalue` has behind its
+    elements, so that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array, whatever the order in which it is stored."""
-        return tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        stored = tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        if self.padding is None:
+            return stored
+        widths = (*(0,) * (len(stored) - len(self.padding)), *self.padding)
+        return tuple(map(operator.sub, stored, widths))
 
     @property
     def ndim(self) -> int:
@@ -83,7 +93,7 @@ class QTensor:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self.qvalue.size
+        return math.prod(self.shape)
 
     def _stored_axes(self) -> tuple[int, ...]:
         """Maps each axis of the array to that of `qvalue`."""
@@ -168,9 +178,13 @@ class QTensor:
             values = stored.astype(jnp.float32)
         scale = block_shapes.repeat(plain.scale, stored.shape, axes)
         out = (values * scale).astype(self.dtype)
-        return (
-            out if self.unrounded is None else _straight_through(out, plain.unrounded)
-        )
+        if self.unrounded is not None:
+            out = _straight_through(out, plain.unrounded)
+        return out if self.padding is None else out[tuple(map(slice, self.shape))]
+
+    def in_whole_blocks(self) -> "QTensor":
+        """Takes the zeros behind the elements for elements, too."""
+        return dataclasses.replace(self, padding=None)
 
     def reshape(self, *shape: Any) -> "QTensor":
         """Reshapes like an array, where elements that share a scale stay together.
@@ -256,6 +270,8 @@ class QTensor:
             parts.append(f"numerics={self.numerics!r}")
         if self.order is not None:
             parts.append(f"order={self.order}")
+        if self.padding is not None:
+            parts.append(f"padding={self.padding}")
         return f"QTensor({', '.join(parts)}, dtype={np.dtype(self.dtype).name!r})"
 
     def __len__(self) -> int:
@@ -276,6 +292,7 @@ class QTensor:
         """
         if self.order is not None:
             return self.in_own_order()[index]
+        _check_not_padded(self)
         entries = _expand_index(index, self.ndim)
         scale_entries: list[Any] = []
         axis = 0
@@ -330,6 +347,7 @@ def rearrange(
         on_values: applied to the stored values, and to the floats they came from.
         on_scales: applied to the scale, and to the zero point.
     """
+    _check_not_padded(q)
     q = q.in_own_order()
     return dataclasses.replace(
         q,
@@ -339,6 +357,15 @@ def rearrange(
         unrounded=None if q.unrounded is None else on_values(q.unrounded),
         sums=None,
     )
+
+
+def _check_not_padded(q: QTensor) -> None:
+    if q.padding is not None:
+        raise TypeError(
+            f"a QTensor of shape {q.shape} whose blocks are padded by {q.padding} is "
+            "contracted as it is, and not indexed or rearranged; use the result of "
+            ".dequant()"
+        )
 
 
 def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:

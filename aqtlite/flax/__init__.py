@@ -10,7 +10,7 @@ from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.embed import AqtEmbed
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.injection import WithDotGeneral
+from aqtlite.flax.linen.injection import inject_dot_general
 from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.quant_mode import QuantMode
@@ -28,10 +28,10 @@ __all__ = [
     "FrozenKernel",
     "ParameterReport",
     "QuantMode",
-    "WithDotGeneral",
     "absorb_smoothing",
     "calibrate",
     "convert",
+    "inject_dot_general",
     "merge_statistics",
     "promote_dtype",
 ]

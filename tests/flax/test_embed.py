@@ -48,14 +48,12 @@ def test_one_frozen_table_serves_both(cfg, dtype):
 
 
 def test_float_lookups_keep_the_float_table():
-    serving = check_served(Tied(take=None), TOKENS, frozen=1)
+    serving = check_served(Tied(take=None), TOKENS, frozen=0)
     assert serving["params"]["Embed_0"]["embedding"].shape == (20, 8)
 
 
 def test_lookups_alone_are_frozen():
-    serving = check_served(
-        AqtEmbed(20, 8, take=AqtTake(INT8)), TOKENS, frozen=1
-    )
+    serving = check_served(AqtEmbed(20, 8, take=AqtTake(INT8)), TOKENS, frozen=1)
     assert not jax.tree.leaves(serving["params"])
 
 

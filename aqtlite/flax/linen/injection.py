@@ -1,54 +1,51 @@
 """Injection into layers that pass no `dot_general` on to the layers inside them."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 
 
-class WithDotGeneral(nn.Module):
-    """A module of which the layers inside contract by a `dot_general` of yours.
+@contextlib.contextmanager
+def inject_dot_general(dot_general: Any) -> Iterator[None]:
+    """Gives a `dot_general` to every dense layer that is called while it lasts.
 
-    Recurrent cells have `nn.Dense` layers inside and no field for their `dot_general`.
-    This module calls another one, and gives `dot_general` to every `nn.Dense` and
-    `nn.DenseGeneral` in it that has none of its own. Parameters keep the paths that
-    they have without it.
+    Recurrent cells, for instance, have `nn.Dense` layers inside, and no field for their
+    `dot_general`. `nn.Dense` and `nn.DenseGeneral` that have one of their own keep it.
+    Parameters are the same as without it.
 
     >>> import jax, jax.numpy as jnp
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral, convert
-    >>> rnn = nn.RNN(nn.LSTMCell(8), variable_broadcast=["params", "aqt"])
-    >>> model = WithDotGeneral(rnn, AqtDotGeneral(config.fully_quantized()))
+    >>> class Model(nn.Module):
+    ...     @nn.compact
+    ...     def __call__(self, x):
+    ...         with inject_dot_general(AqtDotGeneral(config.fully_quantized())):
+    ...             cell = nn.LSTMCell(8)
+    ...             return nn.RNN(cell, variable_broadcast=["params", "aqt"])(x)
     >>> x = jnp.ones((2, 5, 4))
-    >>> variables = model.init(jax.random.key(0), x)
-    >>> serving = convert(model, variables, x, strict=True)
-    >>> model.apply(serving, x).shape
+    >>> variables = Model().init(jax.random.key(0), x)
+    >>> serving = convert(Model(), variables, x, strict=True)
+    >>> Model().apply(serving, x).shape
     (2, 5, 8)
 
+    Args:
+        dot_general: such as `aqtlite.flax.AqtDotGeneral`.
+
     Raises:
-        TypeError: at a call, for a module that contracts by `jnp.dot` (the cell
-            `nn.OptimizedLSTMCell`; `nn.LSTMCell` has the same parameters).
+        TypeError: at the call of a cell that contracts by `jnp.dot`
+            (`nn.OptimizedLSTMCell`; `nn.LSTMCell` takes the same parameters).
     """
-
-    module: nn.Module
-    """The module to call."""
-
-    dot_general: Any
-    """Goes to the layers inside, such as `AqtDotGeneral`."""
-
-    def setup(self) -> None:
-        nn.share_scope(self, self.module)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module."""
-        with nn.intercept_methods(functools.partial(_inject, self.dot_general)):
-            return self.module(*args, **kwargs)
+    with nn.intercept_methods(functools.partial(_inject, dot_general)):
+        yield
 
 
 def _inject(dot_general: Any, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     """Calls a method of a module, with `dot_general` where it can be injected."""
     layer = context.module
-    if isinstance(layer, nn.OptimizedLSTMCell):
+    if isinstance(layer, nn.OptimizedLSTMCell) and context.method_name == "__call__":
         raise TypeError(
             "nn.OptimizedLSTMCell contracts by jnp.dot, where nothing can be injected; "
             "nn.LSTMCell takes the same parameters"

@@ -1,0 +1,182 @@
+"""Operands padded with zeros to whole blocks (``config.Blocks(pad=True)``).
+
+A pair of contracting axes gets zeros on both sides, whose products are zero; a remaining
+axis gets elements of the result that are cut off again.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite import config, shape_operations
+from aqtlite.dimension_numbers import Axes
+from aqtlite.operations import SIDES, Operation
+from aqtlite.qtensor import Operand, QTensor
+from aqtlite.stored_zero import has_zero
+
+Shape = tuple[int, ...]
+
+
+def pad_operands(
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    tensors: tuple[config.Tensor, config.Tensor],
+    path: str,
+) -> tuple[Operand, Operand]:
+    """Pads operands along axes that their blocks do not divide.
+
+    Args:
+        operation: the contraction.
+        lhs: an array, or a `QTensor` in its own order.
+        rhs: the other one.
+        tensors: their configs.
+        path: of the contraction, for error messages.
+
+    Returns:
+        The operands, as they are if nothing asks for padding. The padding of a
+        `QTensor` counts as elements.
+
+    Raises:
+        ValueError: if no size has whole blocks of both operands, or if a grid has no
+            zero.
+    """
+    given = lhs, rhs
+    if not any(map(_asks, given, tensors)):
+        return lhs, rhs
+    whole = [x.in_whole_blocks() if isinstance(x, QTensor) else x for x in given]
+    sizes = [list(x.shape) for x in whole]
+    axes = [operation.axes(side) for side in SIDES]
+    pairs = list(zip(axes[0].contracting, axes[1].contracting, strict=True))
+    for pair in pairs:
+        is_last = pair == pairs[-1]
+        blocks = [
+            _block(x, tensor, axis, is_last)
+            for x, tensor, axis in zip(whole, tensors, pair, strict=True)
+        ]
+        size = max(one[axis] for one, axis in zip(sizes, pair, strict=True))
+        size = -(-size // math.lcm(*blocks)) * math.lcm(*blocks)
+        for one, axis in zip(sizes, pair, strict=True):
+            one[axis] = size
+        if is_last:
+            _check_blocks(size, whole, tensors, pair, path)
+    for one, x, tensor, its in zip(sizes, whole, tensors, axes, strict=True):
+        if its.remaining and not isinstance(x, QTensor) and tensor.blocks is not None:
+            last = its.remaining[-1]
+            one[last] = tensor.blocks.padded_remaining(one[last])
+    left, right = (
+        _padded(x, tuple(one), tensor, f"{path}.{side}")
+        for x, one, tensor, side in zip(whole, sizes, tensors, SIDES, strict=True)
+    )
+    return left, right
+
+
+def pad_array(
+    x: jax.Array, tensor: config.Tensor, contracting: Axes, path: str
+) -> jax.Array:
+    """Pads one array along axes that its blocks do not divide.
+
+    Args:
+        x: floating.
+        tensor: its config.
+        contracting: its contracting axes.
+        path: of its config, for error messages.
+    """
+    blocks = tensor.blocks
+    if blocks is None or not blocks.pad:
+        return x
+    sizes = list(x.shape)
+    others = [axis for axis in range(x.ndim) if axis not in contracting]
+    if contracting:
+        sizes[contracting[-1]] = blocks.padded(sizes[contracting[-1]])
+    if others:
+        sizes[others[-1]] = blocks.padded_remaining(sizes[others[-1]])
+    _check_has_zero(x, tuple(sizes), tensor, path)
+    return _with_zeros(x, tuple(sizes))
+
+
+def widths(x: Operand, like: Operand) -> Shape | None:
+    """The padding of an operand, None for none.
+
+    Args:
+        x: the padded operand.
+        like: as it was before.
+    """
+    found = tuple(new - old for new, old in zip(x.shape, like.shape, strict=True))
+    return found if any(found) else None
+
+
+def crop(out: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Cuts off what padding has added to a result of this shape."""
+    if out.shape == tuple(shape):
+        return out
+    return lax.slice(out, (0,) * out.ndim, shape)
+
+
+def _asks(x: Operand, tensor: config.Tensor) -> bool:
+    if isinstance(x, QTensor):
+        return x.padding is not None
+    return tensor.blocks is not None and tensor.blocks.pad
+
+
+def _block(x: Operand, tensor: config.Tensor, axis: int, is_last: bool) -> int:
+    """The size of the blocks along a contracting axis, 1 without blocks."""
+    size = x.shape[axis]
+    if isinstance(x, QTensor):
+        count = x.scale.shape[axis]
+        return 1 if count <= 1 else size // count
+    if tensor.blocks is None or not is_last or not size:
+        return 1
+    padded = tensor.blocks.padded(size)
+    return padded // tensor.blocks.count_of(padded)
+
+
+def _check_blocks(
+    size: int,
+    operands: Sequence[Operand],
+    tensors: Sequence[config.Tensor],
+    pair: tuple[int, int],
+    path: str,
+) -> None:
+    """Checks that blocks are the same in the padded axis as in the axis."""
+    for x, tensor, axis in zip(operands, tensors, pair, strict=True):
+        if isinstance(x, QTensor) or tensor.blocks is None or not size:
+            continue
+        block = _block(x, tensor, axis, True)
+        if size % block or size // tensor.blocks.count_of(size) != block:
+            found = [one.blocks for one in tensors]
+            raise ValueError(
+                f"{path}.lhs.blocks={found[0]!r} and {path}.rhs.blocks={found[1]!r} "
+                f"cannot cut a contracting axis of {x.shape[axis]} alike: padded to "
+                f"{size}, so that both have whole blocks, it has others. Give both a "
+                "size and pad=True"
+            )
+
+
+def _padded(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> Operand:
+    if tuple(x.shape) == shape:
+        return x
+    _check_has_zero(x, shape, tensor, path)
+    if isinstance(x, QTensor):
+        pairs = [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]
+        return shape_operations.pad(x, pairs)
+    return _with_zeros(x, shape)
+
+
+def _with_zeros(x: jax.Array, shape: Shape) -> jax.Array:
+    pairs = [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]
+    return jnp.pad(x, pairs)
+
+
+def _check_has_zero(
+    x: Operand, shape: Shape, tensor: config.Tensor, path: str
+) -> None:
+    if tuple(x.shape) == shape or not tensor.is_quantized or has_zero(tensor.grid):
+        return
+    raise ValueError(
+        f"{path}.numerics={tensor.grid!r} has no zero to pad an operand of shape "
+        f"{tuple(x.shape)} with; choose blocks that divide it, or fit=True"
+    )
