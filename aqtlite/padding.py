@@ -1,7 +1,7 @@
 """Operands padded with zeros to whole blocks (``config.Blocks(pad=True)``).
 
-A pair of contracting axes gets zeros on both sides, whose products are zero; a remaining
-axis gets elements of the result that are cut off again.
+A pair of contracting axes gets zeros on both sides, whose products are zero; what a
+remaining axis gets is cut off the result again.
 """
 
 import math
@@ -171,9 +171,7 @@ def _with_zeros(x: jax.Array, shape: Shape) -> jax.Array:
     return jnp.pad(x, pairs)
 
 
-def _check_has_zero(
-    x: Operand, shape: Shape, tensor: config.Tensor, path: str
-) -> None:
+def _check_has_zero(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> None:
     if tuple(x.shape) == shape or not tensor.is_quantized or has_zero(tensor.grid):
         return
     raise ValueError(

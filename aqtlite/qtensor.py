@@ -204,6 +204,7 @@ class QTensor:
             ValueError: if the sizes do not fit, or elements that share a scale would
                 come to lie apart.
         """
+        _check_not_padded(self)
         sizes = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
         q = self.in_own_order()
         new = block_shapes.without_minus_one(q.shape, sizes)

@@ -3,8 +3,6 @@
 import re
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import linen as nn
 
@@ -85,3 +83,14 @@ def test_a_cell_without_layers_is_refused():
     model = rnn(nn.OptimizedLSTMCell(8))
     with pytest.raises(TypeError, match="nn.LSTMCell takes the same parameters"):
         model.init(jax.random.key(0), XX)
+
+
+@pytest.mark.parametrize("is_served", [False, True], ids=["trained", "served"])
+def test_weights_are_quantized_before_the_loop(is_served):
+    model = rnn(nn.LSTMCell(12))
+    variables = init(model, XX)
+    if is_served:
+        variables = convert(model, variables, XX)
+    body = loop_body(jax.jit(model.apply).lower(variables, XX).compile().as_text())
+    assert "s8[12,12]" in body
+    assert "f32[12,12]" not in body and "f32[8,12]" not in body

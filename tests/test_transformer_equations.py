@@ -1,0 +1,154 @@
+"""The einsum equations of transformers in public models, quantized.
+
+One program for each family: with the values and both gradients in float, quantized, and
+with a config on one side alone.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import aqtlite
+from aqtlite import numerics
+from aqtlite.config import DotGeneral, DotGeneralRaw, Tensor
+from tests.common import nearest, normal, rms_error
+
+# Families of equations, with who writes them so. Sizes are those of `SIZES`.
+EQUATIONS = {
+    "attention": [
+        "bqhd,bkhd->bhqk",  # Flax, T5X, EasyLM
+        "bhqk,bkhd->bqhd",
+        "btnh,bsnh->btns",  # gemma
+        "btns,bsnh->btnh",
+        "bnth,bnsh->bnts",  # heads first, as in many kernels
+    ],
+    "grouped and multi-query attention": [
+        "btkgd,bskd->bkgts",  # MaxText
+        "bkgts,bskd->btkgd",
+        "bkgtd,bksd->bkgts",  # MaxText, another compute_axis_order
+        "btkgh,bskh->btkgs",  # gemma
+        "btkgs,bskh->btkgh",
+        "btnd,bsd->bnts",  # one head of keys and values
+        "bnts,bsd->btnd",
+    ],
+    "projections": [
+        "btm,mnh->btnh",  # gemma's and T5X's layouts of query, key and value
+        "btm,nmh->btnh",
+        "bsm,ckmh->cbskh",  # gemma's key and value in one
+        "btnh,nhm->btm",
+        "btm,cfm->cbtf",  # gemma's gate and up-projection, transposed
+        "btm,vm->btv",  # tied logits
+    ],
+    "latent attention": [  # DeepSeek-V2 and -V3, with the up-projections absorbed
+        "bshd,hdc->bshc",
+        "bshc,btc->bsht",
+        "bshr,btr->bsht",
+        "bsht,btc->bshc",
+        "bshc,hdc->bshd",
+    ],
+    "low rank": [
+        "btm,mr->btr",  # LoRA
+        "btm,bmr->btr",  # an adapter for each row of the batch
+        "btm,tk->bkm",  # Linformer: keys projected along the sequence
+        "btm,ts->bsm",  # gMLP, MLP-Mixer
+    ],
+    "experts": [
+        "gsec,gsm->egcm",  # GShard, Switch, T5X: dispatch
+        "egcm,emf->egcf",
+        "egcf,efm->gecm",
+        "gsec,gecm->gsm",
+        "bsm,bsec->ebcm",  # MaxText: dispatch, with the tokens first
+        "ebcm,bsec->bsm",
+        "bsm,emf->bsef",  # MaxText: all experts
+        "bsef,efm->bsem",
+        "bsem,bse->bsm",
+        "gsm,me->gse",  # the router
+    ],
+    "relative positions": [
+        "bhqd,qkd->bhqk",  # Shaw et al.: keys and values of positions
+        "bhqk,qkd->bhqd",
+        "bqhd,khd->bhqk",  # Transformer-XL
+        "hn,nqk->hqk",  # T5's buckets as one-hot
+    ],
+    "linear attention and state spaces": [
+        "bthm,bthd->bhmd",  # keys by values, summed over the sequence
+        "bthm,bhmd->bthd",
+        "bclhn,bcshn->bchls",  # Mamba-2, in chunks
+        "bchls,bcshd->bclhd",
+    ],
+    "pairs of residues": [  # AlphaFold: outer product mean, triangles, biases
+        "sic,sjd->ijcd",
+        "ikc,jkc->ijc",
+        "kjc,kic->ijc",
+        "qkc,ch->hqk",
+    ],
+}
+SIZES = dict(zip("bBgstqkijlh", (2, 2, 2, 6, 5, 5, 3, 4, 5, 6, 2), strict=True))
+SIZES |= dict(zip("nmdcefrvo", (3, 8, 6, 4, 3, 7, 2, 9, 3), strict=True))
+
+INT4 = Tensor(numerics=numerics.IntSymmetric(bits=4))
+LEFT = DotGeneral(fwd=DotGeneralRaw(lhs=INT4))
+RIGHT_GRADIENT = DotGeneral(drhs=DotGeneralRaw(lhs=INT4))
+each_family = pytest.mark.parametrize("family", EQUATIONS)
+
+
+def operands(eqn):
+    """Both operands, and the gradient of the result."""
+    letters = re.findall(r"\w+", eqn)
+    shapes = (tuple(SIZES[one] for one in term) for term in letters)
+    return [normal(shape, seed) for seed, shape in enumerate(shapes)]
+
+
+def value_and_gradients(eqn, cfg, lhs, rhs, g):
+    function = functools.partial(aqtlite.einsum, eqn, cfg=cfg)
+    out, vjp = jax.vjp(function, lhs, rhs)
+    return out, *vjp(g)
+
+
+def along(eqn, side):
+    """The contracting axes of an operand."""
+    lhs, rhs, out = re.findall(r"\w+", eqn)
+    own, other = (lhs, rhs) if side == "lhs" else (rhs, lhs)
+    return [i for i, one in enumerate(own) if one in other and one not in out]
+
+
+@each_family
+def test_values_and_gradients(family):
+    equations = {eqn: operands(eqn) for eqn in EQUATIONS[family]}
+
+    @jax.jit
+    def run(equations):
+        results = {}
+        for eqn, (lhs, rhs, g) in equations.items():
+            configs = None, nearest(), LEFT, RIGHT_GRADIENT
+            rounded = aqtlite.quantize(lhs, INT4, along(eqn, "lhs")).dequant()
+            results[eqn] = (
+                [value_and_gradients(eqn, cfg, lhs, rhs, g) for cfg in configs],
+                jnp.einsum(eqn, rounded, rhs),
+            )
+        return results
+
+    for eqn, (found, of_rounded) in run(equations).items():
+        wanted, quantized, left, right_gradient = found
+        for name, got, one in zip(
+            ("out", "dlhs", "drhs"), quantized, wanted, strict=True
+        ):
+            assert rms_error(got, one) < 0.03, f"{name} of {eqn}"
+        # A config of lhs is that of the equation's first operand.
+        assert rms_error(left[0], of_rounded) < 1e-4, eqn
+        # One of drhs is of the gradient of the second, and of nothing else.
+        assert rms_error(right_gradient[0], wanted[0]) < 1e-5, eqn
+        assert rms_error(right_gradient[1], wanted[1]) < 1e-5, eqn
+        assert rms_error(right_gradient[2], wanted[2]) > 0.02, eqn
+
+
+@each_family
+def test_all_three_contract_integers(family):
+    for eqn in EQUATIONS[family]:
+        step = functools.partial(value_and_gradients, eqn, nearest())
+        text = jax.jit(step).lower(*operands(eqn)).as_text()
+        results = re.findall(r"stablehlo\.dot_general.*-> tensor<.*x(\w+)>", text)
+        assert set(results) == {"i32"}, eqn
