@@ -15,6 +15,7 @@ from aqtlite import config, shape_operations
 from aqtlite.dimension_numbers import Axes
 from aqtlite.operations import SIDES, Operation
 from aqtlite.qtensor import Operand, QTensor
+from aqtlite.sharding import whole_where_uneven
 from aqtlite.stored_zero import has_zero
 
 Shape = tuple[int, ...]
@@ -113,7 +114,7 @@ def crop(out: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Cuts off what padding has added to a result of this shape."""
     if out.shape == tuple(shape):
         return out
-    return lax.slice(out, (0,) * out.ndim, shape)
+    return lax.slice(whole_where_uneven(out, shape), (0,) * out.ndim, shape)
 
 
 def _asks(x: Operand, tensor: config.Tensor) -> bool:
@@ -168,7 +169,7 @@ def _padded(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> Opera
 
 def _with_zeros(x: jax.Array, shape: Shape) -> jax.Array:
     pairs = [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]
-    return jnp.pad(x, pairs)
+    return jnp.pad(whole_where_uneven(x, shape), pairs)
 
 
 def _check_has_zero(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> None:
