@@ -48,22 +48,25 @@ def pad_operands(
     given = lhs, rhs
     if not any(map(_asks, given, tensors)):
         return lhs, rhs
-    whole = [x.in_whole_blocks() if isinstance(x, QTensor) else x for x in given]
+    whole = [
+        x.in_own_order().in_whole_blocks() if isinstance(x, QTensor) else x
+        for x in given
+    ]
     sizes = [list(x.shape) for x in whole]
     axes = [operation.axes(side) for side in SIDES]
     pairs = list(zip(axes[0].contracting, axes[1].contracting, strict=True))
     for pair in pairs:
         is_last = pair == pairs[-1]
         blocks = [
-            _block(x, tensor, axis, is_last)
-            for x, tensor, axis in zip(whole, tensors, pair, strict=True)
+            _block(x, tensor, axis, is_last, f"{path}.{side}")
+            for x, tensor, axis, side in zip(whole, tensors, pair, SIDES, strict=True)
         ]
         size = max(one[axis] for one, axis in zip(sizes, pair, strict=True))
         size = -(-size // math.lcm(*blocks)) * math.lcm(*blocks)
-        for one, axis in zip(sizes, pair, strict=True):
+        for one, x, axis in zip(sizes, whole, pair, strict=True):
+            if size != x.shape[axis]:
+                _check_blocks(size, blocks, whole, tensors, pair, path)
             one[axis] = size
-        if is_last:
-            _check_blocks(size, whole, tensors, pair, path)
     for one, x, tensor, its in zip(sizes, whole, tensors, axes, strict=True):
         if its.remaining and not isinstance(x, QTensor) and tensor.blocks is not None:
             last = its.remaining[-1]
@@ -123,7 +126,9 @@ def _asks(x: Operand, tensor: config.Tensor) -> bool:
     return tensor.blocks is not None and tensor.blocks.pad
 
 
-def _block(x: Operand, tensor: config.Tensor, axis: int, is_last: bool) -> int:
+def _block(
+    x: Operand, tensor: config.Tensor, axis: int, is_last: bool, path: str
+) -> int:
     """The size of the blocks along a contracting axis, 1 without blocks."""
     size = x.shape[axis]
     if isinstance(x, QTensor):
@@ -132,29 +137,36 @@ def _block(x: Operand, tensor: config.Tensor, axis: int, is_last: bool) -> int:
     if tensor.blocks is None or not is_last or not size:
         return 1
     padded = tensor.blocks.padded(size)
-    return padded // tensor.blocks.count_of(padded)
+    try:
+        return padded // tensor.blocks.count_of(padded)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}.blocks.{error}, of an operand of shape {tuple(x.shape)}; set "
+            f"{path}.blocks.pad=True, as for the other operand"
+        ) from error
 
 
 def _check_blocks(
     size: int,
+    blocks: Sequence[int],
     operands: Sequence[Operand],
     tensors: Sequence[config.Tensor],
     pair: tuple[int, int],
     path: str,
 ) -> None:
-    """Checks that blocks are the same in the padded axis as in the axis."""
-    for x, tensor, axis in zip(operands, tensors, pair, strict=True):
-        if isinstance(x, QTensor) or tensor.blocks is None or not size:
-            continue
-        block = _block(x, tensor, axis, True)
-        if size % block or size // tensor.blocks.count_of(size) != block:
-            found = [one.blocks for one in tensors]
-            raise ValueError(
-                f"{path}.lhs.blocks={found[0]!r} and {path}.rhs.blocks={found[1]!r} "
-                f"cannot cut a contracting axis of {x.shape[axis]} alike: padded to "
-                f"{size}, so that both have whole blocks, it has others. Give both a "
-                "size and pad=True"
-            )
+    """Checks that blocks are those of the axis before, and fall together."""
+    is_regular = max(blocks) % min(blocks) == 0
+    for x, tensor, block in zip(operands, tensors, blocks, strict=True):
+        if not isinstance(x, QTensor) and tensor.blocks is not None and is_regular:
+            is_regular = size // tensor.blocks.count_of(size) == block
+    if not is_regular:
+        (lhs, rhs), (axis, _) = (one.blocks for one in tensors), pair
+        raise ValueError(
+            f"{path}.lhs.blocks={lhs!r} and {path}.rhs.blocks={rhs!r} do not go "
+            f"together: of a contracting axis of {operands[0].shape[axis]} they are "
+            f"blocks of {blocks[0]} and {blocks[1]}, which padding does not align. "
+            "Give both pad=True and a size that divides the other's, or is divided"
+        )
 
 
 def _padded(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> Operand:

@@ -242,6 +242,8 @@ def _with_blocks(random: _Random, cfg: config.DotGeneral) -> config.DotGeneral:
         for side in ("lhs", "rhs"):
             if getattr(raw, side).is_quantized and random.chance(0.7):
                 size, remaining = 1 + random.upto(5), 1 + random.upto(3)
+                if pad:  # Sizes that divide one another.
+                    size = random.one_of((1, 2, 4))
                 blocks = config.Blocks(
                     size=size,
                     remaining_size=remaining if random.chance(0.5) else 1,

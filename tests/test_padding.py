@@ -21,7 +21,7 @@ def int8(**blocks):
 FINE, SQUARE = int8(size=16), int8(size=16, remaining_size=4)
 CFG = DotGeneral(
     fwd=DotGeneralRaw(lhs=FINE, rhs=SQUARE),
-    dlhs=DotGeneralRaw(lhs=int8(size=3), rhs=FINE),
+    dlhs=DotGeneralRaw(lhs=int8(size=4), rhs=FINE),
     drhs=DotGeneralRaw(lhs=FINE, rhs=int8(size=2)),
 )
 
@@ -95,7 +95,11 @@ def test_is_contracted_as_it_is():
 @pytest.mark.parametrize(
     ("lhs", "rhs", "message"),
     [
-        (FINE, Tensor(numerics=INT8, blocks=Blocks(size=32, fit=True)), "cut a contra"),
+        (
+            FINE,
+            Tensor(numerics=INT8, blocks=Blocks(size=32, fit=True)),
+            "blocks of 16 and 25, which pad",
+        ),
         (
             Tensor(
                 numerics=numerics.IntSymmetric(bits=2, preserve_zero=False),
