@@ -1,6 +1,5 @@
 """A quantized `lax.dot_general`: the public function, and the checks of its call."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -189,10 +188,7 @@ def _as_stored(lhs, rhs, dims):
         (axes_in_storage(lhs, lhs_axes), axes_in_storage(rhs, rhs_axes))
         for lhs_axes, rhs_axes in dims
     )
-    lhs, rhs = (
-        dataclasses.replace(x, order=None) if isinstance(x, QTensor) else x
-        for x in (lhs, rhs)
-    )
+    lhs, rhs = (x.as_stored() if isinstance(x, QTensor) else x for x in (lhs, rhs))
     return lhs, rhs, stored_dims
 
 

@@ -125,6 +125,13 @@ class QTensor:
             return self
         return self._transposed(self._stored_axes(), None)
 
+    def as_stored(self) -> "QTensor":
+        """The array whose axes are those of `qvalue`, in their order."""
+        if self.order is None:
+            return self
+        padding = self.padding and tuple(self.padding[axis] for axis in self.order)
+        return dataclasses.replace(self, order=None, padding=padding)
+
     def _transposed(
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
     ) -> "QTensor":

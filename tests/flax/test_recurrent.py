@@ -26,18 +26,16 @@ def rnn(cell):
 
 
 def loop_body(text):
-    """What a compiled program repeats, with everything that it calls."""
-    bodies = re.findall(r" while\\(.*body=%?([\\w.\\-]+)", text)
-    assert bodies, "no loop is left"
-    computations = dict(
-        re.findall(r"(?m)^%?([\\w.\\-]+) [^\\n]*{\\n(.*?)^}", text, re.S)
-    )
-    seen, left = {}, list(bodies)
+    """What the loop of a compiled program repeats, with everything that it calls."""
+    header = r"(?ms)^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}"
+    computations = dict(re.findall(header, text))
+    left, seen = re.findall(r"while\(.*?body=%?([\w.\-]+)", text), {}
+    assert left, "no loop is left"
     while left:
         name = left.pop()
         if name in computations and name not in seen:
             seen[name] = computations[name]
-            left += re.findall(r"%([\\w.\\-]+)", computations[name])
+            left += re.findall(r"%([\w.\-]+)", computations[name])
     return "\n".join(seen.values())
 
 
