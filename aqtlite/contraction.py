@@ -11,7 +11,7 @@ gradients are float, so that second derivatives exist.
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -298,7 +298,8 @@ def _gradient(
             other = other.dequant()
     shape = operation.output_shape(g.shape, other.shape)
     tensors = how.lhs.tensor, how.rhs.tensor
-    g, other = padding.pad_operands(operation, g, other, tensors, how.path)
+    padded, other = padding.pad_operands(operation, g, other, tensors, how.path)
+    g = cast(jax.Array, padded)
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor

@@ -55,10 +55,10 @@ class AqtEmbed(nn.Embed):
         """Contracts a query with each row, as `nn.Embed.attend` does."""
         if self.dot_general is None:
             return super().attend(query)
-        (query,) = self.promote_dtype(query, dtype=self.dtype)
+        (promoted,) = self.promote_dtype(query, dtype=self.dtype)
         dims = (((query.ndim - 1,), (1,)), ((), ()))
-        return self.dot_general(query, self._table(), dims)
+        return self.dot_general(promoted, self._table(), dims)
 
-    def _table(self) -> jax.Array:
+    def _table(self) -> Any:
         (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
         return table
