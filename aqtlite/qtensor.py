@@ -301,7 +301,7 @@ class QTensor:
         if self.order is not None:
             return self.in_own_order()[index]
         _check_not_padded(self)
-        entries = _expand_index(index, self.ndim)
+        entries = block_shapes.expand_index(index, self.ndim)
         scale_entries: list[Any] = []
         axis = 0
         for entry in entries:
@@ -403,29 +403,3 @@ def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
         return axes
     stored = q._stored_axes()
     return tuple(stored[axis] for axis in axes)
-
-
-def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """Expands an index to one entry per axis, and None wherever a new axis goes."""
-    entries = index if isinstance(index, tuple) else (index,)
-    for entry in entries:
-        is_int = (
-            hasattr(entry, "dtype")
-            and entry.ndim == 0
-            and jnp.issubdtype(entry.dtype, jnp.integer)
-        ) or (isinstance(entry, int) and not isinstance(entry, bool))
-        if not (is_int or entry is None or entry is Ellipsis) and not isinstance(
-            entry, slice
-        ):
-            raise TypeError(
-                "a QTensor takes ints, slices, None and Ellipsis as indices; got "
-                f"{entry!r}. Index the result of .dequant() instead"
-            )
-    named = sum(entry is not None and entry is not Ellipsis for entry in entries)
-    if named > ndim or sum(entry is Ellipsis for entry in entries) > 1:
-        raise IndexError(f"index {index!r} does not fit an array of {ndim} axes")
-    rest = (slice(None),) * (ndim - named)
-    if not any(entry is Ellipsis for entry in entries):
-        return entries + rest
-    at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
-    return entries[:at] + rest + entries[at + 1 :]
