@@ -4,6 +4,7 @@ A pair of contracting axes gets zeros on both sides, whose products are zero; wh
 remaining axis gets is cut off the result again.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -49,7 +50,9 @@ def pad_operands(
     if not any(map(_asks, given, tensors)):
         return lhs, rhs
     whole = [
-        x.in_own_order().in_whole_blocks() if isinstance(x, QTensor) else x
+        dataclasses.replace(x.in_own_order(), padding=None)
+        if isinstance(x, QTensor)
+        else x
         for x in given
     ]
     sizes = [list(x.shape) for x in whole]

@@ -79,11 +79,10 @@ class QTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array, whatever the order in which it is stored."""
-        stored = tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
-        if self.padding is None:
-            return stored
-        widths = (*(0,) * (len(stored) - len(self.padding)), *self.padding)
-        return tuple(map(operator.sub, stored, widths))
+        sizes = tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        padding = self.padding or ()
+        widths = (0,) * (len(sizes) - len(padding)) + padding
+        return tuple(map(operator.sub, sizes, widths))
 
     @property
     def ndim(self) -> int:
@@ -188,10 +187,6 @@ class QTensor:
         if self.unrounded is not None:
             out = _straight_through(out, plain.unrounded)
         return out if self.padding is None else out[tuple(map(slice, self.shape))]
-
-    def in_whole_blocks(self) -> "QTensor":
-        """Takes the zeros behind the elements for elements, too."""
-        return dataclasses.replace(self, padding=None)
 
     def reshape(self, *shape: Any) -> "QTensor":
         """Reshapes like an array, where elements that share a scale stay together.
