@@ -1,7 +1,7 @@
 """Operands padded with zeros to whole blocks (``config.Blocks(pad=True)``).
 
-A pair of contracting axes gets zeros on both sides, whose products are zero; what a
-remaining axis gets is cut off the result again.
+A pair of contracting axes gets zeros on both sides, whose products are zero; what
+another axis gets is cut off the result again.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from jax import lax
 from aqtlite import config, shape_operations
 from aqtlite.dimension_numbers import Axes
 from aqtlite.operations import SIDES, Operation
+from aqtlite.operations.base import OperandAxes
 from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import whole_where_uneven
 from aqtlite.stored_zero import has_zero
@@ -70,10 +71,20 @@ def pad_operands(
             if size != x.shape[axis]:
                 _check_blocks(size, blocks, whole, tensors, pair, path)
             one[axis] = size
+    for pair in zip(axes[0].batch, axes[1].batch, strict=True):
+        # Blocks may cut the last axis that is not contracted, whichever it is.
+        blocks = [
+            _kept_block(x, tensor, axis, its)
+            for x, tensor, axis, its in zip(whole, tensors, pair, axes, strict=True)
+        ]
+        size = max(one[axis] for one, axis in zip(sizes, pair, strict=True))
+        size = -(-size // math.lcm(*blocks)) * math.lcm(*blocks)
+        for one, axis in zip(sizes, pair, strict=True):
+            one[axis] = size
     for one, x, tensor, its in zip(sizes, whole, tensors, axes, strict=True):
-        if its.remaining and not isinstance(x, QTensor) and tensor.blocks is not None:
-            last = its.remaining[-1]
-            one[last] = tensor.blocks.padded_remaining(one[last])
+        for axis in its.remaining:
+            block = _kept_block(x, tensor, axis, its)
+            one[axis] = -(-one[axis] // block) * block
     left, right = (
         _padded(x, tuple(one), tensor, f"{path}.{side}")
         for x, one, tensor, side in zip(whole, sizes, tensors, SIDES, strict=True)
@@ -147,6 +158,16 @@ def _block(
             f"{path}.blocks.{error}, of an operand of shape {tuple(x.shape)}; set "
             f"{path}.blocks.pad=True, as for the other operand"
         ) from error
+
+
+def _kept_block(x: Operand, tensor: config.Tensor, axis: int, axes: OperandAxes) -> int:
+    """The size of the blocks along an axis that is kept, 1 where none are padded."""
+    if isinstance(x, QTensor):
+        count = x.scale.shape[axis]
+        return 1 if count <= 1 else x.shape[axis] // count
+    blocks = tensor.blocks
+    is_last = axis == max(axes.batch + axes.remaining)
+    return blocks.remaining_size if blocks and blocks.pad and is_last else 1
 
 
 def _check_blocks(
