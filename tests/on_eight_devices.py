@@ -285,6 +285,36 @@ def test_blocks_along_explicit_axes():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize(
+    "size", [4, 3], ids=["whole blocks on each device", "blocks across devices"]
+)
+def test_blocks_along_a_sharded_contracting_axis(mesh, size):
+    """Devices exchange sums, and no operand where they have whole blocks."""
+    blocks = config.Tensor(
+        numerics=numerics.IntSymmetric(bits=8),
+        blocks=config.Blocks(size=size, pad=True),
+    )
+    raw = config.DotGeneralRaw(lhs=blocks, rhs=blocks)
+    dot = aqtlite.make_dot_general(config.DotGeneral(fwd=raw, dlhs=raw, drhs=raw))
+    step = jax.jit(jax.value_and_grad(functools.partial(loss, dot), (0, 1)))
+    wanted = jax.device_get(step(X, W))
+    args = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in ((X, P("d", "m")), (W, P("m", None)))
+    ]
+    with jax.set_mesh(mesh):
+        compiled = step.lower(*args).compile()
+        got = jax.device_get(compiled(*args))
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        # Blocks are summed in another order.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    if size == 4:
+        kinds = {one.kind for one in hlo.count(compiled.as_text())}
+        assert "all-reduce" in kinds, kinds
+        assert not kinds & {"all-to-all", "collective-permute"}, kinds
+
+
 @pytest.mark.parametrize("spec", [P("d", None, None), P(None, "d", None)])
 def test_noise_of_sharded_sequences(spec):
     x = normal((4, 8, 16), 6)
