@@ -23,6 +23,7 @@ from aqtlite import (
     execution,
     operands,
     products,
+    scale_moves,
     statistics,
 )
 from aqtlite.dimension_numbers import Axes
@@ -63,6 +64,10 @@ def quantize_and_contract(
         The result, in ``how.fwd.out_dtype``.
     """
     lhs, rhs, states = vary_together((lhs, rhs, states))
+    if how.fwd.lhs.scale_moves:
+        lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
+    elif how.fwd.rhs.scale_moves:
+        rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = map(_differentiable, (lhs, rhs))

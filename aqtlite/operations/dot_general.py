@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,8 @@ class DotGeneral(Operation):
     order: dn.Axes | None = None
     """A permutation of the axes of `lax.dot_general`'s result; None for none."""
 
+    pairs_elements: ClassVar[bool] = True
+
     def axes(self, side: Side) -> OperandAxes:
         index = ("lhs", "rhs").index(side)
         contracting, batch = (pair[index] for pair in self.dims)
@@ -64,6 +67,9 @@ class DotGeneral(Operation):
 
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
         return dn.rhs_scale_to_lhs(scale, self.dims, self.lhs_ndim)
+
+    def lhs_scale_to_rhs(self, scale: jax.Array) -> jax.Array:
+        return dn.rhs_scale_to_lhs(scale, dn.transpose(self.dims), self.rhs_ndim)
 
     def tiled(self, counts: tuple[int, ...]) -> "DotGeneral":
         front = sum(count > 1 for count in counts)
@@ -104,7 +110,8 @@ class DotGeneral(Operation):
         """Computes ``sum a b - sum (a - za) (b - zb)``.
 
         That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
-        frozen operand may be known.
+        frozen operand may be known. Zero points that vary along contracting axes are
+        within the sums.
         """
         lhs_axes, rhs_axes = self.axes("lhs").contracting, self.axes("rhs").contracting
         terms = []
@@ -122,8 +129,14 @@ class DotGeneral(Operation):
                 row = a.sum(lhs_axes, keepdims=True)
                 terms.append(self.scale_to_output("lhs", row))
         if lhs.zero_point is not None:
-            column = self.scale_to_output("rhs", _sums(rhs, rhs_axes))
-            terms.append(self.scale_to_output("lhs", lhs.zero_point) * column)
+            za = lhs.zero_point
+            if all(za.shape[axis] == 1 for axis in lhs_axes):
+                column = self.scale_to_output("rhs", _sums(rhs, rhs_axes))
+                terms.append(self.scale_to_output("lhs", za) * column)
+            else:
+                b = rhs.values.astype(jnp.int32) * self.lhs_scale_to_rhs(za)
+                column = b.sum(rhs_axes, keepdims=True)
+                terms.append(self.scale_to_output("rhs", column))
         return sum(terms[1:], start=terms[0])
 
     def integer_dot_in_float(
