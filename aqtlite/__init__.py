@@ -5,7 +5,7 @@ it into a function with the signature of `jax.lax.dot_general` and quantized gra
 `aqtlite.flax` puts that into Flax layers, and freezes trained weights for serving.
 """
 
-from aqtlite import shape_operations
+from aqtlite import kv_cache, shape_operations
 from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
 from aqtlite.qtensor import QTensor
@@ -15,6 +15,7 @@ __all__ = [
     "QTensor",
     "__version__",
     "einsum",
+    "kv_cache",
     "make_dot_general",
     "quantize",
     "shape_operations",

@@ -1,4 +1,4 @@
-"""Scales of given operands that vary along contracting axes, moved to the other operand.
+"""Scales that vary along contracting axes, moved to the other operand.
 
 A value cache has a scale for each position, and attention contracts positions. Such a
 scale cannot be taken out of the sum, but goes to the other operand, before that one is

@@ -125,8 +125,8 @@ ROWS = aqtlite.quantize(W, tensor(8), 1)
         (
             aqtlite.quantize(X, tensor(8), 0),
             ROWS,
-            r"fwd\.lhs is a QTensor of shape \(4, 8\) .*that is a QTensor as well, with "
-            r"a scale of shape \(8, 1\)",
+            r"fwd\.lhs is a QTensor of shape \(4, 8\) .*is a QTensor as well, with a "
+            r"scale of shape \(8, 1\)",
         ),
         (aqtlite.quantize(X, tensor(8), 1), ROWS, r"fwd\.rhs is a QTensor .* as well"),
         (
