@@ -194,8 +194,8 @@ def attend(
     """
     positions = cache.index - query.shape[-3] + jnp.arange(query.shape[-3])
     causal = jnp.arange(cache.length) <= positions[:, None]
-    mask = causal if mask is None else jnp.logical_and(mask, causal)
-    return _attend(query, cache.key, cache.value, cfg, mask)
+    masks = (causal,) if mask is None else (mask, causal)
+    return _attend(query, cache.key, cache.value, cfg, masks)
 
 
 def attend_uncached(
@@ -214,7 +214,8 @@ def attend_uncached(
         cfg: the config of the cache.
         mask: as for `attend`; without one, every position attends to all.
     """
-    return _attend(query, _quantize(key, cfg), _quantize(value, cfg), cfg, mask)
+    masks = () if mask is None else (mask,)
+    return _attend(query, _quantize(key, cfg), _quantize(value, cfg), cfg, masks)
 
 
 def _attend(
@@ -222,7 +223,7 @@ def _attend(
     key: QTensor,
     value: QTensor,
     cfg: config.DotGeneral,
-    mask: jax.Array | None,
+    masks: tuple[jax.Array, ...],
 ) -> jax.Array:
     *batch, count, query_heads, depth = query.shape
     heads = key.shape[-2]
@@ -243,7 +244,7 @@ def _attend(
         cfg=cfg,
         preferred_element_type=jnp.float32,
     )
-    if mask is not None:
+    for mask in masks:
         mask = _by_group(mask, heads, group, (count, key.shape[-3]))
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
     out = einsum(
