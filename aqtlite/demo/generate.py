@@ -26,13 +26,14 @@ def cache_config(dtype: str) -> config.DotGeneral | None:
     return config.update(config.qat(8), {"fwd.rhs.numerics": cached})
 
 
-def init_cache(model: Transformer) -> Any:
-    """An empty ``cache`` collection for one sequence.
+def init_cache(model: Transformer, batch: int = 1) -> Any:
+    """An empty ``cache`` collection.
 
     Args:
         model: with ``decode=True``.
+        batch: how many sequences.
     """
-    tokens = jnp.zeros((1, model.length), jnp.int32)
+    tokens = jnp.zeros((batch, model.length), jnp.int32)
     abstract = jax.eval_shape(model.init, jax.random.key(0), tokens)["cache"]
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
