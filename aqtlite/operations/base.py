@@ -87,6 +87,17 @@ class Operation(abc.ABC):
     """Each element along a contracting axis meets one of the other operand alone, so
     that a scale along it may multiply either."""
 
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """A Python identifier of its kind and axes, the same for all sizes."""
+
+    @abc.abstractmethod
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The shape of the result."""
+
     @abc.abstractmethod
     def axes(self, side: Side) -> OperandAxes:
         """The axes of an operand."""

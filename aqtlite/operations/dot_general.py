@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+import string
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,43 @@ class DotGeneral(Operation):
     """A permutation of the axes of `lax.dot_general`'s result; None for none."""
 
     pairs_elements: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, dimension_numbers: Any, lhs_shape: Any, rhs_shape: Any) -> "DotGeneral":
+        """The contraction of operands of these shapes.
+
+        >>> DotGeneral.of((([-1], [0]), ([], [])), (2, 3), (3, 4)).name
+        'dot_general_ab_bc'
+
+        Args:
+            dimension_numbers: as `lax.dot_general` takes them.
+            lhs_shape: of lhs.
+            rhs_shape: of rhs.
+
+        Raises:
+            ValueError: if they do not fit.
+            TypeError: if they are no dimension numbers.
+        """
+        dims = dn.canonicalize(dimension_numbers, lhs_shape, rhs_shape)
+        return cls(dims, len(lhs_shape), len(rhs_shape))
+
+    @property
+    def name(self) -> str:
+        letters = iter(string.ascii_letters)
+        lhs = [next(letters) for _ in range(self.lhs_ndim)]
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
+        paired = dict(zip(rhs_ca + rhs_ba, lhs_ca + lhs_ba, strict=True))
+        rhs = [
+            lhs[paired[axis]] if axis in paired else next(letters)
+            for axis in range(self.rhs_ndim)
+        ]
+        return f"dot_general_{''.join(lhs)}_{''.join(rhs)}"
+
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        shape = dn.output_shape(self.dims, lhs_shape, rhs_shape)
+        return shape if self.order is None else tuple(shape[a] for a in self.order)
 
     def axes(self, side: Side) -> OperandAxes:
         index = ("lhs", "rhs").index(side)
