@@ -64,9 +64,9 @@ def quantize_and_contract(
         The result, in ``how.fwd.out_dtype``.
     """
     lhs, rhs, states = vary_together((lhs, rhs, states))
-    if how.fwd.lhs.scale_moves:
+    if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
         lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
-    elif how.fwd.rhs.scale_moves:
+    elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
         rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config, quantizer, shape_operations
-from aqtlite.einsum import einsum
+from aqtlite.dot_general import make_dot_general
+from aqtlite.einsum import contract
 from aqtlite.qtensor import QTensor
 
 
@@ -233,25 +234,25 @@ def _attend(
             "batch axes and depth are to be equal, and the heads of the query a "
             "multiple of those of the keys"
         )
-    cfg = cfg.for_serving()
+    dot = make_dot_general(cfg.for_serving())
     group = query_heads // heads
     query = query / jnp.sqrt(depth).astype(query.dtype)
     grouped = query.reshape(*batch, count, heads, group, depth)
-    scores = einsum(
+    scores = contract(
         "...qhgd,...khd->...hgqk",
         grouped,
         key,
-        cfg=cfg,
+        dot,
         preferred_element_type=jnp.float32,
     )
     for mask in masks:
         mask = _by_group(mask, heads, group, (count, key.shape[-3]))
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    out = einsum(
+    out = contract(
         "...hgqk,...khd->...qhgd",
         jax.nn.softmax(scores),
         value,
-        cfg=cfg,
+        dot,
         preferred_element_type=query.dtype,
     )
     return out.reshape(*batch, count, query_heads, value.shape[-1])

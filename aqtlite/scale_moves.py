@@ -12,6 +12,7 @@ elements do not, and cut the contraction into tiles.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,7 @@ def obstacle(
 
 
 def move(
-    operation: Operation, side: Side, x: QTensor, other: jax.Array
+    operation: Operation, side: Side, x: QTensor, other: Any
 ) -> tuple[QTensor, jax.Array]:
     """Takes the scale from one operand, and multiplies the other by it.
 

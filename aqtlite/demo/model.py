@@ -41,15 +41,14 @@ class Transformer(nn.Module):
         x = x + nn.Embed(self.length, self.width, name="positions")(positions)
         mask = None if self.decode else nn.make_causal_mask(tokens)
         # A quantized cache goes in place of Flax's own.
-        is_own = self.decode and self.cache is not None
-        attention_fn = nn.dot_product_attention
-        if is_own:
+        attention_fn: Callable[..., jax.Array] = nn.dot_product_attention
+        if self.decode and self.cache is not None:
             attention_fn = QuantizedCache(self.cache)
         for _ in range(self.layers):
             y = nn.LayerNorm()(x)
             x = x + nn.MultiHeadDotProductAttention(
                 self.heads,
-                decode=self.decode and not is_own,
+                decode=self.decode and self.cache is None,
                 attention_fn=attention_fn,
                 qkv_dot_general=dot_general,
                 out_dot_general=dot_general,

@@ -32,10 +32,12 @@ def test_is_causal(cfg):
     assert not np.array_equal(logits[:, 6:], changed[:, 6:])
 
 
-@pytest.mark.parametrize("cfg", CONFIGS)
-def test_decoding_agrees_with_the_whole_sequence(cfg):
+@pytest.mark.parametrize(
+    ("cfg", "dtype"), [(None, "float32"), (CONFIGS[1], "float32"), (CONFIGS[1], "int8")]
+)
+def test_decoding_agrees_with_the_whole_sequence(cfg, dtype):
     model, variables, tokens = _model(cfg)
-    decoder = model.clone(decode=True)
+    decoder = model.clone(decode=True, cache=generate.cache_config(dtype))
     step = jax.jit(functools.partial(decoder.apply, mutable=["cache"]))
     cache = generate.init_cache(decoder)
     logits = []
