@@ -331,7 +331,8 @@ def dynamic_update_slice(
         ValueError: for other scales, or unless each axis has one index.
     """
     _check_each_axis("dynamic_update_slice", q, start_indices)
-    if q.order is not None and len(q.order) == q.ndim == update.ndim:
+    is_alike = isinstance(update, QTensor) and q.ndim == update.ndim
+    if is_alike and q.order is not None and len(q.order) == q.ndim:
         stored = dataclasses.replace(q, order=None)
         piece = dataclasses.replace(update.stored_in(q.order), order=None)
         starts = [start_indices[axis] for axis in q.order]
