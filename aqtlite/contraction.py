@@ -63,7 +63,7 @@ def quantize_and_contract(
     Returns:
         The result, in ``how.fwd.out_dtype``.
     """
-    lhs, rhs, states = vary_together((lhs, rhs, states))
+    operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
     if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
         lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
     elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):

@@ -437,3 +437,32 @@ def test_however_shardings_are_given(how):
         compiled = jax.jit(jitted).lower(x, W).compile()
     found = hlo.count(compiled.as_text())
     assert {one.kind for one in found} == {"all-reduce"}
+
+
+# --- Experts -----------------------------------------------------------------------
+
+
+def test_rows_and_experts_on_several_devices():
+    """A `ragged_dot` and its gradients: partitioned by XLA, and by experts inside."""
+    dot = aqtlite.make_ragged_dot(nearest())
+    x, w, g = normal((16, 8)), normal((4, 8, 6), 1), normal((16, 6), 2)
+    sizes = jnp.array([5, 3, 0, 6])
+
+    def both(x, w, sizes, g):
+        out, vjp = jax.vjp(lambda x, w: dot(x, w, sizes), x, w)
+        return out, *vjp(g)
+
+    whole = jax.jit(both)
+    rows, experts = (NamedSharding(AUTO, P(name)) for name in ("d", "m"))
+    shardings = rows, experts, NamedSharding(AUTO, P()), rows
+    got = jax.jit(both, in_shardings=shardings)(x, w, sizes, g)
+    assert_equal(got, whole(x, w, sizes, g))
+
+    inside = shard_map(both, mesh=AUTO, in_specs=P("d"), out_specs=P("d"))
+    halves = of_halves(whole, x, w, sizes, g)
+    wanted = jax.tree.map(lambda *one: jnp.concatenate(one), *halves)
+    assert_equal(jax.jit(inside)(x, w, sizes, g), wanted)
+
+    explicit = jax.device_put(x, NamedSharding(EXPLICIT, P("d")))
+    with pytest.raises(ValueError, match="axis_types"), jax.set_mesh(EXPLICIT):
+        dot(explicit, w, sizes)
