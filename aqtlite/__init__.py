@@ -6,7 +6,7 @@ it into a function with the signature of `jax.lax.dot_general` and quantized gra
 into Flax layers, and freezes trained weights for serving.
 """
 
-from aqtlite import shape_operations
+from aqtlite import kv_cache, shape_operations
 from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
 from aqtlite.qtensor import QTensor
@@ -17,6 +17,7 @@ __all__ = [
     "QTensor",
     "__version__",
     "einsum",
+    "kv_cache",
     "make_dot_general",
     "make_ragged_dot",
     "quantize",

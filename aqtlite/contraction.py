@@ -24,6 +24,7 @@ from aqtlite import (
     operands,
     padding,
     products,
+    scale_moves,
     statistics,
 )
 from aqtlite.dimension_numbers import Axes
@@ -64,6 +65,10 @@ def quantize_and_contract(
         The result, in ``how.fwd.out_dtype``.
     """
     operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
+    if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
+        lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
+    elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
+        rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = map(_differentiable, (lhs, rhs))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from aqtlite import config, granularity
+from aqtlite import config, granularity, operands, scale_moves
 from aqtlite.config import arithmetic
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import Operand, QTensor
@@ -75,6 +75,9 @@ class OperandExecution:
 
     is_given: bool = False
     """It is given quantized, as a `QTensor`."""
+
+    scale_moves: bool = False
+    """Its scale multiplies the other operand before that one is quantized."""
 
     @property
     def salt(self) -> int:
@@ -156,7 +159,9 @@ def resolve(
         out_sharding: of the result, on a mesh with explicit axes.
 
     Raises:
-        ValueError: if ``calib_shared_axes`` names axes that an operand lacks.
+        ValueError: if ``calib_shared_axes`` names axes that an operand lacks, or a
+            `QTensor` has a scale for each element of its contracting axes that cannot
+            multiply the other operand.
     """
     structure, types = jax.tree.structure(operation), (_type_of(lhs), _type_of(rhs))
     return _resolve(cfg, structure, *types, np.dtype(out_dtype), out_sharding)
@@ -165,13 +170,58 @@ def resolve(
 @functools.lru_cache(maxsize=4096)
 def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding) -> Execution:
     fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding)
-    given = (x.scale_shape is not None for x in (lhs, rhs))
+    operation = _without_arrays(structure)
+    moves_lhs = _scale_moves(operation, "lhs", fwd.lhs, lhs, fwd.rhs, rhs)
+    moves_rhs = _scale_moves(operation, "rhs", fwd.rhs, rhs, fwd.lhs, lhs)
     left, right = (
-        dataclasses.replace(one, is_given=is_given)
-        for one, is_given in zip((fwd.lhs, fwd.rhs), given, strict=True)
+        dataclasses.replace(
+            one, is_given=x.scale_shape is not None, scale_moves=is_moved
+        )
+        for one, x, is_moved in (
+            (fwd.lhs, lhs, moves_lhs),
+            (fwd.rhs, rhs, moves_rhs),
+        )
     )
     fwd = dataclasses.replace(fwd, lhs=left, rhs=right)
+    if moves_lhs or moves_rhs:
+        lhs, rhs = (
+            x._replace(
+                dtype=operands.wide_dtype(x.dtype),
+                scale_shape=(1,) * len(x.shape) if is_moved else None,
+            )
+            for x, is_moved in ((lhs, moves_lhs), (rhs, moves_rhs))
+        )
     return _with_gradients(fwd, cfg, structure, lhs, rhs)
+
+
+def _scale_moves(
+    operation: Operation,
+    side: Side,
+    one: OperandExecution,
+    own: _OperandType,
+    other_one: OperandExecution,
+    other: _OperandType,
+) -> bool:
+    """Decides whether the scale of `own` multiplies the other operand."""
+    if own.scale_shape is None or not one.scales_output:
+        return False
+    axes = operation.axes(side)
+    if not scale_moves.is_of_elements(own.shape, own.scale_shape, axes):
+        return False
+    obstacle = scale_moves.obstacle(
+        operation, side, own.scale_shape, other.scale_shape, other_one.tensor
+    )
+    if obstacle is None:
+        return True
+    if one.tensor.blocks is not None:
+        return False  # As blocks of one element.
+    raise ValueError(
+        f"{one.path} is a QTensor of shape {own.shape} with a scale of shape "
+        f"{own.scale_shape} that varies along the contracting axes "
+        f"{axes.contracting}: it cannot be taken out of the sum, and would multiply "
+        f"{other_one.path} before that is quantized, but {obstacle}. Share the scale "
+        "along the contracting axes, or give the result of .dequant()"
+    )
 
 
 def resolve_gradient(
@@ -191,8 +241,7 @@ def resolve_gradient(
 
 @functools.lru_cache(maxsize=4096)
 def _with_gradients(fwd, cfg, structure, lhs, rhs) -> Execution:
-    # The arrays of an operation, if it has any, do not matter.
-    operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
+    operation = _without_arrays(structure)
     return Execution(
         fwd=fwd,
         dlhs=_gradient(cfg, operation, "lhs", lhs, rhs),
@@ -200,6 +249,11 @@ def _with_gradients(fwd, cfg, structure, lhs, rhs) -> Execution:
         saves_lhs=_saved(cfg.fwd.lhs, cfg.drhs, lhs),
         saves_rhs=_saved(cfg.fwd.rhs, cfg.dlhs, rhs),
     )
+
+
+def _without_arrays(structure) -> Operation:
+    """The operation; its arrays, if it has any, do not matter here."""
+    return jax.tree.unflatten(structure, [None] * structure.num_leaves)
 
 
 def _contraction(

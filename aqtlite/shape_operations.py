@@ -322,7 +322,7 @@ def dynamic_update_slice(
     where values are not known (inside `jax.jit`).
 
     Args:
-        q: the array, a cache for instance.
+        q: the array, a cache for instance. Its order of storage stays.
         update: on the same grid, not larger.
         start_indices: ints, which may be traced, one for each axis.
 
@@ -330,8 +330,15 @@ def dynamic_update_slice(
         TypeError: for another grid, dtype or rank, or for a part of an axis of blocks.
         ValueError: for other scales, or unless each axis has one index.
     """
-    q, update = combination.check_alike("dynamic_update_slice", (q, update))
     _check_each_axis("dynamic_update_slice", q, start_indices)
+    is_alike = isinstance(update, QTensor) and q.ndim == update.ndim
+    if is_alike and q.order is not None and len(q.order) == q.ndim:
+        stored = dataclasses.replace(q, order=None)
+        piece = dataclasses.replace(update.stored_in(q.order), order=None)
+        starts = [start_indices[axis] for axis in q.order]
+        updated = dynamic_update_slice(stored, piece, starts)
+        return dataclasses.replace(updated, order=q.order)
+    q, update = combination.check_alike("dynamic_update_slice", (q, update))
     starts = _scale_starts(q, start_indices)
     sizes, is_whole = [], True
     for axis, size in enumerate(q.shape):

@@ -268,23 +268,8 @@ def _dtype(dtype: Any, tensor: config.Tensor, cfg: config.Smoothing) -> np.dtype
     return np.dtype("float32")
 
 
-@jax.custom_jvp
-def _exact_product(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """Multiplies in float32, with x's own rounding in every program."""
-    if x.dtype == np.float64:
-        return x * factor.astype(x.dtype)
-    return exact.algebraic_barrier(exact.float32(x)) * factor
-
-
-@_exact_product.defjvp
-def _exact_product_jvp(primals: Any, tangents: Any) -> Any:
-    (x, factor), (dx, _) = primals, tangents
-    out = _exact_product(x, factor)
-    return out, dx.astype(out.dtype) * factor.astype(out.dtype)
-
-
 def _product(x: jax.Array, factor: jax.Array, dtype: np.dtype) -> jax.Array:
-    return _exact_product(jnp.asarray(x), factor).astype(dtype)
+    return exact.scaled(jnp.asarray(x), factor).astype(dtype)
 
 
 def _ready(

@@ -280,9 +280,10 @@ class TestQTensorOperands:
         with pytest.raises(TypeError, match="asks for a float operand"):
             run(forward(lhs=tensor(8)), X, int4)
 
-    def test_refuses_a_scale_along_the_contraction(self):
+    def test_refuses_blocks_along_the_contraction(self):
+        blocks = tensor(8, blocks=config.Blocks(size=4))
         with pytest.raises(ValueError, match="varies along the contracting axes"):
-            DOT(X, aqtlite.quantize(W, tensor(8), 1), MATMUL)
+            DOT(X, aqtlite.quantize(W, blocks, 0), MATMUL)
 
     def test_has_no_gradient_but_lets_the_other_have_one(self):
         rhs = aqtlite.quantize(W, tensor(8), 0)

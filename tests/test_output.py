@@ -184,7 +184,7 @@ def test_static_ranges():
 
 
 def test_is_refused_where_it_cannot_be_taken():
-    dot = aqtlite.make_dot_general(with_out(calib_shared_axes=(0,)))
+    dot = aqtlite.make_dot_general(with_out(blocks=config.Blocks(count=5)))
     x, w = normal((4, 5)), normal((5, 5))
     out = dot(x, w, MATMUL)
     with pytest.raises(ValueError, match="varies along the contracting axes"):

@@ -87,7 +87,8 @@ def check(operations, on_arrays, *qs):
         assert isinstance(q, QTensor) and q.shape == x.shape and q.scale.ndim == x.ndim
         np.testing.assert_array_equal(value, x)
         if unrounded is not None:
-            np.testing.assert_array_equal(q.unrounded, unrounded[at])
+            own = q.in_own_order().unrounded
+            np.testing.assert_array_equal(own, unrounded[at])
     return got
 
 
@@ -415,6 +416,15 @@ def test_a_cache_of_positions_under_jit_and_in_a_scan():
 
     filled, _ = jax.lax.scan(step, cache, (jnp.arange(5), x))
     assert_same(filled, aqtlite.quantize(x, tensor(8), -1))
+
+
+def test_an_update_keeps_the_order_of_storage():
+    q = aqtlite.quantize(normal((3, 4, 2)), tensor(8), axes=2)
+    update = aqtlite.quantize(normal((1, 4, 2), 1), tensor(8), axes=2)
+    got = ops.dynamic_update_slice(q.stored_in((1, 2, 0)), update, (1, 0, 0))
+    assert (got.order, got.qvalue.shape) == ((1, 2, 0), (4, 2, 3))
+    wanted = ops.dynamic_update_slice(q, update, (1, 0, 0))
+    assert_same(got.in_own_order(), wanted)
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite import config, numerics
 from aqtlite.demo.model import Transformer
 
 TEMPERATURE = 0.7
 
 
-def init_cache(model: Transformer) -> Any:
-    """An empty ``cache`` collection for one sequence.
+def cache_config(dtype: str) -> config.DotGeneral | None:
+    """The config of a KV cache that holds "float32", "int8" or "int4".
+
+    Queries and probabilities have 8 bits; None for float32.
+    """
+    if dtype == "float32":
+        return None
+    cached = numerics.IntSymmetric(bits=int(dtype.removeprefix("int")))
+    return config.update(config.qat(8), {"fwd.rhs.numerics": cached})
+
+
+def init_cache(model: Transformer, batch: int = 1) -> Any:
+    """An empty ``cache`` collection.
 
     Args:
         model: with ``decode=True``.
+        batch: how many sequences.
     """
-    tokens = jnp.zeros((1, model.length), jnp.int32)
+    tokens = jnp.zeros((batch, model.length), jnp.int32)
     abstract = jax.eval_shape(model.init, jax.random.key(0), tokens)["cache"]
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
@@ -47,7 +60,8 @@ def generate(
     """Sample a continuation of a prompt.
 
     Args:
-        model: as trained; it is cloned with ``decode=True`` here.
+        model: as trained, with the config of the cache; it is cloned with
+            ``decode=True`` here.
         variables: trained or serving variables of it.
         prompt: token ids, at least one; with `new_tokens` no longer than the
             model's context.

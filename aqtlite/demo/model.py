@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from aqtlite import config
 from aqtlite.demo import corpus
-from aqtlite.flax import AqtDotGeneral
+from aqtlite.flax import AqtDotGeneral, QuantizedCache
 
 
 class Transformer(nn.Module):
@@ -29,6 +29,8 @@ class Transformer(nn.Module):
     """Contracts in place of ``AqtDotGeneral(cfg)``: that of another library."""
     decode: bool = False
     """If set, a call takes one token and continues from the ``cache`` collection."""
+    cache: config.DotGeneral | None = None
+    """Quantization of the KV cache when decoding; None keeps Flax's own, in float."""
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -38,11 +40,16 @@ class Transformer(nn.Module):
         positions = self._positions(tokens.shape[1])
         x = x + nn.Embed(self.length, self.width, name="positions")(positions)
         mask = None if self.decode else nn.make_causal_mask(tokens)
+        # A quantized cache goes in place of Flax's own.
+        attention_fn: Callable[..., jax.Array] = nn.dot_product_attention
+        if self.decode and self.cache is not None:
+            attention_fn = QuantizedCache(self.cache)
         for _ in range(self.layers):
             y = nn.LayerNorm()(x)
             x = x + nn.MultiHeadDotProductAttention(
                 self.heads,
-                decode=self.decode,
+                decode=self.decode and self.cache is None,
+                attention_fn=attention_fn,
                 qkv_dot_general=dot_general,
                 out_dot_general=dot_general,
             )(y, mask=mask)

@@ -20,6 +20,9 @@ generate text from it. Ends with a table that compares float32 with int8.
   aqtlite demo --fwd-bits 4          4-bit forward, 8-bit backward
 """
 
+CACHES = ("float32", "int8", "int4")
+"""What a KV cache may hold."""
+
 PROMPT_FRACTION = 4
 """A quarter of the context is the prompt of the generated sample."""
 
@@ -42,6 +45,8 @@ class Options:
     seed: int = 0
     fwd_bits: int = 8
     bwd_bits: int = 8
+    cache: str = "int8"
+    """What the quantized model's KV cache holds, one of `CACHES`."""
     validation_batches: int = 32
     """Fixed batches on which both models' validation loss is measured."""
     new_tokens: int | None = None
@@ -73,6 +78,10 @@ class Options:
                     f"--{name.replace('_', '-')} must be between 2 and 8, got "
                     f"{getattr(self, name)}"
                 )
+        if self.cache not in CACHES:
+            raise UserError(
+                f"--cache must be one of {', '.join(CACHES)}, got {self.cache}"
+            )
         room = self.length - self.prompt_length
         if self.new_tokens is not None and not 2 <= self.new_tokens <= room:
             raise UserError(
@@ -165,6 +174,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(quantization, "bwd_bits", int, "bits of both operands going backward, 2 to 8")
 
     serving = parser.add_argument_group("serving")
+    serving.add_argument(
+        "--cache",
+        choices=CACHES,
+        help="dtype of the quantized model's KV cache (default: " + Options.cache + ")",
+    )
     serving.add_argument(
         "--new-tokens",
         type=int,

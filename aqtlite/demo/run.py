@@ -99,6 +99,7 @@ def _serve(
         prompt=prompt,
         new_tokens=options.generated_tokens,
         seed=options.seed,
+        cache="float32" if model.cfg is None else options.cache,
     )
 
 

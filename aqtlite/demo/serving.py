@@ -52,6 +52,7 @@ def serve_in_fresh_process(
     prompt: np.ndarray,
     new_tokens: int,
     seed: int,
+    cache: str = "float32",
 ) -> Served:
     """Serve the artifact in `folder` from a new process.
 
@@ -62,6 +63,7 @@ def serve_in_fresh_process(
         prompt: tokens to continue.
         new_tokens: number of tokens to generate.
         seed: of the sampling.
+        cache: dtype of the KV cache, as `generate.cache_config` takes it.
 
     Raises:
         ServingError: if the process failed.
@@ -73,6 +75,7 @@ def serve_in_fresh_process(
         prompt=prompt,
         new_tokens=new_tokens,
         seed=seed,
+        cache=cache,
     )
     (folder / RESPONSE).unlink(missing_ok=True)
     # aqtlite may run from a checkout without being installed.
@@ -106,8 +109,9 @@ def serve(folder: pathlib.Path) -> Served:
     with np.load(folder / REQUEST) as request:
         served_logits = forward(model, variables, request["tokens"])
         trained_logits = request["trained_logits"]
+        cache = generate.cache_config(str(request["cache"]))
         sample, seconds_per_token = generate.generate(
-            model,
+            model.clone(cache=cache),
             variables,
             request["prompt"],
             int(request["new_tokens"]),

@@ -2,6 +2,7 @@
 
 from aqtlite.flax.linen import serialization as _serialization
 from aqtlite.flax.linen.absorb import absorb_smoothing
+from aqtlite.flax.linen.cache import QuantizedCache
 from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.convert import convert
@@ -30,6 +31,7 @@ __all__ = [
     "FrozenKernel",
     "ParameterReport",
     "QuantMode",
+    "QuantizedCache",
     "absorb_smoothing",
     "calibrate",
     "convert",

@@ -44,6 +44,26 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(words | zero, jnp.float32)
 
 
+@jax.custom_jvp
+def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """Computes ``x * factor`` in float32, with x's own rounding in every program.
+
+    Args:
+        x: floating; float64 is multiplied as it is.
+        factor: float32 that broadcasts to x; a constant for gradients.
+    """
+    if x.dtype == np.float64:
+        return x * factor.astype(x.dtype)
+    return algebraic_barrier(float32(x)) * factor
+
+
+@scaled.defjvp
+def _scaled_jvp(primals, tangents):
+    (x, factor), (dx, _) = primals, tangents
+    out = scaled(x, factor)
+    return out, dx.astype(out.dtype) * factor.astype(out.dtype)
+
+
 def fusion_barrier(x: jax.Array) -> jax.Array:
     """Returns x, and keeps XLA from fusing its computation into what reads it.
 

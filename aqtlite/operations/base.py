@@ -1,7 +1,7 @@
 """The interface of a contraction."""
 
 import abc
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,10 @@ class Operation(abc.ABC):
       contracts the ragged rows, and its result has a group axis.
     """
 
+    pairs_elements: ClassVar[bool] = False
+    """Each element along a contracting axis meets one of the other operand alone, so
+    that a scale along it may multiply either."""
+
     @property
     @abc.abstractmethod
     def name(self) -> str:
@@ -126,6 +130,14 @@ class Operation(abc.ABC):
         Args:
             scale: keepdims, of size 1 along the remaining axes of rhs.
         """
+
+    def lhs_scale_to_rhs(self, scale: jax.Array) -> jax.Array:
+        """Lays a scale of lhs out so that it multiplies rhs, if it `pairs_elements`.
+
+        Args:
+            scale: keepdims, of size 1 along the remaining axes of lhs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not move scales of lhs")
 
     @abc.abstractmethod
     def tiled(self, counts: tuple[int, ...]) -> "Operation":

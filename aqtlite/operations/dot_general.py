@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import string
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ class DotGeneral(Operation):
     rhs_ndim: int
     order: dn.Axes | None = None
     """A permutation of the axes of `lax.dot_general`'s result; None for none."""
+
+    pairs_elements: ClassVar[bool] = True
 
     @classmethod
     def of(cls, dimension_numbers: Any, lhs_shape: Any, rhs_shape: Any) -> "DotGeneral":
@@ -103,6 +105,9 @@ class DotGeneral(Operation):
 
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
         return dn.rhs_scale_to_lhs(scale, self.dims, self.lhs_ndim)
+
+    def lhs_scale_to_rhs(self, scale: jax.Array) -> jax.Array:
+        return dn.rhs_scale_to_lhs(scale, dn.transpose(self.dims), self.rhs_ndim)
 
     def tiled(self, counts: tuple[int, ...]) -> "DotGeneral":
         front = sum(count > 1 for count in counts)

@@ -13,7 +13,8 @@ def terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:
     """Computes ``sum a b - sum (a - za) (b - zb)``, modulo 2^32.
 
     That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
-    frozen operand may be known.
+    frozen operand may be known. Zero points that vary along contracting axes are
+    within the sums.
 
     Args:
         operation: a contraction that sums over its contracting axes alone.
@@ -36,8 +37,14 @@ def terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:
             row = a.sum(lhs_axes, keepdims=True)
             found.append(operation.scale_to_output("lhs", row))
     if lhs.zero_point is not None:
-        column = operation.scale_to_output("rhs", _sums(rhs, rhs_axes))
-        found.append(operation.scale_to_output("lhs", lhs.zero_point) * column)
+        za = lhs.zero_point
+        if all(za.shape[axis] == 1 for axis in lhs_axes):
+            column = operation.scale_to_output("rhs", _sums(rhs, rhs_axes))
+            found.append(operation.scale_to_output("lhs", za) * column)
+        else:
+            b = rhs.values.astype(jnp.int32) * operation.lhs_scale_to_rhs(za)
+            column = b.sum(rhs_axes, keepdims=True)
+            found.append(operation.scale_to_output("rhs", column))
     return sum(found[1:], start=found[0])
 
 

@@ -14,6 +14,7 @@ WORKLOADS = (
     "presets",
     "serving",
     "static_ranges",
+    "kv_cache",
     "compile",
     "memory",
     "contractions",

@@ -18,7 +18,12 @@ PHASE = "phase"
 WIDTH = 200
 """Width of tables that go to a file."""
 
-_UNITS = {"s": ("ms", 1e3), "bytes": ("MB", 1e-6), "relative error": ("%", 1e2)}
+_UNITS = {
+    "s": ("ms", 1e3),
+    "bytes": ("MB", 1e-6),
+    "relative error": ("%", 1e2),
+    "nats": ("millinats", 1e3),
+}
 
 
 def console() -> Console:
@@ -38,7 +43,6 @@ def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
         markdown: use Markdown instead of lines.
     """
     first = figures[0]
-    unit, _ = _UNITS[first.unit]
     labels = [name for name in first.case if name != PHASE]
     phases = list(dict.fromkeys(figure.case.get(PHASE, "median") for figure in figures))
     floored = any(figure.share_of_floor is not None for figure in figures)
@@ -50,6 +54,8 @@ def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
     for label in (*labels, ""):
         drawn.add_column(label)
     for phase in phases:
+        own = next(f for f in figures if f.case.get(PHASE, "median") == phase)
+        unit, _ = _UNITS[own.unit]
         drawn.add_column(f"{phase}, {unit}", justify="right", no_wrap=True)
         drawn.add_column("relative", justify="right")
         if floored:
@@ -64,12 +70,14 @@ def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
         if previous is not None and key[:-1] != previous and not markdown:
             drawn.add_section()
         previous = key[:-1]
-        cells = [cell for phase in phases for cell in _cells(row[phase], floored)]
+        cells = [cell for phase in phases for cell in _cells(row.get(phase), floored)]
         drawn.add_row(*map(str, key), *cells)
     return drawn
 
 
-def _cells(figure: Figure, floored: bool) -> list[str]:
+def _cells(figure: Figure | None, floored: bool) -> list[str]:
+    if figure is None:
+        return [""] * (3 if floored else 2)
     _, factor = _UNITS[figure.unit]
     text = _number(figure.median * factor)
     if figure.repeats > 1:

@@ -55,3 +55,10 @@ def test_quantized_name():
 def test_senseless_values_are_refused(changes):
     with pytest.raises(UserError, match="--"):
         options_lib.Options(**changes)
+
+
+def test_the_cache_is_one_of_those_there_are():
+    assert _parse().cache == "int8"
+    assert _parse("--cache", "int4").cache == "int4"
+    with pytest.raises(UserError, match="--cache must be one of float32, int8, int4"):
+        options_lib.Options(cache="int2")

@@ -1,0 +1,147 @@
+"""A quantized KV cache for Flax's attention layers."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax.core import Scope
+
+from aqtlite import config, kv_cache
+from aqtlite.flax.linen.caller import find_caller, path_of
+from aqtlite.kv_cache import KVCache
+from aqtlite.qtensor import QTensor
+
+COLLECTION = "cache"
+
+_KEY, _VALUE, _INDEX = "cached_key", "cached_value", "cache_index"
+"""Flax's own names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedCache:
+    """Attention that keeps its keys and values in a quantized cache, for decoding.
+
+    Pass it as `attention_fn=` of `nn.MultiHeadDotProductAttention`, in place of
+    ``decode=True``, or call it in an attention layer of your own, once in a module. The
+    parameters of the layer are the same, and so are the names of the cache's variables
+    in the collection "cache", of which the keys and values are `QTensor`s.
+
+    As Flax's own cache it is made by `init`, for as many positions as the sequence that
+    `init` is given has; a call of ``apply(..., mutable=["cache"])`` then takes the next
+    positions: one, or several at once (a prompt), each of which attends to those
+    before it and to itself. Donate the cache to the compiled step, and it is updated in
+    place. Keys and values may have fewer heads than queries (grouped-query attention).
+
+    >>> import flax.linen as nn, jax.numpy as jnp
+    >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=QuantizedCache())
+    >>> variables = layer.init(jax.random.key(0), jnp.ones((1, 16, 8)))
+    >>> variables["cache"]["cached_key"].qvalue.dtype
+    dtype('int8')
+    >>> out, updated = layer.apply(variables, jnp.ones((1, 3, 8)), mutable=["cache"])
+    >>> out.shape, int(updated["cache"]["cache_index"])
+    ((1, 3, 8), 3)
+
+    Raises:
+        TypeError: if `cfg` is not a `config.DotGeneral`.
+        ValueError: if a cache cannot be quantized by it.
+    """
+
+    cfg: config.DotGeneral = dataclasses.field(default_factory=config.qat)
+    """Of the contractions of queries with keys, and of probabilities with values:
+    ``fwd.rhs`` quantizes what is cached, ``fwd.lhs`` the queries and probabilities."""
+
+    def __post_init__(self):
+        if not isinstance(self.cfg, config.DotGeneral):
+            raise TypeError(
+                f"QuantizedCache takes a config.DotGeneral, got {self.cfg!r}; presets "
+                "such as config.qat(8) make one"
+            )
+        kv_cache.check_config(self.cfg)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None = None,
+        *,
+        dropout_rate: float = 0.0,
+        deterministic: bool = True,
+        qk_attn_weights_einsum: Any = None,
+        attn_weights_value_einsum: Any = None,
+    ) -> jax.Array:
+        """Writes the next keys and values, and attends to all.
+
+        Args:
+            query: ``(*batch, positions, query heads, depth)``.
+            key: ``(*batch, positions, heads, depth)``.
+            value: the same.
+            mask: True where attended; its last axis is the length of the cache.
+            dropout_rate: of attention; 0, unless `deterministic`.
+            deterministic: switches dropout off.
+            qk_attn_weights_einsum: None: the cache contracts by `cfg`.
+            attn_weights_value_einsum: the same.
+
+        Raises:
+            ValueError: without a cache, if it is full, or for another shape.
+        """
+        if dropout_rate > 0.0 and not deterministic:
+            raise ValueError(
+                f"dropout_rate={dropout_rate} was asked of attention to a KV cache, "
+                "which is for decoding; pass deterministic=True"
+            )
+        if qk_attn_weights_einsum is not None or attn_weights_value_einsum is not None:
+            raise ValueError(
+                "QuantizedCache contracts queries and values by its own cfg; leave "
+                "qk_attn_weights_einsum and attn_weights_value_einsum None"
+            )
+        scope = _scope()
+        if not scope.has_variable(COLLECTION, _KEY):
+            _make(scope, key, value, self.cfg)
+            return kv_cache.attend_uncached(query, key, value, self.cfg, mask)
+        cache = kv_cache.append(_read(scope), key, value, self.cfg)
+        _write(scope, cache)
+        return kv_cache.attend(query, cache, self.cfg, mask)
+
+
+def _scope() -> Scope:
+    """The scope of the module that is running."""
+    caller = find_caller()
+    if caller is None or not caller.is_inside:
+        raise ValueError(
+            "QuantizedCache was called outside a Flax module, or inside a "
+            "transformation such as jax.jit within one, where it has no variables; "
+            "aqtlite.kv_cache has functions without modules"
+        )
+    return caller.scope
+
+
+def _make(
+    scope: Scope, key: jax.Array, value: jax.Array, cfg: config.DotGeneral
+) -> None:
+    """Makes an empty cache of the length of this sequence."""
+    if not scope.is_mutable_collection(COLLECTION):
+        raise ValueError(
+            f"{path_of(scope)} has no '{_KEY}' in the collection '{COLLECTION}': make "
+            "it by model.init with a sequence of the longest length, and apply with "
+            f"mutable=['{COLLECTION}']"
+        )
+    _write(scope, kv_cache.empty(key.shape, key.dtype, cfg, value.shape[-1]))
+
+
+def _read(scope: Scope) -> KVCache:
+    key, value, index = (
+        scope.get_variable(COLLECTION, name) for name in (_KEY, _VALUE, _INDEX)
+    )
+    if not isinstance(key, QTensor) or not isinstance(value, QTensor):
+        raise TypeError(
+            f"'{_KEY}' of {path_of(scope)} is an array, as Flax's own cache keeps it: "
+            "QuantizedCache goes in place of decode=True, and has a cache of its own"
+        )
+    return KVCache(key, value, index)
+
+
+def _write(scope: Scope, cache: KVCache) -> None:
+    scope.put_variable(COLLECTION, _KEY, cache.key)
+    scope.put_variable(COLLECTION, _VALUE, cache.value)
+    scope.put_variable(COLLECTION, _INDEX, cache.index)

@@ -1,0 +1,300 @@
+"""A quantized KV cache, and attention to it.
+
+Keys and values have a scale for each position and head. Attention contracts their
+integers:
+
+- scores: ``sum_d q_d (s k_d) = s sum_d q_d k_d``: the scale of a key multiplies its
+  score;
+- values: ``sum_t p_t (s_t v_t) = sum_t (p_t s_t) v_t``: the scale of a value multiplies
+  its probability, before that is quantized (`aqtlite.scale_moves`).
+
+`aqtlite.flax.QuantizedCache` puts it into Flax's layers.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import config, quantizer, shape_operations
+from aqtlite.dot_general import make_dot_general
+from aqtlite.einsum import contract
+from aqtlite.qtensor import QTensor
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of past positions; a pytree.
+
+    >>> import jax.numpy as jnp
+    >>> cfg = config.qat(8)
+    >>> cache = empty((2, 16, 4, 8), jnp.float32, cfg)
+    >>> cache = append(cache, jnp.ones((2, 1, 4, 8)), jnp.ones((2, 1, 4, 8)), cfg)
+    >>> int(cache.index), cache.key.shape, cache.key.scale.size
+    (1, (2, 16, 4, 8), 128)
+    >>> attend(jnp.ones((2, 1, 4, 8)), cache, cfg).shape
+    (2, 1, 4, 8)
+    """
+
+    key: QTensor
+    """``(*batch, length, heads, depth)``, stored as ``(*batch, heads, depth, length)``:
+    the order that its contraction runs fastest in."""
+
+    value: QTensor
+    """The same, stored as ``(*batch, heads, length, depth)``."""
+
+    index: jax.Array
+    """int32: how many positions have been written."""
+
+    @property
+    def length(self) -> int:
+        """How many positions there is room for."""
+        return self.key.shape[-3]
+
+
+def check_config(cfg: config.DotGeneral) -> None:
+    """Raises ValueError unless a cache can be quantized by ``cfg.fwd.rhs``.
+
+    Args:
+        cfg: of both contractions; queries and probabilities are their lhs.
+    """
+    tensor = cfg.fwd.rhs
+    if not tensor.is_quantized or tensor.use_fake_quant:
+        raise ValueError(
+            "fwd.rhs is what keys and values are quantized by, and "
+            f"{tensor!r} leaves them in float; give it numerics, as "
+            "config.qat(8) and config.weight_only(8) do"
+        )
+    if tensor.blocks is not None or tensor.calib_shared_axes is not None:
+        raise ValueError(
+            "a KV cache has one scale for each position and head; leave "
+            f"fwd.rhs.blocks={tensor.blocks!r} and "
+            f"fwd.rhs.calib_shared_axes={tensor.calib_shared_axes!r} None"
+        )
+    for side, one in (("lhs", cfg.fwd.lhs), ("rhs", tensor)):
+        if one.calibration.has_state or one.calibration.is_learned:
+            raise ValueError(
+                f"fwd.{side}.calibration={one.calibration!r} needs statistics or "
+                "parameters, which a KV cache does not keep; take one that looks at "
+                "the array alone, such as calibration.AbsMax()"
+            )
+    if cfg.out.is_quantized:
+        raise ValueError(
+            f"out={cfg.out!r} would quantize the scores of attention; leave it float"
+        )
+    if cfg.fwd.smoothing is not None:
+        raise ValueError(
+            f"fwd.smoothing={cfg.fwd.smoothing!r} moves scales between keys and "
+            "queries, of which a KV cache has the past keys in integers; leave it None"
+        )
+
+
+def empty(
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike,
+    cfg: config.DotGeneral,
+    value_depth: int | None = None,
+) -> KVCache:
+    """Makes a cache without positions.
+
+    Args:
+        shape: ``(*batch, length, heads, depth)``, with the heads of the keys.
+        dtype: of keys and values.
+        cfg: its ``fwd.rhs`` quantizes keys and values.
+        value_depth: of values, where it is another than that of keys.
+
+    Raises:
+        ValueError: if a config has no such cache, or a shape has fewer than 3 axes.
+    """
+    check_config(cfg)
+    if len(shape) < 3:
+        raise ValueError(
+            f"a KV cache has the shape (*batch, length, heads, depth), got {shape}"
+        )
+    batch = len(shape) - 3
+    length, heads, depth = range(batch, batch + 3)
+    key = _quantize(jnp.zeros(shape, dtype), cfg)
+    value = _quantize(jnp.zeros((*shape[:-1], value_depth or shape[-1]), dtype), cfg)
+    return KVCache(
+        key.stored_in((*range(batch), heads, depth, length)),
+        value.stored_in((*range(batch), heads, length, depth)),
+        jnp.zeros((), jnp.int32),
+    )
+
+
+def append(
+    cache: KVCache, key: jax.Array, value: jax.Array, cfg: config.DotGeneral
+) -> KVCache:
+    """Writes the next positions, in place where XLA may (if the cache is donated).
+
+    Beyond the length of the cache it raises, or, inside `jax.jit`, makes scales NaN, so
+    that all attention to the cache is NaN from there on.
+
+    Args:
+        cache: the cache.
+        key: ``(*batch, positions, heads, depth)``, floating.
+        value: the same.
+        cfg: the config of the cache.
+
+    Raises:
+        TypeError: if they are not floating, or the cache is on another grid.
+        ValueError: for another shape, or if there is no room.
+    """
+    _check_new("key", key, cache.key)
+    _check_new("value", value, cache.value)
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(
+            f"key of shape {key.shape} and value of shape {value.shape} differ in "
+            "another axis than the last"
+        )
+    positions, index = key.shape[-3], cache.index
+    is_overfull = index + positions > cache.length
+    if not isinstance(is_overfull, jax.core.Tracer) and np.any(is_overfull):
+        raise ValueError(
+            f"the KV cache has room for {cache.length} positions, {index} of which are "
+            f"written, and was given {positions} more; initialize it with a longer "
+            "sequence"
+        )
+
+    def written(past: QTensor, x: jax.Array) -> QTensor:
+        new = _quantize(x, cfg).astype(past.dtype)
+        scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
+        starts = [0] * (past.ndim - 3) + [index, 0, 0]
+        starts = [jnp.asarray(start, index.dtype) for start in starts]
+        new = dataclasses.replace(new, scale=scale)
+        return shape_operations.dynamic_update_slice(past, new, starts)
+
+    return KVCache(
+        written(cache.key, key), written(cache.value, value), index + positions
+    )
+
+
+def attend(
+    query: jax.Array,
+    cache: KVCache,
+    cfg: config.DotGeneral,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """Dot-product attention of the last positions to all that have been written.
+
+    With fewer heads of keys than of queries (grouped-query attention), each of them
+    serves as many consecutive heads of queries.
+
+    Args:
+        query: ``(*batch, positions, query heads, depth)``: those written last, each of
+            which attends to itself and what was before it.
+        cache: with the keys and values of these positions.
+        cfg: the config of the cache.
+        mask: True where attended; broadcasts to ``(*batch, query heads, positions,
+            length)``.
+
+    Returns:
+        ``(*batch, positions, query heads, depth of values)``, in the dtype of query.
+    """
+    positions = cache.index - query.shape[-3] + jnp.arange(query.shape[-3])
+    causal = jnp.arange(cache.length) <= positions[:, None]
+    masks = (causal,) if mask is None else (mask, causal)
+    return _attend(query, cache.key, cache.value, cfg, masks)
+
+
+def attend_uncached(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    cfg: config.DotGeneral,
+    mask: jax.Array | None = None,
+) -> jax.Array:
+    """Dot-product attention to keys and values that are quantized as a cache would.
+
+    Args:
+        query: ``(*batch, positions, query heads, depth)``.
+        key: ``(*batch, length, heads, depth)``.
+        value: the same.
+        cfg: the config of the cache.
+        mask: as for `attend`; without one, every position attends to all.
+    """
+    masks = () if mask is None else (mask,)
+    return _attend(query, _quantize(key, cfg), _quantize(value, cfg), cfg, masks)
+
+
+def _attend(
+    query: jax.Array,
+    key: QTensor,
+    value: QTensor,
+    cfg: config.DotGeneral,
+    masks: tuple[jax.Array, ...],
+) -> jax.Array:
+    *batch, count, query_heads, depth = query.shape
+    heads = key.shape[-2]
+    if (*batch, depth) != (*key.shape[:-3], key.shape[-1]) or query_heads % heads:
+        raise ValueError(
+            f"query of shape {query.shape} does not fit keys of shape {key.shape}: "
+            "batch axes and depth are to be equal, and the heads of the query a "
+            "multiple of those of the keys"
+        )
+    dot = make_dot_general(cfg.for_serving())
+    group = query_heads // heads
+    query = query / jnp.sqrt(depth).astype(query.dtype)
+    grouped = query.reshape(*batch, count, heads, group, depth)
+    scores = contract(
+        "...qhgd,...khd->...hgqk",
+        grouped,
+        key,
+        dot,
+        preferred_element_type=jnp.float32,
+    )
+    for mask in masks:
+        mask = _by_group(mask, heads, group, (count, key.shape[-3]))
+        scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+    out = contract(
+        "...hgqk,...khd->...qhgd",
+        jax.nn.softmax(scores),
+        value,
+        dot,
+        preferred_element_type=query.dtype,
+    )
+    return out.reshape(*batch, count, query_heads, value.shape[-1])
+
+
+def _by_group(
+    mask: jax.Array, heads: int, group: int, last: tuple[int, int]
+) -> jax.Array:
+    """Splits the axis of heads of a mask, if it has one."""
+    mask = jnp.atleast_2d(mask)
+    rows, columns = mask.shape[-2:]
+    if rows not in (1, last[0]) or columns not in (1, last[1]):
+        raise ValueError(
+            f"mask of shape {mask.shape} does not broadcast to {last[0]} queries and "
+            f"{last[1]} keys, its last two axes; the keys are all the positions that "
+            "the cache has room for"
+        )
+    if mask.ndim == 2:
+        return mask
+    *batch, own, _, _ = mask.shape
+    if own not in (1, heads * group):
+        raise ValueError(
+            f"mask of shape {mask.shape} does not broadcast to {heads * group} heads"
+        )
+    split = (1, 1) if own == 1 else (heads, group)
+    return mask.reshape(*batch, *split, rows, columns)
+
+
+def _quantize(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
+    """Quantizes keys or values, each position and head with a scale."""
+    return quantizer.quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
+
+
+def _check_new(name: str, x: jax.Array, past: QTensor) -> None:
+    """Raises TypeError or ValueError unless x is floating and fits the cache."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating, got {x.dtype} of shape {x.shape}")
+    if x.ndim != past.ndim or (*x.shape[:-3], *x.shape[-2:]) != (
+        *past.shape[:-3],
+        *past.shape[-2:],
+    ):
+        raise ValueError(
+            f"{name} of shape {x.shape} does not fit a KV cache of shape {past.shape}: "
+            "all axes but the length (the last but two) are to be equal"
+        )
