@@ -13,6 +13,9 @@ from aqtlite.sharding import explicit_sharding
 # Up to so many rows, reading rhs is what takes time.
 _FEW_ROWS = 64
 
+# Up to so many rows, widening int4 takes time beside contracting it.
+_ROWS_OF_PAIRS = 512
+
 # Rows that are transposed at a time.
 _BLOCK = 16
 
@@ -75,6 +78,34 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if has_one_column:
         out = lax.index_in_dim(out, 0, axis=-1, keepdims=False)
     return out.reshape(shape)
+
+
+def holds_pairs(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
+    """Returns True if `dot_of_pairs` contracts such operands, and sooner than `dot`."""
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    if rhs.dtype != jnp.int4 or batch or len(lhs_ca) != 1 or not can_reshape(lhs, rhs):
+        return False
+    is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
+    products, rows = lhs.shape[-1], _rows(lhs.shape, dims)
+    return is_last and products > 0 and products % 2 == 0 and rows <= _ROWS_OF_PAIRS
+
+
+def dot_of_pairs(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """Contracts int8 with int4, both along their last axis, to int32.
+
+    Two int4 lie in a byte. XLA widens them one at a time; but taking the first of every
+    pair, or the second, is a shift of whole bytes, which LLVM vectorizes. The products
+    with either half are summed by a contraction of their own.
+    """
+    halves = []
+    for half in (0, 1):
+        pairs = rhs.reshape(*rhs.shape[:-1], rhs.shape[-1] // 2, 2)
+        values = lax.index_in_dim(pairs, half, -1, keepdims=False).astype(jnp.int8)
+        positions = lax.slice_in_dim(lhs, half, None, 2, axis=-1)
+        halves.append(dot(positions.astype(jnp.int8), values, dims))
+    return halves[0] + halves[1]
 
 
 def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
