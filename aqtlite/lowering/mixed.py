@@ -17,11 +17,11 @@ from aqtlite.lowering.target import TargetDependent
 from aqtlite.sharding import before_transposition
 
 # Up to so many sums of digits are kept at once; beyond, they would leave the cache.
-_FEW_SUMS = 2**23
+_FEW_SUMS = 2**21
 
 # The sums of a block of rows, which has at least so many rows, so that rhs is not read
 # more often than need be.
-_BLOCK_SUMS = 2**21
+_BLOCK_SUMS = 2**19
 _BLOCK_ROWS = 128
 
 
@@ -137,8 +137,8 @@ def _dot_in_blocks(lhs, rhs, dims, order, out_dtype):
     size = -(-rows // blocks)
     stack, unit = digits.of_floats(lhs, lhs_ca, _digits_of(lhs, out_dtype))
     stack = stack.reshape(-1, rows, *lhs.shape[rank:])
-    # Widened once.
-    rhs = rhs.astype(jnp.promote_types(rhs.dtype, jnp.int8))
+    if rhs.dtype == jnp.int4:  # Widened once.
+        rhs = rhs.astype(jnp.int8)
     block_dims = (tuple(range(2, stack.ndim)), rhs_ca), ((), ())
 
     def insert(index, out):
