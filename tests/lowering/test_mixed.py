@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aqtlite import lowering
-from aqtlite.lowering import cpu, digits, mixed, processor
+from aqtlite.lowering import cpu, mixed, processor
 
 LAST_AXES = ((1,), (1,)), ((), ())
 FLOAT32 = jnp.dtype("float32")
@@ -110,12 +110,15 @@ def test_what_is_not_finite_poisons_its_row_alone(bad, bits):
     np.testing.assert_array_equal(np.delete(got, 6, 0), np.delete(clean, 6, 0))
 
 
-def test_pairs_of_int4():
+@pytest.mark.parametrize("widened", [2**18, 30])
+def test_pairs_of_int4(widened, monkeypatch):
+    # 30: blocks of three columns, of which the last two overlap.
+    monkeypatch.setattr(cpu, "_WIDENED_BYTES", widened)
     rng = np.random.default_rng(0)
     lhs = jnp.asarray(rng.integers(-128, 128, (3, 10)), jnp.int8)
-    rhs = jnp.asarray(rng.integers(-8, 8, (5, 10)), jnp.int4)
+    rhs = jnp.asarray(rng.integers(-8, 8, (7, 10)), jnp.int4)
     assert cpu.holds_pairs(lhs, rhs, LAST_AXES)
-    got = lowering.integer_dot(lhs, rhs, LAST_AXES, largest=(digits.LARGEST, 8))
+    got = jax.jit(lambda *x: cpu.dot_of_pairs(*x, LAST_AXES))(lhs, rhs)
     np.testing.assert_array_equal(
         got, np.asarray(lhs, np.int32) @ np.asarray(rhs.astype(jnp.int32)).T
     )

@@ -36,7 +36,8 @@ def widen_int4(variables: Any) -> Any:
     """
 
     def widen(x: Any) -> Any:
-        dtype = _WIDENED.get(getattr(x, "dtype", None))
-        return x if dtype is None else x.astype(dtype)
+        if not isinstance(x, jax.Array) or x.dtype not in _WIDENED:
+            return x
+        return x.astype(_WIDENED[x.dtype])
 
     return jax.tree.map(widen, variables)
