@@ -1,8 +1,9 @@
 """Quantized contractions for JAX: int8 and int4 training and serving.
 
 A *config* (`aqtlite.config`) says what to quantize and how. `make_dot_general` turns
-it into a function with the signature of `jax.lax.dot_general` and quantized gradients;
-`aqtlite.flax` puts that into Flax layers, and freezes trained weights for serving.
+it into a function with the signature of `jax.lax.dot_general` and quantized gradients,
+`make_ragged_dot` into one with that of `jax.lax.ragged_dot`; `aqtlite.flax` puts them
+into Flax layers, and freezes trained weights for serving.
 """
 
 from aqtlite import shape_operations
@@ -10,12 +11,14 @@ from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
 from aqtlite.qtensor import QTensor
 from aqtlite.quantizer import quantize
+from aqtlite.ragged_dot import make_ragged_dot
 
 __all__ = [
     "QTensor",
     "__version__",
     "einsum",
     "make_dot_general",
+    "make_ragged_dot",
     "quantize",
     "shape_operations",
 ]

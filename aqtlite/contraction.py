@@ -62,7 +62,7 @@ def quantize_and_contract(
     Returns:
         The result, in ``how.fwd.out_dtype``.
     """
-    lhs, rhs, states = vary_together((lhs, rhs, states))
+    operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = map(_differentiable, (lhs, rhs))

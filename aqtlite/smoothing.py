@@ -27,7 +27,7 @@ from aqtlite import calibration, config, numerics
 from aqtlite import dimension_numbers as dn
 from aqtlite.calibration import power_mean, scale_grids
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES
+from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor import Operand, QTensor
 
 # For calibrations, whose ranges are those of a symmetric grid.
@@ -36,6 +36,20 @@ _GRID = numerics.IntSymmetric(bits=8)
 _LARGEST = 2.0**62
 """Of scales, and its reciprocal is the smallest: both are normal, and so are the
 scales' reciprocals and squares."""
+
+
+def dims_of(operation: Operation) -> dn.DimensionNumbers:
+    """The dimension numbers of a contraction whose operands can be smoothed.
+
+    Raises:
+        ValueError: if its channels do not pair up, as those of a convolution.
+    """
+    if not isinstance(operation, DotGeneral):
+        raise ValueError(
+            f"fwd.smoothing was asked of {operation.name}, but moves scales along the "
+            "contracting axes of a dot_general or an einsum alone: set it to None"
+        )
+    return operation.dims
 
 
 class Factors(NamedTuple):

@@ -34,6 +34,7 @@ from aqtlite import config, granularity, parameters, smoothing
 from aqtlite import dimension_numbers as dn
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
+from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor import QTensor
 
 
@@ -78,9 +79,7 @@ def is_learned(tensor: config.Tensor) -> bool:
     return tensor.is_quantized and tensor.calibration.is_learned
 
 
-def init_states(
-    cfg: config.DotGeneral, lhs: Any, rhs: Any, dimension_numbers: Any
-) -> States:
+def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) -> States:
     """The states of a contraction before the first batch.
 
     Args:
@@ -88,7 +87,8 @@ def init_states(
         lhs: an operand; or its shape and dtype, if its scale is not learned, and with a
             smoothing neither is that of the other one.
         rhs: the other one.
-        dimension_numbers: as `jax.lax.dot_general` takes them.
+        contraction: an `Operation`, or dimension numbers as `jax.lax.dot_general` takes
+            them.
 
     Returns:
         A state for each operand, ``()`` for one whose calibration has none.
@@ -97,14 +97,16 @@ def init_states(
         ValueError: if each row of an operand would have a state of its own.
         TypeError: if a learned scale has no values to start from.
     """
-    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    (lhs_ca, rhs_ca), _ = dims
-    out_shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    operation = _operation(contraction, lhs, rhs)
+    lhs_ca, rhs_ca = (operation.axes(side).contracting for side in SIDES)
+    out_shape = operation.output_shape(lhs.shape, rhs.shape)
     smoothed: Any = ()
     first: Any = ()
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        dims = smoothing.dims_of(operation)
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
     if cfg.fwd.smoothing is not None and has_parameters(cfg):
+        dims = smoothing.dims_of(operation)
         for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
             if is_learned(tensor):
                 parameters.check_values(tensor, path, lhs, "fwd.lhs")
@@ -212,7 +214,7 @@ def _last_axis(x: Any) -> dn.Axes:
 
 
 def update_states(
-    cfg: config.DotGeneral, states: States, lhs: Any, rhs: Any, dimension_numbers: Any
+    cfg: config.DotGeneral, states: States, lhs: Any, rhs: Any, contraction: Any
 ) -> States:
     """The states of a contraction after one more batch of its operands.
 
@@ -223,20 +225,30 @@ def update_states(
         lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
             is.
         rhs: the other one.
-        dimension_numbers: as `jax.lax.dot_general` takes them.
+        contraction: as `init_states` takes it.
     """
-    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    (lhs_ca, rhs_ca), _ = dims
+    operation = _operation(contraction, lhs, rhs)
+    lhs_ca, rhs_ca = (operation.axes(side).contracting for side in SIDES)
     smoothed = states.smoothing
-    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
-        smoothed = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
-    # The range of an operand is that of what is quantized.
-    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
+    if cfg.fwd.smoothing is not None:
+        dims = smoothing.dims_of(operation)
+        if cfg.fwd.smoothing.has_state:
+            smoothed = smoothing.update_state(
+                cfg.fwd.smoothing, smoothed, lhs, rhs, dims
+            )
+        # The range of an operand is that of what is quantized.
+        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
     return states._replace(
         lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_ca, "fwd.lhs"),
         rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_ca, "fwd.rhs"),
         smoothing=smoothed,
     )
+
+
+def _operation(contraction: Any, lhs: Any, rhs: Any) -> Operation:
+    if isinstance(contraction, Operation):
+        return contraction
+    return DotGeneral.of(contraction, lhs.shape, rhs.shape)
 
 
 def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:

@@ -18,6 +18,7 @@ from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.config import registry
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
+from aqtlite.operations import SIDES
 from aqtlite.serving.call_site import CallSite, Operand
 
 FORMAT = 3
@@ -255,11 +256,13 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             return FrozenKernel(info.shape, info.dtype, int(data["number"]), sliced)
         case "site":
             info = _decode_info(data)
-            identity = data["identity"]
+            identity, side = data["identity"], data["side"]
+            if side not in SIDES:
+                raise ValueError(f"an operand of the unknown side {side!r}")
             return CallSite(
                 cfg=configs[data["config"]],
                 operand=Operand(
-                    str(data["side"]),
+                    side,
                     info.shape,
                     tuple(int(axis) for axis in data["contracting"]),
                     info.dtype,

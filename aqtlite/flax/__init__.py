@@ -10,6 +10,7 @@ from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.merge import merge_statistics
+from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.widen import widen_int4
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving.report import ConversionReport, ParameterReport
@@ -19,6 +20,7 @@ _serialization.register()
 __all__ = [
     "AqtDotGeneral",
     "AqtEinsum",
+    "AqtRaggedDot",
     "Call",
     "ConversionReport",
     "FrozenKernel",

@@ -2,5 +2,14 @@
 
 from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
 from aqtlite.operations.dot_general import DotGeneral
+from aqtlite.operations.ragged_dot import RaggedDot
 
-__all__ = ["SIDES", "DotGeneral", "DotInput", "OperandAxes", "Operation", "Side"]
+__all__ = [
+    "SIDES",
+    "DotGeneral",
+    "DotInput",
+    "OperandAxes",
+    "Operation",
+    "RaggedDot",
+    "Side",
+]

@@ -83,6 +83,17 @@ class Operation(abc.ABC):
       contracts the ragged rows, and its result has a group axis.
     """
 
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """A Python identifier of its kind and axes, the same for all sizes."""
+
+    @abc.abstractmethod
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The shape of the result."""
+
     @abc.abstractmethod
     def axes(self, side: Side) -> OperandAxes:
         """The axes of an operand."""
@@ -127,6 +138,18 @@ class Operation(abc.ABC):
             A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result
             has as many axes more in front, over which it is to be summed.
         """
+
+    def of_tiles(self, counts: tuple[int, ...]) -> "Operation":
+        """The contractions of single tiles, their own arrays stacked, if any.
+
+        Args:
+            counts: as `tiled` takes them.
+
+        Returns:
+            An operation whose arrays have a new leading axis, an element for each tile.
+        """
+        del counts
+        return self
 
     @abc.abstractmethod
     def integer_dot(

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-import math
+import string
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
 from aqtlite import lowering
+from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 
 
@@ -37,6 +39,43 @@ class DotGeneral(Operation):
     rhs_ndim: int
     order: dn.Axes | None = None
     """A permutation of the axes of `lax.dot_general`'s result; None for none."""
+
+    @classmethod
+    def of(cls, dimension_numbers: Any, lhs_shape: Any, rhs_shape: Any) -> "DotGeneral":
+        """The contraction of operands of these shapes.
+
+        >>> DotGeneral.of((([1], [0]), ([], [])), (2, 3), (3, 4)).name
+        'dot_general_ab_bc'
+
+        Args:
+            dimension_numbers: as `lax.dot_general` takes them.
+            lhs_shape: of lhs.
+            rhs_shape: of rhs.
+
+        Raises:
+            ValueError: if they do not fit.
+            TypeError: if they are no dimension numbers.
+        """
+        dims = dn.canonicalize(dimension_numbers, lhs_shape, rhs_shape)
+        return cls(dims, len(lhs_shape), len(rhs_shape))
+
+    @property
+    def name(self) -> str:
+        letters = iter(string.ascii_letters)
+        lhs = [next(letters) for _ in range(self.lhs_ndim)]
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
+        paired = dict(zip(rhs_ca + rhs_ba, lhs_ca + lhs_ba, strict=True))
+        rhs = [
+            lhs[paired[axis]] if axis in paired else next(letters)
+            for axis in range(self.rhs_ndim)
+        ]
+        return f"dot_general_{''.join(lhs)}_{''.join(rhs)}"
+
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        shape = dn.output_shape(self.dims, lhs_shape, rhs_shape)
+        return shape if self.order is None else tuple(shape[a] for a in self.order)
 
     def axes(self, side: Side) -> OperandAxes:
         index = ("lhs", "rhs").index(side)
@@ -98,33 +137,7 @@ class DotGeneral(Operation):
             lhs.values, rhs.values, self.dims, self.order, out_sharding
         )
         # All of it modulo 2^32: the result is within int32.
-        return sums.astype(jnp.int32) - self._zero_point_terms(lhs, rhs)
-
-    def _zero_point_terms(self, lhs: DotInput, rhs: DotInput) -> jax.Array:
-        """Computes ``sum a b - sum (a - za) (b - zb)``.
-
-        That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
-        frozen operand may be known.
-        """
-        lhs_axes, rhs_axes = self.axes("lhs").contracting, self.axes("rhs").contracting
-        terms = []
-        if rhs.zero_point is not None:
-            a = lhs.values.astype(jnp.int32)
-            if lhs.zero_point is not None:
-                a = a - lhs.zero_point
-            zb = rhs.zero_point
-            if all(zb.shape[axis] == 1 for axis in rhs_axes):
-                row = a.sum(lhs_axes, keepdims=True) if lhs.sums is None else lhs.sums
-                row = self.scale_to_output("lhs", row)
-                terms.append(row * self.scale_to_output("rhs", zb))
-            else:
-                a = a * self.rhs_scale_to_lhs(zb)
-                row = a.sum(lhs_axes, keepdims=True)
-                terms.append(self.scale_to_output("lhs", row))
-        if lhs.zero_point is not None:
-            column = self.scale_to_output("rhs", _sums(rhs, rhs_axes))
-            terms.append(self.scale_to_output("lhs", lhs.zero_point) * column)
-        return sum(terms[1:], start=terms[0])
+        return sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
 
     def integer_dot_in_float(
         self,
@@ -178,13 +191,3 @@ class DotGeneral(Operation):
         return lowering.float_dot(
             lhs.values, rhs.values, self.dims, self.order, out_sharding
         )
-
-
-def _sums(x: DotInput, axes: dn.Axes) -> jax.Array:
-    """The sums of stored integers over some axes, int32 and keepdims."""
-    if x.sums is None:
-        return x.values.astype(jnp.int32).sum(axes, keepdims=True)
-    if x.zero_point is None:
-        return x.sums
-    count = math.prod(x.values.shape[axis] for axis in axes)
-    return x.sums + count * x.zero_point

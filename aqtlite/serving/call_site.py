@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from aqtlite import config
+from aqtlite.operations import Side
 from aqtlite.serving.identity import Identity
 
 COLLECTION = "aqt"
@@ -24,8 +25,7 @@ IDENTITY = "identity"
 class Operand(NamedTuple):
     """The static part of one operand of a contraction."""
 
-    side: str
-    """ "lhs" or "rhs"."""
+    side: Side
 
     shape: tuple[int, ...]
     contracting: tuple[int, ...]

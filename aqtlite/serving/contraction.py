@@ -1,12 +1,11 @@
 """Calls of quantized contractions, as a trace of a model shows them."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from aqtlite import config
-from aqtlite import dimension_numbers as dn
+from aqtlite import config, smoothing
+from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.call_site import Operand
 from aqtlite.statistics import States
@@ -23,19 +22,11 @@ class Contraction:
     name: str | None
     """The name of its frozen weights, in place of their parameters'."""
 
-    dimension_numbers: Any
-    """As `lax.dot_general` takes them."""
-
+    operation: Operation
     lhs: Any
     rhs: Any
     states: States = States()
     """Of its calibrations."""
-
-    @functools.cached_property
-    def dims(self) -> dn.DimensionNumbers:
-        """The contracting and batch axes."""
-        shapes = self.lhs.shape, self.rhs.shape
-        return dn.canonicalize(self.dimension_numbers, *shapes)
 
     def in_float(self) -> "Contraction":
         """Returns the contraction without quantization, which takes less to trace.
@@ -49,29 +40,30 @@ class Contraction:
             return self
         return dataclasses.replace(self, cfg=config.unquantized())
 
-    def array(self, side: str) -> Any:
+    def smoothed_operands(self) -> tuple[Any, Any]:
+        """Returns the operands that are quantized."""
+        raw = self.cfg.fwd
+        if raw.smoothing is None:
+            return self.lhs, self.rhs
+        dims = smoothing.dims_of(self.operation)
+        return smoothing.smooth(raw, self.lhs, self.rhs, dims, self.states.smoothing)
+
+    def array(self, side: Side) -> Any:
         """Returns an operand."""
         return self.lhs if side == "lhs" else self.rhs
 
-    def operand(self, side: str) -> Operand:
+    def operand(self, side: Side) -> Operand:
         """Returns the static part of an operand."""
-        x, axes = self.array(side), self.contracting_axes(side)
+        x, axes = self.array(side), self.operation.axes(side).contracting
         return Operand(side, tuple(x.shape), tuple(sorted(axes)), x.dtype)
 
-    def contracting_axes(self, side: str) -> tuple[int, ...]:
-        """Returns the contracting axes of an operand, in the order of their pairs."""
-        (lhs_ca, rhs_ca), _ = self.dims
-        return lhs_ca if side == "lhs" else rhs_ca
-
-    def batch_axes(self, side: str) -> tuple[int, ...]:
-        """Returns the batch axes of an operand."""
-        _, (lhs_ba, rhs_ba) = self.dims
-        return tuple(lhs_ba if side == "lhs" else rhs_ba)
-
-    def quantized_sides(self) -> list[str]:
+    def quantized_sides(self) -> list[Side]:
         """Returns the operands that the config quantizes and no caller has."""
         raw = self.cfg.fwd
-        sides = (("lhs", raw.lhs, self.lhs), ("rhs", raw.rhs, self.rhs))
+        sides: tuple[tuple[Side, config.Tensor, Any], ...] = (
+            ("lhs", raw.lhs, self.lhs),
+            ("rhs", raw.rhs, self.rhs),
+        )
         return [
             side
             for side, tensor, x in sides

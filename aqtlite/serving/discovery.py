@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite import config
 from aqtlite.jaxpr import dependencies
+from aqtlite.operations import Side
 from aqtlite.serving.call_site import Operand
 from aqtlite.serving.contraction import CallingModule, Contraction, OperandKey
 from aqtlite.serving.model import CallTrace, Model, Parameter
@@ -107,13 +108,13 @@ def discover(model: Model, call: int) -> Discovery:
 
 
 def _found(
-    contraction: Contraction, caller: CallingModule, position: int, side: str
+    contraction: Contraction, caller: CallingModule, position: int, side: Side
 ) -> FoundOperand:
     return FoundOperand(
         key=OperandKey(caller.path, position, side),
         operand=contraction.operand(side),
         cfg=contraction.cfg,
-        batch_axes=contraction.batch_axes(side),
+        batch_axes=contraction.operation.axes(side).batch,
         is_required=contraction.frozen_operands in (side, "both"),
         is_allowed=contraction.frozen_operands in ("auto", "both", side),
         obstacle=caller.obstacle,

@@ -67,7 +67,8 @@ class Weight:
     @property
     def outputs(self) -> dict[str, Any]:
         """The outputs of the trace in which it is recorded that are stored."""
-        outputs = {self.site.operand.side: self.recorded.outputs.qtensor}
+        side: str = self.site.operand.side
+        outputs = {side: self.recorded.outputs.qtensor}
         if self.site.identity is None:
             outputs[IDENTITY] = self.recorded.outputs.corners
         return outputs

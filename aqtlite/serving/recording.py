@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aqtlite import config, operands, smoothing
+from aqtlite import config, operands
 from aqtlite.jaxpr import dependencies, slicing
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import identity
@@ -123,13 +123,7 @@ def record_weights(
     """
 
     def record(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
-        lhs, rhs = smoothing.smooth(
-            contraction.cfg.fwd,
-            contraction.lhs,
-            contraction.rhs,
-            contraction.dims,
-            contraction.states.smoothing,
-        )
+        lhs, rhs = contraction.smoothed_operands()
         smoothed = lhs if operand.side == "lhs" else rhs
         qtensor = quantize(contraction, operand, smoothed)
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
@@ -173,7 +167,7 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
         tensor, state = raw.lhs, states.lhs
     path = f"fwd.{operand.side}"
     # Of several axes, blocks cut that of the last pair.
-    contracting = contraction.contracting_axes(operand.side)
+    contracting = contraction.operation.axes(operand.side).contracting
     quantized = operands.quantize(x, tensor, contracting, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")

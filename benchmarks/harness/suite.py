@@ -18,6 +18,7 @@ WORKLOADS = (
     "compile",
     "memory",
     "contractions",
+    "moe",
     "errors",
 )
 """Modules of `benchmarks.workloads`, each with a function ``run(options, report)``."""

@@ -1,21 +1,28 @@
 """The quantized `dot_general` to inject into Flax Linen layers."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from flax.core import Scope
 
-from aqtlite import config, dot_general, output
+from aqtlite import config, dot_general, operations, output
 from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
+from aqtlite.operations import Operation
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import lookup
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import Contraction
+from aqtlite.statistics import States
 
 FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
+
+Contract = Callable[[config.DotGeneral, Any, Any, jax.Array | None, States], jax.Array]
+"""Evaluates a contraction: takes its config, lhs, rhs, key and states."""
 
 _MODULE_METHODS = ("apply", "init", "init_with_output", "lazy_init", "bind")
 
@@ -68,58 +75,23 @@ class Injected:
             )
         raise AttributeError(f"{cls!r} object has no attribute {name!r}{why}")
 
-
-@dataclasses.dataclass(frozen=True)
-class AqtDotGeneral(Injected):
-    """A quantized `dot_general` for Flax Linen layers and modules.
-
-    Pass it as `dot_general=` of a layer, or as
-    ``functools.partial(AqtDotGeneral, cfg)`` for `dot_general_cls=`. It is not a
-    module: it has no variables or names of its own, compares by value, and one instance
-    may go into any number of layers. The weights that `convert` freezes are in the
-    collection "aqt" under the path of the module that makes the call.
-
-    The variables of the model decide how a call runs:
-
-    - inside `convert`, it records its quantized operands;
-    - if an operand is made of parameters that `convert` froze, it contracts the frozen
-      weight;
-    - otherwise it quantizes both operands, and differentiates (training).
-
-    A calibration that gathers statistics keeps them in the collection "aqt_stats":
-    `init` makes it, ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone
-    reads it. Statistics of output gradients are in "_overwrite_with_gradient": their
-    gradient is what takes their place. Learned parameters are in "params".
-
-    Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
-    from what calibration finds in the operands, so that no stream is needed. Variables
-    that `convert` made round forward operands to nearest, whatever the config says:
-    weights, which are frozen so, and activations.
-
-    >>> import flax.linen as nn, jax.numpy as jnp
-    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
-    >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 3)))
-    >>> dense.apply(variables, jnp.ones((2, 3))).shape
-    (2, 4)
-
-    Raises:
-        TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
-        ValueError: if another field has a value that is not listed.
-    """
-
-    def __call__(
+    def run(
         self,
+        operation: Operation,
         lhs: Any,
         rhs: Any,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        *,
-        out_sharding: Any = None,
-        key: jax.Array | None = None,
+        key: jax.Array | None,
+        contract: Contract,
     ) -> jax.Array | QTensor:
-        """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
-        check_operands(lhs, rhs)
+        """Makes a call: records it, serves it, or trains with it.
+
+        Args:
+            operation: the contraction.
+            lhs: the operand.
+            rhs: the other one.
+            key: seeds stochastic rounding; None draws from the rng stream "aqt".
+            contract: evaluates the operation.
+        """
         caller = find_caller()
         cfg = self.cfg or config.unquantized()
         if cfg.needs_noise and self._is_for_serving(caller):
@@ -128,7 +100,7 @@ class AqtDotGeneral(Injected):
             cfg=output.left_float(cfg),
             frozen_operands=self.frozen_operands,
             name=self.name,
-            dimension_numbers=dimension_numbers,
+            operation=operation,
             lhs=lhs,
             rhs=rhs,
         )
@@ -146,23 +118,11 @@ class AqtDotGeneral(Injected):
         if key is None and cfg.needs_noise and scope is not None:
             key = _rng(scope)
         states = statistics.update(call, operands, entry, states)
-
-        def contract(lhs: Any, rhs: Any) -> jax.Array:
-            return dot_general.make_dot_general(cfg)(
-                lhs,
-                rhs,
-                dimension_numbers,
-                precision,
-                preferred_element_type,
-                out_sharding=out_sharding,
-                key=key,
-                states=states,
-            )
-
         # Whatever stands for its operands, the result is quantized once.
-        result = lookup.contract(contract, *operands)
-        name = call.name or statistics.axes_name(call)
-        return quantize_output(self, result, name)
+        result = lookup.contract(
+            lambda lhs, rhs: contract(cfg, lhs, rhs, key, states), *operands
+        )
+        return quantize_output(self, result, call.name or operation.name)
 
     @property
     def _is_noisy(self) -> bool:
@@ -219,6 +179,78 @@ class AqtDotGeneral(Injected):
                 f"{path_of(scope)} has quant_mode=QuantMode.SERVE, but the "
                 f"variables have no collection '{COLLECTION}'; convert them first"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtDotGeneral(Injected):
+    """A quantized `dot_general` for Flax Linen layers and modules.
+
+    Pass it as `dot_general=` of a layer, or as
+    ``functools.partial(AqtDotGeneral, cfg)`` for `dot_general_cls=`. It is not a
+    module: it has no variables or names of its own, compares by value, and one instance
+    may go into any number of layers. The weights that `convert` freezes are in the
+    collection "aqt" under the path of the module that makes the call.
+
+    The variables of the model decide how a call runs:
+
+    - inside `convert`, it records its quantized operands;
+    - if an operand is made of parameters that `convert` froze, it contracts the frozen
+      weight;
+    - otherwise it quantizes both operands, and differentiates (training).
+
+    A calibration that gathers statistics keeps them in the collection "aqt_stats":
+    `init` makes it, ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone
+    reads it. Statistics of output gradients are in "_overwrite_with_gradient": their
+    gradient is what takes their place. Learned parameters are in "params".
+
+    Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
+    from what calibration finds in the operands, so that no stream is needed. Variables
+    that `convert` made round forward operands to nearest, whatever the config says:
+    weights, which are frozen so, and activations.
+
+    >>> import flax.linen as nn, jax.numpy as jnp
+    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 3)))
+    >>> dense.apply(variables, jnp.ones((2, 3))).shape
+    (2, 4)
+
+    Raises:
+        TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
+        ValueError: if another field has a value that is not listed.
+    """
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array | QTensor:
+        """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
+        check_operands(lhs, rhs)
+
+        def contract(
+            cfg: config.DotGeneral, lhs: Any, rhs: Any, key: Any, states: States
+        ) -> jax.Array:
+            return dot_general.make_dot_general(cfg)(
+                lhs,
+                rhs,
+                dimension_numbers,
+                precision,
+                preferred_element_type,
+                out_sharding=out_sharding,
+                key=key,
+                states=states,
+            )
+
+        operation = operations.DotGeneral.of(
+            dimension_numbers, np.shape(lhs), np.shape(rhs)
+        )
+        return self.run(operation, lhs, rhs, key, contract)
 
 
 def quantize_output(

@@ -6,7 +6,6 @@ einsum's equation: two contractions of a module do not share states unawares.
 
 import dataclasses
 import functools
-import string
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from flax.core import Scope
 from aqtlite import config, statistics
 from aqtlite.flax.linen import uses
 from aqtlite.flax.linen.caller import path_of
+from aqtlite.operations import SIDES
 from aqtlite.serving.contraction import Contraction
 from aqtlite.serving.lookup import Either
 from aqtlite.statistics import States
@@ -96,9 +96,7 @@ def read(call: Contraction, entry: Entry | None) -> States:
 
     @functools.cache
     def fresh() -> States:
-        return statistics.init_states(
-            call.cfg, call.lhs, call.rhs, call.dimension_numbers
-        )
+        return statistics.init_states(call.cfg, call.lhs, call.rhs, call.operation)
 
     for collection, sides in _collections(call.cfg).items():
         name = entry.name_in(collection)
@@ -130,7 +128,7 @@ def note_uses(
     """
     if entry is None:
         return
-    (lhs_ca, rhs_ca), _ = call.dims
+    lhs_ca, rhs_ca = (call.operation.axes(side).contracting for side in SIDES)
     is_updated = entry.scope.is_mutable_collection(STATISTICS)
     for side, tensor, x, state, axes in (
         ("lhs", call.cfg.fwd.lhs, call.lhs, states.lhs, lhs_ca),
@@ -173,7 +171,7 @@ def update(
     if not scope.is_mutable_collection(STATISTICS):
         return states
     lhs, rhs = (x.frozen if isinstance(x, Either) else x for x in operands)
-    after = statistics.update_states(call.cfg, states, lhs, rhs, call.dimension_numbers)
+    after = statistics.update_states(call.cfg, states, lhs, rhs, call.operation)
     if not _is_initializing(scope):
         _put(scope, STATISTICS, entry.name_in(STATISTICS), after, sides)
     return after
@@ -266,7 +264,7 @@ def _missing(collection: str, name: str, scope: Scope) -> str:
 def _name_of(call: Contraction, scope: Scope) -> str:
     if call.name is not None:
         return call.name
-    name = axes_name(call)
+    name = call.operation.name
     what = "makes two contractions of the same axes, whose statistics would be mixed"
     if statistics.has_parameters(call.cfg):
         what = "makes two contractions of the same axes, which would share parameters"
@@ -283,21 +281,3 @@ def _take(scope: Scope, entry: tuple[str, ...], what: str) -> None:
             "statistics of gradients: name that of a layer that is called twice"
         )
     taken.add(entry)
-
-
-def axes_name(call: Contraction) -> str:
-    """The name of a contraction that was given none."""
-    return f"dot_general_{_equation(call)}"
-
-
-def _equation(call: Contraction) -> str:
-    """Writes the axes of a contraction as ``ab_bc``."""
-    letters = iter(string.ascii_letters)
-    lhs = [next(letters) for _ in range(call.lhs.ndim)]
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = call.dims
-    paired = dict(zip(rhs_ca + rhs_ba, lhs_ca + lhs_ba, strict=True))
-    rhs = [
-        lhs[paired[axis]] if axis in paired else next(letters)
-        for axis in range(call.rhs.ndim)
-    ]
-    return f"{''.join(lhs)}_{''.join(rhs)}"
