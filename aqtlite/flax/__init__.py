@@ -15,6 +15,7 @@ from aqtlite.flax.linen.injection import inject_dot_general
 from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.take import AqtTake
+from aqtlite.flax.linen.widen import widen_int4
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving.report import ConversionReport, ParameterReport
 
@@ -38,4 +39,5 @@ __all__ = [
     "inject_dot_general",
     "merge_statistics",
     "promote_dtype",
+    "widen_int4",
 ]

@@ -4,8 +4,9 @@ Nothing here knows of configs: stored values, axes and dtypes go in, sums of pro
 come out, the same in every form that a platform runs fast.
 """
 
-from aqtlite.lowering.floating import float_dot, integer_dot_in_float, mixed_dot
+from aqtlite.lowering.floating import float_dot, integer_dot_in_float
 from aqtlite.lowering.integer import integer_dot
+from aqtlite.lowering.mixed import mixed_dot
 from aqtlite.lowering.narrow import narrow_dot
 from aqtlite.lowering.reduction import largest_magnitude
 from aqtlite.lowering.target import Target, TargetDependent

@@ -13,6 +13,12 @@ from aqtlite.sharding import explicit_sharding
 # Up to so many rows, reading rhs is what takes time.
 _FEW_ROWS = 64
 
+# Up to so many rows, widening int4 takes time beside contracting it.
+_ROWS_OF_PAIRS = 512
+
+# So many int4 are widened at a time.
+_WIDENED_BYTES = 2**18
+
 # Rows that are transposed at a time.
 _BLOCK = 16
 
@@ -78,6 +84,55 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if has_one_column:
         out = lax.index_in_dim(out, 0, axis=-1, keepdims=False)
     return out.reshape(shape)
+
+
+def holds_pairs(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
+    """Returns True if `dot_of_pairs` contracts such operands, and sooner than `dot`."""
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    if rhs.dtype != jnp.int4 or batch or len(lhs_ca) != 1 or not can_reshape(lhs, rhs):
+        return False
+    is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
+    products, rows = lhs.shape[-1], _rows(lhs.shape, dims)
+    return is_last and products > 0 and products % 2 == 0 and rows <= _ROWS_OF_PAIRS
+
+
+def dot_of_pairs(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """Contracts int8 with int4, both along their last axis, to int32.
+
+    Two int4 lie in a byte. XLA widens them one at a time; but taking the first of every
+    pair, or the second, is a shift of whole bytes, which LLVM vectorizes. The products
+    with either half are summed by a contraction of their own, for so many columns at a
+    time that what is widened stays in the cache. The last columns may be taken twice.
+    """
+    shape, products = dn.output_shape(dims, lhs.shape, rhs.shape), rhs.shape[-1]
+    columns = math.prod(rhs.shape[:-1])
+    pairs = rhs.reshape(columns, products // 2, 2)
+    lhs = lhs.astype(jnp.int8)
+    sides = [lax.slice_in_dim(lhs, half, None, 2, axis=-1) for half in (0, 1)]
+    block_dims = ((lhs.ndim - 1,), (1,)), ((), ())
+    blocks = max(1, -(-columns * products // _WIDENED_BYTES))
+    size = -(-columns // blocks)
+
+    def part(start):
+        halves = []
+        for half, side in enumerate(sides):
+            values = lax.dynamic_slice(
+                pairs, (start, 0, half), (size, products // 2, 1)
+            )
+            values = values.reshape(size, products // 2).astype(jnp.int8)
+            halves.append(dot(side, values, block_dims))
+        return halves[0] + halves[1]
+
+    def insert(index, out):
+        start = jnp.minimum(index * size, columns - size)
+        return lax.dynamic_update_slice_in_dim(out, part(start), start, axis=-1)
+
+    if blocks == 1:
+        return part(0).reshape(shape)
+    start = lax.full_like(lhs, 0, jnp.int32, (*lhs.shape[:-1], columns))
+    return lax.fori_loop(0, -(-columns // size), insert, start).reshape(shape)
 
 
 def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:

@@ -1,4 +1,4 @@
-"""Contractions in floating point: of floats, of floats with integers, of integers."""
+"""Contractions in floating point: of floats, and of integers as floats."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
-from aqtlite.lowering import cpu, digits, plain
-from aqtlite.lowering.integer import integer_dot, with_new_axes
+from aqtlite.lowering import cpu, plain
+from aqtlite.lowering.integer import integer_dot
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.sharding import before_transposition
 
@@ -89,78 +89,3 @@ class _IntegerDotInFloat(TargetDependent):
             lhs, rhs, self.dims, self.order, self.out_sharding, self.largest
         )
         return sums.astype(jnp.float32)
-
-
-def mixed_dot(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dims: dn.DimensionNumbers,
-    order: dn.Axes | None = None,
-    out_sharding: NamedSharding | None = None,
-    *,
-    out_dtype: np.dtype,
-) -> jax.Array:
-    """Contracts floats with stored integers, to float32.
-
-    On CPUs the floats are taken apart into three int8 digits, or two where both they
-    and the result are of 16 bits (`digits.of_floats`): three int8 contractions take
-    less time than a float one that widens integers, and their sums are the same in
-    every program, which a float contraction's are not. Elsewhere the integers are
-    widened, which compilers fuse with the contraction.
-
-    Args:
-        lhs: floating, or stored integers.
-        rhs: the other.
-        dims: canonical dimension numbers.
-        order: a permutation of the axes of `lax.dot_general`'s result.
-        out_sharding: of the permuted result.
-        out_dtype: in which the result is wanted in the end.
-    """
-    return _MixedDot(dims, order, out_sharding, np.dtype(out_dtype))(lhs, rhs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _MixedDot(TargetDependent):
-    """A contraction of floats with integers."""
-
-    dims: dn.DimensionNumbers
-    order: dn.Axes | None
-    out_sharding: NamedSharding | None
-    out_dtype: np.dtype
-
-    def reference(self, lhs, rhs):
-        dtype = lhs.dtype if jnp.issubdtype(lhs.dtype, jnp.floating) else rhs.dtype
-        lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
-        out = float_dot(lhs, rhs, self.dims, self.order, self.out_sharding)
-        return out.astype(jnp.float32)
-
-    def lowered(self, target, lhs, rhs):
-        if target.platform != "cpu":
-            return self.reference(lhs, rhs)
-        return _dot_of_digits(
-            lhs, rhs, self.dims, self.order, self.out_sharding, self.out_dtype
-        )
-
-
-def _dot_of_digits(lhs, rhs, dims, order, out_sharding, out_dtype):
-    batch, lhs_rank = len(dims[1][0]), lhs.ndim - len(dims[0][0])
-    is_lhs = jnp.issubdtype(lhs.dtype, jnp.floating)
-    floats = lhs if is_lhs else rhs
-    is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(out_dtype).bits == 16
-    axes = dims[0][0 if is_lhs else 1]
-    stack, unit = digits.of_floats(floats, axes, 2 if is_half else 3)
-    if order is not None and out_sharding is not None:
-        out_sharding = before_transposition(out_sharding, order)
-    axis = batch if is_lhs else lhs_rank
-    if out_sharding is not None:
-        out_sharding = with_new_axes(out_sharding, axis)
-    if is_lhs:
-        lhs, stacked = stack, digits.stacked_dims(dims, lhs=1)
-        unit = dn.lhs_scale_to_output(unit, dims, rhs.ndim)
-    else:
-        rhs, stacked = stack, digits.stacked_dims(dims, rhs=1)
-        unit = dn.rhs_scale_to_output(unit, dims, lhs.ndim)
-    largest = (digits.LARGEST, None) if is_lhs else (None, digits.LARGEST)
-    sums = integer_dot(lhs, rhs, stacked, None, out_sharding, largest)
-    out = digits.combine(sums.astype(jnp.float32), axis) * unit
-    return out if order is None else out.transpose(order)

@@ -134,6 +134,8 @@ class _NarrowDot(TargetDependent):
         is_whole = target.partitions == 1 and self.out_sharding is None
         if target.platform == "tpu" or not is_whole:
             return self.reference(lhs, rhs)
+        if target.platform == "cpu" and cpu.holds_pairs(lhs, rhs, self.dims):
+            return cpu.dot_of_pairs(lhs, rhs, self.dims)
         dot = cpu.dot if target.platform == "cpu" else gpu.dot
         return dot(lhs.astype(jnp.int8), rhs.astype(jnp.int8), self.dims)
 

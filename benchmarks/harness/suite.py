@@ -13,6 +13,7 @@ WORKLOADS = (
     "transformer",
     "presets",
     "serving",
+    "weight_only",
     "static_ranges",
     "kv_cache",
     "compile",

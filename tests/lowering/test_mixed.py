@@ -1,0 +1,144 @@
+"""Floats by integers, on CPUs: digits in blocks of rows, int4 in pairs."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite import lowering
+from aqtlite.lowering import cpu, mixed, processor
+
+LAST_AXES = ((1,), (1,)), ((), ())
+FLOAT32 = jnp.dtype("float32")
+
+
+@pytest.fixture(params=[False, True], ids=["int8", "uint8"])
+def unsigned(request, monkeypatch):
+    """Both kinds of processor, whichever this is."""
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: request.param)
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Blocks of four rows at most."""
+    monkeypatch.setattr(mixed, "_FEW_SUMS", 0)
+    monkeypatch.setattr(mixed, "_BLOCK_SUMS", 0)
+    monkeypatch.setattr(mixed, "_BLOCK_ROWS", 4)
+
+
+def operands(rows, products=32, columns=6, bits=8, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, products)).astype(np.float32)
+    largest = 2 ** (bits - 1) - 1
+    w = rng.integers(-largest, largest + 1, (columns, products))
+    return jnp.asarray(x), jnp.asarray(w, jnp.dtype(f"int{bits}"))
+
+
+def dot_of(lhs, rhs, dims=LAST_AXES, order=None, dtype=FLOAT32):
+    """Compiled anew: the forms depend on what fixtures replaced."""
+    return jax.jit(
+        lambda lhs, rhs: lowering.mixed_dot(lhs, rhs, dims, order, out_dtype=dtype)
+    )(lhs, rhs)
+
+
+def check(got, x, w, digit_bits=22):
+    """Within half a unit of the lowest digit for every product, and float32's own."""
+    x, w = np.asarray(x, np.float64), np.asarray(w.astype(jnp.int8), np.float64)
+    row = np.abs(x).max(1, keepdims=True)
+    bound = 2.0**-digit_bits * row * np.abs(w).sum(1) + 2.0**-22 * np.abs(x @ w.T)
+    assert (np.abs(np.asarray(got, np.float64) - x @ w.T) <= bound).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.usefixtures("unsigned")
+def test_rows_alone_and_in_batches_of_any_size(bits, monkeypatch):
+    x, w = operands(11, bits=bits)
+    batch = dot_of(x, w)
+    check(batch, x, w)
+    for rows in (1, 3):
+        np.testing.assert_array_equal(dot_of(x[:rows], w), batch[:rows])
+    monkeypatch.setattr(mixed, "_FEW_SUMS", 0)
+    monkeypatch.setattr(mixed, "_BLOCK_SUMS", 0)
+    monkeypatch.setattr(mixed, "_BLOCK_ROWS", 4)
+    # Blocks of 4 rows, of which the last two overlap.
+    np.testing.assert_array_equal(dot_of(x, w), batch)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_blocks_of_several_axes_in_another_order():
+    x, w = operands(10)
+    expected = np.asarray(dot_of(x, w))
+    lhs, rhs = x.reshape(2, 5, 4, 8), w.reshape(2, 3, 4, 8)
+    dims = ((2, 3), (2, 3)), ((), ())
+    got = dot_of(lhs, rhs, dims, order=(2, 0, 3, 1))
+    expected = expected.reshape(2, 5, 2, 3).transpose(2, 0, 3, 1)
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_blocks_are_a_loop_and_few_sums_are_not(monkeypatch):
+    x, w = operands(10)
+
+    def program():
+        lowered = jax.jit(
+            lambda x, w: lowering.mixed_dot(x, w, LAST_AXES, out_dtype=FLOAT32)
+        ).lower(x, w)
+        return lowered.as_text()
+
+    assert "stablehlo.while" in program()
+    monkeypatch.setattr(mixed, "_FEW_SUMS", 2**21)
+    assert "stablehlo.while" not in program()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_two_digits_in_blocks():
+    x, w = operands(10)
+    half = x.astype(jnp.bfloat16)
+    check(dot_of(half, w, dtype=half.dtype), half, w, digit_bits=14)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.usefixtures("blocks")
+def test_what_is_not_finite_poisons_its_row_alone(bad, bits):
+    x, w = operands(10, bits=bits)
+    clean = np.asarray(dot_of(x, w))
+    got = np.asarray(dot_of(x.at[6, 3].set(bad), w))
+    assert not np.isfinite(got[6]).any()
+    np.testing.assert_array_equal(np.delete(got, 6, 0), np.delete(clean, 6, 0))
+
+
+@pytest.mark.parametrize("widened", [2**18, 30])
+def test_pairs_of_int4(widened, monkeypatch):
+    # 30: blocks of three columns, of which the last two overlap.
+    monkeypatch.setattr(cpu, "_WIDENED_BYTES", widened)
+    rng = np.random.default_rng(0)
+    lhs = jnp.asarray(rng.integers(-128, 128, (3, 10)), jnp.int8)
+    rhs = jnp.asarray(rng.integers(-8, 8, (7, 10)), jnp.int4)
+    assert cpu.holds_pairs(lhs, rhs, LAST_AXES)
+    got = jax.jit(lambda *x: cpu.dot_of_pairs(*x, LAST_AXES))(lhs, rhs)
+    np.testing.assert_array_equal(
+        got, np.asarray(lhs, np.int32) @ np.asarray(rhs.astype(jnp.int32)).T
+    )
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "dims"),
+    [
+        ((3, 9), (5, 9), LAST_AXES),  # Half a pair.
+        ((3, 8), (8, 5), (((1,), (0,)), ((), ()))),  # Pairs of columns.
+        ((2, 3, 8), (2, 5, 8), (((2,), (2,)), ((0,), (0,)))),
+        ((600, 8), (5, 8), LAST_AXES),  # Widening is not what takes time.
+    ],
+)
+def test_other_int4_is_widened(lhs, rhs, dims):
+    assert not cpu.holds_pairs(jnp.ones(lhs, jnp.int8), jnp.ones(rhs, jnp.int4), dims)
+
+
+def test_pairs_are_contracted_apart():
+    lhs, rhs = jnp.ones((3, 8), jnp.int8), jnp.ones((5, 8), jnp.int4)
+    text = jax.jit(lambda *x: lowering.integer_dot(*x, LAST_AXES)).lower(lhs, rhs)
+    dots = re.findall(r"dot_general.*\((tensor<\S+>), (tensor<\S+>)\)", text.as_text())
+    assert [dot[1] for dot in dots] == ["tensor<5x4xi8>"] * 2
