@@ -1,6 +1,7 @@
 """Contractions as the quantization sees them: axes, gradients, scales, lowering."""
 
 from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
 from aqtlite.operations.dot_general import DotGeneral
 
-__all__ = ["SIDES", "DotGeneral", "DotInput", "OperandAxes", "Operation", "Side"]
+__all__ = ["SIDES", "ConvGeneralDilated", "DotGeneral", "DotInput", "OperandAxes", "Operation", "Side"]

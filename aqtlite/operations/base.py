@@ -127,6 +127,11 @@ class Operation(abc.ABC):
             scale: keepdims, of size 1 along the remaining axes of rhs.
         """
 
+    def rhs_scale_moves(self, scale_shape: tuple[int, ...]) -> bool:
+        """Returns True if a scale of rhs of this shape can multiply lhs instead."""
+        kept = self.axes("rhs").remaining
+        return all(scale_shape[axis] == 1 for axis in kept)
+
     @abc.abstractmethod
     def tiled(self, counts: tuple[int, ...]) -> "Operation":
         """The contraction of tiles, of which each axis that is cut adds a batch axis.
