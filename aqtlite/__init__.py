@@ -1,11 +1,13 @@
 """Quantized contractions for JAX: int8 and int4 training and serving.
 
 A *config* (`aqtlite.config`) says what to quantize and how. `make_dot_general` turns
-it into a function with the signature of `jax.lax.dot_general` and quantized gradients;
-`aqtlite.flax` puts that into Flax layers, and freezes trained weights for serving.
+it into a function with the signature of `jax.lax.dot_general` and quantized gradients,
+`make_conv_general_dilated` into one with that of `jax.lax.conv_general_dilated`;
+`aqtlite.flax` puts them into Flax layers, and freezes trained weights for serving.
 """
 
 from aqtlite import shape_operations
+from aqtlite.conv_general_dilated import make_conv_general_dilated
 from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
 from aqtlite.qtensor import QTensor
@@ -15,6 +17,7 @@ __all__ = [
     "QTensor",
     "__version__",
     "einsum",
+    "make_conv_general_dilated",
     "make_dot_general",
     "quantize",
     "shape_operations",

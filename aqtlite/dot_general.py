@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -129,13 +130,12 @@ def _dot_general(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    _check_precision(precision)
-    lhs = _check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = _check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    check_precision(precision)
+    lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
+    rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-    given = _check_states(states)
+    out_dtype = check_out_dtype(preferred_element_type, lhs, rhs)
+    given = check_states(states)
     lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
     inner = given._replace(smoothing=(), out=())
     lhs, rhs = (
@@ -144,12 +144,6 @@ def _dot_general(
     )
     if isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         lhs, rhs, dims = _as_stored(lhs, rhs, dims)
-    out_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
-    if not jnp.issubdtype(out_dtype, jnp.floating):
-        raise TypeError(
-            f"preferred_element_type={out_dtype.name} was asked of a quantized "
-            "contraction, whose scaled result is floating; ask for a float dtype"
-        )
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
@@ -161,7 +155,8 @@ def _dot_general(
     return output.quantize(out, cfg.out, given.out)
 
 
-def _check_states(states: Any) -> States:
+def check_states(states: Any) -> States:
+    """Returns the states of a call; raises TypeError if they are none."""
     if states is None:
         return States()
     is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
@@ -191,7 +186,8 @@ def _as_stored(lhs, rhs, dims):
     return lhs, rhs, stored_dims
 
 
-def _check_precision(precision: Any) -> None:
+def check_precision(precision: Any) -> None:
+    """Raises ValueError if more than the default precision is asked for."""
     wanted = precision if isinstance(precision, tuple | list) else (precision,)
     for one in wanted:
         if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
@@ -203,7 +199,21 @@ def _check_precision(precision: Any) -> None:
             )
 
 
-def _check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
+def check_out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:
+    """Returns the dtype of the result; raises TypeError if it is not floating."""
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    out_dtype = np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type))
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={out_dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
+    return out_dtype
+
+
+def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
+    """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
     if isinstance(x, QTensor):
         _check_qtensor(x, tensor, path)
         return x

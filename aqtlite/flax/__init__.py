@@ -4,6 +4,7 @@ from aqtlite.flax.linen import serialization as _serialization
 from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
@@ -16,6 +17,7 @@ from aqtlite.serving.report import ConversionReport, ParameterReport
 _serialization.register()
 
 __all__ = [
+    "AqtConvGeneralDilated",
     "AqtDotGeneral",
     "AqtEinsum",
     "Call",

@@ -178,9 +178,7 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
     return out - excess[0]
 
 
-def _block(
-    examples: int, rows: int, size: int, geometry: _Geometry
-) -> tuple[int, int]:
+def _block(examples: int, rows: int, size: int, geometry: _Geometry) -> tuple[int, int]:
     """How many examples, and rows of each, are contracted at a time.
 
     Args:

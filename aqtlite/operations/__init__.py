@@ -4,4 +4,12 @@ from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Sid
 from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
 from aqtlite.operations.dot_general import DotGeneral
 
-__all__ = ["SIDES", "ConvGeneralDilated", "DotGeneral", "DotInput", "OperandAxes", "Operation", "Side"]
+__all__ = [
+    "SIDES",
+    "ConvGeneralDilated",
+    "DotGeneral",
+    "DotInput",
+    "OperandAxes",
+    "Operation",
+    "Side",
+]

@@ -112,9 +112,7 @@ class ConvGeneralDilated(Operation):
                 contracting.append(axis)
         # Their order is that of no operand: what is paired along the window is not one
         # position with one other.
-        return OperandAxes(
-            (*spec[2:], *contracting), tuple(batch), tuple(remaining)
-        )
+        return OperandAxes((*spec[2:], *contracting), tuple(batch), tuple(remaining))
 
     def ndim(self, side: Side) -> int:
         return len(self.forward.lhs_spec)
@@ -210,7 +208,9 @@ class ConvGeneralDilated(Operation):
         """What sums into the result, of operands as `_run` lays them out."""
         forward, (x, w, y) = self.forward, self.shapes
         specs = forward.lhs_spec, forward.rhs_spec, forward.out_spec
-        (n_of_x, c_of_x, *of_x), (o_of_w, c_of_w, *of_w), (n_of_y, o_of_y, *of_y) = specs
+        (n_of_x, c_of_x, *of_x), (o_of_w, c_of_w, *of_w), (n_of_y, o_of_y, *of_y) = (
+            specs
+        )
         if self.arrays[2] == "y":
             return forward
         sizes = [
@@ -229,9 +229,7 @@ class ConvGeneralDilated(Operation):
         if self.arrays[2] == "x":
             return Convolution(
                 strides=forward.lhs_dilation,
-                padding=tuple(
-                    (k - low - 1, i + low - j) for i, k, j, low in sizes
-                ),
+                padding=tuple((k - low - 1, i + low - j) for i, k, j, low in sizes),
                 lhs_dilation=forward.strides,
                 rhs_dilation=forward.rhs_dilation,
                 lhs_spec=forward.out_spec,
