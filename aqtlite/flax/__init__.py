@@ -9,6 +9,7 @@ from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
+from aqtlite.flax.linen.fold import fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.quant_mode import QuantMode
@@ -28,6 +29,7 @@ __all__ = [
     "absorb_smoothing",
     "calibrate",
     "convert",
+    "fold_batch_norm",
     "merge_statistics",
     "promote_dtype",
 ]

@@ -17,6 +17,7 @@ WORKLOADS = (
     "compile",
     "memory",
     "contractions",
+    "convolution",
     "errors",
 )
 """Modules of `benchmarks.workloads`, each with a function ``run(options, report)``."""

@@ -64,12 +64,14 @@ def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
         if previous is not None and key[:-1] != previous and not markdown:
             drawn.add_section()
         previous = key[:-1]
-        cells = [cell for phase in phases for cell in _cells(row[phase], floored)]
+        cells = [cell for phase in phases for cell in _cells(row.get(phase), floored)]
         drawn.add_row(*map(str, key), *cells)
     return drawn
 
 
-def _cells(figure: Figure, floored: bool) -> list[str]:
+def _cells(figure: Figure | None, floored: bool) -> list[str]:
+    if figure is None:  # Not every contestant has every phase.
+        return [""] * (3 if floored else 2)
     _, factor = _UNITS[figure.unit]
     text = _number(figure.median * factor)
     if figure.repeats > 1:

@@ -91,7 +91,8 @@ def all_operations(case):
 
 def evaluate(case, operation, lhs, rhs):
     """What an operation computes, by the reference."""
-    arrays = dict(zip(operation.arrays, (lhs, rhs), strict=False))
+    operands = (np.asarray(one, float) for one in (lhs, rhs))
+    arrays = dict(zip(operation.arrays, operands, strict=False))
     x, w = arrays.get("x", np.zeros(case.lhs)), arrays.get("w", np.zeros(case.rhs))
     out, gradients = reference(case, x, w)
     results = {"y": out}
