@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import config, numerics
+from aqtlite import calibration, config, numerics
 from aqtlite.config import DotGeneral, DotGeneralRaw, Smoothing, Tensor
 from tests.common import nearest, normal, rms_error
 from tests.convolutions import CASES, reference
@@ -67,12 +67,10 @@ def test_other_arithmetic(cfg, tolerance):
 
 
 def test_zero_points():
-    grid = numerics.IntAffine(bits=8)
-    cfg = DotGeneral(
-        fwd=DotGeneralRaw(
-            lhs=Tensor(numerics=grid, calib_shared_axes="per_tensor"), rhs=INT8
-        )
+    affine = Tensor(
+        numerics=numerics.IntAffine(bits=8), calibration=calibration.MinMax()
     )
+    cfg = DotGeneral(fwd=DotGeneralRaw(lhs=affine, rhs=INT8))
     x, w, g = floats(PLAIN)
     x = jnp.abs(x) + 1
     out, _ = reference(PLAIN, np.asarray(x, float), np.asarray(w, float))

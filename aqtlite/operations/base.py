@@ -98,6 +98,12 @@ class Operation(abc.ABC):
     def axes(self, side: Side) -> OperandAxes:
         """The axes of an operand."""
 
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of contracting axes of lhs and rhs that can be cut into tiles."""
+        lhs, rhs = (self.axes(side).contracting for side in SIDES)
+        return tuple(zip(lhs, rhs, strict=True))
+
     @abc.abstractmethod
     def ndim(self, side: Side) -> int:
         """The rank of an operand."""
@@ -137,7 +143,7 @@ class Operation(abc.ABC):
         """The contraction of tiles, of which each axis that is cut adds a batch axis.
 
         Args:
-            counts: for each pair of contracting axes, how many tiles it is cut into.
+            counts: for each of `pairs`, how many tiles it is cut into.
 
         Returns:
             A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result
