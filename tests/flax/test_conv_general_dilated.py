@@ -30,9 +30,13 @@ class Cnn(nn.Module):
         )
         x = conv(8, (3, 3), strides=2)(x)
         x = nn.BatchNorm(use_running_average=True)(x)
-        x = conv(8, (3, 3), feature_group_count=8, use_bias=False)(nn.relu(x))
-        x = nn.relu(x).mean((1, 2))
+        x = conv(8, (3, 3), feature_group_count=8, use_bias=False)(nn.gelu(x))
+        x = nn.gelu(x).mean((1, 2))
         return nn.Dense(4, dot_general=AqtDotGeneral(self.cfg))(x)
+
+
+def layer(cfg):
+    return nn.Conv(4, (3, 3), conv_general_dilated=AqtConvGeneralDilated(cfg))
 
 
 def gradients_of(model, variables):
@@ -59,14 +63,15 @@ def test_gradients_are_those_of_floats():
 
 @pytest.mark.parametrize("cfg", [config.weight_only(), config.fp8()])
 def test_served_equals_trained_in_other_arithmetic(cfg):
-    check_served(Cnn(cfg), X, frozen=3)
+    check_served(layer(cfg), X, frozen=1)
 
 
 def test_static_ranges():
-    model = Cnn(config.static_int8(calibration.MaxOverBatches()))
+    model = layer(config.static_int8(calibration.MaxOverBatches()))
     variables = calibrate(model, init(model, X), [X, 2 * X])
-    assert set(variables["aqt_stats"]) == {"Conv_0", "Conv_1", "Dense_0"}
-    serving = check_served(model, X, frozen=3, variables=variables)
+    (name,) = variables["aqt_stats"]
+    assert name.startswith("conv_general_dilated")
+    serving = check_served(model, X, frozen=1, variables=variables)
     assert not any("batches" in str(path) for path, _ in _leaves(serving["aqt_stats"]))
 
 
@@ -75,17 +80,16 @@ def _leaves(tree):
 
 
 def test_learned_scales():
-    model = Cnn(config.lsq())
+    model = layer(config.lsq())
     variables = init(model, X)
-    gradients = gradients_of(model, variables)
-    (name,) = [name for name in variables["params"]["Conv_0"] if "aqt" in name]
-    scales = gradients["Conv_0"][name]
+    (name,) = [name for name in variables["params"] if "aqt" in name]
+    scales = gradients_of(model, variables)[name]
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(scales))
     check_served(model, X, variables=variables)
 
 
 def test_converted_on_disk(tmp_path):
-    model = Cnn(config.fully_quantized())
+    model = layer(config.fully_quantized())
     variables = init(model, X)
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
@@ -122,4 +126,4 @@ def test_conv_local_is_refused():
 
 def test_smoothing_is_refused():
     with pytest.raises(ValueError, match="smoothing"):
-        Cnn(config.smoothquant()).init(jax.random.key(0), X)
+        layer(config.smoothquant()).init(jax.random.key(0), X)
