@@ -3,10 +3,10 @@
 import functools
 
 import numpy as np
-from benchmarks import digits
 
 from aqtlite import config
 from aqtlite.flax import convert, fold_batch_norm
+from benchmarks import digits
 
 
 def test_accuracy_is_that_of_float32():
