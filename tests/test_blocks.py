@@ -213,6 +213,18 @@ class TestContraction:
         quantized = dequantized(x, fwd.lhs, 1) @ dequantized(w, fwd.rhs, 0)
         assert relative_error(run(x, w, g)[0], quantized) < 3e-6
 
+    def test_scales_of_the_specification_clip(self):
+        """The largest element, 500, is above 448, and above 6 where 8 is the power."""
+        x = jnp.full((32, 1), 500.0)
+        for preset, largest in ((config.mxfp8, 448), (config.mxfp4, 384)):
+            clipped, whole = (
+                dequantized(x, preset(may_clip=may_clip).fwd.rhs, 0)
+                for may_clip in (True, False)
+            )
+            assert clipped.max() == largest and whole.max() == 512
+        with pytest.raises(TypeError, match="may_clip must be a bool, got 1"):
+            config.mxfp8(may_clip=1)
+
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_half_precision(self, dtype):
         x, w = normal((8, 32), dtype=dtype), normal((32, 12), 1, dtype)

@@ -12,6 +12,7 @@ from aqtlite.calibration.base import (
 )
 from aqtlite.calibration.constant import Constant, ConstantRange
 from aqtlite.calibration.delayed_scaling import DelayedScaling
+from aqtlite.calibration.learned_clipping import LearnedClipping
 from aqtlite.calibration.lsq import LSQ
 from aqtlite.calibration.lsq_plus import LSQPlus
 from aqtlite.calibration.min_max import MinMax
@@ -41,6 +42,7 @@ __all__ = [
     "ConstantRange",
     "DelayedScaling",
     "LSQPlus",
+    "LearnedClipping",
     "MaxOverBatches",
     "MeanOverBatches",
     "MinMax",

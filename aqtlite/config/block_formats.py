@@ -10,31 +10,39 @@ from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
 
-def mxfp8(*, gradient: str = "float8_e4m3fn") -> DotGeneral:
+def mxfp8(*, gradient: str = "float8_e4m3fn", may_clip: bool = False) -> DotGeneral:
     """MXFP8 of the OCP Microscaling specification (arXiv:2310.10537).
 
     Blocks of 32 elements of the contracting axis (or of the largest part of it that
     divides it, where 32 does not), with scales that are powers of two. The forward and
     both backward contractions quantize their operands so, each along its own axis.
 
+    The scales are the smallest at which no element is clipped. Those of the
+    specification clip the largest element of a block by up to an eighth, and with them
+    training may diverge (Mishra et al. 2025, arXiv:2506.08027).
+
     >>> mxfp8().fwd.rhs
     Tensor(
         numerics=Float(exponent_bits=4, mantissa_bits=3),
         blocks=Blocks(size=32, fit=True),
+        po2_scale=True,
         scale_dtype='float8_e8m0fnu',
     )
 
     Args:
         gradient: the dtype of output gradients, such as float8_e5m2.
+        may_clip: take the scales of the specification.
 
     Raises:
         ValueError: if `gradient` is not the dtype of a `numerics.Float`.
+        TypeError: if `may_clip` is not a bool.
     """
     operand = numerics.Float.from_dtype("float8_e4m3fn")
-    return _in_all(_mx(operand), _mx(numerics.Float.from_dtype(gradient)))
+    of_output = numerics.Float.from_dtype(gradient)
+    return _in_all(_mx(operand, may_clip), _mx(of_output, may_clip))
 
 
-def mxfp6(*, gradient: str = "float6_e3m2fn") -> DotGeneral:
+def mxfp6(*, gradient: str = "float6_e3m2fn", may_clip: bool = False) -> DotGeneral:
     """MXFP6, as `mxfp8` with six bits: E2M3, and E3M2 for gradients.
 
     >>> mxfp6().fwd.rhs.numerics.name, mxfp6().dlhs.lhs.numerics.name
@@ -42,27 +50,35 @@ def mxfp6(*, gradient: str = "float6_e3m2fn") -> DotGeneral:
 
     Args:
         gradient: the dtype of output gradients.
+        may_clip: take the scales of the specification.
 
     Raises:
         ValueError: if `gradient` is not the dtype of a `numerics.Float`.
+        TypeError: if `may_clip` is not a bool.
     """
     operand = numerics.Float.from_dtype("float6_e2m3fn")
-    return _in_all(_mx(operand), _mx(numerics.Float.from_dtype(gradient)))
+    of_output = numerics.Float.from_dtype(gradient)
+    return _in_all(_mx(operand, may_clip), _mx(of_output, may_clip))
 
 
-def mxfp4() -> DotGeneral:
+def mxfp4(*, may_clip: bool = False) -> DotGeneral:
     """MXFP4, as `mxfp8` with four bits: E2M1. Gradients are rounded stochastically.
-
-    Their scales are powers of two above those of the specification, which would clip.
 
     >>> mxfp4().dlhs.lhs.numerics.name, mxfp4().dlhs.lhs.needs_noise
     ('fp4_e2m1', True)
+
+    Args:
+        may_clip: take the scales of the specification, except for the gradients, which
+            stochastic rounding must not clip.
+
+    Raises:
+        TypeError: if `may_clip` is not a bool.
     """
     operand = numerics.Float.from_dtype("float4_e2m1fn")
-    return _in_all(_mx(operand), _mx(_stochastic(operand)))
+    return _in_all(_mx(operand, may_clip), _mx(_stochastic(operand), may_clip=False))
 
 
-def mxint8() -> DotGeneral:
+def mxint8(*, may_clip: bool = False) -> DotGeneral:
     """MXINT8, as `mxfp8` with integers of 8 bits. Gradients are rounded stochastically.
 
     Of the specification's values only -2 is missing, which it leaves to the
@@ -70,12 +86,18 @@ def mxint8() -> DotGeneral:
 
     >>> mxint8().fwd.lhs.numerics.name
     'int8'
+
+    Args:
+        may_clip: take the scales of the specification, except for the gradients.
+
+    Raises:
+        TypeError: if `may_clip` is not a bool.
     """
     operand = numerics.IntSymmetric(bits=8)
     gradient = numerics.IntSymmetric(
         bits=8, preserve_max_val=True, stochastic_rounding=True
     )
-    return _in_all(_mx(operand), _mx(gradient))
+    return _in_all(_mx(operand, may_clip), _mx(gradient, may_clip=False))
 
 
 def nvfp4() -> DotGeneral:
@@ -138,9 +160,13 @@ def block_fp8(size: int = 128) -> DotGeneral:
 _E8M0, _E4M3 = jnp.dtype("float8_e8m0fnu"), jnp.dtype("float8_e4m3fn")
 
 
-def _mx(grid: numerics.Numerics) -> Tensor:
+def _mx(grid: numerics.Numerics, may_clip: bool) -> Tensor:
+    if not isinstance(may_clip, bool):
+        raise TypeError(f"may_clip must be a bool, got {may_clip!r}")
     blocks = Blocks(size=32, fit=True)
-    return Tensor(numerics=grid, blocks=blocks, scale_dtype=_E8M0)
+    return Tensor(
+        numerics=grid, po2_scale=not may_clip, blocks=blocks, scale_dtype=_E8M0
+    )
 
 
 def _stochastic(grid: numerics.Float) -> numerics.Float:

@@ -39,6 +39,7 @@ _classes: dict[str, type] = {
         numerics.NoNumerics,
         numerics.NormalFloat,
         calibration.PACT,
+        calibration.LearnedClipping,
         calibration.Percentile,
         calibration.PercentileOverBatches,
         calibration.Periodic,

@@ -21,7 +21,7 @@ from aqtlite.sharding import explicit_sharding
 # LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
 # them where a term takes long to compute.
 _TERMS = 8
-_WORTHWHILE = 2**14  # elements
+_WORTHWHILE = 2**7  # elements
 
 
 def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:

@@ -13,7 +13,7 @@ from aqt.jax.v2.flax import aqt_flax
 from qwix._src.core import dot_general_qt as qwix_qt
 from qwix._src.core import stochastic_rounding as qwix_noise
 
-from aqtlite import calibration, config
+from aqtlite import calibration, config, numerics
 from aqtlite.flax import AqtDotGeneral
 from benchmarks.harness import contestants
 
@@ -29,21 +29,11 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "qat_8": lambda: config.qat(8),
     "qat_4": lambda: config.qat(4),
     "w4a8": config.w4a8,
-    "w4a8_blocks": lambda: _w4a8({"fwd.rhs.blocks": _BLOCKS}),
-    "w4a8_search": lambda: _w4a8({"fwd.rhs.calibration": _SEARCH}),
-    "w4a8_lsq": lambda: _w4a8({"fwd.rhs.calibration": calibration.LSQ()}),
-    "w4a8_lsq_blocks": lambda: _w4a8(
-        {"fwd.rhs.calibration": calibration.LSQ(), "fwd.rhs.blocks": _BLOCKS}
-    ),
+    "w4a8_blocks": lambda: config.update(config.w4a8(), {"fwd.rhs.blocks": _BLOCKS}),
     "int4": lambda: config.fully_quantized(fwd_bits=4),
-    "int4_search": lambda: _int4({"fwd.rhs.calibration": _SEARCH}),
     "int4_blocks": lambda: _int4({"fwd.*.blocks": _BLOCKS}),
-    "int4_blocks_search": lambda: _int4(
-        {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": _SEARCH}
-    ),
-    "int4_lsq_weights": lambda: _int4({"fwd.rhs.calibration": calibration.LSQ()}),
-    "int4_lsq_blocks": lambda: _int4(
-        {"fwd.*.blocks": _BLOCKS, "fwd.rhs.calibration": calibration.LSQ()}
+    "int4_affine_blocks": lambda: _int4(
+        {"fwd.*.blocks": _BLOCKS, **_AFFINE_ACTIVATIONS}
     ),
     "lsq_8": lambda: config.lsq(8),
     "lsq_4": lambda: config.lsq(4),
@@ -51,6 +41,7 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "int2": lambda: config.fully_quantized(fwd_bits=2),
     "fp8": config.fp8,
     "fp8_stochastic": lambda: config.fp8(use_stochastic_rounding=True),
+    "fp8_e3m4": lambda: config.fp8(forward="float8_e3m4", use_stochastic_rounding=True),
     "fp8_delayed": lambda: config.fp8(delayed=True),
     "fp8_per_channel": lambda: config.fp8(per_channel=True),
     "block_fp8": config.block_fp8,
@@ -76,8 +67,11 @@ class Preset:
     """The function to inject into Flax layers, for the key of a step's noise."""
 
 
-_SEARCH = calibration.MseSearch(candidates=tuple(n / 20 for n in range(6, 21)))
-_BLOCKS = config.Blocks(size=32, fit=True)
+_BLOCKS = config.Blocks(size=8)
+_AFFINE_ACTIVATIONS = {
+    "fwd.lhs.numerics": numerics.IntAffine(bits=4),
+    "fwd.lhs.calibration": calibration.MinMax(),
+}
 
 
 def select(name: str) -> Preset:
@@ -100,10 +94,6 @@ def _preset(name: str) -> Preset:
 def _int4(changes: Mapping[str, Any]) -> config.DotGeneral:
     """4 bits forward, 8 bits backward, and something else."""
     return config.update(config.fully_quantized(fwd_bits=4), changes)
-
-
-def _w4a8(changes: Mapping[str, Any]) -> config.DotGeneral:
-    return config.update(config.w4a8(), changes)
 
 
 def _peer(

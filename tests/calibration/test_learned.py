@@ -48,12 +48,20 @@ def fake_pact(x, parameters, smallest, largest, n):
     return clipped + jax.lax.stop_gradient(step * jnp.round(clipped / step) - clipped)
 
 
+def fake_clipping(x, parameters, smallest, largest, n):
+    del n
+    found = jax.lax.stop_gradient(jnp.max(jnp.abs(x)))
+    step = parameters["factor"] * found / largest
+    return step * rounded(jnp.clip(x / step, smallest, largest))
+
+
 CASES = {
     "LSQ": (calibration.LSQ(), INT3, fake_lsq, -3, 3),
     "LSQ, unsigned": (calibration.LSQ(), UINT3, fake_lsq, 0, 7),
     "LSQ+": (calibration.LSQPlus(), UINT3, fake_lsq_plus, 0, 7),
     "PACT": (calibration.PACT(), UINT3, fake_pact, 0, 7),
     "PACT, symmetric": (calibration.PACT(), INT3, fake_pact, -3, 3),
+    "clipping": (calibration.LearnedClipping(), INT3, fake_clipping, -3, 3),
 }
 
 
@@ -134,7 +142,7 @@ def quantized(x, step, zero_point, smallest, largest):
 
 
 def test_gradient_of_each_element():
-    """Equation 3 of LSQ, Q_N = Q_P = 3, and those of LSQ+ and PACT."""
+    """Equation 3 of LSQ, Q_N = Q_P = 3, and those of the others."""
     x = np.array([-9.0, -1.3, 0.2, 0.9, 1.4, 9.0], np.float32)
     one = jnp.ones((1,))
 
@@ -169,6 +177,13 @@ def test_gradient_of_each_element():
     got = each(calibration.PACT(), values, INT3, {"bound": one})
     assert got["bound"].tolist() == [-1, -1, 0, 0, 1, 1]
 
+    values = quantized(x, 0.5, 0, -3, 3)
+    how = calibration.LearnedClipping()
+    got = each(how, values, INT3, {"factor": one / 6})["factor"]
+    np.testing.assert_allclose(got, [-9, -1.2, -1.2, 0.6, 0.6, 9], atol=1e-5)
+    mask = how.gradient_mask({"factor": one / 6}, values, INT3)
+    assert mask.tolist() == [False, True, True, True, True, False]
+
 
 def test_start():
     x = jnp.array([[1.0, -3.0, 2.0, -2.0], [0.0, 0.0, 0.0, 0.0]])
@@ -183,6 +198,8 @@ def test_start():
         [3.0],
         [1.0],
     ]
+    start = calibration.LearnedClipping(initial=0.5).init_parameters(x, (1,), INT3)
+    assert start["factor"].tolist() == [[0.5], [0.5]]
     start = calibration.PACT(initial=10).init_parameters(x, (0, 1), INT3)
     assert start["bound"].tolist() == [[10.0]]
 
@@ -258,6 +275,7 @@ def test_parameters_beyond_zero(name):
         calibration.LSQ(gradient_scale=0.5),
         calibration.LSQPlus(gradient_scale=2),
         calibration.PACT(initial=6),
+        calibration.LearnedClipping(of=calibration.RMS(3), initial=0.9),
     ],
     ids=str,
 )
@@ -286,6 +304,21 @@ def test_preset():
         (lambda: calibration.LSQ(gradient_scale=0), ValueError, "LSQ.gradient_scale"),
         (lambda: calibration.LSQPlus(gradient_scale="1"), TypeError, "LSQPlus.gradien"),
         (lambda: calibration.PACT(initial=-1), ValueError, "PACT.initial must be posi"),
+        (
+            lambda: calibration.LearnedClipping(of=calibration.LSQ()),
+            ValueError,
+            r"LearnedClipping.of=LSQ\(.*is learned itself",
+        ),
+        (
+            lambda: calibration.LearnedClipping(of="absmax"),
+            TypeError,
+            "LearnedClipping.of must be a calibration",
+        ),
+        (
+            lambda: calibration.LearnedClipping(initial=0),
+            ValueError,
+            "LearnedClipping.initial must be positive",
+        ),
         (
             lambda: config.update(
                 config.qat(), {"dlhs.lhs.calibration": calibration.LSQ()}
