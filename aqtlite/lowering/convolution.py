@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 Axes = tuple[int, ...]
+Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +88,17 @@ class Convolution:
                 "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
                 f"(low, high) pairs, got {padding!r}"
             ) from error
+        lhs_spec, rhs_spec, out_spec = (tuple(map(int, spec)) for spec in specs)
         return cls(
-            tuple(int(one) for one in window_strides),
-            pairs,
-            tuple(int(one) for one in lhs_dilation),
-            tuple(int(one) for one in rhs_dilation),
-            *(tuple(int(axis) for axis in spec) for spec in specs),
-            int(feature_group_count),
-            int(batch_group_count),
+            strides=tuple(map(int, window_strides)),
+            padding=pairs,
+            lhs_dilation=tuple(map(int, lhs_dilation)),
+            rhs_dilation=tuple(map(int, rhs_dilation)),
+            lhs_spec=lhs_spec,
+            rhs_spec=rhs_spec,
+            out_spec=out_spec,
+            feature_groups=int(feature_group_count),
+            batch_groups=int(batch_group_count),
         )
 
     def __call__(
@@ -138,6 +142,78 @@ class Convolution:
             for shape in (lhs_shape, rhs_shape)
         )
         return tuple(jax.eval_shape(self, *operands).shape)
+
+    def for_dlhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
+        """Convolves the gradient of the result with rhs to the gradient of lhs.
+
+        For an rhs that is reversed in space, and whose groups, if there are any, lie in
+        front of its input features. With batch groups, the groups of the result lie in
+        front of its features in place of its examples.
+
+        Args:
+            lhs: the shape of lhs.
+            rhs: that of rhs.
+            out: that of the result.
+        """
+        padding = tuple(
+            (k - low - 1, i + low - j)
+            for i, k, j, low in self._dilated_sizes(lhs, rhs, out)
+        )
+        output_features, input_features, *window = self.rhs_spec
+        return Convolution(
+            strides=self.lhs_dilation,
+            padding=padding,
+            lhs_dilation=self.strides,
+            rhs_dilation=self.rhs_dilation,
+            lhs_spec=self.out_spec,
+            rhs_spec=(input_features, output_features, *window),
+            out_spec=self.lhs_spec,
+            feature_groups=max(self.feature_groups, self.batch_groups),
+        )
+
+    def for_drhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
+        """Convolves lhs with the gradient of the result to the gradient of rhs.
+
+        Args:
+            lhs: the shape of lhs.
+            rhs: that of rhs.
+            out: that of the result.
+        """
+        padding = tuple(
+            (low, j + k - i - low - 1)
+            for i, k, j, low in self._dilated_sizes(lhs, rhs, out)
+        )
+        (examples, features, *space), kernel = self.lhs_spec, self.rhs_spec
+        return Convolution(
+            strides=self.rhs_dilation,
+            padding=padding,
+            lhs_dilation=self.lhs_dilation,
+            rhs_dilation=self.strides,
+            lhs_spec=(features, examples, *space),
+            rhs_spec=(self.out_spec[1], self.out_spec[0], *self.out_spec[2:]),
+            out_spec=(kernel[1], kernel[0], *kernel[2:]),
+            feature_groups=self.batch_groups,
+            batch_groups=self.feature_groups,
+        )
+
+    def _dilated_sizes(
+        self, lhs: Shape, rhs: Shape, out: Shape
+    ) -> list[tuple[int, int, int, int]]:
+        """Of each spatial axis the sizes in lhs, rhs and the result, and the padding.
+
+        Those of the result are dilated by the strides.
+        """
+        steps = self.lhs_dilation, self.rhs_dilation, self.strides
+        specs = self.lhs_spec, self.rhs_spec, self.out_spec
+        sizes = [
+            [
+                dilated(shape[axis], step)
+                for axis, step in zip(spec[2:], by, strict=True)
+            ]
+            for shape, spec, by in zip((lhs, rhs, out), specs, steps, strict=True)
+        ]
+        lows = [low for low, _ in self.padding]
+        return list(zip(*sizes, lows, strict=True))
 
     def products(self, rhs_shape: Sequence[int]) -> int:
         """The number of products that are summed into one element of the result."""

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import digits, patches
+from aqtlite.lowering import digits, patches, phases
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.lowering.target import TargetDependent
 
@@ -102,7 +102,8 @@ class _NarrowConvolution(TargetDependent):
         if target.platform in ("tpu", "other") or self.out_sharding is not None:
             return self.reference(lhs, rhs)
         lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
-        return patches.conv(lhs, rhs, self.convolution, target)
+        run = functools.partial(patches.conv, target=target)
+        return phases.conv(lhs, rhs, self.convolution, run)
 
 
 def _in_pieces(run, lhs, rhs, convolution, out_sharding, piece):

@@ -302,7 +302,7 @@ def _each_group(x, w, geometry):
     if not geometry.is_on_one_cpu:
         return jax.vmap(lambda x, w: _ungrouped(x, w, geometry))(x, w)
     # A CPU has no fast batch of contractions.
-    return lax.map(lambda one: _ungrouped(*one, geometry), (x, w))
+    return lax.map(lambda one: _ungrouped(one[0], one[1], geometry), (x, w))
 
 
 def _split(x: jax.Array, axis: int, groups: int) -> jax.Array:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite import lowering
 from aqtlite.dimension_numbers import Axes
-from aqtlite.lowering.convolution import Convolution, dilated
+from aqtlite.lowering.convolution import Convolution
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 
 Array = Literal["x", "w", "y"]
@@ -144,8 +144,8 @@ class ConvGeneralDilated(Operation):
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
         left, right = self._in_order(lhs, rhs)
-        right, zero = right.less_zero_point(), left.zero_point
-        if zero is not None and self._takes_off(left, right):
+        right = right.less_zero_point()
+        if self._takes_off(left, right):
             return self._less_zero_point(left, right, out_sharding)
         left = left.less_zero_point()
         run = functools.partial(
@@ -207,48 +207,12 @@ class ConvGeneralDilated(Operation):
     @functools.cached_property
     def convolution(self) -> Convolution:
         """What sums into the result, of operands as `_run` lays them out."""
-        forward, (x, w, y) = self.forward, self.shapes
-        specs = forward.lhs_spec, forward.rhs_spec, forward.out_spec
-        (n_of_x, c_of_x, *of_x), (o_of_w, c_of_w, *of_w), (n_of_y, o_of_y, *of_y) = (
-            specs
-        )
-        if self.arrays[2] == "y":
-            return forward
-        sizes = [
-            (dilated(x[i], a), dilated(w[k], d), dilated(y[j], s), low)
-            for i, k, j, a, d, s, (low, _) in zip(
-                of_x,
-                of_w,
-                of_y,
-                forward.lhs_dilation,
-                forward.rhs_dilation,
-                forward.strides,
-                forward.padding,
-                strict=True,
-            )
-        ]
-        if self.arrays[2] == "x":
-            return Convolution(
-                strides=forward.lhs_dilation,
-                padding=tuple((k - low - 1, i + low - j) for i, k, j, low in sizes),
-                lhs_dilation=forward.strides,
-                rhs_dilation=forward.rhs_dilation,
-                lhs_spec=forward.out_spec,
-                rhs_spec=(c_of_w, o_of_w, *of_w),
-                out_spec=forward.lhs_spec,
-                feature_groups=self._groups,
-            )
-        return Convolution(
-            strides=forward.rhs_dilation,
-            padding=tuple((low, j + k - i - low - 1) for i, k, j, low in sizes),
-            lhs_dilation=forward.lhs_dilation,
-            rhs_dilation=forward.strides,
-            lhs_spec=(c_of_x, n_of_x, *of_x),
-            rhs_spec=(o_of_y, n_of_y, *of_y),
-            out_spec=(c_of_w, o_of_w, *of_w),
-            feature_groups=forward.batch_groups,
-            batch_groups=forward.feature_groups,
-        )
+        match self.arrays[2]:
+            case "x":
+                return self.forward.for_dlhs(*self.shapes)
+            case "w":
+                return self.forward.for_drhs(*self.shapes)
+        return self.forward
 
     def _in_order(self, lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
         """The operands in the order of `convolution`: its kernel is the second one."""
@@ -282,6 +246,8 @@ class ConvGeneralDilated(Operation):
         It is then the same for all that is summed into one element.
         """
         zero, side = left.zero_point, self._side_of_first()
+        if zero is None:
+            return False
         is_narrow = all(jnp.iinfo(one.values.dtype).bits <= 8 for one in (left, right))
         kernel = self._kernel(right.values)
         products = self.convolution.products(kernel.shape)
