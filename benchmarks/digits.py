@@ -70,7 +70,8 @@ def train(model: nn.Module, images: Any, labels: Any, epochs: int, seed: int) ->
     """The trained variables."""
     steps = len(images) // BATCH * epochs
     optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, steps))
-    variables = model.init(jax.random.key(seed), images[:1], train=False)
+    init = jax.jit(functools.partial(model.init, train=False))
+    variables = init(jax.random.key(seed), images[:1])
     state = optimizer.init(variables["params"])
 
     def loss(params: Any, statistics: Any, x: Any, y: Any) -> Any:

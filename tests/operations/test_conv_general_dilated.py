@@ -74,7 +74,7 @@ def cases(draw):
 
 
 @hypothesis.given(cases())
-@hypothesis.settings(max_examples=6, deadline=None)
+@hypothesis.settings(max_examples=3, deadline=None)
 def test_integers_are_exact_for_any_geometry(case):
     check_integers(case)
 
