@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from aqtlite.sharding import explicit_sharding
@@ -137,6 +138,32 @@ def _cut(sizes: Sequence[int], block: int) -> list[int]:
         else:
             return []
     return counts
+
+
+def expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
+    """Expands an index to one entry per axis, and None wherever a new axis goes."""
+    entries = index if isinstance(index, tuple) else (index,)
+    for entry in entries:
+        is_int = (
+            hasattr(entry, "dtype")
+            and entry.ndim == 0
+            and jnp.issubdtype(entry.dtype, jnp.integer)
+        ) or (isinstance(entry, int) and not isinstance(entry, bool))
+        if not (is_int or entry is None or entry is Ellipsis) and not isinstance(
+            entry, slice
+        ):
+            raise TypeError(
+                "a QTensor takes ints, slices, None and Ellipsis as indices; got "
+                f"{entry!r}. Index the result of .dequant() instead"
+            )
+    named = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if named > ndim or sum(entry is Ellipsis for entry in entries) > 1:
+        raise IndexError(f"index {index!r} does not fit an array of {ndim} axes")
+    rest = (slice(None),) * (ndim - named)
+    if not any(entry is Ellipsis for entry in entries):
+        return entries + rest
+    at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
+    return entries[:at] + rest + entries[at + 1 :]
 
 
 def scale_index(entry: Any, size: int, count: int) -> Any:

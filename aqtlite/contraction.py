@@ -11,7 +11,7 @@ gradients are float, so that second derivatives exist.
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from aqtlite import (
     estimator,
     execution,
     operands,
+    padding,
     products,
     statistics,
 )
@@ -62,7 +63,7 @@ def quantize_and_contract(
     Returns:
         The result, in ``how.fwd.out_dtype``.
     """
-    lhs, rhs, states = vary_together((lhs, rhs, states))
+    operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = map(_differentiable, (lhs, rhs))
@@ -295,6 +296,10 @@ def _gradient(
             other = dataclasses.replace(other, scale=unit)
         elif how.rhs.reuse == "dequantized":
             other = other.dequant()
+    shape = operation.output_shape(g.shape, other.shape)
+    tensors = how.lhs.tensor, how.rhs.tensor
+    padded, other = padding.pad_operands(operation, g, other, tensors, how.path)
+    g = cast(jax.Array, padded)
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor
@@ -307,4 +312,4 @@ def _gradient(
     out = quantize_and_contract(
         inner, operation, g, other, seed, forward_scales, states
     )
-    return out, state
+    return padding.crop(out, shape), state

@@ -1,6 +1,5 @@
 """A quantized `lax.dot_general`: the public function, and the checks of its call."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from aqtlite import (
     noise,
     operations,
     output,
+    padding,
     quantizer,
     smoothing,
 )
@@ -147,11 +147,15 @@ def _dot_general(
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
+    shape = operation.output_shape(lhs.shape, rhs.shape)
+    tensors = cfg.fwd.lhs, cfg.fwd.rhs
+    lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
     how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
     seed = None if key is None else noise.seed_from_key(key)
     out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=inner
     )
+    out = padding.crop(out, shape)
     return output.quantize(out, cfg.out, given.out)
 
 
@@ -179,10 +183,7 @@ def _as_stored(lhs, rhs, dims):
         (axes_in_storage(lhs, lhs_axes), axes_in_storage(rhs, rhs_axes))
         for lhs_axes, rhs_axes in dims
     )
-    lhs, rhs = (
-        dataclasses.replace(x, order=None) if isinstance(x, QTensor) else x
-        for x in (lhs, rhs)
-    )
+    lhs, rhs = (x.as_stored() if isinstance(x, QTensor) else x for x in (lhs, rhs))
     return lhs, rhs, stored_dims
 
 

@@ -111,10 +111,15 @@ def _blocks(
         if others and blocks.remaining_size > 1:
             counts[others[-1]] = blocks.remaining_count_of(shape[others[-1]])
     except ValueError as error:
+        what_to_do = (
+            "Blocks are padded for dot_general and einsum alone; choose another size"
+            if blocks.pad
+            else f"Choose another size, or set {path}.blocks.fit=True for the largest "
+            f"blocks that divide it, or {path}.blocks.pad=True for a shorter last one"
+        )
         raise ValueError(
             f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and the "
-            f"contracting axes {contracting}. Choose another size, or set "
-            f"{path}.blocks.fit=True for the largest blocks that divide it"
+            f"contracting axes {contracting}. {what_to_do}"
         ) from error
     # Nothing lies along an empty axis.
     counts.update({axis: 1 for axis in contracting if shape[axis] == 0})

@@ -239,14 +239,14 @@ class _SumOfTiles(TargetDependent):
             return jnp.broadcast_to(x, shape + rest).reshape(math.prod(shape), *rest)
 
         def add(total, one):
-            return total + self._scaled_dot(self.how, operation, one), None
+            return total + self._scaled_dot(self.how, *one), None
 
-        given = jax.tree.map(in_line, given)
+        pieces = operation.of_tiles(self.counts), jax.tree.map(in_line, given)
         first, others = (
-            jax.tree.map(lambda x, part=part: x[part], given)
+            jax.tree.map(lambda x, part=part: x[part], pieces)
             for part in (0, slice(1, None))
         )
-        start = self._scaled_dot(self.how, operation, first)
+        start = self._scaled_dot(self.how, *first)
         return lax.scan(add, start, others)[0]
 
     def _scaled_dot(self, how, operation, given):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -16,7 +18,7 @@ from aqtlite.numerics import Numerics
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums"],
-    meta_fields=["dtype", "order", "numerics"],
+    meta_fields=["dtype", "order", "numerics", "padding"],
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
@@ -70,10 +72,17 @@ class QTensor:
     over. Frozen weights have them, so that serving need not add them up. None: they are
     computed where they are needed."""
 
+    padding: tuple[int, ...] | None = None
+    """Along each (trailing) axis of the array, how many zeros `qvalue` has behind its
+    elements, so that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array, whatever the order in which it is stored."""
-        return tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        sizes = tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        padding = self.padding or ()
+        widths = (0,) * (len(sizes) - len(padding)) + padding
+        return tuple(map(operator.sub, sizes, widths))
 
     @property
     def ndim(self) -> int:
@@ -83,7 +92,7 @@ class QTensor:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return self.qvalue.size
+        return math.prod(self.shape)
 
     def _stored_axes(self) -> tuple[int, ...]:
         """Maps each axis of the array to that of `qvalue`."""
@@ -114,6 +123,13 @@ class QTensor:
         if self.order is None:
             return self
         return self._transposed(self._stored_axes(), None)
+
+    def as_stored(self) -> "QTensor":
+        """The array whose axes are those of `qvalue`, in their order."""
+        if self.order is None:
+            return self
+        padding = self.padding and tuple(self.padding[axis] for axis in self.order)
+        return dataclasses.replace(self, order=None, padding=padding)
 
     def _transposed(
         self, axes: tuple[int, ...], order: tuple[int, ...] | None
@@ -168,9 +184,9 @@ class QTensor:
             values = stored.astype(jnp.float32)
         scale = block_shapes.repeat(plain.scale, stored.shape, axes)
         out = (values * scale).astype(self.dtype)
-        return (
-            out if self.unrounded is None else _straight_through(out, plain.unrounded)
-        )
+        if self.unrounded is not None:
+            out = _straight_through(out, plain.unrounded)
+        return out if self.padding is None else out[tuple(map(slice, self.shape))]
 
     def reshape(self, *shape: Any) -> "QTensor":
         """Reshapes like an array, where elements that share a scale stay together.
@@ -190,6 +206,7 @@ class QTensor:
             ValueError: if the sizes do not fit, or elements that share a scale would
                 come to lie apart.
         """
+        _check_not_padded(self)
         sizes = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
         q = self.in_own_order()
         new = block_shapes.without_minus_one(q.shape, sizes)
@@ -256,6 +273,8 @@ class QTensor:
             parts.append(f"numerics={self.numerics!r}")
         if self.order is not None:
             parts.append(f"order={self.order}")
+        if self.padding is not None:
+            parts.append(f"padding={self.padding}")
         return f"QTensor({', '.join(parts)}, dtype={np.dtype(self.dtype).name!r})"
 
     def __len__(self) -> int:
@@ -276,7 +295,8 @@ class QTensor:
         """
         if self.order is not None:
             return self.in_own_order()[index]
-        entries = _expand_index(index, self.ndim)
+        _check_not_padded(self)
+        entries = block_shapes.expand_index(index, self.ndim)
         scale_entries: list[Any] = []
         axis = 0
         for entry in entries:
@@ -330,6 +350,7 @@ def rearrange(
         on_values: applied to the stored values, and to the floats they came from.
         on_scales: applied to the scale, and to the zero point.
     """
+    _check_not_padded(q)
     q = q.in_own_order()
     return dataclasses.replace(
         q,
@@ -339,6 +360,15 @@ def rearrange(
         unrounded=None if q.unrounded is None else on_values(q.unrounded),
         sums=None,
     )
+
+
+def _check_not_padded(q: QTensor) -> None:
+    if q.padding is not None:
+        raise TypeError(
+            f"a QTensor of shape {q.shape} whose blocks are padded by {q.padding} is "
+            "contracted as it is, and not indexed or rearranged; use the result of "
+            ".dequant()"
+        )
 
 
 def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
@@ -368,29 +398,3 @@ def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
         return axes
     stored = q._stored_axes()
     return tuple(stored[axis] for axis in axes)
-
-
-def _expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """Expands an index to one entry per axis, and None wherever a new axis goes."""
-    entries = index if isinstance(index, tuple) else (index,)
-    for entry in entries:
-        is_int = (
-            hasattr(entry, "dtype")
-            and entry.ndim == 0
-            and jnp.issubdtype(entry.dtype, jnp.integer)
-        ) or (isinstance(entry, int) and not isinstance(entry, bool))
-        if not (is_int or entry is None or entry is Ellipsis) and not isinstance(
-            entry, slice
-        ):
-            raise TypeError(
-                "a QTensor takes ints, slices, None and Ellipsis as indices; got "
-                f"{entry!r}. Index the result of .dequant() instead"
-            )
-    named = sum(entry is not None and entry is not Ellipsis for entry in entries)
-    if named > ndim or sum(entry is Ellipsis for entry in entries) > 1:
-        raise IndexError(f"index {index!r} does not fit an array of {ndim} axes")
-    rest = (slice(None),) * (ndim - named)
-    if not any(entry is Ellipsis for entry in entries):
-        return entries + rest
-    at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
-    return entries[:at] + rest + entries[at + 1 :]

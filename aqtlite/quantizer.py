@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import calibration, config, granularity, noise, numerics, tiles
+from aqtlite import calibration, config, granularity, noise, numerics, padding, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.numerics import rounding
@@ -94,6 +94,7 @@ def quantize(
             "its parameters are trained in a contraction; quantize with "
             "calibration.AbsMax() or another that looks at the array alone"
         )
+    given, x = x, padding.pad_array(x, tensor_config, contracting, "tensor_config")
     calibrated = calibrate(x, tensor_config, contracting, "tensor_config")
     if tensor_config.scale_stop_grad:
         calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
@@ -102,7 +103,8 @@ def quantize(
             seed = noise.seed_from_bounds(*lax.stop_gradient(calibrated.found))
         shared = granularity.noise_axes(tensor_config, x.shape, "tensor_config")
         seed = noise.shared_along(seed, shared)
-    return round_to_grid(x, calibrated, tensor_config, seed)
+    q = round_to_grid(x, calibrated, tensor_config, seed)
+    return dataclasses.replace(q, padding=padding.widths(x, like=given))
 
 
 class Calibrated(NamedTuple):

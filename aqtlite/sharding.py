@@ -1,5 +1,6 @@
 """Shardings and varying mesh axes that are part of an array's type."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -44,6 +45,31 @@ def replicated(x: jax.Array) -> jax.Array:
     if explicit_sharding(x) is None:
         return x
     return jax.sharding.reshard(x, PartitionSpec())
+
+
+def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """An array of which each device has all of every axis that it could not share.
+
+    On a mesh with explicit axes, JAX refuses to give an array another size along a
+    sharded axis if the devices do not divide it.
+
+    Args:
+        x: the array.
+        shape: that it is to get.
+    """
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return x
+    spec = [
+        None if size % _devices(sharding, names) else names
+        for size, names in zip(shape, spec_of_axes(sharding, x.ndim), strict=True)
+    ]
+    return jax.sharding.reshard(x, PartitionSpec(*spec))
+
+
+def _devices(sharding: NamedSharding, names: Any) -> int:
+    each = names if isinstance(names, tuple) else (names,)
+    return math.prod(sharding.mesh.shape[name] for name in each if name is not None)
 
 
 def before_transposition(

@@ -23,7 +23,9 @@ CHECKS = (
     ("ruff", "check", "."),
     ("mypy",),
 )
-PYTEST = ("pytest", "-n", "2", "--dist", "loadgroup", "-q")
+# The tests of a file run in one process, so that what they share, programs and
+# fixtures, is made once; files in the order of their names, that ends with short ones.
+PYTEST = ("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q")
 
 
 def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:

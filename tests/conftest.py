@@ -1,9 +1,12 @@
 """Settings of the whole suite."""
 
+import collections
+import gc
 import os
 import pathlib
 
 import hypothesis
+import pytest
 
 # The same examples at every run where a failure could not be looked into.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -20,3 +23,34 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # Needs eight devices; `test_sharding.py` runs it where there are as many.
 collect_ignore = ["on_eight_devices.py"]
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_MOST_PROGRAMS = 1000  # kept from one file to the next, of a few MB each
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from looking at what was imported, which stays."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def events():
+    """Counts the events that JAX tells of."""
+    import jax  # not before its settings above are made
+
+    counts: collections.Counter[str] = collections.Counter()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: counts.update([event])
+    )
+    return counts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory(events):
+    """Gives back the compiled programs of finished files once they are many."""
+    import jax
+
+    yield
+    if events[_COMPILED] > _MOST_PROGRAMS:
+        jax.clear_caches()
+        events.clear()

@@ -236,20 +236,34 @@ def _config(
 def _with_blocks(random: _Random, cfg: config.DotGeneral) -> config.DotGeneral:
     """The config with sub-channel blocks of some operands."""
     changes: dict[str, Any] = {}
+    pad = random.chance(0.5) and _has_zeros(cfg)
     for name in ("fwd", "dlhs", "drhs"):
         raw = getattr(cfg, name)
         for side in ("lhs", "rhs"):
             if getattr(raw, side).is_quantized and random.chance(0.7):
                 size, remaining = 1 + random.upto(5), 1 + random.upto(3)
+                if pad:  # Sizes that divide one another.
+                    size = random.one_of((1, 2, 4))
                 blocks = config.Blocks(
                     size=size,
                     remaining_size=remaining if random.chance(0.5) else 1,
-                    fit=True,
+                    fit=not pad,
+                    pad=pad,
                 )
                 changes[f"{name}.local_aqt"] = None
                 changes[f"{name}.{side}.calib_shared_axes"] = None
                 changes[f"{name}.{side}.blocks"] = blocks
     return config.update(cfg, changes)
+
+
+def _has_zeros(cfg: config.DotGeneral) -> bool:
+    """Tells whether operands can be padded with zeros."""
+    raws = cfg.fwd, cfg.dlhs, cfg.drhs
+    tensors = [one for raw in raws for one in (raw.lhs, raw.rhs) if one.is_quantized]
+    return all(
+        getattr(one.grid, "preserve_zero", True) and one.calibration.ignores_zeros
+        for one in tensors
+    )
 
 
 def _contraction(

@@ -60,20 +60,35 @@ def assert_equal(got, wanted):
 # --- Inside shard_map --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
-@each_dot
-def test_shard_map(dot, jit, check_vma):
-    mapped = shard_map(
+def over_rows(dot, **kwargs):
+    """Each half of the rows of lhs is contracted by itself."""
+    return shard_map(
         lambda x, w: dot(x, w, MATMUL),
         mesh=AUTO,
         in_specs=(P("d"), P()),
         out_specs=P("d"),
-        check_vma=check_vma,
+        **kwargs,
     )
-    got = (jax.jit(mapped) if jit else mapped)(X, W)
-    wanted = of_halves(jax.jit(lambda x: dot(x, W, MATMUL)), X)
-    assert_equal(got, jnp.concatenate(wanted))
+
+
+def halves_contracted(dot):
+    return jnp.concatenate(of_halves(jax.jit(lambda x: dot(x, W, MATMUL)), X))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@each_dot
+def test_shard_map(dot, check_vma):
+    mapped = over_rows(dot, check_vma=check_vma)
+    assert_equal(jax.jit(mapped)(X, W), halves_contracted(dot))
+
+
+@pytest.mark.parametrize(
+    ("name", "check_vma"),
+    [("float", True), ("int8", True), ("int8", False), ("weight_only", True)],
+)
+def test_eager_shard_map(name, check_vma):
+    mapped = over_rows(DOTS[name], check_vma=check_vma)
+    assert_equal(mapped(X, W), halves_contracted(DOTS[name]))
 
 
 @pytest.mark.parametrize(
@@ -207,9 +222,14 @@ def test_stochastic_gradients_inside():
 # --- Shardings that are part of the type -------------------------------------------
 
 
-@pytest.mark.parametrize("mesh", [EXPLICIT, MIXED], ids=["explicit", "mixed"])
-@pytest.mark.parametrize("tiles", [None, 2])
-@pytest.mark.parametrize("use_fwd_quant", [True, False])
+@pytest.mark.parametrize(
+    ("mesh", "tiles", "use_fwd_quant"),
+    [
+        *((EXPLICIT, tiles, reuse) for tiles in (None, 2) for reuse in (True, False)),
+        (MIXED, None, True),
+        (MIXED, 2, False),
+    ],
+)
 def test_explicit_axes(mesh, tiles, use_fwd_quant):
     """Gradients are sharded as their operands, and the same as on one device."""
     local = tiles and config.LocalAqt(contraction_axis_shard_count=tiles)
@@ -263,6 +283,36 @@ def test_blocks_along_explicit_axes():
     ):
         # Blocks are summed in another order.
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize(
+    "size", [4, 3], ids=["whole blocks on each device", "blocks across devices"]
+)
+def test_blocks_along_a_sharded_contracting_axis(mesh, size):
+    """Devices exchange sums, and no operand where they have whole blocks."""
+    blocks = config.Tensor(
+        numerics=numerics.IntSymmetric(bits=8),
+        blocks=config.Blocks(size=size, pad=True),
+    )
+    raw = config.DotGeneralRaw(lhs=blocks, rhs=blocks)
+    dot = aqtlite.make_dot_general(config.DotGeneral(fwd=raw, dlhs=raw, drhs=raw))
+    step = jax.jit(jax.value_and_grad(functools.partial(loss, dot), (0, 1)))
+    wanted = jax.device_get(step(X, W))
+    args = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in ((X, P("d", "m")), (W, P("m", None)))
+    ]
+    with jax.set_mesh(mesh):
+        compiled = step.lower(*args).compile()
+        got = jax.device_get(compiled(*args))
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        # Blocks are summed in another order.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    if size == 4:
+        kinds = {one.kind for one in hlo.count(compiled.as_text())}
+        assert "all-reduce" in kinds, kinds
+        assert not kinds & {"all-to-all", "collective-permute"}, kinds
 
 
 @pytest.mark.parametrize("spec", [P("d", None, None), P(None, "d", None)])
@@ -437,3 +487,32 @@ def test_however_shardings_are_given(how):
         compiled = jax.jit(jitted).lower(x, W).compile()
     found = hlo.count(compiled.as_text())
     assert {one.kind for one in found} == {"all-reduce"}
+
+
+# --- Experts -----------------------------------------------------------------------
+
+
+def test_rows_and_experts_on_several_devices():
+    """A `ragged_dot` and its gradients: partitioned by XLA, and by experts inside."""
+    dot = aqtlite.make_ragged_dot(nearest())
+    x, w, g = normal((16, 8)), normal((4, 8, 6), 1), normal((16, 6), 2)
+    sizes = jnp.array([5, 3, 0, 6])
+
+    def both(x, w, sizes, g):
+        out, vjp = jax.vjp(lambda x, w: dot(x, w, sizes), x, w)
+        return out, *vjp(g)
+
+    whole = jax.jit(both)
+    rows, experts = (NamedSharding(AUTO, P(name)) for name in ("d", "m"))
+    shardings = rows, experts, NamedSharding(AUTO, P()), rows
+    got = jax.jit(both, in_shardings=shardings)(x, w, sizes, g)
+    assert_equal(got, whole(x, w, sizes, g))
+
+    inside = shard_map(both, mesh=AUTO, in_specs=P("d"), out_specs=P("d"))
+    halves = of_halves(whole, x, w, sizes, g)
+    wanted = jax.tree.map(lambda *one: jnp.concatenate(one), *halves)
+    assert_equal(jax.jit(inside)(x, w, sizes, g), wanted)
+
+    explicit = jax.device_put(x, NamedSharding(EXPLICIT, P("d")))
+    with pytest.raises(ValueError, match="axis_types"), jax.set_mesh(EXPLICIT):
+        dot(explicit, w, sizes)

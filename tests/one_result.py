@@ -1,6 +1,6 @@
 """Quantizes 10^7 values in several programs and on several devices.
 
-Run by `test_quantizer.py` in a process of its own, with the dtype as its argument.
+Run by `test_quantizer.py` in a process of its own, with the dtypes as its arguments.
 """
 
 import sys
@@ -59,8 +59,9 @@ def check(dtype):
                 jax.tree.leaves(got), jax.tree.leaves(other), strict=True
             ):
                 assert np.array_equal(np.asarray(one), np.asarray(two)), spec
-    print("all equal")
+    print(f"{dtype}: all equal")
 
 
 if __name__ == "__main__":
-    check(jnp.dtype(sys.argv[1]))
+    for name in sys.argv[1:]:
+        check(jnp.dtype(name))

@@ -239,12 +239,17 @@ def _largest_of_blocks(
         sizes[kept[-1]] = blocks.remaining_size
     bound = np.abs(x.astype(np.float32))
     for axis, size in sizes.items():
-        # The largest block that divides the axis: they are drawn with `fit`.
-        size = max((n for n in range(1, size + 1) if x.shape[axis] % n == 0), default=1)
+        if blocks.fit:
+            sizes_that_fit = (n for n in range(1, size + 1) if x.shape[axis] % n == 0)
+            size = max(sizes_that_fit, default=1)
         starts = np.arange(0, x.shape[axis], size)
         largest = np.maximum.reduceat(bound, starts, axis) if x.size else bound
         is_one = len(starts) <= 1
-        bound = largest if is_one or not x.size else np.repeat(largest, size, axis)
+        if is_one or not x.size:
+            bound = largest
+        else:  # The last block may be shorter.
+            repeated = np.repeat(largest, size, axis)
+            bound = np.take(repeated, np.arange(x.shape[axis]), axis)
     return bound
 
 

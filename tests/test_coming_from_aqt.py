@@ -162,7 +162,7 @@ def test_recipes_train_and_are_served(page, recipe):
     cfg = page[recipe](*[tiled, "any"] * (recipe == "intmp"))
     layer = nn.Dense(4, dot_general=AqtDotGeneral(cfg))
     x = normal((6, 16))
-    variables = layer.init(jax.random.key(0), x)
+    variables = jax.jit(layer.init)(jax.random.key(0), x)
     if recipe == "fp8":
         variables = calibrate(layer, variables, [x, x])
     plain = nn.Dense(4)

@@ -120,7 +120,7 @@ STOCHASTIC, NEAREST = Model(CFG), Model(CFG.for_serving())
 
 @pytest.fixture(scope="module")
 def variables():
-    return NEAREST.init(jax.random.key(0), X)
+    return jax.jit(NEAREST.init)(jax.random.key(0), X)
 
 
 @pytest.fixture(scope="module")

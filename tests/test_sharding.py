@@ -9,8 +9,6 @@ import sys
 import pytest
 
 FILE = pathlib.Path(__file__).with_name("on_eight_devices.py")
-# One process runs them all, so that the report is made once.
-pytestmark = pytest.mark.xdist_group("on_eight_devices")
 
 TESTS = re.findall(r"^def (test_\w+)", FILE.read_text(), re.MULTILINE)
 

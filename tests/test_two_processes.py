@@ -8,11 +8,13 @@ import tempfile
 import textwrap
 import time
 
+import pytest
+
 from aqtlite import checkpoint
 from tests import two_processes
 from tests.checkpoint.support import save
 
-_TIMEOUT = 240  # seconds; it takes ten
+_TIMEOUT = 240  # seconds; it takes fifteen
 _PREAMBLE = """
     import sys
     import jax, numpy as np
@@ -26,8 +28,8 @@ _PREAMBLE = """
 """
 
 
-def run(script: str, *args: str) -> None:
-    """Runs a script in two processes that know of one another.
+def run(script: str, *args: str) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of a script in two processes that know of one another.
 
     A port that is free may be taken before the processes are there: then once more.
     """
@@ -38,15 +40,14 @@ def run(script: str, *args: str) -> None:
         codes, texts = _run_on(port, script, args)
         if not any("in use" in text or "Failed to bind" in text for text in texts):
             break
-    assert codes == [0, 0], "\n".join(texts)
-    assert all("done\n" in text for text in texts)
+    return codes, texts
 
 
 def _run_on(
     port: int, script: str, args: tuple[str, ...]
 ) -> tuple[list[int], list[str]]:
     """The exit codes of the processes, and what they print."""
-    text = textwrap.dedent(_PREAMBLE) + textwrap.dedent(script) + "\nprint('done')"
+    text = textwrap.dedent(_PREAMBLE) + script
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -77,10 +78,9 @@ def _run_on(
         return codes, [file.read() for file in files]
 
 
-def test_a_training_step():
-    """The new parameters are those of one device, bit for bit."""
-    run(
-        """
+# One program after the other, each of which says that it is done.
+SCRIPTS = {
+    "a_training_step": """
         def step(variables, x, y):
             def loss(variables):
                 return ((model.apply(variables, x) - y) ** 2).sum()
@@ -95,42 +95,63 @@ def test_a_training_step():
         got, loss = jax.jit(step)(two.sharded(mesh, variables), x, y)
         two.assert_equal(got, wanted)
         np.testing.assert_allclose(float(loss), float(wanted_loss), rtol=1e-6)
-        """
-    )
-
-
-def test_convert():
-    """Integers and scales lie where the kernels did, and serve what one device does."""
-    run(
-        """
+    """,
+    "convert": """
         wanted = convert(model, variables, X)
         serving = convert(model, two.sharded(mesh, variables), X)
         two.assert_sharded(serving)
         two.assert_equal(serving, wanted)
         apply = jax.jit(model.apply)
-        x = two.put(mesh, X, "data", None)
-        two.assert_equal(apply(serving, x), apply(wanted, X))
-        """
-    )
-
-
-def test_load_serving(tmp_path):
-    """Each process reads its shards of what one process converted."""
-    model = two_processes.Mlp()
-    source = save(tmp_path / "float", two_processes.variables(), "msgpack")
-    targets = [str(tmp_path / name) for name in ("out", "out.safetensors")]
-    for target in targets:
-        checkpoint.convert_checkpoint(source, target, model, two_processes.X)
-    run(
-        """
-        wanted = convert(model, variables, X)
-        x = two.put(mesh, X, "data", None)
-        apply = jax.jit(model.apply)
+        served = apply(wanted, X)
+        two.assert_equal(apply(serving, x), served)
+    """,
+    "load_serving": """
         for path in sys.argv[3:]:
             serving = checkpoint.load_serving(path, model, mesh=mesh)
             two.assert_sharded(serving)
             two.assert_equal(serving, wanted)
-            two.assert_equal(apply(serving, x), apply(wanted, X))
-        """,
-        *targets,
+            two.assert_equal(apply(serving, x), served)
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Exit codes and outputs of two processes that run all scripts."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    model = two_processes.Mlp()
+    source = save(folder / "float", two_processes.variables(), "msgpack")
+    targets = [str(folder / name) for name in ("out", "out.safetensors")]
+    for target in targets:
+        checkpoint.convert_checkpoint(source, target, model, two_processes.X)
+    script = "".join(
+        f"{textwrap.dedent(text)}\nprint('done: {name}', flush=True)\n"
+        for name, text in SCRIPTS.items()
     )
+    return run(script, *targets)
+
+
+def assert_done(name, processes):
+    _, texts = processes
+    assert len(texts) == 2
+    assert all(f"done: {name}\n" in text for text in texts), "\n".join(texts)
+
+
+def test_a_training_step(processes):
+    """The new parameters are those of one device, bit for bit."""
+    assert_done("a_training_step", processes)
+
+
+def test_convert(processes):
+    """Integers and scales lie where the kernels did, and serve what one device does."""
+    assert_done("convert", processes)
+
+
+def test_load_serving(processes):
+    """Each process reads its shards of what one process converted."""
+    assert_done("load_serving", processes)
+
+
+def test_the_processes_end_well(processes):
+    codes, texts = processes
+    assert codes == [0, 0], "\n".join(texts)

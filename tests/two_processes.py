@@ -50,7 +50,7 @@ def start(port: str, rank: str) -> jax.sharding.Mesh:
 
 def variables():
     """The same in both processes, on a device of each."""
-    return jax.tree.map(np.asarray, Mlp().init(jax.random.key(0), X))
+    return jax.tree.map(np.asarray, jax.jit(Mlp().init)(jax.random.key(0), X))
 
 
 def put(mesh, x, *spec):

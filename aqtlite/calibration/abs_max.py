@@ -40,6 +40,10 @@ class AbsMax(base.Calibration):
             )
         object.__setattr__(self, "clipping_scale", float(scale))
 
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
+
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         largest = reduction.largest_magnitude(x, axes)
         if self.clipping_scale is None:

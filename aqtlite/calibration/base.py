@@ -68,6 +68,11 @@ class Calibration:
         return False
 
     @property
+    def ignores_zeros(self) -> bool:
+        """True if zeros among the elements change no range, so that they can pad it."""
+        return False
+
+    @property
     def cost_in_training(self) -> str | None:
         """What it costs at each training step, if that deserves a warning."""
         return None

@@ -38,6 +38,10 @@ class Constant(base.Calibration):
         magnitude = number.checked_positive(self.magnitude, "Constant.magnitude")
         object.__setattr__(self, "magnitude", magnitude)
 
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
+
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         return _full(x, axes, self.magnitude)
 
@@ -73,6 +77,10 @@ class ConstantRange(base.Calibration):
                 "ConstantRange must contain zero, which a grid with a zero point stores"
                 f" exactly, and something else, got min={self.min}, max={self.max}"
             )
+
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
 
     def range(
         self,

@@ -26,6 +26,10 @@ class MinMax(base.Calibration):
     ([[1.0], [0.0]], [[-3.0], [-2.0]])
     """
 
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
+
     def range(
         self,
         x: jax.Array,

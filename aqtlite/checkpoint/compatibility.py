@@ -111,7 +111,11 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
     if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
         # The site names the differences of their grids.
-        same = (stored.dtype, stored.order) == (wanted.dtype, wanted.order)
+        same = (stored.dtype, stored.order, stored.padding) == (
+            wanted.dtype,
+            wanted.order,
+            wanted.padding,
+        )
     elif isinstance(stored, FrozenKernel) and isinstance(wanted, FrozenKernel):
         # The number is the parameter's place among the others, which say themselves
         # where they differ.

@@ -169,6 +169,7 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
                 node.order,
                 node.numerics,
                 origin={},
+                padding=node.padding,
             )
         else:
             (name,) = named

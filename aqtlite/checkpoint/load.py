@@ -134,6 +134,7 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
                     dtype=node.dtype,
                     order=node.order,
                     numerics=node.numerics,
+                    padding=node.padding,
                 )
             case _:
                 return node

@@ -62,6 +62,9 @@ class Frozen:
     origin: Mapping[str, ArrayInfo]
     """The parameters that it is a function of."""
 
+    padding: tuple[int, ...] | None = None
+    """Of the `QTensor`."""
+
     decibels: float | None = None
     """Signal-to-noise ratio of the quantization; None without noise, and until it is
     known."""

@@ -117,7 +117,9 @@ def _check_references(manifest: Manifest) -> None:
                 raise ValueError(f"{path} names an array of another node, {name!r}")
             unused.remove(name)
         if isinstance(node, Frozen):
-            _check_order(path, node.order, manifest.arrays[node.qvalue].info.shape)
+            stored_shape = manifest.arrays[node.qvalue].info.shape
+            _check_order(path, node.order, stored_shape)
+            _check_padding(path, node, stored_shape)
         for name in named.values():
             numerics = None
             if isinstance(node, Frozen) and name == node.qvalue:
@@ -139,6 +141,19 @@ def _check_order(
         return
     if sorted(order) != list(range(len(order))) or len(order) > len(shape):
         raise ValueError(f"{path} of shape {shape} has its axes in the order {order}")
+
+
+def _check_padding(path: str, node: Frozen, shape: tuple[int, ...]) -> None:
+    if node.padding is None:
+        return
+    order = range(len(node.padding)) if node.order is None else node.order
+    stored = shape[len(shape) - len(node.padding) :]
+    fits = len(node.padding) <= len(shape) and len(node.padding) == len(order)
+    if not fits or not all(
+        isinstance(node.padding[axis], int) and 0 <= node.padding[axis] <= size
+        for axis, size in zip(order, stored, strict=True)
+    ):
+        raise ValueError(f"{path} of shape {shape} is padded by {node.padding}")
 
 
 def _encode_stored(stored: Stored) -> dict[str, Any]:
@@ -182,6 +197,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 **node.fields(),
                 "dtype": node.dtype.name,
                 "order": node.order,
+                **({} if node.padding is None else {"padding": node.padding}),
                 "numerics": _encode_numerics(node.numerics),
                 "origin": {k: _encode_info(v) for k, v in node.origin.items()},
                 "decibels": f"{decibels:8.2f}",
@@ -246,6 +262,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 order=None if data["order"] is None else tuple(data["order"]),
                 numerics=_decode_numerics(data["numerics"]),
                 origin={k: _decode_info(v) for k, v in data["origin"].items()},
+                padding=tuple(data["padding"]) if "padding" in data else None,
                 decibels=None if np.isnan(decibels) else decibels,
             )
         case "kernel":

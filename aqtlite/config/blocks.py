@@ -20,11 +20,13 @@ class Blocks(representation.CompactRepr):
     Blocks(size=128, remaining_size=128)
     >>> Blocks(size=32, fit=True).count_of(48), Blocks(size=32, fit=True).count_of(64)
     (2, 2)
+    >>> Blocks(size=32, pad=True).padded(50)  # A block of 32 and one of 18.
+    64
 
     Raises:
         TypeError: if a field is of another type than declared.
-        ValueError: if not exactly one of `size` and `count` is given, or a number is
-            below 1.
+        ValueError: if not exactly one of `size` and `count` is given, if a number is
+            below 1, or if blocks are both to `fit` and to `pad`.
     """
 
     size: int | None = None
@@ -38,8 +40,13 @@ class Blocks(representation.CompactRepr):
     scale: above 1, blocks are two-dimensional."""
 
     fit: bool = False
-    """What to do where blocks do not divide an axis. False: raise an error. True: take
-    the largest blocks that do divide it, of at most this size."""
+    """Where blocks do not divide an axis, take the largest ones that do, of at most
+    this size. Without `fit` and `pad` it is an error."""
+
+    pad: bool = False
+    """Where blocks do not divide an axis, let the last one be shorter: the operand is
+    padded with zeros, which add nothing to any sum, and change no scale of the
+    calibrations that may be used. For `dot_general` and `einsum`."""
 
     def __post_init__(self) -> None:
         for name in ("size", "count", "remaining_size"):
@@ -50,8 +57,16 @@ class Blocks(representation.CompactRepr):
                 raise TypeError(f"Blocks.{name} must be an int, got {value!r}")
             if value < 1:
                 raise ValueError(f"Blocks.{name} must be 1 or more, got {value}")
-        if not isinstance(self.fit, bool):
-            raise TypeError(f"Blocks.fit must be a bool, got {self.fit!r}")
+        for name in ("fit", "pad"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"Blocks.{name} must be a bool, got {getattr(self, name)!r}"
+                )
+        if self.fit and self.pad:
+            raise ValueError(
+                "Blocks takes fit=True or pad=True: smaller blocks that divide an "
+                "axis, or a last one that is shorter"
+            )
         if (self.size is None) == (self.count is None):
             raise ValueError(
                 f"Blocks takes a size or a count, got size={self.size} and "
@@ -71,7 +86,7 @@ class Blocks(representation.CompactRepr):
             return self._count(axis_size, self.size, f"size={self.size}")
         count = self.count or 1
         _check_known(axis_size)
-        if self.fit:
+        if self.fit or self.pad:
             return self._count(axis_size, math.ceil(axis_size / count), "")
         if axis_size % count:
             raise ValueError(f"count={count} does not divide an axis of {axis_size}")
@@ -85,6 +100,26 @@ class Blocks(representation.CompactRepr):
         """
         what = f"remaining_size={self.remaining_size}"
         return self._count(axis_size, self.remaining_size, what)
+
+    def padded(self, axis_size: int) -> int:
+        """The size of a contracting axis in whole blocks.
+
+        Raises:
+            ValueError: if the blocks do not divide it, unless they are to `fit` or to
+                `pad`.
+        """
+        _check_known(axis_size)
+        if not self.pad or not axis_size:
+            return axis_size
+        size = self.size or math.ceil(axis_size / (self.count or 1))
+        return math.ceil(axis_size / size) * size
+
+    def padded_remaining(self, axis_size: int) -> int:
+        """The size in whole blocks of the last axis that is not contracted."""
+        _check_known(axis_size)
+        if not self.pad:
+            return axis_size
+        return math.ceil(axis_size / self.remaining_size) * self.remaining_size
 
     def _count(self, axis_size: int, size: int, what: str) -> int:
         _check_known(axis_size)

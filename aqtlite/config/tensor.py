@@ -287,6 +287,13 @@ class Tensor(representation.CompactRepr):
                 f"{self.noise_shared_axes!r}: noise that axes share is not available "
                 "for blocks; leave one of them None"
             )
+        if self.blocks.pad and not self.calibration.ignores_zeros:
+            raise ValueError(
+                f"blocks={self.blocks!r} with calibration={self.calibration!r}: zeros "
+                "that pad a block would change its scale. Use calibration.AbsMax(), "
+                "calibration.MinMax() or calibration.Constant(...), or "
+                "Blocks(fit=True)"
+            )
         if self.calibration.has_state:
             raise ValueError(
                 f"blocks={self.blocks!r} with calibration={self.calibration!r}, which "

@@ -10,8 +10,12 @@ from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.fold import fold_batch_norm
+from aqtlite.flax.linen.embed import AqtEmbed
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.injection import inject_dot_general
 from aqtlite.flax.linen.merge import merge_statistics
+from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
+from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving.report import ConversionReport, ParameterReport
 
@@ -21,6 +25,9 @@ __all__ = [
     "AqtConvGeneralDilated",
     "AqtDotGeneral",
     "AqtEinsum",
+    "AqtEmbed",
+    "AqtRaggedDot",
+    "AqtTake",
     "Call",
     "ConversionReport",
     "FrozenKernel",
@@ -30,6 +37,7 @@ __all__ = [
     "calibrate",
     "convert",
     "fold_batch_norm",
+    "inject_dot_general",
     "merge_statistics",
     "promote_dtype",
 ]

@@ -34,6 +34,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts int8 with int8 to int32.
 
     - A product with a vector falls off it: one row, of either side, is made two.
+    - A transposed lhs by one column is that column, as a row, by lhs.
     - A transposed lhs falls off it, and XLA folds a transposition in front of the dot
       back into it; but not in a loop, nor with a second contracting axis, which may
       have size one.
@@ -43,10 +44,12 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if _contracts_last_axes(lhs.shape, rhs.shape, dims) and can_reshape(lhs, rhs):
         return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    rows = _rows(lhs.shape, dims)
     has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
+    if has_one_column and _is_transposed(lhs.ndim, dims) and rows != 1:
+        return dot(rhs, lhs, dn.transpose(dims)).reshape(shape)
     # For one column, reading lhs is what takes time, and raising it reads it once more.
     is_unsigned = processor.multiplies_unsigned() and not has_one_column
-    rows = _rows(lhs.shape, dims)
     few = _FEW_ROWS if is_unsigned and can_reshape(lhs) else 1
     has_few_rows = isinstance(rows, int) and rows <= few
     if (

@@ -3,6 +3,7 @@
 from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
 from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
 from aqtlite.operations.dot_general import DotGeneral
+from aqtlite.operations.ragged_dot import RaggedDot
 
 __all__ = [
     "SIDES",
@@ -11,5 +12,6 @@ __all__ = [
     "DotInput",
     "OperandAxes",
     "Operation",
+    "RaggedDot",
     "Side",
 ]

@@ -150,6 +150,18 @@ class Operation(abc.ABC):
             has as many axes more in front, over which it is to be summed.
         """
 
+    def of_tiles(self, counts: tuple[int, ...]) -> "Operation":
+        """The contractions of single tiles, their own arrays stacked, if any.
+
+        Args:
+            counts: as `tiled` takes them.
+
+        Returns:
+            An operation whose arrays have a new leading axis, an element for each tile.
+        """
+        del counts
+        return self
+
     @abc.abstractmethod
     def integer_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None

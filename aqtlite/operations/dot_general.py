@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import string
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
 from aqtlite import lowering
+from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 
 
@@ -44,7 +44,7 @@ class DotGeneral(Operation):
     def of(cls, dimension_numbers: Any, lhs_shape: Any, rhs_shape: Any) -> "DotGeneral":
         """The contraction of operands of these shapes.
 
-        >>> DotGeneral.of((([-1], [0]), ([], [])), (2, 3), (3, 4)).name
+        >>> DotGeneral.of((([1], [0]), ([], [])), (2, 3), (3, 4)).name
         'dot_general_ab_bc'
 
         Args:
@@ -137,33 +137,7 @@ class DotGeneral(Operation):
             lhs.values, rhs.values, self.dims, self.order, out_sharding
         )
         # All of it modulo 2^32: the result is within int32.
-        return sums.astype(jnp.int32) - self._zero_point_terms(lhs, rhs)
-
-    def _zero_point_terms(self, lhs: DotInput, rhs: DotInput) -> jax.Array:
-        """Computes ``sum a b - sum (a - za) (b - zb)``.
-
-        That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
-        frozen operand may be known.
-        """
-        lhs_axes, rhs_axes = self.axes("lhs").contracting, self.axes("rhs").contracting
-        terms = []
-        if rhs.zero_point is not None:
-            a = lhs.values.astype(jnp.int32)
-            if lhs.zero_point is not None:
-                a = a - lhs.zero_point
-            zb = rhs.zero_point
-            if all(zb.shape[axis] == 1 for axis in rhs_axes):
-                row = a.sum(lhs_axes, keepdims=True) if lhs.sums is None else lhs.sums
-                row = self.scale_to_output("lhs", row)
-                terms.append(row * self.scale_to_output("rhs", zb))
-            else:
-                a = a * self.rhs_scale_to_lhs(zb)
-                row = a.sum(lhs_axes, keepdims=True)
-                terms.append(self.scale_to_output("lhs", row))
-        if lhs.zero_point is not None:
-            column = self.scale_to_output("rhs", _sums(rhs, rhs_axes))
-            terms.append(self.scale_to_output("lhs", lhs.zero_point) * column)
-        return sum(terms[1:], start=terms[0])
+        return sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
 
     def integer_dot_in_float(
         self,
@@ -217,13 +191,3 @@ class DotGeneral(Operation):
         return lowering.float_dot(
             lhs.values, rhs.values, self.dims, self.order, out_sharding
         )
-
-
-def _sums(x: DotInput, axes: dn.Axes) -> jax.Array:
-    """The sums of stored integers over some axes, int32 and keepdims."""
-    if x.sums is None:
-        return x.values.astype(jnp.int32).sum(axes, keepdims=True)
-    if x.zero_point is None:
-        return x.sums
-    count = math.prod(x.values.shape[axis] for axis in axes)
-    return x.sums + count * x.zero_point

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aqtlite import config, operands
+from aqtlite import config, operands, padding
 from aqtlite.jaxpr import dependencies, slicing
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import identity
@@ -168,13 +168,24 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     path = f"fwd.{operand.side}"
     # Of several axes, blocks cut that of the last pair.
     contracting = contraction.operation.axes(operand.side).contracting
+    given, x = x, _padded(contraction, operand, x)
     quantized = operands.quantize(x, tensor, contracting, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     other = raw.rhs if operand.side == "lhs" else raw.lhs
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
         quantized = operands.with_sums(quantized, contracting)
+    quantized = dataclasses.replace(quantized, padding=padding.widths(x, like=given))
     return quantized.stored_in(operand.serving_order())
+
+
+def _padded(contraction: Contraction, operand: Operand, x: Any) -> Any:
+    """The operand, padded as the contraction pads it."""
+    raw, pair = contraction.cfg.fwd, (contraction.lhs, contraction.rhs)
+    pair = (x, pair[1]) if operand.side == "lhs" else (pair[0], x)
+    tensors = raw.lhs, raw.rhs
+    lhs, rhs = padding.pad_operands(contraction.operation, *pair, tensors, "fwd")
+    return lhs if operand.side == "lhs" else rhs
 
 
 def identities(

@@ -18,6 +18,7 @@ WORKLOADS = (
     "memory",
     "contractions",
     "convolution",
+    "moe",
     "errors",
 )
 """Modules of `benchmarks.workloads`, each with a function ``run(options, report)``."""

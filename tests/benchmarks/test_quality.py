@@ -20,9 +20,6 @@ from benchmarks.quality import __main__ as command
 from benchmarks.quality import presets, progress, records, report, summary, training
 from benchmarks.quality.records import Record
 
-# One process runs them all, so that the quick run is compiled once.
-pytestmark = pytest.mark.xdist_group("benchmarks")
-
 STEPS = 2
 TRAINED = ("float32", "static_int8", "qwix_int8")
 
@@ -199,7 +196,9 @@ def test_peers_start_from_the_same_weights(name):
     """The module of aqtp adds no parameters, and changes no initial ones."""
     key, x = jax.random.key(3), jnp.ones((2, 4))
     plain, theirs = (
-        nn.Dense(3, dot_general=presets.select(one).dot_general(key)).init(key, x)
+        jax.jit(nn.Dense(3, dot_general=presets.select(one).dot_general(key)).init)(
+            key, x
+        )
         for one in ("float32", name)
     )
     jax.tree.map(np.testing.assert_array_equal, plain, theirs)

@@ -17,9 +17,6 @@ from benchmarks.harness.contestants import NAMES
 from benchmarks.harness.figures import BARE, FLOOR
 from benchmarks.workloads import memory
 
-# One process runs them all, so that the suite runs once.
-pytestmark = pytest.mark.xdist_group("benchmarks")
-
 # Most of the time of a quick run is compilation.
 FAST_COMPILATION = "--xla_backend_optimization_level=0"
 

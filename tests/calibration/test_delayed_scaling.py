@@ -46,7 +46,9 @@ def test_nan_and_zeros():
 )
 def test_trains_and_is_served(cfg):
     model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
-    variables = calibrate(model, model.init(jax.random.key(0), X), [X, 2 * X, X])
+    variables = calibrate(
+        model, jax.jit(model.init)(jax.random.key(0), X), [X, 2 * X, X]
+    )
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)
 

@@ -1,5 +1,7 @@
 """A checkpoint converted on disk holds what `convert` gives in memory."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ MODELS = {
     "attention": (models.Attention(INT8, "einsum_dot_general"), XX),
     "batch norm": (models.Trained(INT8), X),
     "scanned": (models.scanned(models.Layer)(INT8), X, None),
-    "demo": (Transformer(2, 64, 4, 64, config.fully_quantized()), TOKENS),
+    "demo": (Transformer(1, 16, 2, 8, INT8), TOKENS),
     "int4": (models.MlpBlock(config.fully_quantized(fwd_bits=4)), X),
     "ternary": (models.MlpBlock(config.weight_only(bits=2)), X),
 }
@@ -205,17 +207,16 @@ def test_sample_arguments_that_are_no_arrays(tmp_path):
 
 def test_a_cache_is_left_to_serving(tmp_path):
     """A collection that only serving has is not asked of the source."""
-    model = Transformer(1, 16, 2, 8, INT8)
+    model, _ = MODELS["demo"]
     variables = init(model, TOKENS)
     source = save(tmp_path / "float", variables, "orbax")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, TOKENS)
     decoder = model.clone(decode=True)
-    cache = decoder.init(jax.random.key(0), TOKENS[:, :1])["cache"]
+    cache = jax.jit(decoder.init)(jax.random.key(0), TOKENS[:, :1])["cache"]
     serving = checkpoint.load_serving(tmp_path / "out")
-    got, _ = decoder.apply({**serving, "cache": cache}, TOKENS[:, :1], mutable="cache")
-    wanted, _ = decoder.apply(
-        {**variables, "cache": cache}, TOKENS[:, :1], mutable="cache"
-    )
+    decode = jax.jit(functools.partial(decoder.apply, mutable="cache"))
+    got, _ = decode({**serving, "cache": cache}, TOKENS[:, :1])
+    wanted, _ = decode({**variables, "cache": cache}, TOKENS[:, :1])
     assert_same(got, wanted)
 
 

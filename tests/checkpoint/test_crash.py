@@ -60,15 +60,17 @@ def whole(path, wanted):
 
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
 def test_a_crash_at_every_step(name, tmp_path, monkeypatch):
-    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    model = nn.Dense(8, dot_general=DG)
+    variables = init(model, X)
+    source = save(tmp_path / "float", variables, "msgpack")
     target = tmp_path / name
     before = snapshot(source)
-    wanted = convert(MODEL, VARIABLES, X)
+    wanted = convert(model, variables, X)
     for count in range(1000):
         with monkeypatch.context() as patch:
             crash_at(patch, count)
             try:
-                checkpoint.convert_checkpoint(source, target, MODEL, X)
+                checkpoint.convert_checkpoint(source, target, model, X)
             except Crash:
                 assert snapshot(source) == before
                 if target.exists():  # The crash came after the work was done.
@@ -79,7 +81,7 @@ def test_a_crash_at_every_step(name, tmp_path, monkeypatch):
     assert count > 5  # Each of them went on from the one before.
     whole(target, wanted)
     if count:  # Another conversion is not hindered by what the crash left.
-        checkpoint.convert_checkpoint(source, target, MODEL, X, overwrite=True)
+        checkpoint.convert_checkpoint(source, target, model, X, overwrite=True)
     whole(target, wanted)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["float.msgpack", name]
 

@@ -27,6 +27,8 @@ def test_counts():
         ({"size": True}, TypeError, "Blocks.size must be an int, got True"),
         ({"count": -1}, ValueError, "Blocks.count must be 1 or more, got -1"),
         ({"size": 4, "remaining_size": 0}, ValueError, "remaining_size must be 1"),
+        ({"size": 4, "pad": None}, TypeError, "Blocks.pad must be a bool, got None"),
+        ({"size": 4, "fit": True, "pad": True}, ValueError, "fit=True or pad=True"),
         ({"size": 4, "fit": 1}, TypeError, "Blocks.fit must be a bool, got 1"),
     ],
 )

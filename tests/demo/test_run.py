@@ -17,7 +17,9 @@ TINY += ["--batch=2", "--length=32", "--new-tokens=8"]
 
 def _untrained(models, batches, validation, **options):
     """Stands in for the training, which is tested by itself."""
-    init = {n: m.init(jax.random.key(0), validation[0]) for n, m in models.items()}
+    init = {
+        n: jax.jit(m.init)(jax.random.key(0), validation[0]) for n, m in models.items()
+    }
     return {
         name: training.Trained(
             model, init[name], 5.5, losses=[5.5], curve=[(1, 5.5)], seconds=[1.0]

@@ -40,6 +40,17 @@ class Mlp(nn.Module):
         return nn.Dense(3, dot_general=dot_general)(x)
 
 
+class Head(nn.Module):
+    """A layer below which a parameter is trained, by the gradient of its input."""
+
+    cfg: config.DotGeneral
+
+    @nn.compact
+    def __call__(self, x):
+        gain = self.param("gain", nn.initializers.ones, (x.shape[-1],))
+        return nn.Dense(3, dot_general=AqtDotGeneral(self.cfg))(gain * x)
+
+
 class Heads(nn.Module):
     """Models of several configs side by side, trained and served in one program."""
 
@@ -47,7 +58,7 @@ class Heads(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return {name: Mlp(cfg, width=16, name=name)(x) for name, cfg in self.cfgs}
+        return {name: Head(cfg, name=name)(x) for name, cfg in self.cfgs}
 
 
 SAMPLE = (jax.ShapeDtypeStruct((4, 12), "float32"),)

@@ -23,7 +23,7 @@ each = pytest.mark.parametrize("name", models.CONFIGS)
 def train(name, steps=60):
     """Returns the model, its variables, and its first and last loss."""
     model = models.Mlp(models.CONFIGS[name])
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     optimizer = optax.adam(1e-2)
     state = optimizer.init(variables["params"])
 
@@ -109,7 +109,7 @@ def test_statistics_are_read_in_serving(trained):
 
 def test_before_statistics():
     model, _ = models.make_running()
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     with pytest.raises(ValueError, match="are of no batch: gather some with"):
         convert(model, variables, X)
     with pytest.raises(ValueError, match="has no statistics yet"):
@@ -155,7 +155,9 @@ def test_converts_on_disk_and_loads(trained, name, tmp_path, capsys):
 def test_statistics_of_no_batch_are_not_converted(tmp_path, capsys):
     model, _ = models.make_running()
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "source", model.init(jax.random.key(0), X))
+        checkpointer.save(
+            tmp_path / "source", jax.jit(model.init)(jax.random.key(0), X)
+        )
     paths = [str(tmp_path / name) for name in ("source", "target")]
     factory = "tests.extensions.models:make_running"
     assert cli.main(["convert", *paths, "--model", factory]) == 2
@@ -186,5 +188,5 @@ class Twice(nn.Module):
 def test_a_shared_layer_needs_a_name():
     with pytest.raises(ValueError, match="name that of a layer that is called twice"):
         Twice(None).init(jax.random.key(0), X)
-    variables = Twice("shared").init(jax.random.key(0), X)
+    variables = jax.jit(Twice("shared").init)(jax.random.key(0), X)
     assert set(variables["aqt_stats"]["Dense_0"]) == {"shared"}

@@ -20,6 +20,14 @@ CONFIGS = {
     "mxfp8": config.mxfp8(),
     "nvfp4": config.nvfp4(),
     "weights of 4 bits": DotGeneral(fwd=DotGeneralRaw(rhs=SQUARES)),
+    "padded": DotGeneral(
+        fwd=DotGeneralRaw(
+            lhs=Tensor(numerics=INT8, blocks=Blocks(size=20, pad=True)),
+            rhs=Tensor(
+                numerics=INT4, blocks=Blocks(size=10, remaining_size=16, pad=True)
+            ),
+        )
+    ),
     "integers": DotGeneral(
         fwd=DotGeneralRaw(lhs=Tensor(numerics=INT8, blocks=Blocks(size=8)), rhs=SQUARES)
     ),
@@ -43,7 +51,7 @@ def test_served_equals_trained(name):
     check_served(Model(CONFIGS[name]), X, frozen=2)
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "weights of 4 bits"])
+@pytest.mark.parametrize("name", ["mxfp8", "weights of 4 bits", "padded"])
 def test_converted_on_disk(name, tmp_path):
     model = Model(CONFIGS[name])
     variables = init(model, X)
@@ -52,7 +60,9 @@ def test_converted_on_disk(name, tmp_path):
     loaded = checkpoint.load_serving(tmp_path / "out", model)
     assert_equal(apply(model, convert(model, variables, X), X), apply(model, loaded, X))
     weight = loaded["aqt"]["DenseGeneral_1"]["kernel"]["rhs"]
-    assert weight.blocks == {"mxfp8": (1, 16, 1)}.get(name, (1, 16, 8))
+    sizes = {"mxfp8": (1, 16, 1), "padded": (1, 10, 16)}
+    assert weight.blocks == sizes.get(name, (1, 16, 8))
+    assert weight.shape == (4, 16, 24)
     assert weight.scale.size < weight.qvalue.size / 8
 
 

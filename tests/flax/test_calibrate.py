@@ -165,7 +165,7 @@ def test_two_contractions_of_one_module_need_names():
     with pytest.raises(ValueError, match="makes two contractions of the same axes"):
         Two((None, None)).init(jax.random.key(0), X)
     model = Two(("in", "out"))
-    variables = calibrate(model, model.init(jax.random.key(0), X), BATCHES)
+    variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), BATCHES)
     assert set(variables["aqt_stats"]) == {"in", "out"}
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)
@@ -191,7 +191,7 @@ class Scanned(nn.Module):
 
 def test_under_a_scan_each_layer_has_its_own():
     model = Scanned()
-    variables = calibrate(model, model.init(jax.random.key(0), X), BATCHES)
+    variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), BATCHES)
     (entry,) = jax.tree.leaves(
         variables["aqt_stats"], is_leaf=lambda node: "lhs" in node
     )

@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 def train_state(model, learning_rate=0.03):
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     return TrainState.create(
         apply_fn=model.apply, params=variables, tx=optax.sgd(learning_rate)
     )
@@ -110,7 +110,7 @@ def test_train_state_overwrites_them():
 
 def test_converts_on_disk(tmp_path):
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     loaded = checkpoint.load_serving(tmp_path / "out", model)
@@ -129,7 +129,7 @@ def test_converts_on_disk(tmp_path):
 def test_statistics_over_batches(how):
     cfg = delayed(how)
     model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
 
     @jax.jit
     def gradient(variables, g):
@@ -163,7 +163,7 @@ def test_the_gradient_is_quantized_by_them():
         },
     )
     model = nn.Dense(8, use_bias=False, dot_general=AqtDotGeneral(cfg))
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
 
     def gradient(variables, g):
         return jax.vjp(lambda v: model.apply(v, X), variables)[1](g)[0]
@@ -206,7 +206,7 @@ def test_a_sum_of_two_is_refused():
 
 def test_a_sum_of_two_raises_outside_of_jit():
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
 
     def loss(variables):
         return model.apply(variables, X).sum()
@@ -220,7 +220,7 @@ def test_errors():
     with pytest.raises(ValueError, match="has no statistics .* '_overwrite_with_grad"):
         Model(lifted="").init(jax.random.key(0), X)
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
     with pytest.raises(
         ValueError, match=r"drhs.lhs.calibration=Delayed.* was given no"
     ):
@@ -239,7 +239,7 @@ def dense_gradients(variables):
 
 def dense_variables():
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    return model.init(jax.random.key(0), X)
+    return jax.jit(model.init)(jax.random.key(0), X)
 
 
 @pytest.mark.parametrize("factor", [0.125, 3.0])

@@ -47,11 +47,21 @@ PREFILL = Call(X, X[::-1], mutable=["cache"])
 DECODE = Call(X)
 
 
+def apply_eagerly(model, *args, **kwargs):
+    return model.apply(*args, **kwargs)
+
+
 @pytest.mark.parametrize(
-    ("calls", "frozen"),
-    [([PREFILL], 3), ([DECODE], 2), ([PREFILL, DECODE], 3), ([DECODE, PREFILL], 3)],
+    ("calls", "frozen", "how"),
+    [
+        ([PREFILL], 3, apply),
+        ([DECODE], 2, apply),
+        ([DECODE], 2, apply_eagerly),
+        ([PREFILL, DECODE], 3, apply),
+        ([DECODE, PREFILL], 3, apply),
+        ([DECODE, PREFILL], 3, apply_eagerly),
+    ],
 )
-@pytest.mark.parametrize("how", [apply, lambda m, *args, **k: m.apply(*args, **k)])
 def test_a_branch_that_contracts_other_weights(calls, frozen, how):
     model = CrossAttention()
     variables = init(model, X, X[::-1])

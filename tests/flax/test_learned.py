@@ -48,7 +48,7 @@ def dense(cfg=LSQ4, **kwargs):
 def test_init_reads_the_batch_and_the_weights():
     model = dense()
     key = jax.random.key(0)
-    params = model.init(key, X)["params"]
+    params = jax.jit(model.init)(key, X)["params"]
     steps = params[ENTRY]
     root = np.sqrt(7)
     np.testing.assert_allclose(
@@ -60,7 +60,7 @@ def test_init_reads_the_batch_and_the_weights():
         rtol=1e-5,
     )
     # Other parameters are what they are without.
-    plain = nn.Dense(4).init(key, X)["params"]
+    plain = jax.jit(nn.Dense(4).init)(key, X)["params"]
     np.testing.assert_array_equal(params["kernel"], plain["kernel"])
 
 
@@ -84,7 +84,9 @@ def loss_after_training(cfg, steps=300):
     def train(params):
         return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[1]
 
-    return float(train(model.init(jax.random.key(0), x)["params"])[-20:].mean())
+    return float(
+        train(jax.jit(model.init)(jax.random.key(0), x)["params"])[-20:].mean()
+    )
 
 
 def test_two_bits_train_better_than_with_absmax():
@@ -115,7 +117,7 @@ def test_runs_in_the_same_kernels():
 def test_is_served_bit_for_bit():
     """Also where a step is negative, as some of these are."""
     model = Mlp()
-    for variables in (model.init(jax.random.key(0), X), init(model, X)):
+    for variables in (jax.jit(model.init)(jax.random.key(0), X), init(model, X)):
         serving = convert(model, variables, X)
         assert set(serving["aqt"]) == {"plus", "pact", "lsq"}
         for x in (X, X[:1]):
@@ -194,7 +196,7 @@ def test_under_a_scan_each_layer_has_its_own():
 @pytest.mark.parametrize("model", [dense(), Scanned()], ids=["dense", "scan"])
 def test_starts_from_float_parameters(model):
     """As `init` does, given other weights."""
-    variables = model.init(jax.random.key(0), X)
+    variables = jax.jit(model.init)(jax.random.key(0), X)
 
     def without(tree):
         return {
@@ -254,7 +256,7 @@ def test_parameters_that_were_cast():
     """Their gradients have their dtype."""
     model = nn.Dense(8, dot_general=AqtDotGeneral(config.lsq(4)))
     x = normal((4, 16))
-    variables = model.init(jax.random.key(0), x)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
     cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
     got, wanted = (
         jax.grad(lambda v: model.apply(v, x).sum())(one) for one in (cast, variables)

@@ -29,6 +29,14 @@ from tests.flax.support import (
 STOCHASTIC = config.fully_quantized(bwd_bits=4)
 
 
+def initialized(build, *args):
+    """Variables of the quantized model and of the float one."""
+    # In one program, which leaves out all but the initializers.
+    return jax.jit(
+        lambda: [build(cfg).init(jax.random.key(0), *args) for cfg in (INT8, None)]
+    )()
+
+
 @pytest.mark.parametrize(
     ("build", "args"),
     [
@@ -43,8 +51,7 @@ STOCHASTIC = config.fully_quantized(bwd_bits=4)
     ],
 )
 def test_init_is_that_of_the_float_model(build, args):
-    quantized = build(INT8).init(jax.random.key(0), *args)
-    assert_equal(quantized, build(None).init(jax.random.key(0), *args))
+    assert_equal(*initialized(build, *args))
 
 
 def test_init_does_not_rename_a_users_module():
@@ -62,9 +69,7 @@ def test_init_does_not_rename_a_users_module():
             x = AqtDotGeneral(self.cfg)(x, w, LAST_BY_FIRST)
             return Contraction()(x)
 
-    assert_equal(
-        Model(INT8).init(jax.random.key(0), X), Model(None).init(jax.random.key(0), X)
-    )
+    assert_equal(*initialized(Model, X))
 
 
 class Lora(nn.Module):
@@ -88,7 +93,7 @@ def test_share_scope():
 
 
 def test_none_is_lax_dot_general():
-    dense = nn.Dense(24).init(jax.random.key(0), X)
+    dense = jax.jit(nn.Dense(24).init)(jax.random.key(0), X)
     plain = jax.make_jaxpr(nn.Dense(24).apply)(dense, X)
     injected = nn.Dense(24, dot_general=AqtDotGeneral(None))
     assert str(jax.make_jaxpr(injected.apply)(dense, X)) == str(plain)

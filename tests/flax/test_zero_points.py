@@ -48,7 +48,9 @@ def test_its_sums_are_frozen_with_a_weight(rhs):
 
 def test_serving_adds_up_neither_operand():
     model = model_of(STATIC, INT8)
-    variables = calibrate(model, nn.meta.unbox(model.init(jax.random.key(1), X)), [X])
+    variables = calibrate(
+        model, nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), X)), [X]
+    )
     serving = convert(model, variables, X)
     assert_equal(apply(model, variables, X), apply(model, serving, X))
     jaxpr = jax.make_jaxpr(model.apply)(serving, X)

@@ -60,6 +60,16 @@ def test_dimension_numbers(case):
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
 
 
+@pytest.mark.parametrize("column", [(2, 8), (2, 8, 1), (2, 1, 8)])
+@pytest.mark.usefixtures("unsigned")
+def test_a_transposed_operand_by_one_column(column):
+    """A batch of them, with and without an axis of size one beside the column."""
+    lhs, rhs = integers((2, 3, 8, 5), "int8"), integers(column, "int8", 1)
+    dims = ((2,), (column.index(8),)), ((0,), (0,))
+    got = lowering.integer_dot(lhs, rhs, dims)
+    np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
+
+
 @pytest.mark.parametrize("rhs_dtype", ["int4", "int8", "int16"])
 @pytest.mark.parametrize("lhs_dtype", ["int4", "int8", "int16"])
 def test_storage_dtypes(lhs_dtype, rhs_dtype):
@@ -91,7 +101,7 @@ def contractions(draw):
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

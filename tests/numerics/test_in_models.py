@@ -66,7 +66,7 @@ MODEL = models.Heads(tuple((name, make_config(name)) for name in NAMES))
 @pytest.fixture(scope="module")
 def trained():
     """The variables, and the losses of each head, whose parameters are its own."""
-    variables = MODEL.init(jax.random.key(0), X)
+    variables = jax.jit(MODEL.init)(jax.random.key(0), X)
     optimizer = optax.adam(2e-2)
 
     def losses_of(variables):
@@ -87,8 +87,9 @@ def trained():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trains(trained, name):
-    _, losses = trained
+    variables, losses = trained
     assert losses[name][-1] < 0.5 * losses[name][0]
+    assert jnp.all(variables["params"][name]["gain"] != 1)
 
 
 def test_is_served_bit_for_bit_and_from_disk(trained, tmp_path):

@@ -109,11 +109,7 @@ class Injected:
         states = statistics.read(call, entry)
         call = dataclasses.replace(call, states=states)
         statistics.note_uses(call, entry, states, is_noisy=self._is_noisy)
-        if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
-            call = recording.record(call, caller)
-            operands = call.lhs, call.rhs
-        else:
-            operands = self._operands(call, scope)
+        call, operands = self._prepare(call, caller, scope)
         cfg = call.cfg
         if key is None and cfg.needs_noise and scope is not None:
             key = _rng(scope)
@@ -123,6 +119,15 @@ class Injected:
             lambda lhs, rhs: contract(cfg, lhs, rhs, key, states), *operands
         )
         return quantize_output(self, result, call.name or operation.name)
+
+    def _prepare(
+        self, call: Contraction, caller: Caller | None, scope: Scope | None
+    ) -> tuple[Contraction, tuple[Any, Any]]:
+        """Records a call, or looks its frozen weights up; returns its operands too."""
+        if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            call = recording.record(call, caller)
+            return call, (call.lhs, call.rhs)
+        return call, self._operands(call, scope)
 
     @property
     def _is_noisy(self) -> bool:

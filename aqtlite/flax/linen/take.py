@@ -1,0 +1,100 @@
+"""Lookups in a table that is also contracted, such as a tied embedding."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config, operands, operations, output, shape_operations
+from aqtlite.flax.linen.caller import find_caller
+from aqtlite.flax.linen.dot_general import Injected
+from aqtlite.qtensor import QTensor
+from aqtlite.serving import lookup
+from aqtlite.serving.contraction import Contraction
+
+_PATH = "fwd.rhs"
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtTake(Injected):
+    """Rows of a quantized table, dequantized: `jnp.take` for Flax modules.
+
+    The table is quantized by ``cfg.fwd.rhs`` as `AqtDotGeneral` quantizes the rhs whose
+    last axis it contracts, to nearest. Where one module does both with the same config
+    (``embed(tokens)`` and ``embed.attend(x)`` of a tied embedding), `convert` freezes
+    one table for both, and no float copy is left. The gradient passes the rounding
+    unchanged (straight-through estimator).
+
+    Its fields are those of `AqtDotGeneral`.
+
+    >>> import jax.numpy as jnp
+    >>> take = AqtTake(config.fully_quantized())
+    >>> take(jnp.ones((8, 4)), jnp.array([[1, 2, 3]])).shape
+    (1, 3, 4)
+    """
+
+    def __call__(self, table: Any, indices: Any) -> jax.Array:
+        """Takes rows of a table.
+
+        Args:
+            table: floating, of shape ``(rows, features)``.
+            indices: integers of any shape. Rows of indices out of range are NaN.
+
+        Raises:
+            ValueError: if the table is no matrix, or if the config takes the scale of
+                the table from anything but the table.
+        """
+        if table.ndim != 2:
+            raise ValueError(
+                f"AqtTake takes rows of a table of two axes, got shape {table.shape}"
+            )
+        cfg = output.left_float(self.cfg or config.unquantized())
+        _check_scale_is_its_own(cfg)
+        caller = find_caller()
+        if cfg.needs_noise and self._is_for_serving(caller):
+            cfg = cfg.for_serving()
+        # Stands for what the table is contracted with.
+        lhs = jnp.zeros((1, table.shape[1]), table.dtype)
+        dims = (((1,), (1,)), ((), ()))
+        call = Contraction(
+            cfg=cfg,
+            frozen_operands=self.frozen_operands,
+            name=self.name,
+            operation=operations.DotGeneral.of(dims, lhs.shape, table.shape),
+            lhs=lhs,
+            rhs=table,
+        )
+        scope = caller.scope if caller is not None and caller.is_inside else None
+        call, (lhs, table) = self._prepare(call, caller, scope)
+        tensor = call.cfg.fwd.rhs.to_nearest()
+        return lookup.contract(lambda _, x: _rows(x, indices, tensor), lhs, table)
+
+
+def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
+    """The rows of a table, which is quantized if it is not and should be."""
+    if not isinstance(table, QTensor):
+        q = operands.quantize(table, tensor, (1,), _PATH)
+        if q is None:
+            return jnp.take(table, indices, axis=0)
+        table = dataclasses.replace(q, unrounded=table)
+    if table.scale.shape[0] == table.shape[0] > 1:
+        return shape_operations.take(table, indices, axis=0).dequant()
+    # Rows share a scale, which indices out of range cannot make NaN.
+    return jnp.take(table.dequant(), indices, axis=0)
+
+
+def _check_scale_is_its_own(cfg: config.DotGeneral) -> None:
+    tensor = cfg.fwd.rhs
+    stated = tensor.calibration.has_state or tensor.calibration.is_learned
+    if cfg.fwd.smoothing is not None or (tensor.is_quantized and stated):
+        what = (
+            f"{_PATH}.calibration={tensor.calibration!r}"
+            if cfg.fwd.smoothing is None
+            else "fwd.smoothing"
+        )
+        raise ValueError(
+            f"{what} takes the scale of a table from what it is contracted with, or "
+            "from earlier steps, and a lookup has neither: take the rows of the float "
+            "table, or choose another calibration"
+        )

@@ -1,0 +1,269 @@
+"""The sums of products of ragged contractions, in the form each platform runs fast.
+
+XLA makes of a `lax.ragged_dot` one contraction of all rows with all groups, masked: as
+many times the work as there are groups. CPUs and TPUs contract blocks of rows of one
+group here, in a loop as long as the sizes of the groups ask for; GPUs, on which each
+turn of such a loop waits for the host, keep XLA's form.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite import ragged_axes
+from aqtlite.lowering import cpu, plain
+from aqtlite.lowering.target import Target, TargetDependent
+
+# Of rows in a block: fewer leave matrix units idle, more are padded where groups end.
+_FEWEST, _MOST = 16, 256
+# The sums of each group are read and written once for every block.
+_MOST_SUMMED = 512
+
+
+def row_products(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, contracted: int
+) -> jax.Array:
+    """Contracts each row with the matrix of its group.
+
+    Args:
+        x: ``(stack, rows, channels)``, int8 or floating.
+        w: ``(groups, ...)``, a matrix for each group, of the dtype of x.
+        sizes: of the groups, ``(groups,)``.
+        contracted: the axis of w, 1 or 2, that is contracted.
+
+    Returns:
+        ``(stack, rows, columns)``, int32 or floating; zeros behind all groups.
+    """
+    return _RowProducts(contracted)(x, w, sizes)
+
+
+def group_sums(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Sums the outer products of rows over each group.
+
+    Args:
+        a: ``(rows, p)``, int8 or floating.
+        b: ``(rows, q)``, of the same dtype.
+        sizes: of the groups, ``(groups,)``.
+
+    Returns:
+        ``(groups, p, q)``, int32 or floating.
+    """
+    return _GroupSums()(a, b, sizes)
+
+
+def _accumulator(x: jax.Array) -> Any:
+    """int32 for int8, and at least float32 for floats."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return jnp.int32
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RowProducts(TargetDependent):
+    """Each row times the matrix of its group."""
+
+    contracted: int
+    """The axis of w that is contracted."""
+
+    def reference(self, x, w, sizes):
+        rows, groups = x.shape[1], w.shape[0]
+        group = ragged_axes.group_of_rows(sizes, rows)
+        is_own = group == jnp.arange(groups, dtype=jnp.int32)[:, None]
+        masked = jnp.where(is_own[:, :, None], jnp.expand_dims(x, 1), 0)
+        dims = ((1, 3), (0, self.contracted)), ((), ())
+        return plain.dot(masked, w, dims, _accumulator(x))
+
+    def lowered(self, target, x, w, sizes):
+        if _runs_in_blocks(target, x, w):
+            return self._in_blocks(target, x, w, sizes)
+        if target.platform == "cpu":
+            return self.reference(x, w, sizes)
+        each = [_native_row_products(one, w, sizes, self.contracted) for one in x]
+        return jnp.stack(each)
+
+    def _in_blocks(self, target, x, w, sizes):
+        x, w = (_as_contracted(target, one) for one in (x, w))
+        stack, rows, channels = x.shape
+        blocks = _Blocks.of(sizes, rows, _MOST)
+        size = blocks.size
+        dims = ((1,), (self.contracted - 1,)), ((), ())
+        padded = plain.with_zeros(x, 1, size)
+
+        def contract(index, out):
+            group, start, _ = blocks.place(index)
+            block = lax.dynamic_slice_in_dim(padded, start, size, 1)
+            matrix = lax.dynamic_index_in_dim(w, group, keepdims=False)
+            block = block.reshape(stack * size, channels)
+            products = _dot(target, block, matrix, dims)
+            products = products.reshape(stack, size, products.shape[1])
+            # What is written behind the end of the group, the next block replaces.
+            return lax.dynamic_update_slice_in_dim(out, products, start, 1)
+
+        shape = (stack, rows + size, w.shape[3 - self.contracted])
+        out = blocks.loop(contract, shape, x)
+        is_in_group = ragged_axes.are_in_groups(sizes, rows)
+        return jnp.where(is_in_group[:, None], out[:, :rows], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _GroupSums(TargetDependent):
+    """The sums of outer products of the rows of each group."""
+
+    def reference(self, a, b, sizes):
+        group = ragged_axes.group_of_rows(sizes, a.shape[0])
+        is_own = group[:, None] == jnp.arange(sizes.shape[0], dtype=jnp.int32)
+        masked = jnp.where(is_own[:, :, None], jnp.expand_dims(a, 1), 0)
+        b = jnp.where((group < sizes.shape[0])[:, None], b, 0)
+        return plain.dot(masked, b, (((0,), (0,)), ((), ())), _accumulator(a))
+
+    def lowered(self, target, a, b, sizes):
+        if _runs_in_blocks(target, a, b, sizes):
+            return self._in_blocks(target, a, b, sizes)
+        if target.platform == "cpu":
+            return self.reference(a, b, sizes)
+        return _native_group_sums(a, b, sizes)
+
+    def _in_blocks(self, target, a, b, sizes):
+        a, b = (_as_contracted(target, one) for one in (a, b))
+        rows = a.shape[0]
+        blocks = _Blocks.of(sizes, rows, _MOST_SUMMED)
+        size = blocks.size
+        padded = [plain.with_zeros(one, 0, size) for one in (a, b)]
+
+        def add(index, out):
+            group, start, own = blocks.place(index)
+            is_own = (jnp.arange(size, dtype=jnp.int32) < own)[:, None]
+            left, right = (
+                jnp.where(is_own, lax.dynamic_slice_in_dim(one, start, size), 0)
+                for one in padded
+            )
+            products = _dot(target, left, right, (((0,), (0,)), ((), ())))
+            before = lax.dynamic_index_in_dim(out, group, keepdims=False)
+            return lax.dynamic_update_index_in_dim(out, before + products, group, 0)
+
+        shape = (sizes.shape[0], a.shape[1], b.shape[1])
+        return blocks.loop(add, shape, a)
+
+
+def _runs_in_blocks(target: Target, *arrays: jax.Array) -> bool:
+    """Returns True where a loop over blocks is faster than what XLA makes."""
+    is_empty = any(size == 0 for x in arrays for size in x.shape)
+    is_whole = target.partitions == 1 and not is_empty
+    return is_whole and target.platform in ("cpu", "tpu")
+
+
+def _as_contracted(target: Target, x: jax.Array) -> jax.Array:
+    """Widens halves on CPUs, where XLA has few kernels for them."""
+    if target.platform != "cpu" or jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return x.astype(_accumulator(x))
+
+
+def _dot(target: Target, x: jax.Array, y: jax.Array, dims: Any) -> jax.Array:
+    """Contracts two matrices."""
+    if target.platform == "cpu" and x.dtype == jnp.int8:
+        return cpu.dot(x, y, dims)
+    return plain.dot(x, y, dims, _accumulator(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """Blocks of rows, in order, each of one group."""
+
+    size: int
+    """How many rows a block has. The last one of a group may reach behind its end."""
+
+    starts: jax.Array
+    """The first row of each group."""
+
+    ends: jax.Array
+    """The row behind each group."""
+
+    last: jax.Array
+    """How many blocks there are up to the end of each group."""
+
+    @classmethod
+    def of(cls, sizes: jax.Array, rows: int, most: int) -> "_Blocks":
+        """The blocks of groups of these sizes, about as large as a group is.
+
+        Args:
+            sizes: of the groups.
+            rows: how many there are.
+            most: rows in a block.
+        """
+        size = _FEWEST
+        # Of a symbolic number of rows (jax.export), nothing is known.
+        mean = rows / sizes.shape[0] if isinstance(rows, int) else most
+        while size < min(mean, most):
+            size *= 2
+        ends = ragged_axes.ends_of_groups(sizes, rows)
+        starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+        last = jnp.cumsum((ends - starts + (size - 1)) // size)
+        return cls(size, starts, ends, last)
+
+    def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The group of a block, its first row, and how many are the group's."""
+        group = jnp.sum(self.last <= index, dtype=jnp.int32)
+        blocks_left = self.last[group] - index
+        count = (self.ends[group] - self.starts[group] + (self.size - 1)) // self.size
+        start = self.starts[group] + (count - blocks_left) * self.size
+        return group, start, self.ends[group] - start
+
+    def loop(
+        self, step: Callable[[Any, jax.Array], jax.Array], shape: Any, like: jax.Array
+    ) -> jax.Array:
+        """Runs a step for each block on an array that is zeros at first."""
+        out = lax.full_like(like, 0, _accumulator(like), shape)
+        return lax.fori_loop(0, self.last[-1], step, out)
+
+
+_ROWS_BY_MATRICES = tuple(
+    lax.RaggedDotDimensionNumbers((((1,), (axis,)), ((), ())), [0], [0])
+    for axis in (1, 2)
+)
+_ROWS_BY_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+
+def _native_row_products(x, w, sizes, contracted):
+    """Contracts each row as XLA does."""
+
+    @jax.custom_batching.custom_vmap
+    def dot(x, w, sizes):
+        return lax.ragged_dot_general(
+            x,
+            w,
+            sizes,
+            _ROWS_BY_MATRICES[contracted - 1],
+            preferred_element_type=_accumulator(x),
+        )
+
+    def plainly(x, w, sizes):
+        return _RowProducts(contracted).reference(x[None], w, sizes)[0]
+
+    return _with_batches(dot, plainly)(x, w, sizes)
+
+
+def _native_group_sums(a, b, sizes):
+    @jax.custom_batching.custom_vmap
+    def dot(a, b, sizes):
+        return lax.ragged_dot_general(
+            a, b, sizes, _ROWS_BY_ROWS, preferred_element_type=_accumulator(a)
+        )
+
+    return _with_batches(dot, _GroupSums().reference)(a, b, sizes)
+
+
+def _with_batches(dot, plainly):
+    """Lets `jax.vmap` map a form that JAX maps over no axis but the first."""
+
+    @dot.def_vmap
+    def _(size, is_batched, *args):
+        del size
+        axes = tuple(0 if one else None for one in is_batched)
+        return jax.vmap(plainly, axes)(*args), True
+
+    return dot

@@ -1,0 +1,198 @@
+"""`jax.lax.ragged_dot` as an operation."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from aqtlite import ragged_axes
+from aqtlite.lowering import ragged
+from aqtlite.operations import zero_points
+from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.ragged_axes import TILES, RaggedAxes
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["group_sizes"],
+    meta_fields=["rows", "axes_of"],
+)
+@dataclasses.dataclass(frozen=True)
+class RaggedDot(Operation):
+    """A `lax.ragged_dot`, or one of its gradients.
+
+    The groups of rows beside those of weights are batch axes: scales of weights move to
+    rows, and to the result, by a gather. Rows behind all groups have zeros as result,
+    and take no part in a sum.
+
+    >>> operation = RaggedDot(jnp.array([2, 1]), rows=3)
+    >>> operation.axes("rhs")
+    OperandAxes(contracting=(1,), batch=(0,), remaining=(2,))
+    >>> operation.gradient("rhs").axes_of
+    RaggedAxes(lhs='mn', rhs='mk', out='gkn')
+    """
+
+    group_sizes: jax.Array
+    """Integers, one for each group, or for each tile and group where rows are cut into
+    tiles."""
+
+    rows: int
+    """How many there are, in a tile if they are cut."""
+
+    axes_of: RaggedAxes = RaggedAxes("mk", "gkn", "mn")
+    """Of both operands, and of the result."""
+
+    @property
+    def name(self) -> str:
+        return f"ragged_dot_{self.axes_of.lhs}_{self.axes_of.rhs}"
+
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        sizes = dict(zip(self.axes_of.rhs, rhs_shape, strict=True))
+        sizes |= zip(self.axes_of.lhs, lhs_shape, strict=True)
+        sizes["g"] = self.group_sizes.shape[-1]
+        return tuple(sizes[letter] for letter in self.axes_of.out)
+
+    def axes(self, side: Side) -> OperandAxes:
+        letters = self._letters(side)
+        paired = TILES
+        if "m" in self.axes_of.lhs and "g" in self.axes_of.rhs:
+            paired += "mg"
+        contracting, batch, remaining = [], [], []
+        for axis, letter in enumerate(letters):
+            if letter == self.axes_of.contracted:
+                contracting.append(axis)
+            elif letter in paired:
+                batch.append(axis)
+            else:
+                remaining.append(axis)
+        return OperandAxes(tuple(contracting), tuple(batch), tuple(remaining))
+
+    def ndim(self, side: Side) -> int:
+        return len(self._letters(side))
+
+    def gradient(self, side: Side) -> "RaggedDot":
+        lhs, rhs, out = self.axes_of
+        axes = RaggedAxes(out, rhs, lhs) if side == "lhs" else RaggedAxes(out, lhs, rhs)
+        return dataclasses.replace(self, axes_of=axes)
+
+    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
+        return self._laid_out(scale, self._letters(side), self.axes_of.out)
+
+    def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
+        return self._laid_out(scale, self.axes_of.rhs, self.axes_of.lhs)
+
+    def tiled(self, counts: tuple[int, ...]) -> "RaggedDot":
+        if counts == (1,):
+            return self
+        axes = RaggedAxes(*(TILES + letters for letters in self.axes_of))
+        cuts_rows = self.axes_of.contracted == "m"
+        one = self.of_tiles(counts) if cuts_rows else self
+        return dataclasses.replace(one, axes_of=axes)
+
+    def of_tiles(self, counts: tuple[int, ...]) -> "RaggedDot":
+        (count,) = counts
+        if self.axes_of.contracted != "m":
+            shape = (count, *self.group_sizes.shape)
+            return dataclasses.replace(
+                self, group_sizes=jnp.broadcast_to(self.group_sizes, shape)
+            )
+        rows = self.rows // count
+        sizes = [
+            ragged_axes.sizes_between(self.group_sizes, start, start + rows)
+            for start in range(0, self.rows, rows)
+        ]
+        return dataclasses.replace(self, group_sizes=jnp.stack(sizes), rows=rows)
+
+    def integer_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        if self._has_terms_of_zero_points(lhs, rhs):
+            sums = self._of_tiles(ragged.integer_dot, lhs, rhs)
+            # All of it modulo 2^32: the result is within int32.
+            sums = sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
+            is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
+            return jnp.where(is_in_group[:, None], sums, 0)
+        lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
+        dot = functools.partial(ragged.integer_dot, largest=(lhs.largest, rhs.largest))
+        return self._of_tiles(dot, lhs, rhs)
+
+    def _has_terms_of_zero_points(self, lhs: DotInput, rhs: DotInput) -> bool:
+        """Returns True if sums of one operand make up for zero points.
+
+        Those over the rows of a group would be sums by segments.
+        """
+        if lhs.zero_point is None and rhs.zero_point is None:
+            return False
+        if "m" not in self.axes_of.out:
+            return False
+        is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
+        (axis,) = self.axes("lhs").contracting
+        products = lhs.values.shape[axis]
+        bound = (lhs.largest or 0) * (rhs.largest or 0)
+        # A symbolic size (jax.export) is taken to fit.
+        is_long = isinstance(products, int) and products * bound >= 2**31
+        return not (is_wide or is_long)
+
+    def integer_dot_in_float(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        in_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
+        dot = functools.partial(
+            ragged.integer_dot_in_float,
+            in_dtype=in_dtype,
+            largest=(lhs.largest, rhs.largest),
+        )
+        return self._of_tiles(dot, lhs, rhs)
+
+    def mixed_dot(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
+        dot = functools.partial(
+            ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)
+        )
+        return self._of_tiles(dot, lhs, rhs)
+
+    def narrow_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        dot = functools.partial(
+            ragged.narrow_dot,
+            units=(lhs.unit, rhs.unit),
+            largest=(lhs.largest, rhs.largest),
+        )
+        return self._of_tiles(dot, lhs, rhs)
+
+    def float_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        return self._of_tiles(ragged.float_dot, lhs, rhs)
+
+    def _letters(self, side: Side) -> str:
+        return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs
+
+    def _laid_out(self, scale: jax.Array, axes: str, wanted: str) -> jax.Array:
+        return ragged_axes.laid_out(scale, axes, wanted, self.group_sizes, self.rows)
+
+    def _of_tiles(self, dot: Any, lhs: DotInput, rhs: DotInput) -> jax.Array:
+        """Contracts, each tile by itself if there are several."""
+        dot = functools.partial(
+            dot, axes=RaggedAxes(*(one.lstrip(TILES) for one in self.axes_of))
+        )
+        if self.axes_of.lhs.startswith(TILES):
+            dot = jax.vmap(dot, (0, 0, 0 if self.group_sizes.ndim > 1 else None))
+        return dot(lhs.values, rhs.values, self.group_sizes)

@@ -1,0 +1,51 @@
+"""What zero points add to the sums of stored integers."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.dimension_numbers import Axes
+from aqtlite.operations.base import DotInput, Operation
+
+
+def terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:
+    """Computes ``sum a b - sum (a - za) (b - zb)``, modulo 2^32.
+
+    That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
+    frozen operand may be known.
+
+    Args:
+        operation: a contraction that sums over its contracting axes alone.
+        lhs: stored integers.
+        rhs: the same. One of both has a zero point.
+    """
+    lhs_axes, rhs_axes = (operation.axes(side).contracting for side in ("lhs", "rhs"))
+    found = []
+    if rhs.zero_point is not None:
+        a = lhs.values.astype(jnp.int32)
+        if lhs.zero_point is not None:
+            a = a - lhs.zero_point
+        zb = rhs.zero_point
+        if all(zb.shape[axis] == 1 for axis in rhs_axes):
+            row = a.sum(lhs_axes, keepdims=True) if lhs.sums is None else lhs.sums
+            row = operation.scale_to_output("lhs", row)
+            found.append(row * operation.scale_to_output("rhs", zb))
+        else:
+            a = a * operation.rhs_scale_to_lhs(zb)
+            row = a.sum(lhs_axes, keepdims=True)
+            found.append(operation.scale_to_output("lhs", row))
+    if lhs.zero_point is not None:
+        column = operation.scale_to_output("rhs", _sums(rhs, rhs_axes))
+        found.append(operation.scale_to_output("lhs", lhs.zero_point) * column)
+    return sum(found[1:], start=found[0])
+
+
+def _sums(x: DotInput, axes: Axes) -> jax.Array:
+    """The sums of stored integers over some axes, int32 and keepdims."""
+    if x.sums is None:
+        return x.values.astype(jnp.int32).sum(axes, keepdims=True)
+    if x.zero_point is None:
+        return x.sums
+    count = math.prod(x.values.shape[axis] for axis in axes)
+    return x.sums + count * x.zero_point

@@ -1,0 +1,101 @@
+"""Algebra of axes for ragged contractions.
+
+Rows ``m`` lie in groups ``g``, one group after the other, and each group has a matrix
+of its own. Three arrays belong together: x of axes ``mk``, w of ``gkn`` and y of
+``mn``. Each is, or is the gradient of, a contraction of the other two, which is written
+as in an einsum: ``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` is ``mk,gkn->mn``, and the
+gradient of w, a sum over the rows of each group, is ``mn,mk->gkn``. Behind its first
+axis, w may have the others in either order.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+TILES = "t"
+"""A leading axis of tiles, of all arrays or of none."""
+
+
+class RaggedAxes(NamedTuple):
+    """The axes of a contraction, a letter for each.
+
+    >>> RaggedAxes("mk", "gkn", "mn").contracted
+    'k'
+    """
+
+    lhs: str
+    rhs: str
+    out: str
+
+    @property
+    def contracted(self) -> str:
+        """The axis that is summed over."""
+        shared = set(self.lhs) & set(self.rhs) - set(self.out)
+        return shared.pop()
+
+    def exchanged(self) -> "RaggedAxes":
+        """The axes with lhs and rhs exchanged."""
+        return RaggedAxes(self.rhs, self.lhs, self.out)
+
+
+def ends_of_groups(sizes: jax.Array, rows: int) -> jax.Array:
+    """The row behind each group, int32; groups end where the rows do."""
+    return jnp.minimum(jnp.cumsum(sizes.astype(jnp.int32)), rows)
+
+
+def sizes_between(sizes: jax.Array, start: int, stop: int) -> jax.Array:
+    """How many of the rows from `start` to `stop` are in each group.
+
+    >>> sizes_between(jnp.array([3, 0, 4]), 2, 5).tolist()
+    [1, 0, 2]
+    """
+    ends = jnp.clip(jnp.cumsum(sizes.astype(jnp.int32)), start, stop)
+    return jnp.diff(ends, prepend=start)
+
+
+def are_in_groups(sizes: jax.Array, rows: int) -> jax.Array:
+    """For each row, whether it is in a group: not behind all of them.
+
+    >>> are_in_groups(jnp.array([2, 0, 1]), 4).tolist()
+    [True, True, True, False]
+    """
+    return jnp.arange(rows, dtype=jnp.int32) < jnp.sum(sizes.astype(jnp.int32))
+
+
+def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
+    """The group of each row, int32; for rows behind all groups, their number.
+
+    >>> group_of_rows(jnp.array([2, 0, 1]), 4).tolist()
+    [0, 0, 2, 3]
+    """
+    ends = ends_of_groups(sizes, rows)
+    row = jnp.arange(rows, dtype=jnp.int32)
+    return jnp.sum(row[:, None] >= ends, axis=1, dtype=jnp.int32)
+
+
+def laid_out(
+    x: jax.Array, axes: str, wanted: str, sizes: jax.Array, rows: int
+) -> jax.Array:
+    """Lays something keepdims that belongs to an operand out for another array.
+
+    What a group has one of, its rows have by a gather; those behind all groups have
+    that of the last one.
+
+    Args:
+        x: of size 1 along the axes that `wanted` lacks.
+        axes: the letters of x.
+        wanted: those of the array. Axes that x lacks have size 1.
+        sizes: of the groups.
+        rows: how many there are.
+    """
+    if "g" in axes and "m" in wanted:
+        axis = axes.index("g")
+        if x.shape[axis] != 1:
+            x = jnp.take(x, group_of_rows(sizes, rows), axis, mode="clip")
+        axes = axes.replace("g", "m")
+    missing = tuple(i for i, letter in enumerate(axes) if letter not in wanted)
+    x, axes = x.squeeze(missing), "".join(one for one in axes if one in wanted)
+    ordered = [letter for letter in wanted if letter in axes]
+    x = x.transpose([axes.index(letter) for letter in ordered])
+    return jnp.expand_dims(x, [i for i, one in enumerate(wanted) if one not in axes])
