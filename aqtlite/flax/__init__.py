@@ -9,8 +9,8 @@ from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
-from aqtlite.flax.linen.fold import fold_batch_norm
 from aqtlite.flax.linen.embed import AqtEmbed
+from aqtlite.flax.linen.fold import fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.injection import inject_dot_general
 from aqtlite.flax.linen.merge import merge_statistics
