@@ -319,7 +319,6 @@ def _gradient(
                 forward, other.shape, contracting, f"fwd.{other_side}"
             )
             scale_shape = layout.scale_shape(other.shape)
-        kept = operation.gradient(side).axes("rhs").remaining
-        moves = all(scale_shape[axis] == 1 for axis in kept)
+        moves = operation.gradient(side).rhs_scale_moves(scale_shape)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
     return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding)

@@ -124,12 +124,11 @@ def _tile_counts(
     rhs_q: QTensor | None,
 ) -> tuple[int, ...]:
     """Into how many tiles each contracting axis is cut, so that scales do not vary."""
-    lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     shapes = (
         None if q is None or not one.scales_output else q.scale.shape
         for one, q in ((how.lhs, lhs_q), (how.rhs, rhs_q))
     )
-    return tiles.counts_of(tuple(zip(lhs_axes, rhs_axes, strict=True)), *shapes)
+    return tiles.counts_of(operation.pairs, *shapes)
 
 
 def _sum_of_tiles(

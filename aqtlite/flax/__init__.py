@@ -5,11 +5,13 @@ from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.cache import QuantizedCache
 from aqtlite.flax.linen.calibrate import calibrate
 from aqtlite.flax.linen.call import Call
+from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
 from aqtlite.flax.linen.embed import AqtEmbed
+from aqtlite.flax.linen.fold import fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.injection import inject_dot_general
 from aqtlite.flax.linen.merge import merge_statistics
@@ -22,6 +24,7 @@ from aqtlite.serving.report import ConversionReport, ParameterReport
 _serialization.register()
 
 __all__ = [
+    "AqtConvGeneralDilated",
     "AqtDotGeneral",
     "AqtEinsum",
     "AqtEmbed",
@@ -36,6 +39,7 @@ __all__ = [
     "absorb_smoothing",
     "calibrate",
     "convert",
+    "fold_batch_norm",
     "inject_dot_general",
     "merge_statistics",
     "promote_dtype",

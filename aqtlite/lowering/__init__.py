@@ -4,8 +4,15 @@ Nothing here knows of configs: stored values, axes and dtypes go in, sums of pro
 come out, the same in every form that a platform runs fast.
 """
 
+from aqtlite.lowering.float_convolution import (
+    float_conv,
+    integer_conv_in_float,
+    mixed_conv,
+    narrow_conv,
+)
 from aqtlite.lowering.floating import float_dot, integer_dot_in_float
 from aqtlite.lowering.integer import integer_dot
+from aqtlite.lowering.integer_convolution import integer_conv
 from aqtlite.lowering.mixed import mixed_dot
 from aqtlite.lowering.narrow import narrow_dot
 from aqtlite.lowering.reduction import largest_magnitude
@@ -14,10 +21,15 @@ from aqtlite.lowering.target import Target, TargetDependent
 __all__ = [
     "Target",
     "TargetDependent",
+    "float_conv",
     "float_dot",
+    "integer_conv",
+    "integer_conv_in_float",
     "integer_dot",
     "integer_dot_in_float",
     "largest_magnitude",
+    "mixed_conv",
     "mixed_dot",
+    "narrow_conv",
     "narrow_dot",
 ]

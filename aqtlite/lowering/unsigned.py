@@ -28,11 +28,11 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     batch, products = (tuple(lhs.shape[a] for a in axes) for axes in (lhs_ba, lhs_ca))
     rows = jnp.full((*batch, 2, *products), 128, jnp.uint8)
     rows_ca, rows_ba = tuple(range(rank + 1, rows.ndim)), tuple(range(rank))
-    excess = _mixed_dot(rows, rhs, ((rows_ca, rhs_ca), (rows_ba, rhs_ba)))
+    excess = mixed_dot(rows, rhs, ((rows_ca, rhs_ca), (rows_ba, rhs_ba)))
     excess = lax.index_in_dim(excess, 0, axis=rank, keepdims=False)
     remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)
     axes = tuple(range(rank, rank + len(remaining)))
-    return _mixed_dot(lhs, rhs, dims) - jnp.expand_dims(excess, axes)
+    return mixed_dot(lhs, rhs, dims) - jnp.expand_dims(excess, axes)
 
 
 def dot_with_last_row_zero(
@@ -42,11 +42,11 @@ def dot_with_last_row_zero(
 
     That row's sums are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
-    out = _mixed_dot(lhs, rhs, dims)
+    out = mixed_dot(lhs, rhs, dims)
     return out - lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))
 
 
-def _mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
+def mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts uint8 with int8 to int32.
 
     With a preset, JAX leaves the operands their dtypes; otherwise it casts both to

@@ -1,11 +1,13 @@
 """Contractions as the quantization sees them: axes, gradients, scales, lowering."""
 
 from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.operations.ragged_dot import RaggedDot
 
 __all__ = [
     "SIDES",
+    "ConvGeneralDilated",
     "DotGeneral",
     "DotInput",
     "OperandAxes",

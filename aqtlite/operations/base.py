@@ -102,6 +102,12 @@ class Operation(abc.ABC):
     def axes(self, side: Side) -> OperandAxes:
         """The axes of an operand."""
 
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of contracting axes of lhs and rhs that can be cut into tiles."""
+        lhs, rhs = (self.axes(side).contracting for side in SIDES)
+        return tuple(zip(lhs, rhs, strict=True))
+
     @abc.abstractmethod
     def ndim(self, side: Side) -> int:
         """The rank of an operand."""
@@ -139,12 +145,17 @@ class Operation(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not move scales of lhs")
 
+    def rhs_scale_moves(self, scale_shape: tuple[int, ...]) -> bool:
+        """Returns True if a scale of rhs of this shape can multiply lhs instead."""
+        kept = self.axes("rhs").remaining
+        return all(scale_shape[axis] == 1 for axis in kept)
+
     @abc.abstractmethod
     def tiled(self, counts: tuple[int, ...]) -> "Operation":
         """The contraction of tiles, of which each axis that is cut adds a batch axis.
 
         Args:
-            counts: for each pair of contracting axes, how many tiles it is cut into.
+            counts: for each of `pairs`, how many tiles it is cut into.
 
         Returns:
             A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result

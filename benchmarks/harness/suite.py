@@ -19,6 +19,7 @@ WORKLOADS = (
     "compile",
     "memory",
     "contractions",
+    "convolution",
     "moe",
     "errors",
 )

@@ -76,7 +76,7 @@ def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
 
 
 def _cells(figure: Figure | None, floored: bool) -> list[str]:
-    if figure is None:
+    if figure is None:  # Not every contestant has every phase.
         return [""] * (3 if floored else 2)
     _, factor = _UNITS[figure.unit]
     text = _number(figure.median * factor)

@@ -1,0 +1,191 @@
+"""A quantized `lax.conv_general_dilated`, and the checks of its call."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from aqtlite import config, contraction, execution, noise, operations, output
+from aqtlite.dot_general import (
+    check_operand,
+    check_out_dtype,
+    check_precision,
+    check_states,
+)
+from aqtlite.qtensor import QTensor, axes_in_storage
+
+ConvGeneralDilated = Callable[..., Any]
+
+
+def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
+    """Compiles a config into a function like `lax.conv_general_dilated`.
+
+    The config is that of `make_dot_general`: ``fwd.lhs`` is the input, ``fwd.rhs`` the
+    kernel, and ``dlhs`` and ``drhs`` are the gradients of the two, which are
+    convolutions with the gradient of the output. Along the axes that a convolution sums
+    over, elements share a scale: by default an input has one for each example, the
+    kernel one for each output feature, and the gradient of the output one for each
+    example in ``dlhs`` and one for each output feature in ``drhs``. With as many groups
+    as input features (depthwise), the input has one for each example and feature.
+
+    The function is hashable, and the same object for equal configs.
+
+    Args:
+        cfg: what to quantize, and how. None, or a config that quantizes nothing,
+            gives a function that calls `lax.conv_general_dilated`.
+
+    Returns:
+        ``conv_general_dilated(lhs, rhs, window_strides, padding, lhs_dilation=None,
+        rhs_dilation=None, dimension_numbers=None, feature_group_count=1,
+        batch_group_count=1, precision=None, preferred_element_type=None,
+        out_sharding=None, *, key=None, states=None)``.
+
+        The geometry is that of `lax.conv_general_dilated`; everything else is that of
+        the function that `make_dot_general` returns. What pads the input is zero on
+        every grid.
+
+    Raises:
+        TypeError: if `cfg` is not a `config.DotGeneral` or None.
+        ValueError: if it has blocks, ``local_aqt`` or smoothing, which convolutions do
+            not.
+
+    >>> import jax.numpy as jnp
+    >>> conv = make_conv_general_dilated(config.fully_quantized())
+    >>> x, kernel = jnp.ones((1, 1, 4)), jnp.array([[[1.0, 2.0, 3.0]]])
+    >>> conv(x, kernel, (1,), "SAME").round(1).tolist()
+    [[[5.0, 6.0, 6.0, 3.0]]]
+    """
+    if cfg is not None and not isinstance(cfg, config.DotGeneral):
+        raise TypeError(
+            "make_conv_general_dilated takes a config.DotGeneral or None, got "
+            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
+        )
+    if cfg is not None:
+        _check_config(cfg)
+    return _make(cfg)
+
+
+@functools.cache
+def _make(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
+    if cfg is None or not cfg.is_quantized:
+        return _unquantized
+    return functools.partial(_conv_general_dilated, cfg)
+
+
+def _check_config(cfg: config.DotGeneral) -> None:
+    if cfg.fwd.smoothing is not None:
+        raise ValueError(
+            "fwd.smoothing is for contractions of axes, and a convolution sums over a "
+            "window; leave it None in the config of convolutions"
+        )
+    for name, raw in (("fwd", cfg.fwd), ("dlhs", cfg.dlhs), ("drhs", cfg.drhs)):
+        if raw.local_aqt is not None:
+            raise ValueError(
+                f"{name}.local_aqt cuts a contracting axis into tiles, and a "
+                "convolution sums over a window; leave it None in the config of "
+                "convolutions"
+            )
+        for side, tensor in (("lhs", raw.lhs), ("rhs", raw.rhs)):
+            if tensor.blocks is not None and not tensor.use_fwd_quant:
+                raise ValueError(
+                    f"{name}.{side}.blocks={tensor.blocks} cuts a contracting axis "
+                    "into blocks, and a convolution sums over a window, along which "
+                    "no scale may vary; leave it None in the config of convolutions"
+                )
+
+
+def _unquantized(
+    lhs: Any,
+    rhs: Any,
+    *args: Any,
+    key: jax.Array | None = None,
+    states: tuple[Any, ...] | None = None,
+    **kwargs: Any,
+) -> jax.Array:
+    """Calls `lax.conv_general_dilated`, and ignores what only quantization needs."""
+    del key, states
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(x, QTensor):
+            raise TypeError(
+                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
+                "here; give the result of .dequant()"
+            )
+    return lax.conv_general_dilated(lhs, rhs, *args, **kwargs)
+
+
+def _conv_general_dilated(
+    cfg: config.DotGeneral,
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: Any,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    *,
+    key: jax.Array | None = None,
+    states: tuple[Any, ...] | None = None,
+) -> jax.Array | QTensor:
+    check_precision(precision)
+    lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
+    rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    operation = operations.ConvGeneralDilated.of(
+        lhs.shape,
+        rhs.shape,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        batch_group_count,
+    )
+    out_dtype = check_out_dtype(preferred_element_type, lhs, rhs)
+    given = check_states(states)
+    if isinstance(out_sharding, PartitionSpec):
+        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
+    lhs, rhs, operation = _as_stored(
+        _in_order(lhs, cfg.fwd.lhs), _in_order(rhs, cfg.fwd.rhs), operation
+    )
+    how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
+    seed = None if key is None else noise.seed_from_key(key)
+    out = contraction.quantize_and_contract(
+        how, operation, lhs, rhs, seed, states=given._replace(smoothing=(), out=())
+    )
+    return output.quantize(out, cfg.out, given.out)
+
+
+def _in_order(x: Any, tensor: config.Tensor) -> Any:
+    """A float convolution sums in an order that depends on where the axes lie."""
+    if not isinstance(x, QTensor) or (tensor.is_integer and not tensor.use_fake_quant):
+        return x
+    return x.in_own_order()
+
+
+def _as_stored(
+    lhs: Any, rhs: Any, operation: operations.ConvGeneralDilated
+) -> tuple[Any, Any, operations.ConvGeneralDilated]:
+    """Convolves the axes of a `QTensor` where they lie; nothing is transposed."""
+    if not isinstance(lhs, QTensor) and not isinstance(rhs, QTensor):
+        return lhs, rhs, operation
+    forward = operation.forward
+    stored = dataclasses.replace(
+        forward,
+        lhs_spec=axes_in_storage(lhs, forward.lhs_spec),
+        rhs_spec=axes_in_storage(rhs, forward.rhs_spec),
+    )
+    lhs, rhs = (
+        dataclasses.replace(x, order=None) if isinstance(x, QTensor) else x
+        for x in (lhs, rhs)
+    )
+    shapes = lhs.shape, rhs.shape, operation.shapes[2]
+    return lhs, rhs, dataclasses.replace(operation, forward=stored, shapes=shapes)

@@ -1,0 +1,163 @@
+"""Folding of BatchNorm into the layer in front of it, before conversion."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import core as flax_core
+from flax import linen as nn
+
+from aqtlite.flax.linen import uses
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.statistics import STATISTICS
+
+_LEARNED = "aqt_"
+"""The prefix of learned parameters of contractions, beside those of the layer."""
+
+
+def fold_batch_norm(
+    variables: Mapping[str, Any], layers: Mapping[str, str], *, epsilon: float = 1e-5
+) -> dict[str, Any]:
+    """Folds trained BatchNorms into the layers in front of them.
+
+    ``(conv(x, kernel) + bias - mean) * factor + beta``, where ``factor = scale /
+    sqrt(var + epsilon)``, is a convolution with ``kernel * factor``. The BatchNorm is
+    left as the identity, so that the same model serves; if the layer has no bias, the
+    BatchNorm keeps adding one. `convert` then freezes the folded kernel: a kernel with
+    a scale for each output feature has the same integers, and scales times `factor`.
+
+    The result equals that of the float model up to float rounding, and of the quantized
+    one up to that and what it does to the rounding of later activations.
+
+    Args:
+        variables: of the model, trained, with the collection "batch_stats"; they are
+            not changed.
+        layers: the path of each BatchNorm, such as ``"Block_0/BatchNorm_0"``, and that
+            of the `nn.Conv` or `nn.Dense` whose result it takes *as it is*: an
+            activation between them, or another use of the result, cannot be seen here.
+        epsilon: of the BatchNorms.
+
+    Returns:
+        The variables, changed; for calls with ``use_running_average=True``.
+
+    Raises:
+        TypeError: if `layers` is no mapping.
+        ValueError: if there is no such layer or BatchNorm, if shapes do not fit, if the
+            kernel is frozen, or if its scale is learned or from statistics, or its
+            result's is.
+
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtConvGeneralDilated, convert
+    >>> conv = nn.Conv(4, (3,), conv_general_dilated=AqtConvGeneralDilated(
+    ...     config.fully_quantized()))
+    >>> model = nn.Sequential([conv, nn.BatchNorm(use_running_average=True)])
+    >>> x = jnp.linspace(-1, 1, 24).reshape(2, 6, 2)
+    >>> variables = model.init(jax.random.key(0), x)
+    >>> folded = fold_batch_norm(variables, {"layers_1": "layers_0"})
+    >>> serving = convert(model, folded, x)
+    >>> error = model.apply(serving, x) - model.apply(variables, x)
+    >>> bool(jnp.abs(error).max() < 1e-5)
+    True
+    """
+    if not isinstance(layers, Mapping):
+        raise TypeError(
+            "fold_batch_norm takes a mapping from the path of each BatchNorm to that "
+            f"of the layer in front of it, got {layers!r}"
+        )
+    if len(set(layers.values())) < len(layers):
+        raise ValueError(f"layers={dict(layers)} names a layer twice")
+    changed = {name: flax_core.unfreeze(value) for name, value in variables.items()}
+    for norm, layer in layers.items():
+        _fold(changed, norm, layer, np.float32(epsilon))
+    return changed
+
+
+def _fold(
+    variables: dict[str, Any], norm: str, layer: str, epsilon: np.float32
+) -> None:
+    statistics = _at(variables.get("batch_stats", {}), norm)
+    if not isinstance(statistics, dict) or set(statistics) != {"mean", "var"}:
+        raise ValueError(
+            f"{norm!r} has no running mean and variance in variables['batch_stats']: "
+            "it is no BatchNorm, or the variables are without their statistics"
+        )
+    params = _at(variables.get("params", {}), layer)
+    _check(variables, params, layer)
+    affine = _at(variables.get("params", {}), norm) or {}
+    kernel, mean, var = params["kernel"], statistics["mean"], statistics["var"]
+    features = _shape(kernel)[-1:]
+    if _shape(mean) != features:
+        raise ValueError(
+            f"{norm!r} normalizes features of shape {_shape(mean)}, and the kernel of "
+            f"{layer!r}, of shape {_shape(kernel)}, gives {features}"
+        )
+    factor = 1 / jnp.sqrt(_value(var).astype(jnp.float32) + epsilon)
+    if "scale" in affine:
+        factor = factor * _value(affine["scale"])
+    offset = -_value(mean) * factor
+    if "bias" in affine:
+        offset = offset + _value(affine["bias"])
+    if "bias" in params:
+        params["bias"] = _with(params["bias"], _value(params["bias"]) * factor + offset)
+        offset = jnp.zeros_like(offset)
+    params["kernel"] = _with(kernel, _value(kernel) * factor)
+    # What is left is the identity, but for a bias that has no other place.
+    statistics["var"] = _with(var, jnp.full(features, _complement(epsilon)))
+    statistics["mean"] = _with(
+        mean, jnp.zeros(features) if "bias" in affine else -offset
+    )
+    if "scale" in affine:
+        affine["scale"] = _with(affine["scale"], jnp.ones(features))
+    if "bias" in affine:
+        affine["bias"] = _with(affine["bias"], offset)
+
+
+def _check(variables: Mapping[str, Any], params: Any, layer: str) -> None:
+    if not isinstance(params, dict) or "kernel" not in params:
+        raise ValueError(
+            f"{layer!r} is not a layer with a kernel in variables['params']; name the "
+            "nn.Conv or nn.Dense in front of the BatchNorm"
+        )
+    if isinstance(params["kernel"], FrozenKernel):
+        raise ValueError(f"the kernel of {layer!r} is frozen; fold before convert")
+    learned = [name for name in params if name.startswith(_LEARNED)]
+    if learned:
+        raise ValueError(
+            f"{layer!r} has the learned parameters {learned} of a calibration, which "
+            "were trained for the kernel as it is: its BatchNorm cannot be folded"
+        )
+    for name, entry in (_at(variables.get(STATISTICS, {}), layer) or {}).items():
+        if {"rhs", "out", "smoothing"} & set(entry):
+            raise ValueError(
+                f"{layer!r} has the statistics {name!r} of its kernel or its result, "
+                "which would be others: fold first, and gather them again with "
+                "calibrate"
+            )
+
+
+def _complement(epsilon: np.float32) -> np.float32:
+    """The variance to which epsilon adds up to one."""
+    found = np.float32(1) - epsilon
+    while found + epsilon != 1:
+        found = np.nextafter(found, np.float32(2 if found + epsilon < 1 else 0))
+    return found
+
+
+def _at(tree: Any, path: str) -> Any:
+    """Returns the node at a path, None if there is none."""
+    return uses.at(tree, tuple(path.split("/")))
+
+
+def _value(x: Any) -> jax.Array:
+    return nn.meta.unbox(x)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return tuple(_value(x).shape)
+
+
+def _with(x: Any, value: jax.Array) -> Any:
+    """A parameter of another value, boxed as before."""
+    return nn.meta.replace_boxed(x, value.astype(_value(x).dtype))

@@ -1,0 +1,248 @@
+"""Convolutions as XLA knows them, and what all forms of them are made of."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+Axes = tuple[int, ...]
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """The static arguments of a `lax.conv_general_dilated`.
+
+    >>> Convolution.of((2, 8, 8, 3), (3, 3, 3, 4), (1, 1), "SAME", None, None,
+    ...                ("NHWC", "HWIO", "NHWC")).padding
+    ((1, 1), (1, 1))
+    """
+
+    strides: Axes
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: Axes
+    rhs_dilation: Axes
+    lhs_spec: Axes
+    """The axes of lhs: batch, features, and the spatial ones."""
+
+    rhs_spec: Axes
+    """The axes of rhs: output features, input features, and the spatial ones."""
+
+    out_spec: Axes
+    """The axes of the result: batch, features, and the spatial ones."""
+
+    feature_groups: int = 1
+    batch_groups: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        lhs_shape: Sequence[int],
+        rhs_shape: Sequence[int],
+        window_strides: Sequence[int],
+        padding: Any,
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        batch_group_count: int = 1,
+    ) -> "Convolution":
+        """The convolution with the arguments of `lax.conv_general_dilated`.
+
+        Raises:
+            ValueError: if they do not fit the operands.
+            TypeError: if they are of other types.
+        """
+        specs = lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
+        rank = len(lhs_shape) - 2
+        lhs_dilation = (1,) * rank if lhs_dilation is None else lhs_dilation
+        rhs_dilation = (1,) * rank if rhs_dilation is None else rhs_dilation
+        if isinstance(padding, str):
+            if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
+                raise ValueError(
+                    "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
+                    f"(low, high) pairs, got {padding!r}"
+                )
+            if set(lhs_dilation) - {1}:
+                raise ValueError(
+                    f"padding={padding!r} with lhs_dilation={tuple(lhs_dilation)}: "
+                    "give a sequence of (low, high) pairs"
+                )
+            window = [rhs_shape[axis] for axis in specs.rhs_spec[2:]]
+            padding = lax.padtype_to_pads(
+                np.asarray([lhs_shape[axis] for axis in specs.lhs_spec[2:]]),
+                [dilated(k, d) for k, d in zip(window, rhs_dilation, strict=True)],
+                np.asarray(window_strides),
+                padding,
+            )
+        try:
+            pairs = tuple((int(low), int(high)) for low, high in padding)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
+                f"(low, high) pairs, got {padding!r}"
+            ) from error
+        lhs_spec, rhs_spec, out_spec = (tuple(map(int, spec)) for spec in specs)
+        return cls(
+            strides=tuple(map(int, window_strides)),
+            padding=pairs,
+            lhs_dilation=tuple(map(int, lhs_dilation)),
+            rhs_dilation=tuple(map(int, rhs_dilation)),
+            lhs_spec=lhs_spec,
+            rhs_spec=rhs_spec,
+            out_spec=out_spec,
+            feature_groups=int(feature_group_count),
+            batch_groups=int(batch_group_count),
+        )
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        accumulator: np.dtype | type | None = None,
+        out_sharding: NamedSharding | None = None,
+        precision: lax.Precision | None = None,
+    ) -> jax.Array:
+        """The convolution as it stands, summed in `accumulator`."""
+        sharding: dict[str, Any] = (
+            {} if out_sharding is None else {"out_sharding": out_sharding}
+        )
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            self.strides,
+            self.padding,
+            self.lhs_dilation,
+            self.rhs_dilation,
+            lax.ConvDimensionNumbers(self.lhs_spec, self.rhs_spec, self.out_spec),
+            self.feature_groups,
+            self.batch_groups,
+            precision=precision,
+            preferred_element_type=accumulator,
+            **sharding,
+        )
+
+    def output_shape(
+        self, lhs_shape: Sequence[int], rhs_shape: Sequence[int]
+    ) -> tuple[int, ...]:
+        """The shape of the result.
+
+        Raises:
+            ValueError: if the operands do not fit.
+            TypeError: the same.
+        """
+        operands = (
+            jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+            for shape in (lhs_shape, rhs_shape)
+        )
+        return tuple(jax.eval_shape(self, *operands).shape)
+
+    def for_dlhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
+        """Convolves the gradient of the result with rhs to the gradient of lhs.
+
+        For an rhs that is reversed in space, and whose groups, if there are any, lie in
+        front of its input features. With batch groups, the groups of the result lie in
+        front of its features in place of its examples.
+
+        Args:
+            lhs: the shape of lhs.
+            rhs: that of rhs.
+            out: that of the result.
+        """
+        padding = tuple(
+            (k - low - 1, i + low - j)
+            for i, k, j, low in self._dilated_sizes(lhs, rhs, out)
+        )
+        output_features, input_features, *window = self.rhs_spec
+        return Convolution(
+            strides=self.lhs_dilation,
+            padding=padding,
+            lhs_dilation=self.strides,
+            rhs_dilation=self.rhs_dilation,
+            lhs_spec=self.out_spec,
+            rhs_spec=(input_features, output_features, *window),
+            out_spec=self.lhs_spec,
+            feature_groups=max(self.feature_groups, self.batch_groups),
+        )
+
+    def for_drhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
+        """Convolves lhs with the gradient of the result to the gradient of rhs.
+
+        Args:
+            lhs: the shape of lhs.
+            rhs: that of rhs.
+            out: that of the result.
+        """
+        padding = tuple(
+            (low, j + k - i - low - 1)
+            for i, k, j, low in self._dilated_sizes(lhs, rhs, out)
+        )
+        (examples, features, *space), kernel = self.lhs_spec, self.rhs_spec
+        return Convolution(
+            strides=self.rhs_dilation,
+            padding=padding,
+            lhs_dilation=self.lhs_dilation,
+            rhs_dilation=self.strides,
+            lhs_spec=(features, examples, *space),
+            rhs_spec=(self.out_spec[1], self.out_spec[0], *self.out_spec[2:]),
+            out_spec=(kernel[1], kernel[0], *kernel[2:]),
+            feature_groups=self.batch_groups,
+            batch_groups=self.feature_groups,
+        )
+
+    def _dilated_sizes(
+        self, lhs: Shape, rhs: Shape, out: Shape
+    ) -> list[tuple[int, int, int, int]]:
+        """Of each spatial axis the sizes in lhs, rhs and the result, and the padding.
+
+        Those of the result are dilated by the strides.
+        """
+        steps = self.lhs_dilation, self.rhs_dilation, self.strides
+        specs = self.lhs_spec, self.rhs_spec, self.out_spec
+        sizes = [
+            [
+                dilated(shape[axis], step)
+                for axis, step in zip(spec[2:], by, strict=True)
+            ]
+            for shape, spec, by in zip((lhs, rhs, out), specs, steps, strict=True)
+        ]
+        lows = [low for low, _ in self.padding]
+        return list(zip(*sizes, lows, strict=True))
+
+    def products(self, rhs_shape: Sequence[int]) -> int:
+        """The number of products that are summed into one element of the result."""
+        features, *window = self.rhs_spec[1:]
+        return math.prod(rhs_shape[axis] for axis in (features, *window))
+
+    def of_padded(self) -> "Convolution":
+        """The convolution of what `pad` makes of lhs."""
+        rank = len(self.strides)
+        return dataclasses.replace(
+            self, padding=((0, 0),) * rank, lhs_dilation=(1,) * rank
+        )
+
+    def pad(self, lhs: jax.Array, value: Any) -> jax.Array:
+        """Pads and dilates lhs.
+
+        Args:
+            lhs: any dtype.
+            value: what stands for zero there.
+        """
+        amounts = [(0, 0, 0)] * lhs.ndim
+        spatial = zip(self.lhs_spec[2:], self.padding, self.lhs_dilation, strict=True)
+        for axis, (low, high), dilation in spatial:
+            amounts[axis] = low, high, dilation - 1
+        if not any(map(any, amounts)):
+            return lhs
+        return lax.pad(lhs, jnp.asarray(value, lhs.dtype), amounts)
+
+
+def dilated(size: int, dilation: int) -> int:
+    """The size of an axis once it is dilated."""
+    return 0 if size == 0 else (size - 1) * dilation + 1

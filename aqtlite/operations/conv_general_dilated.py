@@ -1,0 +1,375 @@
+"""`jax.lax.conv_general_dilated` as an operation."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from aqtlite import lowering
+from aqtlite.dimension_numbers import Axes
+from aqtlite.lowering.convolution import Convolution
+from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+
+Array = Literal["x", "w", "y"]
+
+_LETTERS: dict[Array, tuple[str, str]] = {
+    "x": ("N", "C"),
+    "w": ("O", "C"),
+    "y": ("N", "O"),
+}
+"""What the first two axes of each array's specification stand for: examples, input
+features, output features."""
+
+_ARRAYS: tuple[Array, ...] = ("x", "w", "y")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["forward", "shapes", "arrays"],
+)
+@dataclasses.dataclass(frozen=True)
+class ConvGeneralDilated(Operation):
+    """A `lax.conv_general_dilated`, or one of its gradients.
+
+    A convolution sums ``x w`` into ``y`` wherever their positions fulfil
+    ``a i + p = s j + d k`` along each spatial axis, with the dilation ``a`` and the
+    padding ``p`` of ``x``, the stride ``s`` and the dilation ``d`` of ``w``. The three
+    arrays take part in it alike, so that a gradient is the same sum into another one of
+    them:
+
+    - into ``x``, a convolution of ``y``, dilated by the strides, with ``w`` reversed in
+      space and its feature axes exchanged;
+    - into ``w``, a convolution of ``x`` with ``y``, dilated by the strides, whose
+      features are the examples.
+
+    >>> conv = ConvGeneralDilated.of((2, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME",
+    ...                              dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    >>> conv.axes("lhs")
+    OperandAxes(contracting=(1, 2, 3), batch=(), remaining=(0,))
+    >>> conv.gradient("rhs").axes("lhs")
+    OperandAxes(contracting=(1, 2, 0), batch=(), remaining=(3,))
+    """
+
+    forward: Convolution
+    """The convolution that sums into ``y``."""
+
+    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    """Of ``x``, ``w`` and ``y``."""
+
+    arrays: tuple[Array, Array, Array] = ("x", "w", "y")
+    """Which of them lhs, rhs and the result are."""
+
+    @classmethod
+    def of(
+        cls, lhs_shape: Sequence[int], rhs_shape: Sequence[int], *args: Any, **kw: Any
+    ) -> "ConvGeneralDilated":
+        """The convolution of operands of these shapes.
+
+        Args:
+            lhs_shape: of lhs.
+            rhs_shape: of rhs.
+            *args: as `lax.conv_general_dilated` takes them, from the strides on.
+            **kw: the same.
+
+        Raises:
+            ValueError: if they do not fit.
+            TypeError: if they are of other types.
+        """
+        forward = Convolution.of(lhs_shape, rhs_shape, *args, **kw)
+        y = forward.output_shape(lhs_shape, rhs_shape)
+        return cls(forward, (tuple(lhs_shape), tuple(rhs_shape), y))
+
+    @property
+    def name(self) -> str:
+        axes = "_".join("".join(map(str, self._spec(one))) for one in self.arrays)
+        return f"conv_general_dilated_{axes}"
+
+    def output_shape(
+        self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        del lhs_shape, rhs_shape
+        return self._shape(self.arrays[2])
+
+    def axes(self, side: Side) -> OperandAxes:
+        array, out = self._array(side), self.arrays[2]
+        contracting, batch, remaining = [], [], []
+        spec = self._spec(array)
+        for axis, letter in zip(spec, _LETTERS[array], strict=False):
+            is_grouped = letter == self._grouped(array)
+            if is_grouped and self._shape(array)[axis] == self._groups:
+                batch.append(axis)
+            elif letter in _LETTERS[out]:
+                remaining.append(axis)
+            else:
+                contracting.append(axis)
+        return OperandAxes((*spec[2:], *contracting), tuple(batch), tuple(remaining))
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        # Along the window a position of one operand meets several of the other.
+        return ()
+
+    def ndim(self, side: Side) -> int:
+        return len(self.forward.lhs_spec)
+
+    def gradient(self, side: Side) -> "ConvGeneralDilated":
+        lhs, rhs, out = self.arrays
+        arrays = (out, rhs, lhs) if side == "lhs" else (out, lhs, rhs)
+        return dataclasses.replace(self, arrays=arrays)
+
+    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
+        return self._laid_out(self._array(side), self.arrays[2], scale)
+
+    def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
+        return self._laid_out(self.arrays[1], self.arrays[0], scale)
+
+    def rhs_scale_moves(self, scale_shape: tuple[int, ...]) -> bool:
+        window = self._spec(self.arrays[1])[2:]
+        fits = all(scale_shape[axis] == 1 for axis in window)
+        return fits and super().rhs_scale_moves(scale_shape)
+
+    def tiled(self, counts: tuple[int, ...]) -> Operation:
+        del counts  # There are none.
+        return self
+
+    def integer_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        left, right = self._in_order(lhs, rhs)
+        right = right.less_zero_point()
+        if self._takes_off(left, right):
+            return self._less_zero_point(left, right, out_sharding)
+        left = left.less_zero_point()
+        run = functools.partial(
+            lowering.integer_conv,
+            largest=(left.largest, right.largest),
+            out_sharding=out_sharding,
+        )
+        return self._run(run, left, right)
+
+    def integer_dot_in_float(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        in_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        left, right = self._in_order(lhs.less_zero_point(), rhs.less_zero_point())
+        run = functools.partial(
+            lowering.integer_conv_in_float,
+            in_dtype=in_dtype,
+            largest=(left.largest, right.largest),
+            out_sharding=out_sharding,
+        )
+        return self._run(run, left, right)
+
+    def mixed_dot(
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_dtype: np.dtype,
+        out_sharding: NamedSharding | None,
+    ) -> jax.Array:
+        left, right = self._in_order(lhs.less_zero_point(), rhs.less_zero_point())
+        run = functools.partial(
+            lowering.mixed_conv,
+            out_dtype=np.dtype(out_dtype),
+            out_sharding=out_sharding,
+        )
+        return self._run(run, left, right)
+
+    def narrow_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        left, right = self._in_order(lhs, rhs)
+        run = functools.partial(
+            lowering.narrow_conv,
+            units=(left.unit, right.unit),
+            largest=(left.largest, right.largest),
+            out_sharding=out_sharding,
+        )
+        return self._run(run, left, right)
+
+    def float_dot(
+        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+    ) -> jax.Array:
+        run = functools.partial(lowering.float_conv, out_sharding=out_sharding)
+        return self._run(run, *self._in_order(lhs, rhs))
+
+    @functools.cached_property
+    def convolution(self) -> Convolution:
+        """What sums into the result, of operands as `_run` lays them out."""
+        match self.arrays[2]:
+            case "x":
+                return self.forward.for_dlhs(*self.shapes)
+            case "w":
+                return self.forward.for_drhs(*self.shapes)
+        return self.forward
+
+    def _in_order(self, lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
+        """The operands in the order of `convolution`: its kernel is the second one."""
+        kernel = {"y": "w", "x": "w", "w": "y"}[self.arrays[2]]
+        return (lhs, rhs) if self.arrays[1] == kernel else (rhs, lhs)
+
+    def _side_of_first(self) -> Side:
+        kernel = {"y": "w", "x": "w", "w": "y"}[self.arrays[2]]
+        return "lhs" if self.arrays[1] == kernel else "rhs"
+
+    def _run(self, run: Any, left: DotInput, right: DotInput) -> jax.Array:
+        """Evaluates `convolution`, and gives its result the layout of the array."""
+        kernel = self._kernel(right.values)
+        out = run(left.values, kernel, self.convolution)
+        groups = self.forward.batch_groups
+        if self.arrays[2] != "x" or groups == 1:
+            return out
+        n, c, *_ = self.forward.lhs_spec
+        return _move_groups(out, c, n, groups)
+
+    def _kernel(self, values: jax.Array) -> jax.Array:
+        """The kernel of `convolution`: reversed, with its features exchanged."""
+        if self.arrays[2] != "x":
+            return values
+        o, c, *window = self.forward.rhs_spec
+        return _move_groups(lax.rev(values, window), o, c, self._groups)
+
+    def _takes_off(self, left: DotInput, right: DotInput) -> bool:
+        """Returns True if the zero point of the first operand leaves the sums.
+
+        It is then the same for all that is summed into one element.
+        """
+        zero, side = left.zero_point, self._side_of_first()
+        if zero is None:
+            return False
+        is_narrow = all(jnp.iinfo(one.values.dtype).bits <= 8 for one in (left, right))
+        kernel = self._kernel(right.values)
+        products = self.convolution.products(kernel.shape)
+        bound = (left.largest or 0) * (right.largest or 0)
+        contracting = self.axes(side).contracting
+        return (
+            is_narrow
+            and self.forward.batch_groups == 1
+            and isinstance(products, int)
+            and products * bound < 2**31
+            and all(zero.shape[axis] == 1 for axis in contracting)
+        )
+
+    def _less_zero_point(self, left, right, out_sharding):
+        """``sum (a - z) b = sum a b - z sum b``, where the padding is z, too."""
+        convolution, zero = self.convolution, left.zero_point
+        ones = [1] * left.values.ndim
+        for axis in convolution.lhs_spec[2:]:
+            ones[axis] = left.values.shape[axis]
+        is_real = convolution.pad(jnp.ones(ones, bool), False)
+        padded = convolution.pad(left.values, 0)
+        padded = jnp.where(is_real, padded, zero.astype(padded.dtype))
+        kernel = self._kernel(right.values)
+        # All of it modulo 2^32: the result is within int32.
+        sums = lowering.integer_conv(
+            padded, kernel, convolution.of_padded(), out_sharding=out_sharding
+        )
+        if right.sums is not None and self.arrays[2] == "y" and self._groups == 1:
+            other: Side = "rhs" if self._side_of_first() == "lhs" else "lhs"
+            of_kernel = self.scale_to_output(other, right.sums)
+        else:
+            features, *window = convolution.rhs_spec[1:]
+            of_kernel = kernel.astype(jnp.int32).sum((features, *window))
+            shape = [1] * kernel.ndim
+            shape[convolution.out_spec[1]] = of_kernel.size
+            of_kernel = of_kernel.reshape(shape)
+        zero = self.scale_to_output(self._side_of_first(), zero)
+        return sums.astype(jnp.int32) - zero * of_kernel
+
+    @property
+    def _groups(self) -> int:
+        return max(self.forward.feature_groups, self.forward.batch_groups)
+
+    def _array(self, side: Side) -> Array:
+        return self.arrays[0 if side == "lhs" else 1]
+
+    def _spec(self, array: Array) -> Axes:
+        forward = self.forward
+        specs = forward.lhs_spec, forward.rhs_spec, forward.out_spec
+        return specs[_ARRAYS.index(array)]
+
+    def _shape(self, array: Array) -> tuple[int, ...]:
+        return self.shapes[_ARRAYS.index(array)]
+
+    def _grouped(self, array: Array) -> str | None:
+        """The letter whose axis is cut into groups; None if there are none."""
+        if self._groups == 1:
+            return None
+        if array != "x":
+            return "O"
+        return "C" if self.forward.feature_groups > 1 else "N"
+
+    def _laid_out(self, source: Array, target: Array, scale: jax.Array) -> jax.Array:
+        """Lays a scale of one array out so that it multiplies another one.
+
+        Args:
+            source: the array that it belongs to.
+            target: the other one.
+            scale: keepdims, of size 1 along axes that the other one does not have.
+        """
+        sizes: dict[str, int] = {}
+        for letter, axis in zip(_LETTERS[source], self._spec(source), strict=False):
+            size = scale.shape[axis]
+            if letter == self._grouped(source) and size > 1:
+                sizes["G"], size = self._groups, size // self._groups
+            sizes[letter] = size
+        # The letters in the order of the axes of the scale.
+        first, second = _LETTERS[source]
+        letters = [first, second]
+        if self._spec(source)[0] > self._spec(source)[1]:
+            letters.reverse()
+        if "G" in sizes:
+            letters.insert(letters.index(str(self._grouped(source))), "G")
+        x = scale.reshape([sizes[letter] for letter in letters])
+        wanted: list[str] = []
+        for letter in _LETTERS[target]:
+            wanted += ["G", letter] if letter == self._grouped(target) else [letter]
+        kept = [letter for letter in wanted if letter in letters]
+        dropped = [i for i, letter in enumerate(letters) if letter not in wanted]
+        x = x.squeeze(dropped)
+        left = [letter for letter in letters if letter in wanted]
+        x = x.transpose([left.index(letter) for letter in kept])
+        x = jnp.expand_dims(
+            x, [i for i, letter in enumerate(wanted) if letter not in kept]
+        )
+        return self._merged(target, wanted, x)
+
+    def _merged(self, target: Array, wanted: list[str], x: jax.Array) -> jax.Array:
+        """Merges groups with the axis that they cut, and adds the spatial axes."""
+        spec = self._spec(target)
+        if "G" in wanted:
+            at = wanted.index("G")
+            sizes = x.shape[at : at + 2]
+            if sizes != (1, 1):
+                axis = spec[_LETTERS[target].index(wanted[at + 1])]
+                full = self._shape(target)[axis]
+                pair = self._groups, full // self._groups
+                x = jnp.broadcast_to(x, (*x.shape[:at], *pair, *x.shape[at + 2 :]))
+                sizes = full, 1
+            x = x.reshape(*x.shape[:at], math.prod(sizes), *x.shape[at + 2 :])
+        x = x.reshape(*x.shape, *(1,) * (len(spec) - 2))
+        return x.transpose([spec.index(axis) for axis in range(len(spec))])
+
+
+def _move_groups(x: jax.Array, source: int, target: int, groups: int) -> jax.Array:
+    """Moves groups from the front of one axis to the front of another."""
+    if groups == 1:
+        return x
+    shape = list(x.shape)
+    shape[source : source + 1] = [groups, shape[source] // groups]
+    x = jnp.moveaxis(x.reshape(shape), source, target)
+    # In front of the target axis now, which is the next one.
+    shape = list(x.shape)
+    shape[target : target + 2] = [groups * shape[target + 1]]
+    return x.reshape(shape)

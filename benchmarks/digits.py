@@ -1,0 +1,136 @@
+"""Test accuracy of a small CNN with BatchNorm, in float32 and in 8 bits.
+
+    python -m benchmarks.digits
+
+Trains on the handwritten digits that scikit-learn ships (8 x 8 pixels), with 8 bits
+forward and backward, converts with and without the BatchNorms folded, and says how many
+of the test images each gets right.
+"""
+
+import argparse
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import rich
+from sklearn import datasets
+
+from aqtlite import config
+from aqtlite.flax import (
+    AqtConvGeneralDilated,
+    AqtDotGeneral,
+    convert,
+    fold_batch_norm,
+)
+
+BATCH = 128
+LAYERS = {f"BatchNorm_{i}": f"Conv_{i}" for i in range(3)}
+
+
+class Cnn(nn.Module):
+    """Three convolutions, one of them depthwise, with a BatchNorm each."""
+
+    cfg: config.DotGeneral | None
+    features: int = 32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        conv = functools.partial(
+            nn.Conv, conv_general_dilated=AqtConvGeneralDilated(self.cfg)
+        )
+        n = self.features
+        layers = (
+            conv(n, (3, 3)),
+            conv(n, (3, 3), feature_group_count=n),
+            conv(2 * n, (3, 3), strides=2),
+        )
+        for layer in layers:
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(layer(x))
+            x = nn.relu(x)
+        x = x.mean((1, 2))
+        return nn.Dense(10, dot_general=AqtDotGeneral(self.cfg))(x)
+
+
+def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Images and labels to train with, and to test with: every fourth."""
+    digits = datasets.load_digits()
+    images = (digits.images[..., None] / 8 - 1).astype(np.float32)
+    is_test = np.arange(len(images)) % 4 == 0
+    return (
+        (images[~is_test], digits.target[~is_test]),
+        (images[is_test], digits.target[is_test]),
+    )
+
+
+def train(model: nn.Module, images: Any, labels: Any, epochs: int, seed: int) -> Any:
+    """The trained variables."""
+    steps = len(images) // BATCH * epochs
+    optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, steps))
+    init = jax.jit(functools.partial(model.init, train=False))
+    variables = init(jax.random.key(seed), images[:1])
+    state = optimizer.init(variables["params"])
+
+    def loss(params: Any, statistics: Any, x: Any, y: Any) -> Any:
+        logits, changed = model.apply(
+            {"params": params, "batch_stats": statistics},
+            x,
+            train=True,
+            mutable=["batch_stats"],
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+        return losses.mean(), changed["batch_stats"]
+
+    @jax.jit
+    def step(params: Any, statistics: Any, state: Any, x: Any, y: Any) -> Any:
+        gradient = jax.grad(loss, has_aux=True)
+        gradients, statistics = gradient(params, statistics, x, y)
+        updates, state = optimizer.update(gradients, state)
+        return optax.apply_updates(params, updates), statistics, state
+
+    params, statistics = variables["params"], variables["batch_stats"]
+    rng = np.random.default_rng(seed)
+    for _ in range(epochs):
+        order = rng.permutation(len(images))
+        for start in range(0, len(images) - BATCH + 1, BATCH):
+            at = order[start : start + BATCH]
+            params, statistics, state = step(
+                params, statistics, state, images[at], labels[at]
+            )
+    return {"params": params, "batch_stats": statistics}
+
+
+def accuracy(model: nn.Module, variables: Any, images: Any, labels: Any) -> float:
+    """The share of images that are told right."""
+    logits = jax.jit(functools.partial(model.apply, train=False))(variables, images)
+    return float((jnp.argmax(logits, -1) == labels).mean())
+
+
+def main() -> None:
+    """Trains and compares."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options = parser.parse_args()
+    training, test = load()
+    cfg = config.fully_quantized(fwd_bits=8, bwd_bits=8)
+    for seed in options.seeds:
+        found = {}
+        for name, one in (("float32", None), ("int8", cfg)):
+            model = Cnn(one)
+            variables = train(model, *training, options.epochs, seed)
+            found[name] = accuracy(model, variables, *test)
+        serve = functools.partial(convert, model, train=False)
+        serving = serve(variables, test[0][:1])
+        folded = serve(fold_batch_norm(variables, LAYERS), test[0][:1])
+        found["int8, converted"] = accuracy(model, serving, *test)
+        found["int8, folded and converted"] = accuracy(model, folded, *test)
+        shown = ", ".join(f"{name} {one:.2%}" for name, one in found.items())
+        rich.print(f"seed {seed}: {shown}")
+
+
+if __name__ == "__main__":
+    main()
