@@ -3,7 +3,7 @@
     python -m benchmarks.compile_profile [--blocks N]
 
 Compiles the model of `python -m benchmarks --only compile` in float32 and in int8, once
-each under the profiler, and prints the seconds of every phase, summed over threads. The
+each under the profiler, and prints the time of every phase, summed over threads. The
 number of kernels that are compiled is that of those that differ.
 """
 
@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {one.name: profile(one, asked.blocks) for one in contestants.select(names)}
     table = rich.table.Table("", *found, box=rich.box.MARKDOWN)
     for phase in PHASES:
-        table.add_row(phase, *(f"{one.seconds[phase]:.2f} s" for one in found.values()))
+        table.add_row(
+            phase, *(f"{1e3 * one.seconds[phase]:.1f} ms" for one in found.values())
+        )
     table.add_row("kernels", *(str(one.kernels) for one in found.values()))
     tables.console().print(table)
 
