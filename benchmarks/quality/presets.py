@@ -35,9 +35,12 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "int4_affine_blocks": lambda: _int4(
         {"fwd.*.blocks": _BLOCKS, **_AFFINE_ACTIVATIONS}
     ),
+    "int4_per_tensor": lambda: _int4({"fwd.lhs.calib_shared_axes": "per_tensor"}),
     "lsq_8": lambda: config.lsq(8),
     "lsq_4": lambda: config.lsq(4),
     "lsq_2": lambda: config.lsq(2),
+    "lsq_4_clipping": lambda: config.update(config.lsq(4), _LEARNED_CLIPPING),
+    "lsq_2_clipping": lambda: config.update(config.lsq(2), _LEARNED_CLIPPING),
     "int2": lambda: config.fully_quantized(fwd_bits=2),
     "fp8": config.fp8,
     "fp8_stochastic": lambda: config.fp8(use_stochastic_rounding=True),
@@ -68,6 +71,7 @@ class Preset:
 
 
 _BLOCKS = config.Blocks(size=8)
+_LEARNED_CLIPPING = {"fwd.rhs.calibration": calibration.LearnedClipping()}
 _AFFINE_ACTIVATIONS = {
     "fwd.lhs.numerics": numerics.IntAffine(bits=4),
     "fwd.lhs.calibration": calibration.MinMax(),
