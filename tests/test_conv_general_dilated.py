@@ -150,6 +150,33 @@ def test_empty_batch():
     np.testing.assert_array_equal(dw, 0)
 
 
+TOO_SMALL = PLAIN._replace(lhs=(2, 2, 6, 3), padding=((0, 0), (0, 0)))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [TOO_SMALL, TOO_SMALL._replace(rhs=(3, 2, 1, 3), feature_groups=3)],
+    ids=["plain", "depthwise"],
+)
+def test_empty_result(case):
+    x, w, g = normal(case.lhs), normal(case.rhs), jnp.zeros((2, 0, 5, case.rhs[-1]))
+    out, dx, dw = evaluate(nearest(), case, x, w, g)
+    assert out.shape == g.shape
+    np.testing.assert_array_equal(dx, jnp.zeros_like(x))
+    np.testing.assert_array_equal(dw, jnp.zeros_like(w))
+
+
+def test_exports_symbolic_spatial_sizes():
+    # Whether the window or the result is larger depends on the symbolic size.
+    case = PLAIN._replace(rhs=(3, 3, 3, 4), strides=(2, 1))
+    x, w, _ = floats(case)
+    conv = aqtlite.make_conv_general_dilated(nearest())
+    shape = jax.export.symbolic_shape("b, h, 6, 3")
+    run = jax.jit(lambda x: conv(x, w, *case.geometry))
+    exported = jax.export.export(run)(jax.ShapeDtypeStruct(shape, x.dtype))
+    np.testing.assert_array_equal(exported.call(x), run(x))
+
+
 def with_fwd(**fields):
     return DotGeneral(fwd=DotGeneralRaw(lhs=INT8, rhs=INT8, **fields))
 
@@ -189,10 +216,16 @@ X, W = jnp.ones((2, 5, 5, 3)), jnp.ones((3, 3, 3, 4))
         ({"w": jnp.ones((3, 3, 2, 4))}, "feature"),
         ({"padding": "FULL"}, "padding must be 'SAME'"),
         ({"padding": ((1, 1), 2)}, "padding must be 'SAME'"),
+        ({"padding": ((1, 1), (0.5, 1))}, "padding must be 'SAME'"),
         ({"lhs_dilation": (2, 2)}, "give a sequence of"),
+        ({"lhs_dilation": (1,)}, r"lhs_dilation must be 2 positive.*\(2, 5, 5, 3\)"),
+        ({"rhs_dilation": 2}, "rhs_dilation must be 2 positive integers"),
+        ({"window_strides": (0, 1)}, "window_strides must be 2 positive integers"),
+        ({"window_strides": (1.5, 1)}, "window_strides must be 2 positive integers"),
         ({"precision": "highest"}, "has none to choose"),
         ({"preferred_element_type": jnp.int32}, "ask for a float dtype"),
         ({"feature_group_count": 2}, "feature_group_count"),
+        ({"batch_group_count": 1.5}, "batch_group_count must be an integer, got 1.5"),
         ({"states": 3}, "states must be"),
     ],
 )

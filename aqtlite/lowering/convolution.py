@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,9 @@ class Convolution:
         rank = len(lhs_shape) - 2
         lhs_dilation = (1,) * rank if lhs_dilation is None else lhs_dilation
         rhs_dilation = (1,) * rank if rhs_dilation is None else rhs_dilation
+        strides = _steps("window_strides", window_strides, lhs_shape)
+        lhs_dilation = _steps("lhs_dilation", lhs_dilation, lhs_shape)
+        rhs_dilation = _steps("rhs_dilation", rhs_dilation, lhs_shape)
         if isinstance(padding, str):
             if padding.upper() not in ("SAME", "SAME_LOWER", "VALID"):
                 raise ValueError(
@@ -71,18 +75,20 @@ class Convolution:
                 )
             if set(lhs_dilation) - {1}:
                 raise ValueError(
-                    f"padding={padding!r} with lhs_dilation={tuple(lhs_dilation)}: "
+                    f"padding={padding!r} with lhs_dilation={lhs_dilation}: "
                     "give a sequence of (low, high) pairs"
                 )
             window = [rhs_shape[axis] for axis in specs.rhs_spec[2:]]
             padding = lax.padtype_to_pads(
                 np.asarray([lhs_shape[axis] for axis in specs.lhs_spec[2:]]),
                 [dilated(k, d) for k, d in zip(window, rhs_dilation, strict=True)],
-                np.asarray(window_strides),
+                np.asarray(strides),
                 padding,
             )
         try:
-            pairs = tuple((int(low), int(high)) for low, high in padding)
+            pairs = tuple(
+                (operator.index(low), operator.index(high)) for low, high in padding
+            )
         except (TypeError, ValueError) as error:
             raise ValueError(
                 "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
@@ -90,15 +96,15 @@ class Convolution:
             ) from error
         lhs_spec, rhs_spec, out_spec = (tuple(map(int, spec)) for spec in specs)
         return cls(
-            strides=tuple(map(int, window_strides)),
+            strides=strides,
             padding=pairs,
-            lhs_dilation=tuple(map(int, lhs_dilation)),
-            rhs_dilation=tuple(map(int, rhs_dilation)),
+            lhs_dilation=lhs_dilation,
+            rhs_dilation=rhs_dilation,
             lhs_spec=lhs_spec,
             rhs_spec=rhs_spec,
             out_spec=out_spec,
-            feature_groups=int(feature_group_count),
-            batch_groups=int(batch_group_count),
+            feature_groups=_count("feature_group_count", feature_group_count),
+            batch_groups=_count("batch_group_count", batch_group_count),
         )
 
     def __call__(
@@ -246,3 +252,36 @@ class Convolution:
 def dilated(size: int, dilation: int) -> int:
     """The size of an axis once it is dilated."""
     return 0 if size == 0 else (size - 1) * dilation + 1
+
+
+def _steps(name: str, steps: Any, lhs_shape: Sequence[int]) -> Axes:
+    """Strides or dilations as integers.
+
+    Raises:
+        TypeError: if they are none.
+        ValueError: if they are not positive, or not one for each spatial axis.
+    """
+    rank = len(lhs_shape) - 2
+    wanted = (
+        f"{name} must be {rank} positive integers, one for each spatial axis of an lhs "
+        f"of shape {tuple(lhs_shape)}, got {steps!r}"
+    )
+    try:
+        found = tuple(map(operator.index, steps))
+    except TypeError as error:
+        raise TypeError(wanted) from error
+    if len(found) != rank or min(found, default=1) < 1:
+        raise ValueError(wanted)
+    return found
+
+
+def _count(name: str, count: Any) -> int:
+    """A number of groups, whose size `output_shape` checks.
+
+    Raises:
+        TypeError: if it is no integer.
+    """
+    try:
+        return operator.index(count)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {count!r}") from error

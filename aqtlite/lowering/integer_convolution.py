@@ -49,8 +49,8 @@ def integer_conv(
     products = convolution.products(rhs.shape)
     # A symbolic size (jax.export) is taken to fit: it cannot be split.
     is_known = isinstance(products, int)
-    if 0 in (*lhs.shape, *rhs.shape):
-        shape = convolution.output_shape(lhs.shape, rhs.shape)
+    shape = convolution.output_shape(lhs.shape, rhs.shape)
+    if 0 in (*lhs.shape, *rhs.shape, *shape):
         return jnp.zeros(shape, jnp.int32)
     run = functools.partial(_wide, bounds=bounds) if is_wide else _narrow
     if is_known and products > piece:

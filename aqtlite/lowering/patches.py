@@ -47,9 +47,9 @@ def conv(
     result = tuple(shape[axis] for axis in convolution.out_spec[2:])
     o, i, *window = convolution.rhs_spec
     sizes = tuple(rhs.shape[axis] for axis in window)
+    # Symbolic sizes (jax.export) cannot be compared.
     is_known = all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape))
-    is_unrolled = window and min(map(math.prod, (sizes, result))) <= _LARGEST_WINDOW
-    if not (is_known and is_unrolled):
+    if not (is_known and window and _is_unrolled(sizes, result)):
         return convolution(lhs, rhs, jnp.int32)
     geometry = _Geometry(convolution, sizes, result, target)
     x = lhs.transpose(_features_last(convolution.lhs_spec))
@@ -62,6 +62,10 @@ def conv(
         out = _ungrouped(x, w, geometry)
     order = _features_last(convolution.out_spec)
     return out.transpose([order.index(axis) for axis in range(out.ndim)])
+
+
+def _is_unrolled(window: Axes, result: Axes) -> bool:
+    return min(math.prod(window), math.prod(result)) <= _LARGEST_WINDOW
 
 
 def _features_last(spec: Axes) -> Axes:

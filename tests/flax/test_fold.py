@@ -105,6 +105,8 @@ def test_bad_layers():
     variables = variables_of(Model(None))
     with pytest.raises(TypeError, match="takes a mapping"):
         fold_batch_norm(variables, ["Conv_0"])
+    with pytest.raises(TypeError, match="takes a mapping"):
+        fold_batch_norm(variables, {"BatchNorm_0": ("Conv_0",)})
     with pytest.raises(ValueError, match="names a layer twice"):
         fold_batch_norm(variables, {"BatchNorm_0": "Conv_0", "BatchNorm_1": "Conv_0"})
 

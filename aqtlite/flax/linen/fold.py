@@ -43,7 +43,7 @@ def fold_batch_norm(
         The variables, changed; for calls with ``use_running_average=True``.
 
     Raises:
-        TypeError: if `layers` is no mapping.
+        TypeError: if `layers` is no mapping of paths.
         ValueError: if there is no such layer or BatchNorm, if shapes do not fit, if the
             kernel is frozen, or if its scale is learned or from statistics, or its
             result's is.
@@ -61,7 +61,9 @@ def fold_batch_norm(
     >>> bool(jnp.abs(error).max() < 1e-5)
     True
     """
-    if not isinstance(layers, Mapping):
+    if not isinstance(layers, Mapping) or not all(
+        isinstance(path, str) for pair in layers.items() for path in pair
+    ):
         raise TypeError(
             "fold_batch_norm takes a mapping from the path of each BatchNorm to that "
             f"of the layer in front of it, got {layers!r}"
