@@ -163,7 +163,9 @@ def append(
         scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
         starts = [0] * (past.ndim - 3) + [index, 0, 0]
         starts = [jnp.asarray(start, index.dtype) for start in starts]
-        new = dataclasses.replace(new, scale=scale)
+        # Those of a cache whose int4 were widened are kept in int8.
+        qvalue = new.qvalue.astype(past.qvalue.dtype)
+        new = dataclasses.replace(new, qvalue=qvalue, scale=scale)
         return shape_operations.dynamic_update_slice(past, new, starts)
 
     return KVCache(

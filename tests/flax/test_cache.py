@@ -233,6 +233,8 @@ class TestBadInput:
         params, fn = variables()["params"], QuantizedCache(INT8)
         with pytest.raises(ValueError, match="has no 'cached_key' in the collection"):
             LAYER.apply({"params": params}, X)
+        with pytest.raises(ValueError, match=r"called without mutable=\['cache'\]"):
+            jax.eval_shape(LAYER.apply, variables(), X)
         both = nn.MultiHeadDotProductAttention(HEADS, attention_fn=fn, decode=True)
         with pytest.raises(TypeError, match="in place of decode=True"):
             jax.eval_shape(both.init, jax.random.key(0), X)

@@ -133,3 +133,10 @@ def test_refuses_what_is_no_index_and_no_table():
         AqtEmbed(20, 8, take=AqtTake(INT8)).init(jax.random.key(0), jnp.ones(3))
     with pytest.raises(ValueError, match="two axes, got shape"):
         AqtTake(INT8)(jnp.ones((2, 3, 4)), TOKENS)
+    with pytest.raises(TypeError, match="indices of rows, got float32 of shape"):
+        AqtTake(INT8)(jnp.ones((3, 4)), jnp.ones(2))
+
+
+def test_refuses_a_table_of_integers():
+    with pytest.raises(TypeError, match="fwd.rhs must be float32.*got int32"):
+        AqtTake(INT8)(jnp.ones((3, 4), jnp.int32), TOKENS)

@@ -6,6 +6,7 @@ import jax
 import pytest
 from flax import linen as nn
 
+from aqtlite import config
 from aqtlite.flax import convert, inject_dot_general
 from tests.common import rms_error
 from tests.flax.support import DG, XX, apply, assert_equal, init
@@ -88,6 +89,12 @@ def test_a_cell_without_layers_is_refused():
     model = rnn(nn.OptimizedLSTMCell(8))
     with pytest.raises(TypeError, match="nn.LSTMCell takes the same parameters"):
         model.init(jax.random.key(0), XX)
+
+
+def test_a_config_is_no_function_to_inject():
+    injected = inject_dot_general(config.qat())
+    with pytest.raises(TypeError, match=r"AqtDotGeneral\(cfg\), got"), injected:
+        pass
 
 
 @pytest.mark.parametrize("is_served", [False, True], ids=["trained", "served"])

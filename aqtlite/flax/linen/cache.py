@@ -83,7 +83,8 @@ class QuantizedCache:
             attn_weights_value_einsum: the same.
 
         Raises:
-            ValueError: without a cache, if it is full, or for another shape.
+            ValueError: without a cache, or with one that is not mutable, if it is full,
+                or for another shape.
         """
         if dropout_rate > 0.0 and not deterministic:
             raise ValueError(
@@ -99,6 +100,12 @@ class QuantizedCache:
         if not scope.has_variable(COLLECTION, _KEY):
             _make(scope, key, value, self.cfg)
             return kv_cache.attend_uncached(query, key, value, self.cfg, mask)
+        if not scope.is_mutable_collection(COLLECTION):
+            raise ValueError(
+                f"{path_of(scope)} was called without mutable=['{COLLECTION}'], and "
+                "writes the next positions to that collection: give it to model.apply, "
+                "and beside the arguments of a call to convert"
+            )
         cache = kv_cache.append(_read(scope), key, value, self.cfg)
         _write(scope, cache)
         return kv_cache.attend(query, cache, self.cfg, mask)

@@ -35,9 +35,14 @@ def inject_dot_general(dot_general: Any) -> Iterator[None]:
         dot_general: such as `aqtlite.flax.AqtDotGeneral`.
 
     Raises:
-        TypeError: at the call of a cell that contracts by `jnp.dot`
-            (`nn.OptimizedLSTMCell`; `nn.LSTMCell` takes the same parameters).
+        TypeError: if `dot_general` is no function, or, at the call, a cell contracts by
+            `jnp.dot` (`nn.OptimizedLSTMCell`; `nn.LSTMCell` takes the same parameters).
     """
+    if not callable(dot_general):
+        raise TypeError(
+            "inject_dot_general takes a function such as AqtDotGeneral(cfg), got "
+            f"{dot_general!r}"
+        )
     with nn.intercept_methods(functools.partial(_inject, dot_general)):
         yield
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, operands, operations, output, shape_operations
+from aqtlite import config, operands, operations, output, quantizer, shape_operations
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
 from aqtlite.qtensor import QTensor
@@ -42,15 +42,25 @@ class AqtTake(Injected):
             indices: integers of any shape. Rows of indices out of range are NaN.
 
         Raises:
+            TypeError: if the indices are no integers, or a table to be quantized is not
+                floating.
             ValueError: if the table is no matrix, or if the config takes the scale of
                 the table from anything but the table.
         """
+        table, indices = jnp.asarray(table), jnp.asarray(indices)
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise TypeError(
+                f"AqtTake takes integers as indices of rows, got {indices.dtype} of "
+                f"shape {indices.shape}"
+            )
         if table.ndim != 2:
             raise ValueError(
                 f"AqtTake takes rows of a table of two axes, got shape {table.shape}"
             )
         cfg = output.left_float(self.cfg or config.unquantized())
         _check_scale_is_its_own(cfg)
+        if cfg.fwd.rhs.is_quantized:
+            quantizer.check_floating(table, _PATH)
         caller = find_caller()
         if cfg.needs_noise and self._is_for_serving(caller):
             cfg = cfg.for_serving()

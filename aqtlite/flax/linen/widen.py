@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _WIDENED = {jnp.dtype("int4"): jnp.int8, jnp.dtype("uint4"): jnp.uint8}
 
@@ -17,7 +18,7 @@ def widen_int4(variables: Any) -> Any:
 
     Args:
         variables: serving variables, of `aqtlite.flax.convert` or
-            `aqtlite.checkpoint.load_serving`; any pytree.
+            `aqtlite.checkpoint.load_serving`; any pytree of JAX or NumPy arrays.
 
     Returns:
         The variables, int4 as int8 and uint4 as uint8.
@@ -36,7 +37,7 @@ def widen_int4(variables: Any) -> Any:
     """
 
     def widen(x: Any) -> Any:
-        if not isinstance(x, jax.Array) or x.dtype not in _WIDENED:
+        if not isinstance(x, jax.Array | np.ndarray) or x.dtype not in _WIDENED:
             return x
         return x.astype(_WIDENED[x.dtype])
 
