@@ -92,8 +92,8 @@ def holds_pairs(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bo
     if rhs.dtype != jnp.int4 or batch or len(lhs_ca) != 1 or not can_reshape(lhs, rhs):
         return False
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
-    products, rows = lhs.shape[-1], _rows(lhs.shape, dims)
-    return is_last and products > 0 and products % 2 == 0 and rows <= _ROWS_OF_PAIRS
+    rows, is_large = _rows(lhs.shape, dims), math.prod(rhs.shape) > _WIDENED_BYTES
+    return is_last and is_large and lhs.shape[-1] % 2 == 0 and rows <= _ROWS_OF_PAIRS
 
 
 def dot_of_pairs(
@@ -105,6 +105,8 @@ def dot_of_pairs(
     pair, or the second, is a shift of whole bytes, which LLVM vectorizes. The products
     with either half are summed by a contraction of their own, for so many columns at a
     time that what is widened stays in the cache. The last columns may be taken twice.
+    Nothing that reads the result is fused into a loop, so that it is compiled alike
+    whether rhs is computed or given; small operands, of one block, are widened whole.
     """
     shape, products = dn.output_shape(dims, lhs.shape, rhs.shape), rhs.shape[-1]
     columns = math.prod(rhs.shape[:-1])
@@ -112,7 +114,7 @@ def dot_of_pairs(
     lhs = lhs.astype(jnp.int8)
     sides = [lax.slice_in_dim(lhs, half, None, 2, axis=-1) for half in (0, 1)]
     block_dims = ((lhs.ndim - 1,), (1,)), ((), ())
-    blocks = max(1, -(-columns * products // _WIDENED_BYTES))
+    blocks = -(-columns * products // _WIDENED_BYTES)
     size = -(-columns // blocks)
 
     def part(start):
@@ -129,8 +131,6 @@ def dot_of_pairs(
         start = jnp.minimum(index * size, columns - size)
         return lax.dynamic_update_slice_in_dim(out, part(start), start, axis=-1)
 
-    if blocks == 1:
-        return part(0).reshape(shape)
     start = lax.full_like(lhs, 0, jnp.int32, (*lhs.shape[:-1], columns))
     return lax.fori_loop(0, -(-columns // size), insert, start).reshape(shape)
 
