@@ -49,6 +49,7 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "fp8_per_channel": lambda: config.fp8(per_channel=True),
     "block_fp8": config.block_fp8,
     "mxfp8": config.mxfp8,
+    "mxfp8_may_clip": lambda: config.mxfp8(may_clip=True),
     "mxfp6": config.mxfp6,
     "mxfp4": config.mxfp4,
     "mxint8": config.mxint8,

@@ -121,15 +121,16 @@ def _optimizer(options: Options) -> optax.GradientTransformation:
 
     Adam moves every parameter by about its learning rate. A scale is a tenth of a
     weight or less, and its gradient, a sum over many elements, would be most of the
-    norm that is clipped.
+    norm that is clipped. A factor (`LearnedClipping`) is about 1.
     """
-    slow = optax.chain(
-        optax.scale_by_adam(),
-        optax.scale_by_learning_rate(_SCALE_RATE * options.lr),
-    )
+
+    def adam(lr: float) -> optax.GradientTransformation:
+        return optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(lr))
+
     transforms = {
         "weights": training.optimizer(options.lr, options.steps),
-        "scales": slow,
+        "scales": adam(_SCALE_RATE * options.lr),
+        "factors": adam(options.lr),
     }
     return optax.multi_transform(transforms, _kinds)
 
@@ -137,9 +138,10 @@ def _optimizer(options: Options) -> optax.GradientTransformation:
 def _kinds(params: Any) -> Any:
     def kind(path: tuple[Any, ...], leaf: Any) -> str:
         del leaf
-        names = (str(getattr(key, "key", key)) for key in path)
-        is_scale = any(name.startswith("aqt_") for name in names)
-        return "scales" if is_scale else "weights"
+        names = [str(getattr(key, "key", key)) for key in path]
+        if not any(name.startswith("aqt_") for name in names):
+            return "weights"
+        return "factors" if names[-1] == "factor" else "scales"
 
     return jax.tree_util.tree_map_with_path(kind, params)
 
