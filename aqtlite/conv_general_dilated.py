@@ -9,13 +9,7 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, contraction, execution, noise, operations, output
-from aqtlite.dot_general import (
-    check_operand,
-    check_out_dtype,
-    check_precision,
-    check_states,
-)
+from aqtlite import calls, config, contraction, execution, noise, operations, output
 from aqtlite.qtensor import QTensor, axes_in_storage
 
 ConvGeneralDilated = Callable[..., Any]
@@ -108,12 +102,7 @@ def _unquantized(
 ) -> jax.Array:
     """Calls `lax.conv_general_dilated`, and ignores what only quantization needs."""
     del key, states
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(x, QTensor):
-            raise TypeError(
-                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
-                "here; give the result of .dequant()"
-            )
+    calls.check_arrays(lhs, rhs)
     return lax.conv_general_dilated(lhs, rhs, *args, **kwargs)
 
 
@@ -135,9 +124,9 @@ def _conv_general_dilated(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    check_precision(precision)
-    lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    calls.check_precision(precision)
+    lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
+    rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     operation = operations.ConvGeneralDilated.of(
         lhs.shape,
         rhs.shape,
@@ -149,8 +138,8 @@ def _conv_general_dilated(
         feature_group_count,
         batch_group_count,
     )
-    out_dtype = check_out_dtype(preferred_element_type, lhs, rhs)
-    given = check_states(states)
+    out_dtype = calls.check_out_dtype(preferred_element_type, lhs, rhs)
+    given = calls.check_states(states)
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     lhs, rhs, operation = _as_stored(

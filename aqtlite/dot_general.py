@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite import (
+    calls,
     config,
     contraction,
     execution,
@@ -18,12 +17,10 @@ from aqtlite import (
     operations,
     output,
     padding,
-    quantizer,
     smoothing,
 )
 from aqtlite import dimension_numbers as dn
 from aqtlite.qtensor import QTensor, axes_in_storage
-from aqtlite.statistics import States
 
 DotGeneral = Callable[..., Any]
 
@@ -72,6 +69,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     Raises:
         TypeError: if `cfg` is not a `config.DotGeneral` or None.
 
+    >>> import jax.numpy as jnp
     >>> from aqtlite import config
     >>> dot_general = make_dot_general(config.fully_quantized(fwd_bits=8, bwd_bits=8))
     >>> x = jnp.array([[1.0, 2.0], [3.0, -4.0]])
@@ -106,12 +104,7 @@ def _unquantized(
 ) -> jax.Array:
     """Calls `lax.dot_general`, and ignores what only quantization needs."""
     del key, states
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(x, QTensor):
-            raise TypeError(
-                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
-                "here; give the result of .dequant()"
-            )
+    calls.check_arrays(lhs, rhs)
     sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.dot_general(
         lhs, rhs, dimension_numbers, precision, preferred_element_type, **sharding
@@ -130,12 +123,12 @@ def _dot_general(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    check_precision(precision)
-    lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    calls.check_precision(precision)
+    lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
+    rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    out_dtype = check_out_dtype(preferred_element_type, lhs, rhs)
-    given = check_states(states)
+    out_dtype = calls.check_out_dtype(preferred_element_type, lhs, rhs)
+    given = calls.check_states(states)
     lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
     inner = given._replace(smoothing=(), out=())
     lhs, rhs = (
@@ -159,19 +152,6 @@ def _dot_general(
     return output.quantize(out, cfg.out, given.out)
 
 
-def check_states(states: Any) -> States:
-    """Returns the states of a call; raises TypeError if they are none."""
-    if states is None:
-        return States()
-    is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
-    if not is_states or any(hasattr(state, "shape") for state in states):
-        raise TypeError(
-            "states must be aqtlite.statistics.States, as its init_states makes them, "
-            f"got {states!r}"
-        )
-    return States(*states)
-
-
 def _in_own_order(x):
     """A float contraction sums in an order that depends on where the axes lie."""
     return x.in_own_order() if isinstance(x, QTensor) else x
@@ -185,65 +165,3 @@ def _as_stored(lhs, rhs, dims):
     )
     lhs, rhs = (x.as_stored() if isinstance(x, QTensor) else x for x in (lhs, rhs))
     return lhs, rhs, stored_dims
-
-
-def check_precision(precision: Any) -> None:
-    """Raises ValueError if more than the default precision is asked for."""
-    wanted = precision if isinstance(precision, tuple | list) else (precision,)
-    for one in wanted:
-        if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
-            raise ValueError(
-                f"precision={precision!r} was asked of a quantized contraction, which "
-                "has none to choose: integers are summed exactly, and rounding to "
-                "them costs more than any float precision saves. Leave it None, or "
-                "pass cfg=None to contract in floating point"
-            )
-
-
-def check_out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:
-    """Returns the dtype of the result; raises TypeError if it is not floating."""
-    if preferred_element_type is None:
-        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
-    out_dtype = np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type))
-    if not jnp.issubdtype(out_dtype, jnp.floating):
-        raise TypeError(
-            f"preferred_element_type={out_dtype.name} was asked of a quantized "
-            "contraction, whose scaled result is floating; ask for a float dtype"
-        )
-    return out_dtype
-
-
-def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
-    """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
-    if isinstance(x, QTensor):
-        _check_qtensor(x, tensor, path)
-        return x
-    if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
-        raise TypeError(f"{path} must be an array, got {type(x).__name__}")
-    x = jnp.asarray(x)
-    quantizer.check_floating(x, path)
-    return x
-
-
-def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
-    """Raises TypeError if a config would not have quantized an operand so."""
-    if not tensor.is_quantized:
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
-            "its config asks for a float operand; give it the result of .dequant()"
-        )
-    if q.numerics is not None and q.numerics not in (
-        tensor.grid,
-        tensor.to_nearest().grid,
-    ):
-        changes = "; ".join(config.differences(q.numerics, tensor.grid))
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "
-            f"another grid than its config's: {changes}; quantize it with this config"
-        )
-    if q.numerics is None and q.qvalue.dtype != tensor.grid.storage_dtype:
-        raise TypeError(
-            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
-            f"its config asks for {tensor.grid.storage_dtype}; quantize it with this "
-            "config"
-        )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import (
+    calls,
     config,
     contraction,
     execution,
@@ -17,12 +18,6 @@ from aqtlite import (
     operations,
     output,
     ragged_axes,
-)
-from aqtlite.dot_general import (
-    check_operand,
-    check_out_dtype,
-    check_precision,
-    check_states,
 )
 from aqtlite.qtensor import QTensor
 from aqtlite.ragged_axes import RaggedAxes
@@ -101,12 +96,7 @@ def _unquantized(
 ) -> jax.Array:
     """Calls `lax.ragged_dot`, and ignores what only quantization needs."""
     del key, states
-    for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if isinstance(x, QTensor):
-            raise TypeError(
-                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
-                "here; give the result of .dequant()"
-            )
+    calls.check_arrays(lhs, rhs)
     sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
     return lax.ragged_dot(
         lhs,
@@ -132,9 +122,9 @@ def _ragged_dot(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    check_precision(precision)
-    lhs = check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    calls.check_precision(precision)
+    lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
+    rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     _check_placement(lhs, rhs, group_offset, out_sharding)
     operation = ragged_operation(lhs, rhs, group_sizes)
     if cfg.fwd.smoothing is not None:
@@ -142,8 +132,8 @@ def _ragged_dot(
             "fwd.smoothing was asked of a ragged_dot, but moves scales along the "
             "contracting axes of a dot_general or an einsum alone: set it to None"
         )
-    given = check_states(states)
-    out_dtype = check_out_dtype(preferred_element_type, lhs, rhs)
+    given = calls.check_states(states)
+    out_dtype = calls.check_out_dtype(preferred_element_type, lhs, rhs)
     lhs = lhs.in_own_order() if isinstance(lhs, QTensor) else lhs
     if isinstance(rhs, QTensor):
         rhs, operation = _as_stored(rhs, operation, cfg.fwd.rhs)

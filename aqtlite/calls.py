@@ -1,0 +1,97 @@
+"""Checks of the arguments of quantized contractions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import config, quantizer
+from aqtlite.qtensor import QTensor
+from aqtlite.statistics import States
+
+
+def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
+    """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
+    if isinstance(x, QTensor):
+        _check_qtensor(x, tensor, path)
+        return x
+    if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
+        raise TypeError(f"{path} must be an array, got {type(x).__name__}")
+    x = jnp.asarray(x)
+    quantizer.check_floating(x, path)
+    return x
+
+
+def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
+    """Raises TypeError if a config would not have quantized an operand so."""
+    if not tensor.is_quantized:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
+            "its config asks for a float operand; give it the result of .dequant()"
+        )
+    if q.numerics is not None and q.numerics not in (
+        tensor.grid,
+        tensor.to_nearest().grid,
+    ):
+        changes = "; ".join(config.differences(q.numerics, tensor.grid))
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "
+            f"another grid than its config's: {changes}; quantize it with this config"
+        )
+    if q.numerics is None and q.qvalue.dtype != tensor.grid.storage_dtype:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
+            f"its config asks for {tensor.grid.storage_dtype}; quantize it with this "
+            "config"
+        )
+
+
+def check_states(states: Any) -> States:
+    """Returns the states of a call; raises TypeError if they are none."""
+    if states is None:
+        return States()
+    is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
+    if not is_states or any(hasattr(state, "shape") for state in states):
+        raise TypeError(
+            "states must be aqtlite.statistics.States, as its init_states makes them, "
+            f"got {states!r}"
+        )
+    return States(*states)
+
+
+def check_precision(precision: Any) -> None:
+    """Raises ValueError if more than the default precision is asked for."""
+    wanted = precision if isinstance(precision, tuple | list) else (precision,)
+    for one in wanted:
+        if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
+            raise ValueError(
+                f"precision={precision!r} was asked of a quantized contraction, which "
+                "has none to choose: integers are summed exactly, and rounding to "
+                "them costs more than any float precision saves. Leave it None, or "
+                "pass cfg=None to contract in floating point"
+            )
+
+
+def check_out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:
+    """Returns the dtype of the result; raises TypeError if it is not floating."""
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    out_dtype = np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type))
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={out_dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
+    return out_dtype
+
+
+def check_arrays(lhs: Any, rhs: Any) -> None:
+    """Raises TypeError for a `QTensor` where nothing is quantized."""
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(x, QTensor):
+            raise TypeError(
+                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
+                "here; give the result of .dequant()"
+            )
