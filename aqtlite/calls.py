@@ -12,6 +12,15 @@ from aqtlite.qtensor import QTensor
 from aqtlite.statistics import States
 
 
+def check_config(cfg: Any, function: str) -> None:
+    """Raises TypeError if a function was given anything but a config or None."""
+    if cfg is not None and not isinstance(cfg, config.DotGeneral):
+        raise TypeError(
+            f"{function} takes a config.DotGeneral or None, got "
+            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
+        )
+
+
 def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
     """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
     if isinstance(x, QTensor):

@@ -53,11 +53,7 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     >>> conv(x, kernel, (1,), "SAME").round(1).tolist()
     [[[5.0, 6.0, 6.0, 3.0]]]
     """
-    if cfg is not None and not isinstance(cfg, config.DotGeneral):
-        raise TypeError(
-            "make_conv_general_dilated takes a config.DotGeneral or None, got "
-            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
-        )
+    calls.check_config(cfg, "make_conv_general_dilated")
     if cfg is not None:
         _check_config(cfg)
     return _make(cfg)
@@ -172,9 +168,6 @@ def _as_stored(
         lhs_spec=axes_in_storage(lhs, forward.lhs_spec),
         rhs_spec=axes_in_storage(rhs, forward.rhs_spec),
     )
-    lhs, rhs = (
-        dataclasses.replace(x, order=None) if isinstance(x, QTensor) else x
-        for x in (lhs, rhs)
-    )
+    lhs, rhs = (x.as_stored() if isinstance(x, QTensor) else x for x in (lhs, rhs))
     shapes = lhs.shape, rhs.shape, operation.shapes[2]
     return lhs, rhs, dataclasses.replace(operation, forward=stored, shapes=shapes)

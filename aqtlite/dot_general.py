@@ -76,11 +76,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     >>> dot_general(x, x, (((1,), (0,)), ((), ()))).round().tolist()
     [[7.0, -6.0], [-9.0, 22.0]]
     """
-    if cfg is not None and not isinstance(cfg, config.DotGeneral):
-        raise TypeError(
-            "make_dot_general takes a config.DotGeneral or None, got "
-            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
-        )
+    calls.check_config(cfg, "make_dot_general")
     return _make(cfg)
 
 

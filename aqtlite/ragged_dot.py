@@ -67,11 +67,7 @@ def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
     >>> ragged_dot(tokens, experts, jnp.array([2, 0, 1]))[:, 0].round().tolist()
     [4.0, 4.0, 4.0, 0.0, 0.0]
     """
-    if cfg is not None and not isinstance(cfg, config.DotGeneral):
-        raise TypeError(
-            "make_ragged_dot takes a config.DotGeneral or None, got "
-            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
-        )
+    calls.check_config(cfg, "make_ragged_dot")
     return _make(cfg)
 
 
@@ -201,8 +197,7 @@ def _as_stored(
         return q.in_own_order(), operation
     letters = "".join("gkn"[axis] for axis in q.order)
     axes = RaggedAxes("mk", letters, "mn")
-    q = dataclasses.replace(q, order=None)
-    return q, dataclasses.replace(operation, axes_of=axes)
+    return q.as_stored(), dataclasses.replace(operation, axes_of=axes)
 
 
 def _check_placement(lhs: Any, rhs: Any, group_offset: Any, out_sharding: Any) -> None:

@@ -22,7 +22,28 @@ LARGEST_OF_TWO = 2**15 - 2**7 - 1
 LARGEST_OF_THREE = 2**23 - 2**15 - 2**7 - 1
 """The largest magnitude of three digits."""
 
+Magnitudes = tuple[int | None, int | None]
+"""The largest magnitudes in lhs and rhs; None for that of the dtype."""
+
 _BITS = 8
+
+
+def magnitudes(lhs: jax.Array, rhs: jax.Array, largest: Magnitudes) -> tuple[int, int]:
+    """The largest magnitudes of integers, where unknown those of their dtypes."""
+    lhs_largest, rhs_largest = (
+        int(jnp.iinfo(x.dtype).max) if one is None else one
+        for x, one in zip((lhs, rhs), largest, strict=True)
+    )
+    return lhs_largest, rhs_largest
+
+
+def count_for(floats: jax.Array, out_dtype: np.dtype) -> int:
+    """How many digits of floats a contraction with integers takes.
+
+    Two where both they and the result are of 16 bits, otherwise three.
+    """
+    is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(out_dtype).bits == 16
+    return 2 if is_half else 3
 
 
 def of_integers(x: jax.Array, count: int) -> jax.Array:

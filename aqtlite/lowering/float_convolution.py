@@ -1,7 +1,7 @@
 """Convolutions in floating point: of floats, of floats with integers, of integers."""
 
 import dataclasses
-import math
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from aqtlite.lowering import digits, exact, narrow
 from aqtlite.lowering.convolution import Convolution
-from aqtlite.lowering.integer_convolution import Magnitudes, integer_conv
+from aqtlite.lowering.integer_convolution import integer_conv
 from aqtlite.lowering.target import TargetDependent
 
 
@@ -53,7 +53,7 @@ def integer_conv_in_float(
     convolution: Convolution,
     *,
     in_dtype: np.dtype,
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
     out_sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Convolves stored integers as values of a float dtype, to float32.
@@ -71,7 +71,7 @@ class _IntegerConvolutionInFloat(TargetDependent):
 
     convolution: Convolution
     in_dtype: np.dtype
-    largest: Magnitudes
+    largest: digits.Magnitudes
     out_sharding: NamedSharding | None
 
     def reference(self, lhs, rhs):
@@ -136,9 +136,10 @@ class _MixedConvolution(TargetDependent):
             return self.reference(lhs, rhs)
         is_lhs = jnp.issubdtype(lhs.dtype, jnp.floating)
         floats = lhs if is_lhs else rhs
-        is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(self.out_dtype).bits == 16
         axes = self._unit_axes(floats.ndim, is_lhs=is_lhs)
-        stack, unit = digits.of_floats(floats, axes, 2 if is_half else 3)
+        stack, unit = digits.of_floats(
+            floats, axes, digits.count_for(floats, self.out_dtype)
+        )
         largest = (digits.LARGEST, None) if is_lhs else (None, digits.LARGEST)
         sums = [
             integer_conv(
@@ -177,7 +178,7 @@ def narrow_conv(
     convolution: Convolution,
     *,
     units: narrow.Units = (None, None),
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
     out_sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Convolves floats of 8 bits, summed in float32.
@@ -206,7 +207,7 @@ class _NarrowConvolution(TargetDependent):
     units: tuple[float, float] | None
     """None unless int8 holds all values, in units."""
 
-    largest: Magnitudes
+    largest: digits.Magnitudes
     out_sharding: NamedSharding | None
 
     def reference(self, lhs, rhs):
@@ -221,15 +222,10 @@ class _NarrowConvolution(TargetDependent):
             return float_conv(
                 lhs, rhs, self.convolution, out_sharding=self.out_sharding
             )
-        left, right = (
-            (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
-            for x, unit in zip((lhs, rhs), self.units, strict=True)
-        )
-        sums = integer_conv(
-            left,
-            right,
-            self.convolution,
+        run = functools.partial(
+            integer_conv,
+            convolution=self.convolution,
             largest=self.largest,
             out_sharding=self.out_sharding,
         )
-        return sums.astype(jnp.float32) * np.float32(math.prod(self.units))
+        return narrow.as_integers(lhs, rhs, self.units, run)

@@ -37,11 +37,7 @@ def integer_dot(
         The exact sums in int32 where int32 is certain to hold them. Otherwise float32:
         exact sums of pieces, or of digits, that int32 does hold, added there.
     """
-    lhs_largest, rhs_largest = (
-        int(jnp.iinfo(x.dtype).max) if one is None else one
-        for x, one in ((lhs, largest[0]), (rhs, largest[1]))
-    )
-    largest = lhs_largest, rhs_largest
+    largest = lhs_largest, rhs_largest = digits.magnitudes(lhs, rhs, largest)
     if order is not None:
         return _dot_in_order(lhs, rhs, dims, order, out_sharding, largest)
     is_wide = any(jnp.iinfo(x.dtype).bits > 8 for x in (lhs, rhs))

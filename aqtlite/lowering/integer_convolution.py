@@ -14,15 +14,13 @@ from aqtlite.lowering import digits, patches, phases
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.lowering.target import TargetDependent
 
-Magnitudes = tuple[int | None, int | None]
-
 
 def integer_conv(
     lhs: jax.Array,
     rhs: jax.Array,
     convolution: Convolution,
     *,
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
     out_sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Convolves stored integers.
@@ -39,10 +37,7 @@ def integer_conv(
         The exact sums in int32 where int32 is certain to hold them. Otherwise float32:
         exact sums of pieces, or of digits, that int32 does hold, added there.
     """
-    bounds = [
-        int(jnp.iinfo(x.dtype).max) if one is None else one
-        for x, one in zip((lhs, rhs), largest, strict=True)
-    ]
+    bounds = digits.magnitudes(lhs, rhs, largest)
     fitting = (2**31 - 1) // (bounds[0] * bounds[1])
     is_wide = any(jnp.iinfo(x.dtype).bits > 8 for x in (lhs, rhs))
     piece = (2**31 - 1) // digits.LARGEST**2 if is_wide else fitting

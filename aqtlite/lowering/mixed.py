@@ -85,7 +85,7 @@ def _dot_of_digits(lhs, rhs, dims, order, out_sharding, out_dtype):
     batch, lhs_rank = len(dims[1][0]), lhs.ndim - len(dims[0][0])
     is_lhs = jnp.issubdtype(lhs.dtype, jnp.floating)
     floats = lhs if is_lhs else rhs
-    count = _digits_of(floats, out_dtype)
+    count = digits.count_for(floats, out_dtype)
     stack, unit = digits.of_floats(floats, dims[0][0 if is_lhs else 1], count)
     if order is not None and out_sharding is not None:
         out_sharding = before_transposition(out_sharding, order)
@@ -102,11 +102,6 @@ def _dot_of_digits(lhs, rhs, dims, order, out_sharding, out_dtype):
     sums = integer_dot(lhs, rhs, stacked, None, out_sharding, largest)
     out = digits.combine(sums.astype(jnp.float32), axis) * unit
     return out if order is None else out.transpose(order)
-
-
-def _digits_of(floats: jax.Array, out_dtype: np.dtype) -> int:
-    is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(out_dtype).bits == 16
-    return 2 if is_half else 3
 
 
 def _has_large_sums(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
@@ -135,7 +130,7 @@ def _dot_in_blocks(lhs, rhs, dims, order, out_dtype):
     size = max(_BLOCK_ROWS, _BLOCK_SUMS // (3 * columns))
     blocks = -(-rows // size)
     size = -(-rows // blocks)
-    stack, unit = digits.of_floats(lhs, lhs_ca, _digits_of(lhs, out_dtype))
+    stack, unit = digits.of_floats(lhs, lhs_ca, digits.count_for(lhs, out_dtype))
     stack = stack.reshape(-1, rows, *lhs.shape[rank:])
     if rhs.dtype == jnp.int4:  # Widened once.
         rhs = rhs.astype(jnp.int8)

@@ -5,6 +5,7 @@ Every product of two of them is exact in float32, in which they are summed.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,12 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
-from aqtlite.lowering import cpu, exact, plain, processor
+from aqtlite.lowering import cpu, digits, exact, plain, processor
 from aqtlite.lowering.integer import integer_dot
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.sharding import before_transposition
 
 Units = tuple[float | None, float | None]
-Magnitudes = tuple[int | None, int | None]
 
 _LARGEST_INT8 = 127
 
@@ -35,7 +35,7 @@ def narrow_dot(
     order: dn.Axes | None = None,
     out_sharding: NamedSharding | None = None,
     units: Units = (None, None),
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
 ) -> jax.Array:
     """Contracts floats of 8 bits, summed in float32.
 
@@ -60,7 +60,9 @@ def narrow_dot(
     return _NarrowDot(dims, order, out_sharding, integers, largest)(lhs, rhs)
 
 
-def units_of_integers(units: Units, largest: Magnitudes) -> tuple[float, float] | None:
+def units_of_integers(
+    units: Units, largest: digits.Magnitudes
+) -> tuple[float, float] | None:
     """The units in which a CPU contracts such values as integers; None if as floats."""
     (lhs_unit, rhs_unit), (lhs_largest, rhs_largest) = units, largest
     if lhs_unit is None or lhs_largest is None or lhs_largest > _LARGEST_INT8:
@@ -80,7 +82,7 @@ class _NarrowDot(TargetDependent):
     units: tuple[float, float] | None
     """None unless int8 holds all values, in units."""
 
-    largest: Magnitudes
+    largest: digits.Magnitudes
 
     def reference(self, lhs, rhs):
         sharding = self.out_sharding
@@ -94,7 +96,14 @@ class _NarrowDot(TargetDependent):
         if target.platform != "cpu":
             return self.reference(lhs, rhs)
         if self.units is not None:
-            return self._dot_of_integers(lhs, rhs, self.units)
+            return as_integers(
+                lhs,
+                rhs,
+                self.units,
+                lambda a, b: integer_dot(
+                    a, b, self.dims, self.order, self.out_sharding, self.largest
+                ),
+            )
         is_whole = target.partitions == 1 and self.out_sharding is None
         out = _dot_of_matrices(lhs, rhs, self.dims, self.order) if is_whole else None
         if out is not None:
@@ -102,15 +111,27 @@ class _NarrowDot(TargetDependent):
         wide = (exact.fusion_barrier(x.astype(jnp.float32)) for x in (lhs, rhs))
         return self.reference(*wide)
 
-    def _dot_of_integers(self, lhs, rhs, units):
-        left, right = (
-            (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
-            for x, unit in zip((lhs, rhs), units, strict=True)
-        )
-        sums = integer_dot(
-            left, right, self.dims, self.order, self.out_sharding, self.largest
-        )
-        return sums.astype(jnp.float32) * np.float32(math.prod(units))
+
+def as_integers(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    units: tuple[float, float],
+    contract: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Contracts floats as integers, in the units of which they are multiples.
+
+    Args:
+        lhs: floating.
+        rhs: the same.
+        units: of lhs and rhs; int8 holds all values, in units.
+        contract: contracts int8, exactly.
+    """
+    left, right = (
+        (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
+        for x, unit in zip((lhs, rhs), units, strict=True)
+    )
+    sums = contract(left, right)
+    return sums.astype(jnp.float32) * np.float32(math.prod(units))
 
 
 def _dot_of_matrices(

@@ -17,15 +17,13 @@ from aqtlite.lowering import digits, exact, narrow, ragged_blocks
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.ragged_axes import RaggedAxes
 
-Magnitudes = tuple[int | None, int | None]
-
 
 def integer_dot(
     lhs: jax.Array,
     rhs: jax.Array,
     sizes: jax.Array,
     axes: RaggedAxes,
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
 ) -> jax.Array:
     """Contracts stored integers.
 
@@ -41,21 +39,12 @@ def integer_dot(
         The exact sums in int32 where int32 is certain to hold them. Otherwise float32:
         exact sums of pieces, or of digits, that int32 does hold, added there.
     """
-    bounds = _magnitudes(lhs, rhs, largest)
+    bounds = digits.magnitudes(lhs, rhs, largest)
     left, right = (
         _int8_stack(x, one) for x, one in zip((lhs, rhs), bounds, strict=True)
     )
     sums = _sums_of_stacks(left, right, sizes, axes, bounds)
     return digits.combine(digits.combine(sums, 1), 0)
-
-
-def _magnitudes(lhs: jax.Array, rhs: jax.Array, largest: Magnitudes) -> tuple[int, int]:
-    """The largest magnitudes of integers, where unknown those of their dtypes."""
-    lhs_largest, rhs_largest = (
-        int(jnp.iinfo(x.dtype).max) if one is None else one
-        for x, one in zip((lhs, rhs), largest, strict=True)
-    )
-    return lhs_largest, rhs_largest
 
 
 def _int8_stack(x: jax.Array, largest: int) -> jax.Array:
@@ -158,7 +147,7 @@ def integer_dot_in_float(
     sizes: jax.Array,
     axes: RaggedAxes,
     in_dtype: np.dtype,
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
 ) -> jax.Array:
     """Contracts stored integers as values of a float dtype, to float32.
 
@@ -173,7 +162,7 @@ class _IntegerDotInFloat(TargetDependent):
 
     axes: RaggedAxes
     in_dtype: np.dtype
-    largest: Magnitudes
+    largest: digits.Magnitudes
 
     def reference(self, lhs, rhs, sizes):
         lhs, rhs = lhs.astype(self.in_dtype), rhs.astype(self.in_dtype)
@@ -192,7 +181,7 @@ def mixed_dot(
     sizes: jax.Array,
     axes: RaggedAxes,
     out_dtype: np.dtype,
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
 ) -> jax.Array:
     """Contracts floats with stored integers, to float32.
 
@@ -216,7 +205,7 @@ class _MixedDot(TargetDependent):
 
     axes: RaggedAxes
     out_dtype: np.dtype
-    largest: Magnitudes
+    largest: digits.Magnitudes
 
     def reference(self, lhs, rhs, sizes):
         dtype = lhs.dtype if jnp.issubdtype(lhs.dtype, jnp.floating) else rhs.dtype
@@ -228,9 +217,10 @@ class _MixedDot(TargetDependent):
             return self.reference(lhs, rhs, sizes)
         is_lhs = jnp.issubdtype(lhs.dtype, jnp.floating)
         floats, letters = (lhs, self.axes.lhs) if is_lhs else (rhs, self.axes.rhs)
-        is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(self.out_dtype).bits == 16
         axis = letters.index(self.axes.contracted)
-        stack, unit = digits.of_floats(floats, (axis,), 2 if is_half else 3)
+        stack, unit = digits.of_floats(
+            floats, (axis,), digits.count_for(floats, self.out_dtype)
+        )
         integers, bound = (rhs, self.largest[1]) if is_lhs else (lhs, self.largest[0])
         if bound is None:
             bound = int(jnp.iinfo(integers.dtype).max)
@@ -251,7 +241,7 @@ def narrow_dot(
     sizes: jax.Array,
     axes: RaggedAxes,
     units: narrow.Units = (None, None),
-    largest: Magnitudes = (None, None),
+    largest: digits.Magnitudes = (None, None),
 ) -> jax.Array:
     """Contracts floats of 8 bits, summed in float32.
 
@@ -279,7 +269,7 @@ class _NarrowDot(TargetDependent):
     units: tuple[float, float] | None
     """None unless int8 holds all values, in units."""
 
-    largest: Magnitudes
+    largest: digits.Magnitudes
 
     def reference(self, lhs, rhs, sizes):
         lhs, rhs = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
@@ -292,9 +282,9 @@ class _NarrowDot(TargetDependent):
         if self.units is None:
             lhs, rhs = exact.fusion_barrier(lhs), exact.fusion_barrier(rhs)
             return float_dot(lhs, rhs, sizes, self.axes)
-        left, right = (
-            (x * np.float32(1 / unit)).astype(jnp.int8)
-            for x, unit in zip((lhs, rhs), self.units, strict=True)
+        return narrow.as_integers(
+            lhs,
+            rhs,
+            self.units,
+            lambda a, b: integer_dot(a, b, sizes, self.axes, self.largest),
         )
-        sums = integer_dot(left, right, sizes, self.axes, self.largest)
-        return sums.astype(jnp.float32) * np.float32(math.prod(self.units))
