@@ -39,7 +39,11 @@ from aqtlite.statistics import States
 
 _NO_STATES = States()
 
+SCOPE = "aqtlite"
+"""The name scope of a quantized contraction, by which rules know it."""
 
+
+@jax.named_scope(SCOPE)
 def quantize_and_contract(
     how: Execution,
     operation: Operation,

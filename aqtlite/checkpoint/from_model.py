@@ -21,12 +21,12 @@ from aqtlite.checkpoint.variables import PARAMS, info_of, match
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, CallSite
 from aqtlite.serving.conversion import WeightFreezer
 from aqtlite.serving.model import Parameter
+from aqtlite.state_collections import STATISTICS
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 

@@ -91,6 +91,8 @@ def _scan(eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]) -> list[Fact]:
         outputs = analyze(body, [*consts, *carry, *slices], analysis)
         joined = list(map(analysis.join, carry, outputs[:count]))
         if joined == carry:
+            if eqn.params["length"] == 0:
+                outputs[:count] = inputs[first : first + count]
             stacked = [analysis.stack(fact, scanned) for fact in outputs[count:]]
             return [*outputs[:count], *stacked]
         carry = joined

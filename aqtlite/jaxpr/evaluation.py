@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
@@ -84,7 +85,11 @@ def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any
     carried = _live_carry(eqn, used)
     stacked = [i for i in used if i >= num_carry]
     consts = inputs[:num_consts]
-    start = [inputs[num_consts + i] for i in carried]
+    start = [
+        # The first step overwrites what is not needed.
+        _zeros(eqn.outvars[i].aval) if value is None else value
+        for i, value in ((i, inputs[num_consts + i]) for i in carried)
+    ]
 
     def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
         full: list[Any] = [None] * num_carry
@@ -102,6 +107,10 @@ def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any
     )
     by_index = dict(zip([*carried, *stacked], [*final, *stacks], strict=True))
     return [by_index[i] for i in used]
+
+
+def _zeros(aval: Any) -> Any:
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _live_carry(eqn: Any, used: Sequence[int]) -> list[int]:

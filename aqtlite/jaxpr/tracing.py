@@ -20,6 +20,14 @@ class Traced:
     outputs: Any
     """The result, with the index of an output of the jaxpr in place of every leaf."""
 
+    leaves: tuple[int, ...]
+    """For each input of the jaxpr, which leaf of the arguments it is."""
+
+    def values(self, args: tuple[Any, ...]) -> list[Any]:
+        """Returns the inputs of the jaxpr, given arguments of this structure."""
+        leaves = jax.tree.leaves(args)
+        return [leaves[i] for i in self.leaves]
+
 
 def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
     """Traces a function of pytrees.
@@ -55,6 +63,7 @@ def _trace(
         closed,
         jax.tree.unflatten(treedef, indices),
         jax.tree.unflatten(out_treedef, range(len(results))),
+        tuple(i for i, leaf in enumerate(leaves) if is_input(leaf)),
     )
 
 

@@ -293,6 +293,8 @@ def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
 
 
 def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
+    if isinstance(weight.site.identity, str):
+        return jnp.bool_(False)  # Of a contraction that a rule names.
     if weight.site.identity is None:
         return identity.matches_values(x, weight.values[IDENTITY])
     return identity.matches(x, weight.site.identity)

@@ -175,7 +175,7 @@ def _settle(
         removed = _removed(discoveries, kept, frozen)
         placeholders = _placeholders(removed, list(itertools.chain(*kept)))
         identities = [
-            recording.identities(model, call, keys, placeholders) if keys else []
+            model.identities(call, keys, placeholders) if keys else []
             for call, keys in enumerate(frozen)
         ]
         groups, refused = _grouped(discoveries, kept, frozen, removed, identities)
@@ -249,18 +249,21 @@ def _grouped(
         for one, corners in zip(of_call, identities[call], strict=True):
             member = call, one.key
             gone = removed.intersection(one.parameters)
-            if gone and (corners is None or len(gone) != len(one.parameters)):
+            is_static = isinstance(corners, str)
+            is_whole = len(gone) == len(one.parameters)
+            if gone and not is_static and (corners is None or not is_whole):
                 refused[member] = Refusal(
                     "what it is made of could not be told at a call: it mixes elements "
                     "(by a sum or a contraction), differs between the steps of a scan, "
                     "or is partly made of a parameter that stays in float"
                 )
                 continue
-            corners = corners if gone else None
+            # Corners of floats are stored as they are.
+            corners = corners if gone or is_static else None
             for index, group in enumerate(groups):
                 if _alike(group, one, corners):
                     members = (*group.members, member)
-                    if not group.recorded.made_like(one):
+                    if not is_static and not group.recorded.made_like(one):
                         why = Refusal("another weight of its module looks the same")
                         refused.update(dict.fromkeys(members, why))
                     groups[index] = dataclasses.replace(group, members=members)

@@ -193,7 +193,7 @@ def identities(
     call: int,
     keys: frozenset[OperandKey],
     frozen: Mapping[Parameter, Placeholder],
-) -> list[identity.Identity | None]:
+) -> list[identity.Corners | None]:
     """Evaluates the identities that serving will see, as `record_weights` orders them.
 
     Args:

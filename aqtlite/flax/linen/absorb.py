@@ -9,8 +9,8 @@ import numpy as np
 from flax import core as flax_core
 
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.serving.call_site import COLLECTION
+from aqtlite.state_collections import STATISTICS
 
 
 def absorb_smoothing(

@@ -10,7 +10,7 @@ from absl import logging
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite.flax.linen.statistics import STATISTICS
+from aqtlite.state_collections import STATISTICS
 
 
 def calibrate(

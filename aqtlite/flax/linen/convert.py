@@ -11,7 +11,6 @@ from flax import linen as nn
 
 from aqtlite.flax.linen import fixed_scales, partitioning
 from aqtlite.flax.linen.call import Call
-from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.flax.linen.tracing import LinenModel, buffers_of, with_frozen_kernels
 from aqtlite.flax.linen.uses import Uses
 from aqtlite.serving import conversion as conversion_lib
@@ -21,6 +20,7 @@ from aqtlite.serving.call_site import COLLECTION, SITE
 from aqtlite.serving.model import Buffer, Parameter
 from aqtlite.serving.planning import Plan, Weight
 from aqtlite.serving.report import ConversionReport
+from aqtlite.state_collections import STATISTICS
 
 
 def convert(

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from aqtlite.flax.linen import uses
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.statistics import STATISTICS
+from aqtlite.state_collections import STATISTICS
 
 _LEARNED = "aqt_"
 """The prefix of learned parameters of contractions, beside those of the layer."""

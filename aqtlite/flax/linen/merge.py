@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from aqtlite import statistics
 from aqtlite.flax.linen import uses as uses_lib
-from aqtlite.flax.linen.statistics import STATISTICS
 from aqtlite.flax.linen.uses import Uses
+from aqtlite.state_collections import STATISTICS
 
 
 def merge_statistics(

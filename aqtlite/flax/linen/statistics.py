@@ -7,7 +7,6 @@ einsum's equation: two contractions of a module do not share states unawares.
 import dataclasses
 import functools
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,17 +20,13 @@ from aqtlite.flax.linen.caller import path_of
 from aqtlite.operations import SIDES
 from aqtlite.serving.contraction import Contraction
 from aqtlite.serving.lookup import Either
+from aqtlite.state_collections import (
+    OF_GRADIENTS,
+    PARAMETERS,
+    STATISTICS,
+    collections_of,
+)
 from aqtlite.statistics import States
-
-STATISTICS = "aqt_stats"
-"""The collection of the statistics of operands."""
-
-PARAMETERS = "params"
-"""The collection of learned parameters: that of all parameters."""
-
-OF_GRADIENTS = "_overwrite_with_gradient"
-"""The collection of the statistics of output gradients, whose gradient is what takes
-their place: the name that `flax.training.train_state.TrainState` knows."""
 
 _NO_VARIABLES = (
     "a calibration that gathers statistics or is learned was called outside of a Flax "
@@ -68,7 +63,7 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
     Raises:
         ValueError: if there is none, or two contractions would share it.
     """
-    if not _collections(call.cfg):
+    if not collections_of(call.cfg):
         return None
     if scope is None:
         raise ValueError(_NO_VARIABLES)
@@ -98,7 +93,7 @@ def read(call: Contraction, entry: Entry | None) -> States:
     def fresh() -> States:
         return statistics.init_states(call.cfg, call.lhs, call.rhs, call.operation)
 
-    for collection, sides in _collections(call.cfg).items():
+    for collection, sides in collections_of(call.cfg).items():
         name = entry.name_in(collection)
         if not scope.has_variable(collection, name):
             if not scope.is_mutable_collection(collection):
@@ -164,7 +159,7 @@ def update(
         entry: of `entry_of`.
         states: of `read`.
     """
-    sides = _collections(call.cfg).get(STATISTICS)
+    sides = collections_of(call.cfg).get(STATISTICS)
     if entry is None or sides is None:
         return states
     scope = entry.scope
@@ -222,27 +217,6 @@ def _put(
 ) -> None:
     value = {side: getattr(states, side) for side in sides}
     scope.put_variable(collection, name, value)
-
-
-def _collections(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
-    """The collections in which a contraction has states, and the fields of `States`."""
-    found: dict[str, list[str]] = {}
-    tensors = {
-        "lhs": cfg.fwd.lhs,
-        "rhs": cfg.fwd.rhs,
-        "dlhs": cfg.dlhs.lhs,
-        "drhs": cfg.drhs.lhs,
-    }
-    for side, tensor in tensors.items():
-        if statistics.is_learned(tensor):
-            found.setdefault(PARAMETERS, []).append(side)
-        elif tensor.gathers_statistics:
-            is_gradient = side in ("dlhs", "drhs")
-            collection = OF_GRADIENTS if is_gradient else STATISTICS
-            found.setdefault(collection, []).append(side)
-    if statistics.has_smoothing_state(cfg):
-        found.setdefault(STATISTICS, []).append("smoothing")
-    return found
 
 
 def _missing(collection: str, name: str, scope: Scope) -> str:

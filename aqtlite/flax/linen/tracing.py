@@ -11,8 +11,10 @@ from aqtlite.flax.linen import recording, uses
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
+from aqtlite.serving import recording as serving_recording
 from aqtlite.serving.call_site import COLLECTION
-from aqtlite.serving.contraction import Recorder
+from aqtlite.serving.contraction import OperandKey, Recorder
+from aqtlite.serving.identity import Identity
 from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 
@@ -72,6 +74,14 @@ class LinenModel(Model):
             },
             tuple(recording.recorded_nodes(recorded)),
         )
+
+    def identities(
+        self,
+        call: int,
+        keys: frozenset[OperandKey],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> list[Identity | None]:
+        return list(serving_recording.identities(self, call, keys, frozen))
 
 
 def parameters_of(params: Any) -> tuple[Parameter, ...]:

@@ -1,0 +1,285 @@
+"""What rules make of the contractions of a program, before anything runs."""
+
+import collections
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import rich.box
+import rich.console
+import rich.table
+from jax.extend import core
+
+from aqtlite import config, contraction
+from aqtlite.functions import primitives
+from aqtlite.functions.rules import Rule
+from aqtlite.jaxpr import sites
+from aqtlite.jaxpr.sites import Loop, Site
+
+Kind = Literal["weight", "activation", "constant"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedOperand:
+    """An operand of a contraction."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Kind
+    """"weight": its value depends on nothing but parameters. "constant": on nothing."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedContraction:
+    """A contraction of a program, and what becomes of it."""
+
+    path: str
+    """The name scopes around it, and its number if there are several of the path."""
+
+    op: str
+    equation: str | None
+    """Of a `dot_general`: its axes as an einsum's equation."""
+
+    lhs: PlannedOperand
+    rhs: PlannedOperand
+    rule: int | None
+    """The index of the rule that decides; None if there is none."""
+
+    cfg: config.DotGeneral
+    """The config by which it is quantized, `config.unquantized()` for none."""
+
+    why_float: str | None
+    """Why it stays in float, if so."""
+
+    site: Site = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def is_quantized(self) -> bool:
+        """True unless it stays in float."""
+        return self.why_float is None
+
+    @property
+    def is_exchanged(self) -> bool:
+        """True if its weight is its lhs, which takes the part of the config's rhs."""
+        kinds = self.lhs.kind, self.rhs.kind
+        return self.op == "dot_general" and kinds == ("weight", "activation")
+
+    def in_order(self, values: Sequence[Any]) -> list[Any]:
+        """Returns its inputs with the weight, if it has one, as the second."""
+        lhs, rhs, *rest = values
+        return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What rules make of a program; it prints as a table."""
+
+    contractions: tuple[PlannedContraction, ...]
+    rules: tuple[Rule, ...] = dataclasses.field(repr=False)
+
+    def quantized(self) -> tuple[PlannedContraction, ...]:
+        """Returns the contractions that are quantized."""
+        return tuple(one for one in self.contractions if one.is_quantized)
+
+    def left_float(self) -> tuple[PlannedContraction, ...]:
+        """Returns those that stay in float."""
+        return tuple(one for one in self.contractions if not one.is_quantized)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Writes the plan as JSON: a list of objects, one for each contraction."""
+        rows = []
+        for one in self.contractions:
+            fields = {
+                field.name: getattr(one, field.name)
+                for field in dataclasses.fields(one)
+                if field.name != "site"
+            }
+            fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
+            fields["cfg"] = json.loads(config.to_json(one.cfg))
+            rows.append(fields)
+        return json.dumps(rows, indent=indent)
+
+    def __rich__(self) -> rich.table.Table:
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=self.summary())
+        for name in ("path", "op", "lhs", "rhs", "rule", "runs in"):
+            table.add_column(name, overflow="fold")
+        for one in self.contractions:
+            table.add_row(
+                one.path or "(no name scope)",
+                one.equation or one.op,
+                str(one.lhs),
+                str(one.rhs),
+                "-" if one.rule is None else str(one.rule),
+                _grids(one.cfg) if one.is_quantized else f"float: {one.why_float}",
+            )
+        return table
+
+    def summary(self) -> str:
+        """Returns the numbers of contractions that are quantized and in float."""
+        return (
+            f"{len(self.contractions)} contractions: {len(self.quantized())} "
+            f"quantized, {len(self.left_float())} in float"
+        )
+
+    def __str__(self) -> str:
+        console = rich.console.Console(width=120, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _grids(cfg: config.DotGeneral) -> str:
+    """The grids of a config, such as ``int8 x int8``."""
+    names = (
+        tensor.grid.name if tensor.is_quantized else "float"
+        for tensor in (cfg.fwd.lhs, cfg.fwd.rhs)
+    )
+    return " x ".join(names)
+
+
+def make(
+    closed: core.ClosedJaxpr, rules: Sequence[Rule], parameters: Mapping[int, str]
+) -> Plan:
+    """Decides about each contraction of a jaxpr.
+
+    Args:
+        closed: the jaxpr.
+        rules: the rules.
+        parameters: the names of its inputs that are parameters, by index.
+
+    Raises:
+        ValueError: if no contraction fulfils the conditions of a rule that is required.
+    """
+    found = [
+        site
+        for site in sites.find(closed, parameters)
+        if contraction.SCOPE not in site.scope.path.split("/")
+    ]
+    counts: collections.Counter[str] = collections.Counter()
+    planned = []
+    for site in found:
+        path = site.scope.path
+        number, counts[path] = counts[path], counts[path] + 1
+        planned.append(
+            _planned(site, f"{path}#{number}" if number else path, rules, parameters)
+        )
+    for index, rule in enumerate(rules):
+        if rule.is_required and not any(_fulfils(one, rule) for one in planned):
+            raise ValueError(_nothing_fulfils(rule, index, planned))
+    return Plan(tuple(planned), tuple(rules))
+
+
+_FLOAT = config.unquantized()
+
+
+def _planned(
+    site: Site, path: str, rules: Sequence[Rule], parameters: Mapping[int, str]
+) -> PlannedContraction:
+    lhs, rhs = (
+        PlannedOperand(atom.aval.shape, atom.aval.dtype.name, _kind(origin, parameters))
+        for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
+    )
+    equation = primitives.equation_of(site.eqn)
+    one = PlannedContraction(
+        path, site.operation, equation, lhs, rhs, None, _FLOAT, None, site
+    )
+    index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
+    cfg = None if index is None else rules[index].cfg
+    why = _why_float(site, cfg, index)
+    return dataclasses.replace(
+        one, rule=index, cfg=_FLOAT if why or cfg is None else cfg, why_float=why
+    )
+
+
+def _kind(origin: sites.Origin, parameters: Collection[int]) -> Kind:
+    needed = origin.needed
+    if not needed:
+        return "constant"
+    is_steady = not any(isinstance(one, Loop) and one.is_carried for one in needed)
+    inputs = {one for one in needed if not isinstance(one, Loop)}
+    return (
+        "weight" if inputs and is_steady and inputs <= set(parameters) else "activation"
+    )
+
+
+def _why_float(
+    site: Site, cfg: config.DotGeneral | None, rule: int | None
+) -> str | None:
+    why = primitives.why_not_quantized(site.eqn)
+    if why is not None:
+        return why
+    if rule is None:
+        return "no rule names it"
+    if cfg is None or not cfg.is_quantized:
+        return f"rule {rule} leaves it so"
+    if {"jvp", "transpose"} & set(site.scope.transformations):
+        return (
+            "it is part of a gradient that the function takes; quantize the function "
+            "that is differentiated"
+        )
+    return site.obstacle
+
+
+def _fulfils(one: PlannedContraction, rule: Rule) -> bool:
+    return not _unfulfilled(one, rule)
+
+
+def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
+    """The conditions of a rule that a contraction does not fulfil, with its values."""
+    num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
+    size = primitives.smaller_size(one.site.eqn)
+    checks: list[tuple[Callable[[], bool], str]] = [
+        (lambda: bool(re.fullmatch(rule.path, one.path)), f"path={one.path!r}"),
+        (lambda: rule.op in (None, one.op), f"op={one.op!r}"),
+        (
+            lambda: {
+                "any": True,
+                "weight": num_weights == 1,
+                "activations": num_weights == 0,
+            }[rule.operands],
+            f"operands: {one.lhs.kind}, {one.rhs.kind}",
+        ),
+        (
+            lambda: (
+                rule.equation is None
+                or bool(re.fullmatch(rule.equation, one.equation or ""))
+            ),
+            f"equation={one.equation!r}",
+        ),
+        (lambda: size >= rule.min_size, f"size {size}"),
+    ]
+    return [text for is_fulfilled, text in checks if not is_fulfilled()]
+
+
+def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) -> str:
+    conditions = ", ".join(
+        f"{field.name}={getattr(rule, field.name)!r}"
+        for field in dataclasses.fields(rule)
+        if field.name not in ("cfg", "is_required")
+        and getattr(rule, field.name) != field.default
+    )
+    text = f"rule {index} ({conditions or 'any contraction'}) matches nothing"
+    if not planned:
+        return f"{text}: the program has no contraction of its own"
+    by_path = {one.path: one for one in planned}
+    alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
+    missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
+    nearest = sorted(alike, key=lambda path: len(missing[path]))[:5]
+    lines = [
+        f"  {path or '(no name scope)'}: {', '.join(missing[path])}" for path in nearest
+    ]
+    return "\n".join(
+        [
+            f"{text}. The nearest of {len(planned)} contractions, and what does not "
+            "match:",
+            *lines,
+            "A path is matched as a whole: write .* for any text before or after. A "
+            "rule with is_required=False may match nothing.",
+        ]
+    )

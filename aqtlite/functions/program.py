@@ -1,0 +1,227 @@
+"""A traced function with decided rules, as conversion and serving see it."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import config
+from aqtlite.functions import primitives
+from aqtlite.functions.plan import Plan, PlannedContraction
+from aqtlite.jaxpr import rewriting, sites, tracing
+from aqtlite.jaxpr.sites import Loop
+from aqtlite.operations import Side
+from aqtlite.serving.call_site import FrozenEntry
+from aqtlite.serving.contraction import (
+    CallingModule,
+    Contraction,
+    OperandKey,
+    Recorder,
+)
+from aqtlite.serving.model import Parameter
+from aqtlite.serving.placeholder import Placeholder
+from aqtlite.statistics import States
+
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced function, whose contractions are quantized by a plan."""
+
+    traced: tracing.Traced
+    plan: Plan
+    parameters: Mapping[int, Parameter]
+    """The inputs of the jaxpr that are parameters."""
+
+    module_of: Callable[[PlannedContraction], Path]
+    """The path under which the frozen weights of a contraction are kept."""
+
+    states_of: Callable[[PlannedContraction], States]
+    """The states of its calibrations."""
+
+    def record(self, values: Sequence[Any], recorder: Recorder) -> tuple[Any, Any]:
+        """Evaluates the program while a recorder sees every contraction.
+
+        Args:
+            values: the inputs of the jaxpr.
+            recorder: of `aqtlite.serving`.
+
+        Returns:
+            The outputs of the jaxpr, and the nodes that were stored.
+        """
+        replacements = {}
+        for one, module, position in self._numbered():
+            obstacle = _obstacle(one)
+            replacements[one.site.location] = rewriting.Replacement(
+                functools.partial(
+                    self._recorded, one, module, position, obstacle, recorder
+                ),
+                leaves=obstacle is None,
+                per_step=_per_step(one),
+            )
+        outputs, left = rewriting.evaluate(self.traced.jaxpr, values, replacements)
+        return outputs, [node for nodes in left.values() for node in nodes]
+
+    def serve(
+        self, values: Sequence[Any], frozen: Mapping[Path, Sequence[FrozenEntry]]
+    ) -> list[Any]:
+        """Evaluates the program with frozen weights in place of their floats.
+
+        Args:
+            values: the inputs of the jaxpr; a `Placeholder` for a parameter that is
+                frozen.
+            frozen: the frozen weights by the path under which they are kept.
+
+        Raises:
+            ValueError: if an operand is made of frozen parameters in a way that no
+                converted call had.
+        """
+        removed = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
+        replacements = {}
+        for one, module, _ in self._numbered():
+            entries = self._entries(one, frozen.get(module, ()), removed)
+            replacements[one.site.location] = rewriting.Replacement(
+                functools.partial(self._served, one),
+                {side: entry.values[side] for side, entry in entries.items()},
+                per_step=_per_step(one),
+            )
+        arrays = [
+            jnp.full(x.shape, np.nan, x.dtype) if isinstance(x, Placeholder) else x
+            for x in values
+        ]
+        return rewriting.evaluate(self.traced.jaxpr, arrays, replacements)[0]
+
+    def identity_of(self, key: OperandKey) -> str | None:
+        """The identity of an operand of a quantized contraction."""
+        for one, module, position in self._numbered():
+            if (module, position) == (key.path, key.position):
+                return _origins(one)["lhs" if key.side == "lhs" else "rhs"].identity
+        raise KeyError(key)
+
+    def _entries(
+        self,
+        one: PlannedContraction,
+        frozen: Sequence[FrozenEntry],
+        removed: Set[int],
+    ) -> dict[Side, FrozenEntry]:
+        """The frozen weights of a contraction."""
+        found: dict[Side, FrozenEntry] = {}
+        for side, origin in _origins(one).items():
+            for entry in frozen:
+                site = entry.site
+                if (site.operand.side, site.identity) == (side, origin.identity):
+                    if site.cfg != one.cfg.for_serving():
+                        changes = config.differences(site.cfg, one.cfg.for_serving())
+                        raise ValueError(
+                            f"the frozen weight {entry.name!r} of {one.path!r} was "
+                            "converted with another config than its rule has: "
+                            f"{'; '.join(changes)}"
+                        )
+                    found[side] = entry
+            is_weight = origin.identity is not None
+            if is_weight and side not in found and removed & origin.needed:
+                names = [
+                    ".".join(self.parameters[i].path) for i in removed & origin.needed
+                ]
+                raise ValueError(
+                    f"the {side} of the contraction {one.path!r} is made of the frozen "
+                    f"parameters {', '.join(sorted(names))}, but not as in the call "
+                    "that was converted: convert the function with these arguments"
+                )
+        return found
+
+    def _numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
+        """The quantized contractions, with the numbers that they have in a module."""
+        counts: collections.Counter[Path] = collections.Counter()
+        numbered = []
+        for one in self.plan.quantized():
+            module = self.module_of(one)
+            numbered.append((one, module, counts[module]))
+            counts[module] += 1
+        return numbered
+
+    def _contraction(
+        self, one: PlannedContraction, values: Sequence[Any]
+    ) -> Contraction:
+        eqn = one.site.eqn
+        lhs, rhs = one.in_order(values)[:2]
+        return Contraction(
+            cfg=one.cfg.for_serving(),
+            frozen_operands="auto",
+            name=None,
+            operation=primitives.operation_of(eqn, values, exchanged=one.is_exchanged),
+            lhs=lhs,
+            rhs=rhs,
+            states=self.states_of(one),
+        )
+
+    def _recorded(
+        self,
+        one: PlannedContraction,
+        module: Path,
+        position: int,
+        obstacle: str | None,
+        recorder: Recorder,
+        values: Sequence[Any],
+        given: Any,
+    ) -> tuple[Sequence[Any], list[Any]]:
+        del given
+        nodes: list[Any] = []
+        call = self._contraction(one, values)
+        call = recorder(call, CallingModule(module, obstacle, nodes.append), position)
+        states = call.states if call.cfg.is_quantized else States()
+        return [_contract(one, call, call.lhs, call.rhs, values, states)], nodes
+
+    def _served(
+        self, one: PlannedContraction, values: Sequence[Any], given: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], None]:
+        call = self._contraction(one, values)
+        lhs, rhs = given.get("lhs", call.lhs), given.get("rhs", call.rhs)
+        return [_contract(one, call, lhs, rhs, values, call.states)], None
+
+
+def _contract(
+    one: PlannedContraction,
+    call: Contraction,
+    lhs: Any,
+    rhs: Any,
+    values: Sequence[Any],
+    states: States,
+) -> jax.Array:
+    operands = [lhs, rhs, *values[2:]]
+    return primitives.contract(
+        one.site.eqn, call.cfg, operands, states, exchanged=one.is_exchanged
+    )
+
+
+def _per_step(one: PlannedContraction) -> tuple[bool, ...]:
+    """For each scan around a contraction, whether every step has weights of its own."""
+    weights = [x for x in one.site.operands if x.identity is not None]
+    return tuple(
+        any(Loop(depth, False) in weight.needed for weight in weights)
+        for depth in range(len(one.site.per_step))
+    )
+
+
+def _obstacle(one: PlannedContraction) -> str | None:
+    """Why no weight of a contraction can be frozen, if so."""
+    for name, text in (
+        ("cond", "a branch of lax.cond or lax.switch"),
+        ("while", "a lax.while_loop"),
+        ("shard_map", "a jax.shard_map"),
+    ):
+        if name in one.site.around:
+            return f"contracted inside {text}, which weights cannot leave"
+    return None
+
+
+def _origins(one: PlannedContraction) -> dict[Side, sites.Origin]:
+    """What the operands come from, in the order of the config."""
+    lhs, rhs = one.in_order(one.site.operands)
+    return {"lhs": lhs, "rhs": rhs}

@@ -1,0 +1,188 @@
+"""Rules: which contractions of a program are quantized, and by which config."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from aqtlite import config
+
+OperationName = Literal["dot_general", "conv_general_dilated", "ragged_dot"]
+Operands = Literal["any", "weight", "activations"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A config for the contractions of a program that fulfil some conditions.
+
+    Of several rules, the first one whose conditions a contraction fulfils decides. One
+    that fulfils those of none stays in float.
+
+    >>> rules = (
+    ...     Rule(path=".*/head", cfg=None),
+    ...     Rule(operands="weight", cfg=config.fully_quantized()),
+    ... )
+
+    Raises:
+        TypeError: if `cfg` is neither a `config.DotGeneral` nor None, or a condition is
+            of another type than declared.
+        ValueError: if `path` is no regular expression, if another condition has a value
+            that it cannot have, or if `cfg` quantizes results, which are arrays.
+    """
+
+    path: str = ".*"
+    """A regular expression for all of the path of a contraction: the name scopes around
+    it (`jax.named_scope`; Flax modules leave their names), joined by slashes. The
+    second contraction of a path has ``#1`` at the end, the third ``#2``."""
+
+    op: OperationName | None = None
+    """The function of `jax.lax` that contracts; None for any. `jnp.matmul`,
+    `jnp.einsum` and dense layers are "dot_general"."""
+
+    cfg: config.DotGeneral | None = None
+    """How to quantize. ``fwd.rhs`` is the weight of a contraction that has one, on
+    whichever side it is. None: not at all."""
+
+    operands: Operands = "any"
+    """"weight": one of the operands, and one alone, depends on nothing but parameters.
+    "activations": both depend on more than that."""
+
+    equation: str | None = None
+    """A regular expression for the axes of a `dot_general`, written as an einsum's
+    equation with letters in the order of the axes of lhs, then rhs: ``"ab,bc->ac"`` is
+    a matrix product, ``"abc,cd->abd"`` a dense layer of three axes. None for any."""
+
+    min_size: int = 0
+    """How many elements the smaller operand has at least."""
+
+    is_required: bool = True
+    """A program without any contraction that fulfils the conditions is an error."""
+
+    def __post_init__(self) -> None:
+        if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
+            raise TypeError(
+                f"Rule.cfg must be a config.DotGeneral or None, got {self.cfg!r}; "
+                "presets such as config.fully_quantized() make one"
+            )
+        if self.cfg is not None and self.cfg.out.is_quantized:
+            raise ValueError(
+                "Rule.cfg.out quantizes results, which other equations of the program "
+                "take as arrays: leave out=config.Tensor()"
+            )
+        for name in ("path", "equation"):
+            _check_pattern(name, getattr(self, name))
+        for name, options in (("op", OperationName), ("operands", Operands)):
+            value, known = getattr(self, name), get_args(options)
+            if value not in known and not (name == "op" and value is None):
+                raise ValueError(
+                    f"Rule.{name} must be one of {', '.join(known)}, got {value!r}"
+                )
+        if type(self.min_size) is not int or self.min_size < 0:
+            raise ValueError(
+                f"Rule.min_size must be an integer, not negative, got {self.min_size!r}"
+            )
+
+
+def _check_pattern(name: str, pattern: Any) -> None:
+    if pattern is None and name != "path":
+        return
+    if not isinstance(pattern, str):
+        raise TypeError(f"Rule.{name} must be a string, got {pattern!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        hint = "; any text is written .*" if "*" in pattern else ""
+        raise ValueError(
+            f"Rule.{name}={pattern!r} is no regular expression: {error}{hint}"
+        ) from error
+
+
+def check(rules: Any) -> tuple[Rule, ...]:
+    """Returns rules as a tuple.
+
+    Args:
+        rules: a sequence of rules; one alone; or a config, for every contraction.
+
+    Raises:
+        TypeError: if they are none.
+    """
+    if isinstance(rules, config.DotGeneral):
+        return (Rule(cfg=rules),)
+    if isinstance(rules, Rule):
+        return (rules,)
+    if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
+        raise TypeError(
+            "rules must be a sequence of aqtlite.Rule, such as "
+            f"[aqtlite.Rule(cfg=config.fully_quantized())], got {rules!r}"
+        )
+    return tuple(rules)
+
+
+_VERSION = 1
+
+
+def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
+    """Writes rules as JSON, every field of them, defaults included.
+
+    >>> rules = (Rule(path=".*/mlp/.*", cfg=config.fully_quantized()),)
+    >>> from_json(to_json(rules)) == rules
+    True
+
+    Args:
+        rules: the rules.
+        indent: spaces by which each level is indented; None for a single line.
+
+    Raises:
+        TypeError: as `config.to_json`, for a config that holds an object of a class
+            that is not registered.
+    """
+    written = []
+    for rule in check(rules):
+        fields = {
+            field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)
+        }
+        if rule.cfg is not None:
+            fields["cfg"] = json.loads(config.to_json(rule.cfg))
+        written.append(fields)
+    return json.dumps({"version": _VERSION, "rules": written}, indent=indent)
+
+
+def from_json(text: str) -> tuple[Rule, ...]:
+    """Reads what `to_json` wrote. A field that is not there takes its default.
+
+    Raises:
+        TypeError: if `text` is not a string.
+        ValueError: if it is not JSON, not of version 1, or does not describe rules; the
+            message names the place.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"from_json needs a string, got {type(text).__name__}")
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"$: not valid JSON: {error}") from error
+    if not isinstance(data, dict) or set(data) != {"version", "rules"}:
+        raise ValueError('$: expected an object with "version" and "rules"')
+    if data["version"] != _VERSION or not isinstance(data["rules"], list):
+        raise ValueError(
+            f"$.version: {data['version']!r}, $.rules: a "
+            f"{type(data['rules']).__name__}; expected version {_VERSION} and a list"
+        )
+    return tuple(_rule(one, f"$.rules[{i}]") for i, one in enumerate(data["rules"]))
+
+
+def _rule(fields: Any, path: str) -> Rule:
+    known = [field.name for field in dataclasses.fields(Rule)]
+    if not isinstance(fields, dict) or set(fields) - set(known):
+        raise ValueError(
+            f"{path}: expected an object with fields of {', '.join(known)}, got "
+            f"{fields!r}"
+        )
+    arguments = dict(fields)
+    try:
+        if arguments.get("cfg") is not None:
+            arguments["cfg"] = config.from_json(json.dumps(arguments["cfg"]))
+        return Rule(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error

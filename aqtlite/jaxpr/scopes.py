@@ -1,0 +1,45 @@
+"""Name scopes of equations: what `jax.named_scope` and Flax modules leave."""
+
+import re
+from typing import Any, NamedTuple
+
+_WRAPPER = re.compile(r"([A-Za-z_]\w*)\(")
+
+
+class Scope(NamedTuple):
+    """The scope of an equation.
+
+    >>> parse("Model/transpose(jvp(Block_0))/Dense_0")
+    Scope(path='Model/Block_0/Dense_0', transformations=('transpose', 'jvp'))
+    """
+
+    path: str
+    """The names, joined by slashes, outermost first."""
+
+    transformations: tuple[str, ...]
+    """The transformations that JAX wrote around some of the names."""
+
+
+def text_of(eqn: Any) -> str:
+    """The scope of an equation inside its own jaxpr, as JAX writes it.
+
+    JAX has no other way to it than the `source_info` of an equation. Should that go,
+    paths of contractions are empty, and the tests of this file fail.
+    """
+    return str(eqn.source_info.name_stack)
+
+
+def join(outer: str, inner: str) -> str:
+    """The scope of what is inside the body of an equation.
+
+    >>> join("Model", "Block_0"), join("", "Block_0"), join("Model", "")
+    ('Model/Block_0', 'Block_0', 'Model')
+    """
+    return "/".join(part for part in (outer, inner) if part)
+
+
+def parse(text: str) -> Scope:
+    """Takes the transformations out of a scope."""
+    transformations = tuple(_WRAPPER.findall(text))
+    names = _WRAPPER.sub("", text).replace(")", "") if transformations else text
+    return Scope("/".join(filter(None, names.split("/"))), transformations)

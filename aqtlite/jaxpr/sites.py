@@ -1,0 +1,294 @@
+"""The contractions of a jaxpr: where they are, and what their operands depend on."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.extend.core import primitives
+
+from aqtlite.jaxpr import dependencies, equations, rewriting, scopes
+
+OPERATIONS = {
+    "dot_general": "dot_general",
+    "conv_general_dilated": "conv_general_dilated",
+    "ragged_dot_general": "ragged_dot",
+}
+"""The operation of each primitive that contracts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop around a site, as a dependency of what is inside."""
+
+    depth: int
+    """How many scans are around it."""
+
+    is_carried: bool
+    """What depends on it changes from step to step by what the step before made.
+    Otherwise every step has a slice of it."""
+
+
+Dependency = int | Loop
+"""The index of an input of the jaxpr, or a loop."""
+
+Dependencies = frozenset[Dependency]
+
+_NOTHING: Dependencies = frozenset()
+
+
+class Origin(NamedTuple):
+    """What a value comes from."""
+
+    needed: Dependencies = _NOTHING
+    """What it depends on."""
+
+    identity: str | None = None
+    """A digest of how it is made, if it is made of parameters and constants alone: the
+    same for the same computation of the same parameters, wherever it stands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A contraction in a jaxpr."""
+
+    location: rewriting.Location
+    eqn: Any = dataclasses.field(repr=False)
+    scope: scopes.Scope
+    operands: tuple[Origin, Origin]
+    """What lhs and rhs come from."""
+
+    around: tuple[str, ...]
+    """The primitives around it that have a body, the outermost first."""
+
+    per_step: tuple[bool, ...] = ()
+    """For each scan around it, the outermost first, whether every step has parameters
+    of its own."""
+
+    obstacle: str | None = None
+    """Why it cannot be replaced, if so."""
+
+    @property
+    def operation(self) -> str:
+        """The name of the function of `jax.lax` that made it."""
+        return OPERATIONS[self.eqn.primitive.name]
+
+
+def find(
+    closed: core.ClosedJaxpr, parameters: Mapping[int, str] = MappingProxyType({})
+) -> list[Site]:
+    """Returns the contractions of a jaxpr, in the order of its equations.
+
+    Those in bodies of equations are among them.
+
+    Args:
+        closed: the jaxpr.
+        parameters: the names of its inputs that are parameters, by index.
+    """
+    inputs = [
+        Origin(
+            frozenset({i}),
+            _digest("parameter", parameters[i]) if i in parameters else None,
+        )
+        for i in range(len(closed.in_avals))
+    ]
+    found: list[Site] = []
+    _walk(closed, inputs, _Place(frozenset(parameters)), found)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a jaxpr is."""
+
+    parameters: frozenset[int]
+    location: rewriting.Location = ()
+    scope: str = ""
+    around: tuple[str, ...] = ()
+    per_step: tuple[bool, ...] = ()
+    obstacle: str | None = None
+
+    def inside(
+        self, eqn: Any, values: Sequence[Origin], index: int, body: int
+    ) -> "_Place":
+        """The place of a body of an equation whose inputs depend on `values`."""
+        name = eqn.primitive.name
+        obstacle = self.obstacle
+        if not rewriting.enters(eqn):
+            obstacle = f"it is inside of {name}, which stays as it is"
+        elif name == "while" and body == 0:
+            obstacle = "it is in the condition of a while loop"
+        per_step = self.per_step
+        if name == "scan":
+            first = eqn.params["num_consts"] + eqn.params["num_carry"]
+            per_step = (*per_step, any(map(self._is_of_parameters, values[first:])))
+        return _Place(
+            self.parameters,
+            (*self.location, (index, body)),
+            scopes.join(self.scope, scopes.text_of(eqn)),
+            (*self.around, name),
+            per_step,
+            obstacle,
+        )
+
+    def _is_of_parameters(self, value: Origin) -> bool:
+        """Tells whether a value depends on parameters and on no other input."""
+        inputs = {one for one in value.needed if not isinstance(one, Loop)}
+        return bool(inputs) and inputs <= self.parameters
+
+
+def _walk(
+    closed: core.ClosedJaxpr,
+    inputs: Sequence[Origin],
+    place: _Place,
+    found: list[Site],
+) -> list[Origin]:
+    """Adds the sites of a jaxpr; returns what its outputs come from."""
+    jaxpr = closed.jaxpr
+    known = {
+        var: Origin(identity=_of_constant(value))
+        for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
+    }
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Origin:
+        if isinstance(atom, core.Literal):
+            return Origin(identity=_of_constant(atom.val))
+        return known[atom]
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        values = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name in OPERATIONS:
+            text = scopes.join(place.scope, scopes.text_of(eqn))
+            found.append(
+                Site(
+                    (*place.location, (index, 0)),
+                    eqn,
+                    scopes.parse(text),
+                    (values[0], values[1]),
+                    place.around,
+                    place.per_step,
+                    place.obstacle,
+                )
+            )
+        of_bodies = []
+        for number, body in enumerate(_bodies(eqn)):
+            inner = _inputs_of_body(eqn, number, body, values, place)
+            there = place.inside(eqn, values, index, number)
+            of_bodies.append(_walk(body, inner, there, found))
+        is_call = equations.called_body(eqn) is not None
+        outputs = of_bodies[0] if is_call else _outputs(eqn, values)
+        known.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
+    """What the outputs of an equation that is no call come from."""
+    identities = [value.identity for value in values if value.identity is not None]
+    made = None
+    if len(identities) == len(values) and not eqn.effects:
+        made = _digest(eqn.primitive.name, _text(eqn.params), *identities)
+    return [
+        Origin(
+            _NOTHING.union(*(values[i].needed for i in needed)),
+            made and _digest(made, str(number)),
+        )
+        for number, needed in enumerate(dependencies.equation_dependencies(eqn))
+    ]
+
+
+def _text(params: Mapping[str, Any]) -> str:
+    return str({name: str(params[name]) for name in sorted(params)})
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _of_constant(value: Any) -> str | None:
+    if isinstance(value, jax.core.Tracer):
+        return None
+    array = np.asarray(value)
+    return _digest("constant", str(array.dtype), str(array.shape), str(array.tobytes()))
+
+
+def _bodies(eqn: Any) -> list[core.ClosedJaxpr]:
+    """The bodies of an equation, in the order in which steps count them."""
+    if eqn.primitive is primitives.while_p:
+        return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
+    return list(equations.bodies(eqn))
+
+
+def _inputs_of_body(
+    eqn: Any,
+    number: int,
+    body: core.ClosedJaxpr,
+    values: list[Origin],
+    place: _Place,
+) -> list[Origin]:
+    """What the inputs of a body of an equation come from."""
+    params, count = eqn.params, len(body.in_avals)
+    depth = place.around.count("scan")
+    if eqn.primitive is primitives.scan_p:
+        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+        carried = _carried(body, values[:last], first, values[last:], depth)
+        return [*values[:first], *carried, *(_slice(x, depth) for x in values[last:])]
+    if eqn.primitive is primitives.while_p:
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        of_body = values[first : first + second] + values[first + second :]
+        carried = _carried(params["body_jaxpr"], of_body, second, [], depth)
+        consts = values[:first] if number == 0 else values[first : first + second]
+        return [*consts, *carried]
+    if eqn.primitive is primitives.cond_p:
+        return values[1:]
+    if len(values) == count and rewriting.enters(eqn):
+        return values
+    # Of another primitive nobody knows what goes where.
+    return [Origin(_NOTHING.union(*(x.needed for x in values)))] * count
+
+
+def _slice(x: Origin, depth: int) -> Origin:
+    """What a slice of a value comes from, of which every step has its own."""
+    identity = x.identity and _digest("slice", x.identity)
+    return Origin(x.needed | {Loop(depth, False)}, identity)
+
+
+def _carried(
+    body: core.ClosedJaxpr,
+    values: list[Origin],
+    first: int,
+    scanned: list[Origin],
+    depth: int,
+) -> list[Origin]:
+    """What the values that a loop carries come from, in any step.
+
+    Args:
+        body: of the loop.
+        values: what its constants, and what it carries, come from at first.
+        first: the index of the first that is carried.
+        scanned: what it takes slices of.
+        depth: how many scans are around it.
+    """
+    count = len(values) - first
+    inputs = [*(x.needed for x in values), *(_slice(x, depth).needed for x in scanned)]
+    of_outputs = dependencies.output_dependencies(body)[:count]
+    variables = body.jaxpr.invars[first : first + count]
+    changing = [i for i in range(count) if body.jaxpr.outvars[i] is not variables[i]]
+    for i in changing:
+        inputs[first + i] |= {Loop(depth, True)}
+    while True:
+        before = list(inputs)
+        for i in changing:
+            inputs[first + i] = inputs[first + i].union(
+                *(inputs[needed] for needed in of_outputs[i])
+            )
+        if inputs == before:
+            break
+    return [
+        Origin(inputs[first + i]) if i in changing else values[first + i]
+        for i in range(count)
+    ]
