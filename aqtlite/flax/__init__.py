@@ -15,6 +15,7 @@ from aqtlite.flax.linen.fold import fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.injection import inject_dot_general
 from aqtlite.flax.linen.merge import merge_statistics
+from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.linen.widen import widen_int4
@@ -36,6 +37,7 @@ __all__ = [
     "ParameterReport",
     "QuantMode",
     "QuantizedCache",
+    "QuantizedModel",
     "absorb_smoothing",
     "calibrate",
     "convert",
@@ -43,5 +45,6 @@ __all__ = [
     "inject_dot_general",
     "merge_statistics",
     "promote_dtype",
+    "quantize_model",
     "widen_int4",
 ]

@@ -8,15 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from aqtlite.functions.program import Program
+from aqtlite.functions.program import Program, noting
 from aqtlite.functions.quantize import QuantizedFunction, State, states_of
 from aqtlite.jaxpr import tracing
 from aqtlite.serving import conversion, planning
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
 from aqtlite.serving.contraction import (
-    CallingModule,
-    Contraction,
     OperandKey,
     Recorder,
 )
@@ -212,8 +210,7 @@ class _Model(Model):
             )
             given = [*full, *jax.tree.leaves((args, kwargs))]
             values = [given[i] for i in program.traced.leaves]
-            arrays = [x.values() if isinstance(x, Placeholder) else x for x in values]
-            return program.record(arrays, recorder)
+            return program.record(values, recorder)
 
         arguments = kept, self._state, self._args, self._kwargs
         traced = tracing.trace(run, arguments)
@@ -231,30 +228,11 @@ class _Model(Model):
         keys: frozenset[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> list[Identity | None]:
-        def note(
-            contraction: Contraction, caller: CallingModule, position: int
-        ) -> Contraction:
-            for side in contraction.quantized_sides():
-                key = OperandKey(caller.path, position, side)
-                if key in keys and caller.obstacle is None:
-                    caller.store(_Noted(key))
-            return contraction
-
-        stored = self.trace(call, note, {}).stored
+        stored = self.trace(call, noting(keys), {}).stored
         program = _program(
             self._function, self._params, self._args, self._kwargs, self._state
         )
         return [program.identity_of(one.key) for one in stored]
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["key"]
-)
-@dataclasses.dataclass(frozen=True)
-class _Noted:
-    """A weight, in the order in which a trace stores them."""
-
-    key: OperandKey
 
 
 def _program(

@@ -128,7 +128,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        console = rich.console.Console(width=120, color_system=None)
+        console = rich.console.Console(width=180, color_system=None)
         with console.capture() as capture:
             console.print(self)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())

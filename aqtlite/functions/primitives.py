@@ -61,6 +61,19 @@ def operation_of(eqn: Any, values: Sequence[Any], *, exchanged: bool) -> Operati
     return ragged_dot.ragged_operation(lhs, rhs, rest[0])
 
 
+def name_of(eqn: Any, avals: Sequence[Any], *, exchanged: bool) -> str:
+    """The name of the operation of an equation, by which its states are kept.
+
+    Args:
+        eqn: the equation.
+        avals: the types of its inputs.
+        exchanged: as for `operation_of`.
+    """
+    if eqn.primitive.name == "ragged_dot_general":
+        return "ragged_dot"
+    return operation_of(eqn, avals, exchanged=exchanged).name
+
+
 def contract(
     eqn: Any,
     cfg: DotGeneral,

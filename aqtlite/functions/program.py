@@ -25,6 +25,7 @@ from aqtlite.serving.contraction import (
 )
 from aqtlite.serving.model import Parameter
 from aqtlite.serving.placeholder import Placeholder
+from aqtlite.state_collections import collections_of
 from aqtlite.statistics import States
 
 Path = tuple[str, ...]
@@ -45,11 +46,15 @@ class Program:
     states_of: Callable[[PlannedContraction], States]
     """The states of its calibrations."""
 
+    first_position: int = 0
+    """The number of the first contraction of a module."""
+
     def record(self, values: Sequence[Any], recorder: Recorder) -> tuple[Any, Any]:
         """Evaluates the program while a recorder sees every contraction.
 
         Args:
-            values: the inputs of the jaxpr.
+            values: the inputs of the jaxpr; a `Placeholder` for a parameter that is
+                frozen.
             recorder: of `aqtlite.serving`.
 
         Returns:
@@ -57,15 +62,25 @@ class Program:
         """
         replacements = {}
         for one, module, position in self._numbered():
-            obstacle = _obstacle(one)
+            obstacle, states = _obstacle(one), self.states_of(one)
+            given: States | None = states
+            record = functools.partial(
+                self._recorded, one, module, position, obstacle, recorder
+            )
+            has_states = bool(collections_of(one.cfg)) and any(_per_step(one))
+            if obstacle is None and not has_states:
+                # What a loop carries is the weight that the last step leaves.
+                record = functools.partial(_with_states, record, states)
+                given = None
             replacements[one.site.location] = rewriting.Replacement(
-                functools.partial(
-                    self._recorded, one, module, position, obstacle, recorder
-                ),
+                record,
+                given,
                 leaves=obstacle is None,
                 per_step=_per_step(one),
             )
-        outputs, left = rewriting.evaluate(self.traced.jaxpr, values, replacements)
+        outputs, left = rewriting.evaluate(
+            self.traced.jaxpr, _arrays(values), replacements
+        )
         return outputs, [node for nodes in left.values() for node in nodes]
 
     def serve(
@@ -88,14 +103,13 @@ class Program:
             entries = self._entries(one, frozen.get(module, ()), removed)
             replacements[one.site.location] = rewriting.Replacement(
                 functools.partial(self._served, one),
-                {side: entry.values[side] for side, entry in entries.items()},
+                (
+                    {side: entry.values[side] for side, entry in entries.items()},
+                    self.states_of(one),
+                ),
                 per_step=_per_step(one),
             )
-        arrays = [
-            jnp.full(x.shape, np.nan, x.dtype) if isinstance(x, Placeholder) else x
-            for x in values
-        ]
-        return rewriting.evaluate(self.traced.jaxpr, arrays, replacements)[0]
+        return rewriting.evaluate(self.traced.jaxpr, _arrays(values), replacements)[0]
 
     def identity_of(self, key: OperandKey) -> str | None:
         """The identity of an operand of a quantized contraction."""
@@ -103,6 +117,16 @@ class Program:
             if (module, position) == (key.path, key.position):
                 return _origins(one)["lhs" if key.side == "lhs" else "rhs"].identity
         raise KeyError(key)
+
+    def parameters_of_weights(self) -> set[Parameter]:
+        """The parameters of which weights of quantized contractions are made."""
+        return {
+            self.parameters[i]
+            for one in self.plan.quantized()
+            for origin in one.site.operands
+            if origin.identity is not None
+            for i in self.parameters.keys() & origin.needed
+        }
 
     def _entries(
         self,
@@ -142,12 +166,12 @@ class Program:
         numbered = []
         for one in self.plan.quantized():
             module = self.module_of(one)
-            numbered.append((one, module, counts[module]))
+            numbered.append((one, module, self.first_position + counts[module]))
             counts[module] += 1
         return numbered
 
     def _contraction(
-        self, one: PlannedContraction, values: Sequence[Any]
+        self, one: PlannedContraction, values: Sequence[Any], states: States
     ) -> Contraction:
         eqn = one.site.eqn
         lhs, rhs = one.in_order(values)[:2]
@@ -158,7 +182,7 @@ class Program:
             operation=primitives.operation_of(eqn, values, exchanged=one.is_exchanged),
             lhs=lhs,
             rhs=rhs,
-            states=self.states_of(one),
+            states=states,
         )
 
     def _recorded(
@@ -169,21 +193,49 @@ class Program:
         obstacle: str | None,
         recorder: Recorder,
         values: Sequence[Any],
-        given: Any,
+        states: States,
     ) -> tuple[Sequence[Any], list[Any]]:
-        del given
         nodes: list[Any] = []
-        call = self._contraction(one, values)
+        call = self._contraction(one, values, states)
         call = recorder(call, CallingModule(module, obstacle, nodes.append), position)
         states = call.states if call.cfg.is_quantized else States()
         return [_contract(one, call, call.lhs, call.rhs, values, states)], nodes
 
     def _served(
-        self, one: PlannedContraction, values: Sequence[Any], given: Mapping[str, Any]
+        self,
+        one: PlannedContraction,
+        values: Sequence[Any],
+        given: tuple[Mapping[str, Any], States],
     ) -> tuple[Sequence[Any], None]:
-        call = self._contraction(one, values)
-        lhs, rhs = given.get("lhs", call.lhs), given.get("rhs", call.rhs)
+        frozen, states = given
+        call = self._contraction(one, values, states)
+        lhs, rhs = frozen.get("lhs", call.lhs), frozen.get("rhs", call.rhs)
         return [_contract(one, call, lhs, rhs, values, call.states)], None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["key"]
+)
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """A weight, in the order in which a trace stores them."""
+
+    key: OperandKey
+
+
+def noting(keys: frozenset[OperandKey]) -> Recorder:
+    """A recorder that stores which weights there are."""
+
+    def note(
+        contraction: Contraction, caller: CallingModule, position: int
+    ) -> Contraction:
+        for side in contraction.quantized_sides():
+            key = OperandKey(caller.path, position, side)
+            if key in keys and caller.obstacle is None:
+                caller.store(Noted(key))
+        return contraction
+
+    return note
 
 
 def _contract(
@@ -200,8 +252,33 @@ def _contract(
     )
 
 
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    """NaN in place of what is frozen, which no contraction of frozen weights reads."""
+    return [
+        jnp.full(x.shape, np.nan, x.dtype) if isinstance(x, Placeholder) else x
+        for x in values
+    ]
+
+
+def _with_states(
+    record: Callable[[Sequence[Any], States], Any],
+    states: States,
+    values: Sequence[Any],
+    given: None,
+) -> Any:
+    del given
+    return record(values, states)
+
+
 def _per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """For each scan around a contraction, whether every step has weights of its own."""
+    """For each scan around a contraction, whether every step has arrays of its own."""
+    if collections_of(one.cfg):
+        return one.site.per_step
+    return _weights_per_step(one)
+
+
+def _weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
+    """The same of its frozen weights."""
     weights = [x for x in one.site.operands if x.identity is not None]
     return tuple(
         any(Loop(depth, False) in weight.needed for weight in weights)
@@ -218,6 +295,11 @@ def _obstacle(one: PlannedContraction) -> str | None:
     ):
         if name in one.site.around:
             return f"contracted inside {text}, which weights cannot leave"
+    if _per_step(one) != _weights_per_step(one):
+        return "in a scan, its calibration has a state for each step, and it has none"
+    has_both = any(_per_step(one)) and not all(_per_step(one))
+    if has_both and collections_of(one.cfg):
+        return "only some of the scans around it have a state for each step"
     return None
 
 

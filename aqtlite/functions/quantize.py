@@ -88,9 +88,7 @@ class QuantizedFunction:
 
         def init(values: list[Any]) -> Any:
             replacements = {
-                one.site.location: rewriting.Replacement(
-                    _initializing(one), leaves=True, per_step=one.site.per_step
-                )
+                one.site.location: initializing(one)
                 for one in planned.quantized()
                 if collections_of(one.cfg)
             }
@@ -109,12 +107,7 @@ class QuantizedFunction:
     def _run(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         traced, planned = self.traced(args, kwargs)
         replacements = {
-            one.site.location: rewriting.Replacement(
-                _contracting(one),
-                states_of(one, state),
-                leaves=STATISTICS in collections_of(one.cfg),
-                per_step=one.site.per_step,
-            )
+            one.site.location: updating(one, states_of(one, state))
             for one in planned.quantized()
         }
         values = traced.values((args, kwargs))
@@ -131,7 +124,7 @@ class QuantizedFunction:
         )
         parameters = _parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters)
-        _report(planned, strict=self.strict)
+        report(planned, strict=self.strict)
         return traced, planned
 
 
@@ -250,42 +243,58 @@ def _is_state(x: Any) -> bool:
     return isinstance(x, Mapping)
 
 
-def _initializing(one: PlannedContraction) -> Callable[..., Any]:
+def initializing(one: PlannedContraction) -> rewriting.Replacement:
     """Evaluates a contraction in float, and leaves its first states."""
 
     def function(values: Sequence[Any], given: Any) -> tuple[Sequence[Any], States]:
         del given
-        lhs, rhs, *_ = one.in_order(values)
-        operation = primitives.operation_of(
-            one.site.eqn, values, exchanged=one.is_exchanged
-        )
-        states = statistics.init_states(one.cfg, lhs, rhs, operation)
         eqn = one.site.eqn
-        out = primitives.contract(
-            eqn, config.unquantized(), values, States(), exchanged=False
-        )
-        return [out], states
+        lhs, rhs, *_ = one.in_order(values)
+        operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
+        states = statistics.init_states(one.cfg, lhs, rhs, operation)
+        return _original(eqn, values), states
 
-    return function
+    return rewriting.Replacement(function, leaves=True, per_step=one.site.per_step)
 
 
-def _contracting(one: PlannedContraction) -> Callable[..., Any]:
-    """Evaluates a contraction quantized, and leaves its states."""
+def contracting(one: PlannedContraction, states: States) -> rewriting.Replacement:
+    """Evaluates a contraction quantized, by states that stay as they are."""
 
-    def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
-        eqn, states = one.site.eqn, given
-        ordered = one.in_order(values)
-        if STATISTICS in collections_of(one.cfg):
-            operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
-            states = statistics.update_states(
-                one.cfg, states, ordered[0], ordered[1], operation
-            )
-        out = primitives.contract(
-            eqn, one.cfg, ordered, states, exchanged=one.is_exchanged
-        )
-        return [out], states
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
+        return _contract(one, values, states), None
 
-    return function
+    return rewriting.Replacement(function, states, per_step=one.site.per_step)
+
+
+def updating(one: PlannedContraction, states: States) -> rewriting.Replacement:
+    """Evaluates a contraction quantized, and leaves its states with this batch."""
+
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
+        eqn = one.site.eqn
+        lhs, rhs, *_ = one.in_order(values)
+        operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
+        after = statistics.update_states(one.cfg, states, lhs, rhs, operation)
+        return _contract(one, values, after), after
+
+    if STATISTICS not in collections_of(one.cfg):
+        return contracting(one, states)
+    return rewriting.Replacement(
+        function, states, leaves=True, per_step=one.site.per_step
+    )
+
+
+def _contract(
+    one: PlannedContraction, values: Sequence[Any], states: States
+) -> list[jax.Array]:
+    ordered = one.in_order(values)
+    eqn, exchanged = one.site.eqn, one.is_exchanged
+    return [primitives.contract(eqn, one.cfg, ordered, states, exchanged=exchanged)]
+
+
+def _original(eqn: Any, values: Sequence[Any]) -> list[jax.Array]:
+    """Evaluates a contraction as it was."""
+    float_cfg = config.unquantized()
+    return [primitives.contract(eqn, float_cfg, values, States(), exchanged=False)]
 
 
 def states_of(one: PlannedContraction, state: State) -> States:
@@ -351,8 +360,12 @@ def _parameters(
     }
 
 
-def _report(planned: Plan, *, strict: bool) -> None:
-    """Says what stays in float against the rules' will."""
+def report(planned: Plan, *, strict: bool) -> None:
+    """Says what stays in float against the rules' will.
+
+    Raises:
+        ValueError: with `strict`, if there is something.
+    """
     left = [
         one
         for one in planned.left_float()

@@ -11,7 +11,10 @@ from flax import linen as nn
 
 from aqtlite.flax.linen import fixed_scales, partitioning
 from aqtlite.flax.linen.call import Call
-from aqtlite.flax.linen.tracing import LinenModel, buffers_of, with_frozen_kernels
+from aqtlite.flax.linen.parameters import buffers_of
+from aqtlite.flax.linen.quantize_model import QuantizedModel
+from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
+from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
 from aqtlite.flax.linen.uses import Uses
 from aqtlite.serving import conversion as conversion_lib
 from aqtlite.serving import planning
@@ -24,7 +27,7 @@ from aqtlite.state_collections import STATISTICS
 
 
 def convert(
-    model: nn.Module,
+    model: nn.Module | QuantizedModel,
     variables: Mapping[str, Any],
     *args: Any,
     calls: Sequence[Call] | None = None,
@@ -46,7 +49,8 @@ def convert(
     parameters in a way that no given call had raises, and gives NaN under `jax.jit`.
 
     Args:
-        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or what
+            `quantize_model` made of one.
         variables: its trained variables, or their shapes (`jax.ShapeDtypeStruct`).
         *args: the arguments of ``model.apply(variables, *args, **kwargs)`` in serving;
             arrays may be given as shapes.
@@ -99,7 +103,7 @@ def convert(
             "calls must be a list of aqtlite.flax.Call, such as "
             f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
         )
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module | QuantizedModel):
         raise TypeError(
             f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "
             "modules cannot be converted"
@@ -175,7 +179,9 @@ class Conversion:
 
 
 def plan(
-    model: nn.Module, variables: Mapping[str, Any], calls: Sequence[Call]
+    model: nn.Module | QuantizedModel,
+    variables: Mapping[str, Any],
+    calls: Sequence[Call],
 ) -> Conversion:
     """Plans a conversion from traces alone.
 
@@ -188,7 +194,11 @@ def plan(
         ValueError: as `convert` does.
     """
     variables = _check_variables(variables)
-    traced = LinenModel(model, variables, calls)
+    traced: LinenModel | QuantizedLinenModel
+    if isinstance(model, QuantizedModel):
+        traced = QuantizedLinenModel(model, variables, calls)
+    else:
+        traced = LinenModel(model, variables, calls)
     return Conversion(variables, planning.plan(traced), traced.uses_of_statistics)
 
 

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 
 from aqtlite.flax.linen import recording, uses
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.jaxpr import tracing
 from aqtlite.serving import recording as serving_recording
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import OperandKey, Recorder
 from aqtlite.serving.identity import Identity
-from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
+from aqtlite.serving.model import CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 
 
@@ -39,7 +39,7 @@ class LinenModel(Model):
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
         kwargs = dict(self._calls[call].kwargs)
-        mutable = _mutable_collections(kwargs.pop("mutable", False))
+        mutable = mutable_collections(kwargs.pop("mutable", False))
 
         def apply(params, buffers, call_args, call_kwargs):
             out, mutated = self._module.apply(
@@ -84,35 +84,6 @@ class LinenModel(Model):
         return list(serving_recording.identities(self, call, keys, frozen))
 
 
-def parameters_of(params: Any) -> tuple[Parameter, ...]:
-    """Returns the leaves of the parameters, boxed or not."""
-    nodes = jax.tree_util.tree_flatten_with_path(
-        params, is_leaf=nn.meta.is_axis_metadata
-    )[0]
-    paths = [
-        (path, (*path, *below), leaf)
-        for path, node in nodes
-        for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]
-    ]
-    return tuple(
-        Parameter(
-            number=number,
-            path=tuple(str(getattr(key, "key", key)) for key in path),
-            key_path=key_path,
-            shape=tuple(leaf.shape),
-            dtype=np.dtype(leaf.dtype),
-        )
-        for number, (path, key_path, leaf) in enumerate(paths)
-    )
-
-
-def buffers_of(variables: Mapping[str, Any]) -> dict[Buffer, Any]:
-    """Returns the leaves of variables other than "params"."""
-    others = {k: v for k, v in variables.items() if k != "params"}
-    found = jax.tree_util.tree_flatten_with_path(others, is_leaf=_is_none)[0]
-    return {Buffer(i, key_path): leaf for i, (key_path, leaf) in enumerate(found)}
-
-
 def _leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, of which one may be None."""
     return jax.tree.leaves(tree, is_leaf=_is_none)
@@ -143,7 +114,13 @@ def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) ->
     )
 
 
-def _mutable_collections(mutable: Any) -> list[str]:
+def mutable_collections(mutable: Any) -> list[str]:
+    """Returns the names of collections that a call changes, as `apply` takes them.
+
+    Raises:
+        TypeError: if they are no names.
+        ValueError: if all collections are asked for.
+    """
     if isinstance(mutable, str):
         return [mutable]
     if isinstance(mutable, bool):
