@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax
-from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.checkpoint import from_model
@@ -16,11 +15,12 @@ from aqtlite.checkpoint.variables import abstract_variables
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.serving.call_site import COLLECTION, CallSite
 
 
 def abstract_serving(
-    manifest: Manifest, model: nn.Module, where: str
+    manifest: Manifest, model: Model, where: str
 ) -> tuple[Any, linen_convert.Conversion]:
     """Plans the model's serving variables, and checks that a checkpoint holds them.
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
-from flax import linen as nn
 
 from aqtlite.checkpoint import run
 from aqtlite.checkpoint.errors import CheckpointError
@@ -14,12 +13,13 @@ from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
 from aqtlite.checkpoint.from_model import job_from_model
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.report import Report
+from aqtlite.flax.linen.quantize_model import Model
 
 
 def convert_checkpoint(
     source: str | os.PathLike,
     target: str | os.PathLike,
-    model: nn.Module,
+    model: Model,
     *sample_args: Any,
     sample_kwargs: Mapping[str, Any] | None = None,
     subtree: str | Sequence[str] = (),

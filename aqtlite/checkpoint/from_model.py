@@ -21,6 +21,7 @@ from aqtlite.checkpoint.variables import PARAMS, info_of, match
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, CallSite
@@ -33,7 +34,7 @@ _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 
 def job_from_model(
     source: Reader,
-    model: nn.Module,
+    model: Model,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     keep_float: Sequence[str],

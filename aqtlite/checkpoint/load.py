@@ -19,12 +19,13 @@ from aqtlite.checkpoint.formats import Reader, open_reader
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.report import Report, report_of, size_of
+from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.qtensor import QTensor
 
 
 def load_serving(
     path: str | os.PathLike,
-    model: nn.Module | None = None,
+    model: Model | None = None,
     *,
     mesh: jax.sharding.Mesh | None = None,
     rules: Any = None,
@@ -61,7 +62,7 @@ def load_serving(
     """
     source = open_reader(pathlib.Path(path))
     manifest = _manifest(source)
-    if model is not None and not isinstance(model, nn.Module):
+    if model is not None and not isinstance(model, Model):
         raise CheckpointError(f"model has to be a Linen module, got {model!r}")
     if model is None:
         if mesh is not None:

@@ -20,6 +20,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
 from aqtlite.serving.call_site import CallSite, Operand
+from aqtlite.serving.identity import Identity
 
 FORMAT = 3
 """Version of the format: grows with every change that older readers cannot read."""
@@ -284,11 +285,15 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                     tuple(int(axis) for axis in data["contracting"]),
                     info.dtype,
                 ),
-                identity=None
-                if identity is None
-                else tuple(None if x is None else float(x) for x in identity),
+                identity=_decode_identity(identity),
                 made_of=tuple(str(name) for name in data["made_of"]),
                 beside_floats=bool(data["beside_floats"]),
             )
         case kind:
             raise ValueError(f"a node of unknown kind {kind!r}")
+
+
+def _decode_identity(data: Any) -> Identity | None:
+    if data is None or isinstance(data, str):
+        return data
+    return tuple(None if x is None else float(x) for x in data)

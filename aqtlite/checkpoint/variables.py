@@ -12,6 +12,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.names import path_name
+from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.jaxpr import tracing
 from aqtlite.serving.call_site import COLLECTION
 
@@ -30,7 +31,7 @@ _OF_MODELS = (
 
 
 def abstract_variables(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Traces a model's `init` for the shapes of its float variables.
 
@@ -71,7 +72,7 @@ def info_of(leaf: Any) -> ArrayInfo:
 
 def match(
     source: Reader,
-    model: nn.Module,
+    model: Model,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str]]:

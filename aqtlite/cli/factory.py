@@ -6,9 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from flax import linen as nn
-
 from aqtlite.errors import UserError
+from aqtlite.flax.linen.quantize_model import Model
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -82,9 +81,10 @@ def call(
             f"--model {name}: sample_args has to be a tuple, not a "
             f"{type(sample_args).__name__}"
         )
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, Model):
         raise UserError(
-            f"--model {name}: the model has to be a Linen module, not {model!r}"
+            f"--model {name}: the model has to be a Linen module, or what "
+            f"aqtlite.flax.quantize_model made of one, not {model!r}"
         )
     if rest and not isinstance(rest[0], dict):
         raise UserError(

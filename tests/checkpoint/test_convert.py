@@ -12,7 +12,7 @@ from safetensors import flax as safetensors_flax
 
 from aqtlite import checkpoint, config
 from aqtlite.demo.model import Transformer
-from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from tests.checkpoint.support import FORMATS, assert_same, save, snapshot
 from tests.flax import models
 from tests.flax.support import DG, INT8, XX, X, apply, assert_equal, init
@@ -41,6 +41,7 @@ MODELS = {
     "batch norm": (models.Trained(INT8), X),
     "scanned": (models.scanned(models.Layer)(INT8), X, None),
     "demo": (Transformer(1, 16, 2, 8, INT8), TOKENS),
+    "by rules": (quantize_model(models.scanned(models.Layer)(None), INT8), X, None),
     "int4": (models.MlpBlock(config.fully_quantized(fwd_bits=4)), X),
     "ternary": (models.MlpBlock(config.weight_only(bits=2)), X),
 }

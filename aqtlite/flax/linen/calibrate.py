@@ -8,13 +8,13 @@ import rich.console
 import rich.progress
 from absl import logging
 from flax import core as flax_core
-from flax import linen as nn
 
+from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.state_collections import STATISTICS
 
 
 def calibrate(
-    model: nn.Module,
+    model: Model,
     variables: Mapping[str, Any],
     batches: Iterable[Any],
     **kwargs: Any,

@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 from flax import core as flax_core
-from flax import linen as nn
 
 from aqtlite.flax.linen import fixed_scales, partitioning
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.parameters import buffers_of
-from aqtlite.flax.linen.quantize_model import QuantizedModel
+from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
 from aqtlite.flax.linen.uses import Uses
@@ -27,7 +26,7 @@ from aqtlite.state_collections import STATISTICS
 
 
 def convert(
-    model: nn.Module | QuantizedModel,
+    model: Model,
     variables: Mapping[str, Any],
     *args: Any,
     calls: Sequence[Call] | None = None,
@@ -103,7 +102,7 @@ def convert(
             "calls must be a list of aqtlite.flax.Call, such as "
             f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
         )
-    if not isinstance(model, nn.Module | QuantizedModel):
+    if not isinstance(model, Model):
         raise TypeError(
             f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "
             "modules cannot be converted"
@@ -179,7 +178,7 @@ class Conversion:
 
 
 def plan(
-    model: nn.Module | QuantizedModel,
+    model: Model,
     variables: Mapping[str, Any],
     calls: Sequence[Call],
 ) -> Conversion:

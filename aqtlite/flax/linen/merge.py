@@ -6,16 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import core as flax_core
-from flax import linen as nn
 
 from aqtlite import statistics
 from aqtlite.flax.linen import uses as uses_lib
+from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.flax.linen.uses import Uses
 from aqtlite.state_collections import STATISTICS
 
 
 def merge_statistics(
-    model: nn.Module,
+    model: Model,
     variables: Mapping[str, Any],
     others: Sequence[Mapping[str, Any]],
     *args: Any,

@@ -109,6 +109,10 @@ class QuantizedModel:
         return TracedCall.of(self, variables, Call(*args, **kwargs)).program.plan
 
 
+Model = nn.Module | QuantizedModel
+"""What can be called with variables, and converted."""
+
+
 def quantize_model(
     model: nn.Module, rules: Any, *, strict: bool = False
 ) -> QuantizedModel:
