@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite import (
     block_shapes,
@@ -24,6 +25,7 @@ from aqtlite import (
     operands,
     padding,
     products,
+    remat,
     scale_moves,
     statistics,
 )
@@ -82,7 +84,13 @@ def quantize_and_contract(
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
     rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
+    if how.fwd.path == "fwd":
+        lhs_q, rhs_q = (
+            q if q is None else remat.named(side, q)
+            for side, q in zip(SIDES, (lhs_q, rhs_q), strict=True)
+        )
     sums = products.sum_products(how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q)
+    sums = checkpoint_name(sums, remat.SUMS)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
@@ -146,12 +154,13 @@ class _Residuals:
     """The residuals of the forward pass."""
 
     operation: Operation
-    lhs: Operand | None
-    """Needed by the gradient of rhs; None if that is not asked for."""
+    lhs: Operand
+    """Needed by the gradient of rhs; `_absent` if that is not asked for."""
 
-    rhs: Operand | None
+    rhs: Operand
     estimators: tuple[Estimator | None, Estimator | None]
-    """Of lhs and rhs; None where no gradient is asked for."""
+    """Of lhs and rhs, None of a frozen one; `_absent` where no gradient is asked
+    for."""
 
     seed: jax.Array | None
     scales: tuple[jax.Array | None, jax.Array | None]
@@ -191,13 +200,19 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
     )
-    saved_lhs = saved_rhs = of_lhs = of_rhs = None
-    if "lhs" in differentiated:
-        saved_rhs = rhs_q if how.saves_rhs == "quantized" else rhs
-        of_lhs = estimator.estimator(how.fwd.lhs, lhs, lhs_q, states.lhs)
-    if "rhs" in differentiated:
-        saved_lhs = lhs_q if how.saves_lhs == "quantized" else lhs
-        of_rhs = estimator.estimator(how.fwd.rhs, rhs, rhs_q, states.rhs)
+    saved_lhs = lhs if lhs_q is None or how.saves_lhs == "float" else lhs_q
+    saved_rhs = rhs if rhs_q is None or how.saves_rhs == "float" else rhs_q
+    estimators = [
+        None if isinstance(x, QTensor) else estimator.estimator(one, x, q, state)
+        for one, x, q, state in (
+            (how.fwd.lhs, lhs, lhs_q, states.lhs),
+            (how.fwd.rhs, rhs, rhs_q, states.rhs),
+        )
+    ]
+    if "lhs" not in differentiated:
+        saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
+    if "rhs" not in differentiated:
+        saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
     scales: tuple[jax.Array | None, jax.Array | None] = None, None
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
         scales = _scale_of(lhs_q), _scale_of(rhs_q)
@@ -205,10 +220,31 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         operation=operation,
         lhs=saved_lhs,
         rhs=saved_rhs,
-        estimators=(of_lhs, of_rhs),
+        estimators=(estimators[0], estimators[1]),
         seed=seed,
         scales=scales,
         states=States(dlhs=states.dlhs, drhs=states.drhs),
+    )
+
+
+_ABSENT_SHAPE = (0, 0, 0)
+
+
+def _absent(tree: Any) -> Any:
+    """Residuals that are not needed, of the structure of those that would be.
+
+    What `jax.checkpoint` and `jax.jit` traced once they differentiate with respect to
+    one operand here and to both there, and JAX takes the residuals of all of it to
+    have one structure.
+    """
+    return jax.tree.map(lambda _: jnp.zeros(_ABSENT_SHAPE, bool), tree)
+
+
+def _is_absent(tree: Any) -> bool:
+    """Tells whether something of residuals is `_absent`."""
+    return any(
+        leaf.shape == _ABSENT_SHAPE and leaf.dtype == bool
+        for leaf in jax.tree.leaves(tree)
     )
 
 
@@ -256,7 +292,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
         scales = _scales_on_output(saved.operation, saved.scales)
         others = saved.rhs, saved.lhs
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
-            if other is not None and own is not None:
+            if own is not None and not _is_absent((other, own)):
                 out, states[f"d{side}"] = _gradient(
                     how.gradient(side),
                     saved.operation.gradient(side),
