@@ -3,7 +3,6 @@
 import functools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,9 +13,6 @@ from aqtlite import config, numerics
 from aqtlite.demo.model import Transformer
 
 TEMPERATURE = 0.7
-
-Step = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
-"""Takes a cache, a token and a key, and returns the cache and the next token."""
 
 
 def cache_config(dtype: str) -> config.DotGeneral | None:
@@ -42,7 +38,7 @@ def init_cache(model: Transformer, batch: int = 1) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
 
-def decode_step(model: Transformer, variables: Any) -> Step:
+def decode_step(model: Transformer, variables: Any) -> functools.partial[Any]:
     """A function that feeds one token and samples the next.
 
     It takes a cache, which is donated, a token, ``(batch, 1)``, and a key, and returns
