@@ -22,6 +22,10 @@ _WIDENED_BYTES = 2**18
 # Rows that are transposed at a time.
 _BLOCK = 16
 
+# A product of one row by a matrix of so many elements XLA:CPU divides among threads, to
+# whom it takes longer than to one. Larger ones are worth it.
+_FEW_PRODUCTS = range(2**17 + 1, 2**18 + 1)
+
 
 def is_fast(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
@@ -75,6 +79,8 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     batch_rank = len(dims[1][0])
     if not is_unsigned:
         out = plain.dot(lhs, rhs, dims, jnp.int32)
+    elif rows == 1 and _is_halved(rhs, dims):
+        out = _dot_with_halves(unsigned.offset(lhs), rhs)
     elif has_few_rows:
         out = unsigned.dot_with_last_row_zero(unsigned.offset(lhs), rhs, dims)
     else:
@@ -258,6 +264,25 @@ def _with_row_of_zeros(lhs, dims):
     row, last = len(lhs_ba), len(lhs_ba) + len(lhs_ca)
     dims = (tuple(range(row + 1, last + 1)), rhs_ca), (tuple(range(row)), rhs_ba)
     return plain.with_zeros(matrix, row, 1), dims
+
+
+def _is_halved(rhs, dims):
+    """Returns True if `_dot_with_halves` contracts one row with rhs sooner."""
+    (_, rhs_ca), (batch, _) = dims
+    is_matrix = rhs.ndim == 2 and rhs_ca == (1,) and not batch and can_reshape(rhs)
+    return is_matrix and rhs.size in _FEW_PRODUCTS and rhs.shape[0] % 2 == 0
+
+
+def _dot_with_halves(lhs, rhs):
+    """Contracts two rows, the second zeros, with a batch of two halves of a matrix.
+
+    XLA:CPU does not divide a batch among threads.
+    """
+    columns, products = rhs.shape
+    halves = rhs.reshape(2, columns // 2, products)
+    rows = jnp.broadcast_to(lhs, (2, 2, products))
+    out = unsigned.dot_with_last_row_zero(rows, halves, (((2,), (2,)), ((0,), (0,))))
+    return out.transpose(1, 0, 2).reshape(2, columns)
 
 
 def _with_unit_axis(lhs, rhs, dims):

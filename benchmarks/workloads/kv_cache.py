@@ -96,9 +96,8 @@ def token(decoder: Transformer, serving: Any) -> Callable[[], Any]:
             return position if is_position else leaf
 
         cache = jax.tree_util.tree_map_with_path(placed, cache)
-        return generate.decode_step(
-            decoder, serving, cache, jnp.zeros((1, 1), jnp.int32), jax.random.key(0)
-        )
+        decode = generate.decode_step(decoder, serving)
+        return decode(cache, jnp.zeros((1, 1), jnp.int32), jax.random.key(0))
 
     cache, last = generate.init_cache(decoder), jnp.int32(decoder.length - 1)
 

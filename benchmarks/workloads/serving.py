@@ -131,12 +131,13 @@ def measure_token(model: Transformer, options: Options) -> dict[str, timing.Spre
 def _decoding(model: Transformer, variables: Any) -> Callable[[], jax.Array]:
     """A function that decodes one more token at every call."""
     decoder = model.clone(decode=True)
+    step = generate.decode_step(decoder, variables)
     cache, token = generate.init_cache(decoder), jnp.zeros((1, 1), jnp.int32)
     key = jax.random.key(0)
 
     def decode() -> jax.Array:
         nonlocal cache, token
-        cache, token = generate.decode_step(decoder, variables, cache, token, key)
+        cache, token = step(cache, token, key)
         return token
 
     return decode
