@@ -8,12 +8,17 @@ into Flax layers, and freezes trained weights for serving. `quantize_function` q
 the contractions of any function by rules, and `convert_function` freezes its weights.
 """
 
-from aqtlite import kv_cache, shape_operations
+from aqtlite import kv_cache, remat, shape_operations
 from aqtlite.conv_general_dilated import make_conv_general_dilated
 from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
+from aqtlite.functions import rules
 from aqtlite.functions.convert import convert_function
-from aqtlite.functions.quantize import plan, quantize_function
+from aqtlite.functions.quantize import (
+    plan,
+    quantize_function,
+    with_gradient_statistics,
+)
 from aqtlite.functions.rules import Rule
 from aqtlite.qtensor import QTensor
 from aqtlite.quantizer import quantize
@@ -32,7 +37,10 @@ __all__ = [
     "plan",
     "quantize",
     "quantize_function",
+    "remat",
+    "rules",
     "shape_operations",
+    "with_gradient_statistics",
 ]
 
 __version__ = "0.1.0"
