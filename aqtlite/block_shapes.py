@@ -213,6 +213,20 @@ def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.A
     return scale
 
 
+def repeat_into(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Repeats what blocks along an axis have one of, so that as many parts have some.
+
+    Args:
+        x: of size 1 along the axis if they all have the same.
+        axis: the axis.
+        count: of parts of equal sizes.
+    """
+    size = x.shape[axis]
+    if size == 1 or count == 1 or size % count == 0:
+        return x
+    return repeat_axis(x, axis, math.lcm(size, count) // size)
+
+
 def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
     """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]

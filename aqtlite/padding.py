@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import config, shape_operations
-from aqtlite.dimension_numbers import Axes
 from aqtlite.operations import SIDES, Operation
 from aqtlite.operations.base import OperandAxes
 from aqtlite.qtensor import Operand, QTensor
@@ -93,23 +92,23 @@ def pad_operands(
 
 
 def pad_array(
-    x: jax.Array, tensor: config.Tensor, contracting: Axes, path: str
+    x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str
 ) -> jax.Array:
     """Pads one array along axes that its blocks do not divide.
 
     Args:
         x: floating.
         tensor: its config.
-        contracting: its contracting axes.
+        axes: of the array.
         path: of its config, for error messages.
     """
     blocks = tensor.blocks
     if blocks is None or not blocks.pad:
         return x
     sizes = list(x.shape)
-    others = [axis for axis in range(x.ndim) if axis not in contracting]
-    if contracting:
-        sizes[contracting[-1]] = blocks.padded(sizes[contracting[-1]])
+    others = [axis for axis in range(x.ndim) if axis not in axes.contracting]
+    for axis in axes.cuttable[-1:]:
+        sizes[axis] = blocks.padded(sizes[axis])
     if others:
         sizes[others[-1]] = blocks.padded_remaining(sizes[others[-1]])
     _check_has_zero(x, tuple(sizes), tensor, path)

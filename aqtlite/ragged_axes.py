@@ -13,9 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-TILES = "t"
-"""A leading axis of tiles, of all arrays or of none."""
-
 
 class RaggedAxes(NamedTuple):
     """The axes of a contraction, a letter for each.

@@ -121,6 +121,8 @@ def _ragged_dot(
     calls.check_precision(precision)
     lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    calls.check_not_padded(lhs, "fwd.lhs")
+    calls.check_not_padded(rhs, "fwd.rhs")
     _check_placement(lhs, rhs, group_offset, out_sharding)
     operation = ragged_operation(lhs, rhs, group_sizes)
     if cfg.fwd.smoothing is not None:

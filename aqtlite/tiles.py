@@ -61,34 +61,16 @@ def merge(x: jax.Array, like: jax.Array) -> jax.Array:
     return lax.reshape(x, like.shape, out_sharding=explicit_sharding(like))
 
 
-def counts_of(
-    axes: Sequence[tuple[int, int]],
-    lhs_scale: Sequence[int] | None,
-    rhs_scale: Sequence[int] | None,
-) -> tuple[int, ...]:
-    """The number of tiles along each pair of contracting axes.
-
-    Args:
-        axes: the pairs, of lhs and rhs.
-        lhs_scale: the shape of the scale of lhs, None if it multiplies no sums.
-        rhs_scale: that of rhs.
-    """
-    return tuple(
-        math.lcm(
-            1 if lhs_scale is None else lhs_scale[lhs_axis],
-            1 if rhs_scale is None else rhs_scale[rhs_axis],
-        )
-        for lhs_axis, rhs_axis in axes
-    )
-
-
-def cut(x: jax.Array, axes: Sequence[int], counts: Sequence[int]) -> jax.Array:
+def cut(
+    x: jax.Array, axes: Sequence[int], counts: Sequence[int], groups: int = 1
+) -> jax.Array:
     """Cuts axes into tiles, along new leading axes.
 
     Args:
         x: an operand, or something keepdims that belongs to it.
         axes: those that are cut.
         counts: how many tiles each is cut into; an axis of one tile stays as it is.
+        groups: of each axis, of which a tile has an equal part each.
 
     Returns:
         An axis in front for each that was cut, of size 1 where that of x was.
@@ -96,18 +78,21 @@ def cut(x: jax.Array, axes: Sequence[int], counts: Sequence[int]) -> jax.Array:
     front = 0
     for axis, count in reversed(list(zip(axes, counts, strict=True))):
         if count > 1:
-            x = _cut_axis(x, axis + front, count)
+            x = _cut_axis(x, axis + front, count, groups)
             front += 1
     return x
 
 
-def _cut_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
-    size = x.shape[axis]
-    if size == 1:
+def _cut_axis(x: jax.Array, axis: int, count: int, groups: int) -> jax.Array:
+    if x.shape[axis] == 1:
         return jnp.expand_dims(x, 0)
-    if size < count:
-        x = block_shapes.repeat_axis(x, axis, count // size)
-    return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
+    x = block_shapes.repeat_into(x, axis, groups * count)
+    if groups == 1:
+        return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
+    x = _split_axis(_split_axis(x, axis, groups), axis + 1, count)
+    x = jnp.moveaxis(x, axis + 1, 0)
+    shape = *x.shape[: axis + 1], -1, *x.shape[axis + 3 :]
+    return x.reshape(shape)
 
 
 def _split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:

@@ -16,6 +16,7 @@ from aqtlite import lowering
 from aqtlite.dimension_numbers import Axes
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.tiled import Tiled
 
 Array = Literal["x", "w", "y"]
 
@@ -52,10 +53,10 @@ class ConvGeneralDilated(Operation):
 
     >>> conv = ConvGeneralDilated.of((2, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME",
     ...                              dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    >>> conv.axes("lhs")
-    OperandAxes(contracting=(1, 2, 3), batch=(), remaining=(0,))
-    >>> conv.gradient("rhs").axes("lhs")
-    OperandAxes(contracting=(1, 2, 0), batch=(), remaining=(3,))
+    >>> conv.axes("lhs").contracting, conv.axes("lhs").cuttable
+    ((1, 2, 3), (3,))
+    >>> conv.gradient("rhs").axes("lhs").cuttable
+    (0,)
     """
 
     forward: Convolution
@@ -99,23 +100,39 @@ class ConvGeneralDilated(Operation):
         return self._shape(self.arrays[2])
 
     def axes(self, side: Side) -> OperandAxes:
-        array, out = self._array(side), self.arrays[2]
+        array = self._array(side)
         contracting, batch, remaining = [], [], []
-        spec = self._spec(array)
-        for axis, letter in zip(spec, _LETTERS[array], strict=False):
-            is_grouped = letter == self._grouped(array)
-            if is_grouped and self._shape(array)[axis] == self._groups:
+        window, groups = self._spec(array)[2:], 1
+        for axis, letter in self._axes_of_letters(array):
+            if self._is_apart(array, letter):
                 batch.append(axis)
-            elif letter in _LETTERS[out]:
+            elif letter != self._summed:
                 remaining.append(axis)
             else:
                 contracting.append(axis)
-        return OperandAxes((*spec[2:], *contracting), tuple(batch), tuple(remaining))
+                # One element of each group: there is nothing to cut.
+                if any(self._is_apart(one, letter) for one in self.arrays[:2]):
+                    window = *window, axis
+                if letter == self._grouped(array):
+                    groups = self._groups
+        contracting = *self._spec(array)[2:], *contracting
+        return OperandAxes(contracting, tuple(batch), tuple(remaining), window, groups)
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        # Along the window a position of one operand meets several of the other.
-        return ()
+    def _summed(self) -> str:
+        """What is summed over beside the window: N, C or O."""
+        (summed,) = set("NCO") - set(_LETTERS[self.arrays[2]])
+        return summed
+
+    def _axes_of_letters(self, array: Array) -> list[tuple[int, str]]:
+        return list(zip(self._spec(array), _LETTERS[array], strict=False))
+
+    def _is_apart(self, array: Array, letter: str) -> bool:
+        """Returns True if each element along an axis is a group of its own."""
+        if letter != self._grouped(array):
+            return False
+        axis = self._spec(array)[_LETTERS[array].index(letter)]
+        return self._shape(array)[axis] == self._groups
 
     def ndim(self, side: Side) -> int:
         return len(self.forward.lhs_spec)
@@ -136,9 +153,18 @@ class ConvGeneralDilated(Operation):
         fits = all(scale_shape[axis] == 1 for axis in window)
         return fits and super().rhs_scale_moves(scale_shape)
 
-    def tiled(self, counts: tuple[int, ...]) -> Operation:
-        del counts  # There are none.
-        return self
+    def tiled(self, counts: tuple[int, ...]) -> Tiled:
+        return Tiled(self.of_tiles(counts), *counts)
+
+    def of_tiles(self, counts: tuple[int, ...]) -> "ConvGeneralDilated":
+        (count,) = counts
+        shapes = list(map(list, self.shapes))
+        for array, shape in zip(_ARRAYS, shapes, strict=True):
+            for axis, letter in self._axes_of_letters(array):
+                if letter == self._summed:
+                    shape[axis] //= count
+        x, w, y = map(tuple, shapes)
+        return dataclasses.replace(self, shapes=(x, w, y))
 
     def integer_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
@@ -319,7 +345,7 @@ class ConvGeneralDilated(Operation):
             scale: keepdims, of size 1 along axes that the other one does not have.
         """
         sizes: dict[str, int] = {}
-        for letter, axis in zip(_LETTERS[source], self._spec(source), strict=False):
+        for axis, letter in self._axes_of_letters(source):
             size = scale.shape[axis]
             if letter == self._grouped(source) and size > 1:
                 sizes["G"], size = self._groups, size // self._groups

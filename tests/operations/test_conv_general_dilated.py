@@ -113,7 +113,8 @@ def test_axes_are_all_there_and_scales_leave_the_sums(case):
         assert operation.output_shape(lhs.shape, rhs.shape) == out.shape
         for side, x in (("lhs", lhs), ("rhs", rhs)):
             axes = operation.axes(side)
-            assert sorted(sum(axes, ())) == list(range(x.ndim))
+            all_axes = axes.contracting + axes.batch + axes.remaining
+            assert sorted(all_axes) == list(range(x.ndim))
             scale = powers(x.shape, axes.contracting, len(side))
             scaled = (lhs * scale, rhs) if side == "lhs" else (lhs, rhs * scale)
             laid_out = operation.scale_to_output(side, jnp.asarray(scale))
