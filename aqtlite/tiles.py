@@ -5,16 +5,14 @@ there, and fewer than the operand. Where they lie along contracting axes, the
 contraction is cut into tiles within which no scale varies: a batch of smaller ones.
 """
 
-import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
 
 from aqtlite import block_shapes
-from aqtlite.sharding import explicit_sharding, spec_of_axes
+from aqtlite.sharding import explicit_sharding
 
 
 def has_blocks(shape: Sequence[int], scale_shape: Sequence[int]) -> bool:
@@ -33,7 +31,7 @@ def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
     """
     for axis in reversed(range(x.ndim)):
         if scale_shape[axis] not in (1, x.shape[axis]):
-            x = _split_axis(x, axis, scale_shape[axis])
+            x = block_shapes.split_axis(x, axis, scale_shape[axis])
     return x
 
 
@@ -88,26 +86,8 @@ def _cut_axis(x: jax.Array, axis: int, count: int, groups: int) -> jax.Array:
         return jnp.expand_dims(x, 0)
     x = block_shapes.repeat_into(x, axis, groups * count)
     if groups == 1:
-        return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
-    x = _split_axis(_split_axis(x, axis, groups), axis + 1, count)
-    x = jnp.moveaxis(x, axis + 1, 0)
-    shape = *x.shape[: axis + 1], -1, *x.shape[axis + 3 :]
-    return x.reshape(shape)
-
-
-def _split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
-    pieces = (count, x.shape[axis] // count)
-    shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
-    return lax.reshape(x, shape, out_sharding=_sharding(x, axis, count))
-
-
-def _sharding(x: jax.Array, axis: int, count: int) -> NamedSharding | None:
-    """Whole blocks on each device where they divide evenly, else all on every one."""
-    sharding = explicit_sharding(x)
-    if sharding is None:
-        return None
-    spec = spec_of_axes(sharding, x.ndim)
-    names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
-    devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
-    blocks = None if count % devices else spec[axis]
-    return sharding.update(spec=(*spec[:axis], blocks, None, *spec[axis + 1 :]))
+        return jnp.moveaxis(block_shapes.split_axis(x, axis, count), axis, 0)
+    x = block_shapes.split_axis(
+        block_shapes.split_axis(x, axis, groups), axis + 1, count
+    )
+    return block_shapes.merge_with_next(jnp.moveaxis(x, axis + 1, 0), axis + 1)

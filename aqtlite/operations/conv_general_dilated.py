@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import lowering
+from aqtlite import block_shapes, lowering
 from aqtlite.dimension_numbers import Axes
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
@@ -344,20 +343,14 @@ class ConvGeneralDilated(Operation):
             target: the other one.
             scale: keepdims, of size 1 along axes that the other one does not have.
         """
-        sizes: dict[str, int] = {}
-        for axis, letter in self._axes_of_letters(source):
-            size = scale.shape[axis]
-            if letter == self._grouped(source) and size > 1:
-                sizes["G"], size = self._groups, size // self._groups
-            sizes[letter] = size
+        spec, grouped = self._spec(source), self._grouped(source)
         # The letters in the order of the axes of the scale.
-        first, second = _LETTERS[source]
-        letters = [first, second]
-        if self._spec(source)[0] > self._spec(source)[1]:
-            letters.reverse()
-        if "G" in sizes:
-            letters.insert(letters.index(str(self._grouped(source))), "G")
-        x = scale.reshape([sizes[letter] for letter in letters])
+        letters = [letter for _, letter in sorted(self._axes_of_letters(source))]
+        x = scale.squeeze(spec[2:])
+        if grouped is not None and x.shape[letters.index(grouped)] > 1:
+            at = letters.index(grouped)
+            x = block_shapes.split_axis(x, at, self._groups)
+            letters.insert(at, "G")
         wanted: list[str] = []
         for letter in _LETTERS[target]:
             wanted += ["G", letter] if letter == self._grouped(target) else [letter]
@@ -376,15 +369,12 @@ class ConvGeneralDilated(Operation):
         spec = self._spec(target)
         if "G" in wanted:
             at = wanted.index("G")
-            sizes = x.shape[at : at + 2]
-            if sizes != (1, 1):
+            if x.shape[at : at + 2] != (1, 1):
                 axis = spec[_LETTERS[target].index(wanted[at + 1])]
-                full = self._shape(target)[axis]
-                pair = self._groups, full // self._groups
+                pair = self._groups, self._shape(target)[axis] // self._groups
                 x = jnp.broadcast_to(x, (*x.shape[:at], *pair, *x.shape[at + 2 :]))
-                sizes = full, 1
-            x = x.reshape(*x.shape[:at], math.prod(sizes), *x.shape[at + 2 :])
-        x = x.reshape(*x.shape, *(1,) * (len(spec) - 2))
+            x = block_shapes.merge_with_next(x, at)
+        x = jnp.expand_dims(x, range(2, len(spec)))
         return x.transpose([spec.index(axis) for axis in range(len(spec))])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.sharding import explicit_sharding
 
 
 @functools.partial(
@@ -47,16 +48,15 @@ class Tiled(Operation):
         return Tiled(self.one.gradient(side), self.count)
 
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
-        return self._of_each(lambda one, x: one.scale_to_output(side, x), scale)
+        return self._each(lambda one, x: one.scale_to_output(side, x), scale)
 
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
-        return self._of_each(lambda one, x: one.rhs_scale_to_lhs(x), scale)
+        return self._each(lambda one, x: one.rhs_scale_to_lhs(x), scale)
 
     def integer_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
-        sharding = _of_one(out_sharding)
-        return self._dots(lambda one, *pair: one.integer_dot(*pair, sharding), lhs, rhs)
+        return self._dots(type(self.one).integer_dot, (lhs, rhs), (), out_sharding)
 
     def integer_dot_in_float(
         self,
@@ -65,10 +65,8 @@ class Tiled(Operation):
         in_dtype: np.dtype,
         out_sharding: NamedSharding | None,
     ) -> jax.Array:
-        rest = in_dtype, _of_one(out_sharding)
-        return self._dots(
-            lambda one, *pair: one.integer_dot_in_float(*pair, *rest), lhs, rhs
-        )
+        dot = type(self.one).integer_dot_in_float
+        return self._dots(dot, (lhs, rhs), (in_dtype,), out_sharding)
 
     def mixed_dot(
         self,
@@ -77,50 +75,75 @@ class Tiled(Operation):
         out_dtype: np.dtype,
         out_sharding: NamedSharding | None,
     ) -> jax.Array:
-        rest = out_dtype, _of_one(out_sharding)
-        return self._dots(lambda one, *pair: one.mixed_dot(*pair, *rest), lhs, rhs)
+        dot = type(self.one).mixed_dot
+        return self._dots(dot, (lhs, rhs), (out_dtype,), out_sharding)
 
     def narrow_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
-        sharding = _of_one(out_sharding)
-        return self._dots(lambda one, *pair: one.narrow_dot(*pair, sharding), lhs, rhs)
+        return self._dots(type(self.one).narrow_dot, (lhs, rhs), (), out_sharding)
 
     def float_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
-        sharding = _of_one(out_sharding)
-        return self._dots(lambda one, *pair: one.float_dot(*pair, sharding), lhs, rhs)
+        return self._dots(type(self.one).float_dot, (lhs, rhs), (), out_sharding)
 
     def _dots(
-        self, dot: Callable[..., jax.Array], lhs: DotInput, rhs: DotInput
+        self,
+        dot: Callable[..., jax.Array],
+        pair: tuple[DotInput, DotInput],
+        rest: tuple[Any, ...],
+        out_sharding: NamedSharding | None,
     ) -> jax.Array:
-        def of_one(one: Operation, arrays: Any) -> jax.Array:
-            left, right = (
-                given._replace(values=values, zero_point=zero_point, sums=None)
-                for given, (values, zero_point) in zip((lhs, rhs), arrays, strict=True)
-            )
-            return dot(one, left, right)
-
-        arrays = [(given.values, given.zero_point) for given in (lhs, rhs)]
-        return self._of_each(of_one, arrays)
-
-    def _of_each(self, function: Callable[..., jax.Array], arrays: Any) -> jax.Array:
-        """Maps a function of a contraction and of what belongs to it.
+        """Maps a dot of the operation over tiles.
 
         Args:
-            function: the function.
-            arrays: a tree, each with the leading axis, or size 1 there.
+            dot: the method.
+            pair: both operands.
+            rest: further arguments, before the sharding of the result.
+            out_sharding: of all results.
         """
 
-        def stacked(x: jax.Array) -> jax.Array:
-            return jnp.broadcast_to(x, (self.count, *x.shape[1:]))
+        def of_one(arrays: Any, one: Operation, sharding: Any = None) -> jax.Array:
+            inputs = (
+                given._replace(values=values, zero_point=zero_point, sums=None)
+                for given, (values, zero_point) in zip(pair, arrays, strict=True)
+            )
+            return dot(one, *inputs, *rest, sharding)
 
-        return jax.vmap(function)(self.one, jax.tree.map(stacked, arrays))
+        arrays = self._stacked([(given.values, given.zero_point) for given in pair])
+        run = jax.vmap(of_one)
+        if any(map(explicit_sharding, jax.tree.leaves(arrays))):
+            # JAX maps a convolution by merging axes, which it refuses where they are
+            # sharded explicitly.
+            if out_sharding is None:
+                out = jax.eval_shape(
+                    of_one, *jax.tree.map(_of_tile, (arrays, self.one))
+                )
+                out_sharding = _of_tiles(out.sharding)
+            run = jax.sharding.auto_axes(run, out_sharding=out_sharding)
+        return run(arrays, self.one)
+
+    def _each(self, function: Callable[..., jax.Array], scale: jax.Array) -> jax.Array:
+        """Maps a function of a contraction and of a scale over tiles."""
+        return jax.vmap(function)(self.one, self._stacked(scale))
+
+    def _stacked(self, arrays: Any) -> Any:
+        """Repeats what tiles share."""
+        return jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (self.count, *x.shape[1:])), arrays
+        )
 
 
-def _of_one(out_sharding: NamedSharding | None) -> NamedSharding | None:
-    """The sharding of the result of one contraction."""
-    if out_sharding is None:
-        return None
-    return out_sharding.update(spec=tuple(out_sharding.spec)[1:])
+def _of_tile(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """The type of what belongs to one of several tiles."""
+    sharding = jax.typeof(x).sharding
+    spec = tuple(sharding.spec)[1:]
+    return jax.ShapeDtypeStruct(
+        x.shape[1:], x.dtype, sharding=sharding.update(spec=spec)
+    )
+
+
+def _of_tiles(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of the results of all tiles."""
+    return sharding.update(spec=(None, *sharding.spec))
