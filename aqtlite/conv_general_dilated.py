@@ -50,8 +50,7 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
 
     Raises:
         TypeError: if `cfg` is not a `config.DotGeneral` or None.
-        ValueError: if it has smoothing, or blocks with ``pad``, which convolutions do
-            not.
+        ValueError: if it has smoothing, which convolutions do not.
 
     >>> import jax.numpy as jnp
     >>> conv = make_conv_general_dilated(config.fully_quantized())
@@ -60,8 +59,11 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     [[[5.0, 6.0, 6.0, 3.0]]]
     """
     calls.check_config(cfg, "make_conv_general_dilated")
-    if cfg is not None:
-        _check_config(cfg)
+    if cfg is not None and cfg.fwd.smoothing is not None:
+        raise ValueError(
+            "fwd.smoothing is for contractions of axes, and a convolution sums over a "
+            "window; leave it None in the config of convolutions"
+        )
     return _make(cfg)
 
 
@@ -70,23 +72,6 @@ def _make(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
     if cfg is None or not cfg.is_quantized:
         return _unquantized
     return functools.partial(_conv_general_dilated, cfg)
-
-
-def _check_config(cfg: config.DotGeneral) -> None:
-    if cfg.fwd.smoothing is not None:
-        raise ValueError(
-            "fwd.smoothing is for contractions of axes, and a convolution sums over a "
-            "window; leave it None in the config of convolutions"
-        )
-    for name, raw in (("fwd", cfg.fwd), ("dlhs", cfg.dlhs), ("drhs", cfg.drhs)):
-        for side, tensor in (("lhs", raw.lhs), ("rhs", raw.rhs)):
-            blocks = None if tensor.use_fwd_quant else tensor.blocks
-            if blocks is not None and blocks.pad:
-                raise ValueError(
-                    f"{name}.{side}.blocks={blocks!r}: blocks are padded for "
-                    "dot_general and einsum alone; give a convolution a size that "
-                    "divides its features, or fit=True"
-                )
 
 
 def _unquantized(

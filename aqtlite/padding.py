@@ -32,7 +32,8 @@ def pad_operands(
     """Pads operands along axes that their blocks do not divide.
 
     Args:
-        operation: the contraction.
+        operation: the contraction. One that does not pair elements takes no padding:
+            blocks that do not divide its axes are refused.
         lhs: an array, or a `QTensor` in its own order.
         rhs: the other one.
         tensors: their configs.
@@ -47,7 +48,7 @@ def pad_operands(
             zero.
     """
     given = lhs, rhs
-    if not any(map(_asks, given, tensors)):
+    if not operation.pairs_elements or not any(map(_asks, given, tensors)):
         return lhs, rhs
     whole = [
         dataclasses.replace(x.in_own_order(), padding=None)

@@ -160,7 +160,14 @@ def ragged_operation(lhs: Any, rhs: Any, group_sizes: Any) -> operations.RaggedD
             "ragged_dot contracts lhs of shape (m, k) with rhs of shape (g, k, n), got "
             f"{shapes}"
         )
+    if not hasattr(group_sizes, "shape") and not isinstance(group_sizes, list | tuple):
+        raise TypeError(
+            f"group_sizes must be integers, got {type(group_sizes).__name__}; they say "
+            f"how many rows of lhs belong to each group, of {shapes}"
+        )
     sizes = jnp.asarray(group_sizes)
+    if not sizes.size:
+        sizes = sizes.astype(jnp.int32)  # Of an empty list they are floats.
     if not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(
             f"group_sizes must be integers, got {sizes.dtype} of shape {sizes.shape}; "
