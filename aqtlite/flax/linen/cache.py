@@ -101,6 +101,7 @@ class QuantizedCache:
         if not scope.has_variable(COLLECTION, _KEY):
             _make(scope, key, value, self.cfg)
             return kv_cache.attend_uncached(query, key, value, self.cfg, mask)
+        cache = _read(scope)
         if scope.get_flag("initializing", False):
             raise ValueError(
                 f"{path_of(scope)} calls QuantizedCache a second time in init, and has "
@@ -113,7 +114,7 @@ class QuantizedCache:
                 "writes the next positions to that collection: give it to model.apply, "
                 "and beside the arguments of a call to convert"
             )
-        cache = kv_cache.append(_read(scope), key, value, self.cfg)
+        cache = kv_cache.append(cache, key, value, self.cfg)
         _write(scope, cache)
         return kv_cache.attend(query, cache, self.cfg, mask)
 
