@@ -261,7 +261,7 @@ def _pairs(padding: Any) -> tuple[tuple[int, int], ...]:
         ) from error
 
 
-def _amount(padding: Any) -> int:
+def _amount(padding: Any) -> Any:
     """An integer, or what a symbolic size (jax.export) gives for one."""
     return padding if jax.export.is_symbolic_dim(padding) else operator.index(padding)
 

@@ -100,8 +100,8 @@ class ConvGeneralDilated(Operation):
 
     def axes(self, side: Side) -> OperandAxes:
         array = self._array(side)
-        contracting, batch, remaining = [], [], []
-        window, groups = self._spec(array)[2:], 1
+        contracting, batch, remaining = list(self._spec(array)[2:]), [], []
+        window, groups = tuple(contracting), 1
         for axis, letter in self._axes_of_letters(array):
             if self._is_apart(array, letter):
                 batch.append(axis)
@@ -114,8 +114,9 @@ class ConvGeneralDilated(Operation):
                     window = *window, axis
                 if letter == self._grouped(array):
                     groups = self._groups
-        contracting = *self._spec(array)[2:], *contracting
-        return OperandAxes(contracting, tuple(batch), tuple(remaining), window, groups)
+        return OperandAxes(
+            tuple(contracting), tuple(batch), tuple(remaining), window, groups
+        )
 
     @property
     def _summed(self) -> str:

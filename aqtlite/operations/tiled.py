@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from aqtlite.dimension_numbers import Axes
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 from aqtlite.sharding import explicit_sharding
 
@@ -37,9 +38,18 @@ class Tiled(Operation):
         return self.count, *self.one.output_shape(lhs_shape[1:], rhs_shape[1:])
 
     def axes(self, side: Side) -> OperandAxes:
-        *axes, groups = self.one.axes(side)
-        contracting, batch, *others = (tuple(a + 1 for a in one) for one in axes)
-        return OperandAxes(contracting, (0, *batch), *others, groups)
+        axes = self.one.axes(side)
+
+        def behind(axes: Axes) -> Axes:
+            return tuple(axis + 1 for axis in axes)
+
+        return OperandAxes(
+            behind(axes.contracting),
+            (0, *behind(axes.batch)),
+            behind(axes.remaining),
+            behind(axes.window),
+            axes.groups,
+        )
 
     def ndim(self, side: Side) -> int:
         return self.one.ndim(side) + 1
