@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
-from aqtlite.sharding import explicit_sharding
+from aqtlite.sharding import explicit_sharding, spec_of_axes
 
 Shape = tuple[int, ...]
 
@@ -213,6 +214,20 @@ def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.A
     return scale
 
 
+def repeat_into(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Repeats what blocks along an axis have one of, so that as many parts have some.
+
+    Args:
+        x: of size 1 along the axis if they all have the same.
+        axis: the axis.
+        count: of parts of equal sizes.
+    """
+    size = x.shape[axis]
+    if size == 1 or count == 1 or size % count == 0:
+        return x
+    return repeat_axis(x, axis, math.lcm(size, count) // size)
+
+
 def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
     """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
@@ -220,3 +235,33 @@ def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
     copied = lax.broadcast_in_dim(x, (*before, size, times, *after), own_axes)
     shape = (*before, size * times, *after)
     return lax.reshape(copied, shape, out_sharding=explicit_sharding(x))
+
+
+def split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Splits an axis in two, the number of its parts and their size."""
+    pieces = (count, x.shape[axis] // count)
+    shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
+    return lax.reshape(x, shape, out_sharding=_sharding_of_parts(x, axis, count))
+
+
+def _sharding_of_parts(x: jax.Array, axis: int, count: int) -> NamedSharding | None:
+    """Whole blocks on each device where they divide evenly, else all on every one."""
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return None
+    spec = spec_of_axes(sharding, x.ndim)
+    names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
+    devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
+    blocks = None if count % devices else spec[axis]
+    return sharding.update(spec=(*spec[:axis], blocks, None, *spec[axis + 1 :]))
+
+
+def merge_with_next(x: jax.Array, axis: int) -> jax.Array:
+    """Merges an axis with the one behind it, which is not sharded."""
+    size = x.shape[axis] * x.shape[axis + 1]
+    shape = *x.shape[:axis], size, *x.shape[axis + 2 :]
+    sharding = explicit_sharding(x)
+    if sharding is not None:
+        spec = spec_of_axes(sharding, x.ndim)
+        sharding = sharding.update(spec=(*spec[: axis + 1], *spec[axis + 2 :]))
+    return lax.reshape(x, shape, out_sharding=sharding)

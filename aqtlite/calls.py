@@ -57,6 +57,16 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
         )
 
 
+def check_not_padded(x: jax.Array | QTensor, path: str) -> None:
+    """Raises ValueError for a `QTensor` that was padded to whole blocks."""
+    if isinstance(x, QTensor) and x.padding is not None:
+        raise ValueError(
+            f"{path} was given a QTensor of shape {x.shape} whose blocks are padded by "
+            f"{x.padding}, which dot_general and einsum alone contract; quantize it "
+            "in blocks that divide its axes, or with fit=True"
+        )
+
+
 def check_states(states: Any) -> States:
     """Returns the states of a call; raises TypeError if they are none."""
     if states is None:

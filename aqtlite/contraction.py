@@ -29,12 +29,11 @@ from aqtlite import (
     scale_moves,
     statistics,
 )
-from aqtlite.dimension_numbers import Axes
 from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, Operation, Side
+from aqtlite.operations import SIDES, OperandAxes, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
 from aqtlite.sharding import is_manual, vary_together
 from aqtlite.statistics import States
@@ -81,7 +80,7 @@ def quantize_and_contract(
     forward_scales = jax.lax.stop_gradient(forward_scales)
     lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
     rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
-    lhs_axes, rhs_axes = (operation.axes(side).contracting for side in SIDES)
+    lhs_axes, rhs_axes = map(operation.axes, SIDES)
     lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
     rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
     if how.fwd.path == "fwd":
@@ -114,13 +113,11 @@ def _quantize(
     how: ContractionExecution,
     one: OperandExecution,
     x: Operand,
-    contracting: Axes,
+    axes: OperandAxes,
     seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
-    q = operands.quantize(
-        x, one.tensor, contracting, one.path, seeds, state, one.local_tiles
-    )
+    q = operands.quantize(x, one.tensor, axes, one.path, seeds, state, one.local_tiles)
     # A scale that is given needs no barrier.
     is_given = q is x or isinstance(state, FixedScale)
     if q is None or is_given or how.path != "fwd":

@@ -26,6 +26,12 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     example in ``dlhs`` and one for each output feature in ``drhs``. With as many groups
     as input features (depthwise), the input has one for each example and feature.
 
+    Along the window no scale may vary. What else is summed over can be cut into blocks
+    (``blocks``; ``local_aqt`` of a gradient): the input features in ``fwd``, the output
+    features in ``dlhs`` and the examples in ``drhs``, of grouped convolutions those of
+    each group. A depthwise convolution sums over its window alone, and blocks cut
+    nothing there.
+
     The function is hashable, and the same object for equal configs.
 
     Args:
@@ -44,8 +50,7 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
 
     Raises:
         TypeError: if `cfg` is not a `config.DotGeneral` or None.
-        ValueError: if it has blocks, ``local_aqt`` or smoothing, which convolutions do
-            not.
+        ValueError: if it has smoothing, which convolutions do not.
 
     >>> import jax.numpy as jnp
     >>> conv = make_conv_general_dilated(config.fully_quantized())
@@ -54,8 +59,11 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     [[[5.0, 6.0, 6.0, 3.0]]]
     """
     calls.check_config(cfg, "make_conv_general_dilated")
-    if cfg is not None:
-        _check_config(cfg)
+    if cfg is not None and cfg.fwd.smoothing is not None:
+        raise ValueError(
+            "fwd.smoothing is for contractions of axes, and a convolution sums over a "
+            "window; leave it None in the config of convolutions"
+        )
     return _make(cfg)
 
 
@@ -64,28 +72,6 @@ def _make(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
     if cfg is None or not cfg.is_quantized:
         return _unquantized
     return functools.partial(_conv_general_dilated, cfg)
-
-
-def _check_config(cfg: config.DotGeneral) -> None:
-    if cfg.fwd.smoothing is not None:
-        raise ValueError(
-            "fwd.smoothing is for contractions of axes, and a convolution sums over a "
-            "window; leave it None in the config of convolutions"
-        )
-    for name, raw in (("fwd", cfg.fwd), ("dlhs", cfg.dlhs), ("drhs", cfg.drhs)):
-        if raw.local_aqt is not None:
-            raise ValueError(
-                f"{name}.local_aqt cuts a contracting axis into tiles, and a "
-                "convolution sums over a window; leave it None in the config of "
-                "convolutions"
-            )
-        for side, tensor in (("lhs", raw.lhs), ("rhs", raw.rhs)):
-            if tensor.blocks is not None and not tensor.use_fwd_quant:
-                raise ValueError(
-                    f"{name}.{side}.blocks={tensor.blocks} cuts a contracting axis "
-                    "into blocks, and a convolution sums over a window, along which "
-                    "no scale may vary; leave it None in the config of convolutions"
-                )
 
 
 def _unquantized(
@@ -123,6 +109,8 @@ def _conv_general_dilated(
     calls.check_precision(precision)
     lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    calls.check_not_padded(lhs, "fwd.lhs")
+    calls.check_not_padded(rhs, "fwd.rhs")
     operation = operations.ConvGeneralDilated.of(
         lhs.shape,
         rhs.shape,

@@ -314,9 +314,11 @@ def _gradient(
     if _saved(forward, raw, other) == "quantized":
         scale_shape = other.scale_shape
         if scale_shape is None:
-            contracting = operation.axes(other_side).contracting
             layout = granularity.layout(
-                forward, other.shape, contracting, f"fwd.{other_side}"
+                forward,
+                other.shape,
+                operation.axes(other_side),
+                f"fwd.{other_side}",
             )
             scale_shape = layout.scale_shape(other.shape)
         moves = operation.gradient(side).rhs_scale_moves(scale_shape)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from aqtlite import config, granularity, quantizer
-from aqtlite.dimension_numbers import Axes
+from aqtlite.operations import OperandAxes
 
 
 @jax.tree_util.register_dataclass
@@ -24,20 +24,20 @@ class FixedScale:
     """int32, None on a grid without one."""
 
     def calibrated(
-        self, x: Any, tensor: config.Tensor, contracting: Axes, path: str
+        self, x: Any, tensor: config.Tensor, axes: OperandAxes, path: str
     ) -> quantizer.Calibrated:
         """The outcome of a calibration that found it.
 
         Args:
             x: the operand.
             tensor: how it is quantized.
-            contracting: its contracting axes.
+            axes: of the operand.
             path: where `tensor` stands, for error messages.
 
         Raises:
             ValueError: if the scale is not of the operand's shape.
         """
-        layout = granularity.layout(tensor, x.shape, contracting, path)
+        layout = granularity.layout(tensor, x.shape, axes, path)
         wanted = layout.scale_shape(x.shape)
         if tuple(self.scale.shape) != wanted:
             raise ValueError(

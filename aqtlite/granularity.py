@@ -8,6 +8,7 @@ import jax
 from aqtlite import config, tiles
 from aqtlite import dimension_numbers as dn
 from aqtlite.dimension_numbers import Axes
+from aqtlite.operations import OperandAxes
 
 
 class Layout(NamedTuple):
@@ -58,7 +59,7 @@ class Layout(NamedTuple):
 def layout(
     tensor: config.Tensor,
     shape: Sequence[int],
-    contracting: Axes,
+    axes: OperandAxes,
     path: str,
     local_tiles: int | None = None,
 ) -> Layout:
@@ -67,7 +68,7 @@ def layout(
     Args:
         tensor: says which axes share one; by default the contracting ones.
         shape: of the operand.
-        contracting: its contracting axes.
+        axes: of the operand.
         path: where the config stands, for error messages.
         local_tiles: into how many the first contracting axis is cut, None for
             ``tensor.blocks``.
@@ -77,10 +78,10 @@ def layout(
             names one twice, or if blocks do not divide an axis.
     """
     if local_tiles is not None:
-        return _tiles(shape, contracting, local_tiles, path)
+        return _tiles(shape, axes, local_tiles, path)
     if tensor.blocks is not None:
-        return _blocks(tensor.blocks, shape, contracting, path)
-    return Layout(shared_axes(tensor, shape, contracting, path))
+        return _blocks(tensor.blocks, shape, axes, path)
+    return Layout(shared_axes(tensor, shape, axes.contracting, path))
 
 
 def shared_axes(
@@ -101,13 +102,13 @@ def shared_axes(
 
 
 def _blocks(
-    blocks: config.Blocks, shape: Sequence[int], contracting: Axes, path: str
+    blocks: config.Blocks, shape: Sequence[int], axes: OperandAxes, path: str
 ) -> Layout:
-    counts = {}
-    others = [axis for axis in range(len(shape)) if axis not in contracting]
+    counts = dict.fromkeys(axes.window, 1)
+    others = [axis for axis in range(len(shape)) if axis not in axes.contracting]
     try:
-        if contracting:
-            counts[contracting[-1]] = blocks.count_of(shape[contracting[-1]])
+        for axis in axes.cuttable[-1:]:
+            counts[axis] = axes.groups * blocks.count_of(_in_group(shape[axis], axes))
         if others and blocks.remaining_size > 1:
             counts[others[-1]] = blocks.remaining_count_of(shape[others[-1]])
     except ValueError as error:
@@ -118,33 +119,50 @@ def _blocks(
             f"blocks that divide it, or {path}.blocks.pad=True for a shorter last one"
         )
         raise ValueError(
-            f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and the "
-            f"contracting axes {contracting}. {what_to_do}"
+            f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and "
+            f"{_contracting(axes)}. {what_to_do}"
         ) from error
     # Nothing lies along an empty axis.
-    counts.update({axis: 1 for axis in contracting if shape[axis] == 0})
+    counts.update({axis: 1 for axis in axes.contracting if shape[axis] == 0})
     shared = tuple(axis for axis, count in counts.items() if count == 1)
     cut = {axis: n for axis, n in counts.items() if 1 < n < shape[axis]}
     return Layout(shared, tuple(cut.items()))
 
 
-def _tiles(shape: Sequence[int], contracting: Axes, count: int, path: str) -> Layout:
+def _tiles(shape: Sequence[int], axes: OperandAxes, count: int, path: str) -> Layout:
     where = path.rpartition(".")[0]
-    if not contracting:
+    if not axes.cuttable:
         raise ValueError(
             f"{where}.local_aqt splits a contracting axis, but this contraction has "
-            f"none: {path} has shape {tuple(shape)}; leave local_aqt None"
+            f"none to split: {path} has shape {tuple(shape)}; leave local_aqt None"
         )
-    first, *rest = contracting
-    if shape[first] % count:
+    first = axes.cuttable[0]
+    if _in_group(shape[first], axes) % count:
         raise ValueError(
             f"{where}.local_aqt.contraction_axis_shard_count={count} does not divide "
-            f"the contracting axis {first} of {path}, of shape {tuple(shape)}"
+            f"axis {first} of {path}, of shape {tuple(shape)} and with "
+            f"{_contracting(axes)}"
         )
     if count == 1:
-        return Layout(contracting)
-    is_cut = count < shape[first]
-    return Layout(tuple(rest), ((first, count),) if is_cut else ())
+        return Layout(axes.contracting)
+    rest = tuple(axis for axis in axes.contracting if axis != first)
+    count *= axes.groups
+    return Layout(rest, ((first, count),) if count < shape[first] else ())
+
+
+def _in_group(size: int, axes: OperandAxes) -> int:
+    """The size of an axis in each of the groups that it is divided into."""
+    return size if axes.groups == 1 else size // axes.groups
+
+
+def _contracting(axes: OperandAxes) -> str:
+    """The contracting axes, for error messages."""
+    found = f"the contracting axes {axes.contracting}"
+    if axes.window:
+        found += f", of which those of the window, {axes.window}, are never cut"
+    if axes.groups > 1:
+        found += f", and each of {axes.groups} groups is cut by itself"
+    return found
 
 
 def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:

@@ -12,6 +12,7 @@ integers:
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from aqtlite.qtensor import QTensor
 @dataclasses.dataclass(frozen=True)
 class KVCache:
     """Keys and values of past positions; a pytree.
+
+    `jax.vmap` may map its leading batch axes: ``in_axes=KVCache(0, 0, None)``.
 
     >>> import jax.numpy as jnp
     >>> cfg = config.qat(8)
@@ -139,9 +142,12 @@ def append(
         cfg: the config of the cache.
 
     Raises:
-        TypeError: if they are not floating, or the cache is on another grid.
-        ValueError: for another shape, or if there is no room.
+        TypeError: if they are not floating.
+        ValueError: for another shape, if the cache is on another grid, or if there is
+            no room.
     """
+    order = cache.key.order, cache.value.order
+    cache = _checked(cache, cfg)
     _check_new("key", key, cache.key)
     _check_new("value", value, cache.value)
     if key.shape[:-1] != value.shape[:-1]:
@@ -158,7 +164,7 @@ def append(
             "sequence"
         )
 
-    def written(past: QTensor, x: jax.Array) -> QTensor:
+    def written(past: QTensor, x: jax.Array, order: Any) -> QTensor:
         new = _quantize(x, cfg).astype(past.dtype)
         scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
         starts = [0] * (past.ndim - 3) + [index, 0, 0]
@@ -166,10 +172,13 @@ def append(
         # Those of a cache whose int4 were widened are kept in int8.
         qvalue = new.qvalue.astype(past.qvalue.dtype)
         new = dataclasses.replace(new, qvalue=qvalue, scale=scale)
-        return shape_operations.dynamic_update_slice(past, new, starts)
+        updated = shape_operations.dynamic_update_slice(past, new, starts)
+        return dataclasses.replace(updated, order=order)
 
     return KVCache(
-        written(cache.key, key), written(cache.value, value), index + positions
+        written(cache.key, key, order[0]),
+        written(cache.value, value, order[1]),
+        index + positions,
     )
 
 
@@ -195,6 +204,7 @@ def attend(
     Returns:
         ``(*batch, positions, query heads, depth of values)``, in the dtype of query.
     """
+    cache = _checked(cache, cfg)
     positions = cache.index - query.shape[-3] + jnp.arange(query.shape[-3])
     causal = jnp.arange(cache.length) <= positions[:, None]
     masks = (causal,) if mask is None else (mask, causal)
@@ -286,6 +296,37 @@ def _by_group(
 def _quantize(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     """Quantizes keys or values, each position and head with a scale."""
     return quantizer.quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
+
+
+def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
+    """The cache with an order of axes for those that it has.
+
+    Raises:
+        ValueError: if the cache is on another grid than the config's.
+    """
+    cache = dataclasses.replace(
+        cache, key=_as_mapped(cache.key), value=_as_mapped(cache.value)
+    )
+    grid = cfg.for_serving().fwd.rhs.grid
+    for name, past in (("keys", cache.key), ("values", cache.value)):
+        if past.numerics not in (None, grid):
+            changes = "; ".join(config.differences(past.numerics, grid))
+            raise ValueError(
+                f"a KV cache of shape {past.shape} has {name} of {past.qvalue.dtype} "
+                f"on another grid than fwd.rhs.numerics of the config: {changes}; give "
+                "the config that the cache was made with"
+            )
+    return cache
+
+
+def _as_mapped(q: QTensor) -> QTensor:
+    """What `jax.vmap` over leading axes leaves of keys or values."""
+    if q.order is None or len(q.order) <= q.ndim:
+        return q
+    mapped = len(q.order) - q.ndim
+    # Batch axes lead in the order of storage, too.
+    order = tuple(axis - mapped for axis in q.order[mapped:])
+    return dataclasses.replace(q, order=order)
 
 
 def _check_new(name: str, x: jax.Array, past: QTensor) -> None:

@@ -21,7 +21,7 @@ from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact, narrow
-from aqtlite.operations import DotInput
+from aqtlite.operations import DotInput, OperandAxes
 from aqtlite.qtensor import Operand, QTensor
 
 
@@ -61,7 +61,7 @@ def _broadcasts(size: int, wanted: int) -> bool:
 def quantize(
     x: Operand,
     tensor: config.Tensor,
-    contracting: Axes,
+    axes: OperandAxes,
     path: str,
     seeds: Seeds = _NO_SEEDS,
     state: Any = (),
@@ -72,7 +72,7 @@ def quantize(
     Args:
         x: floating, or a `QTensor`, which stays as it is.
         tensor: how.
-        contracting: its contracting axes.
+        axes: of the operand.
         path: where `tensor` stands, for error messages.
         seeds: of stochastic rounding.
         state: the statistics of a calibration that gathers them or the `FixedScale` in
@@ -80,17 +80,17 @@ def quantize(
         local_tiles: into how many the first contracting axis is cut.
 
     Raises:
-        ValueError: if ``calib_shared_axes`` lets the scale vary along contracting axes,
-            where it could not be taken out of the sum.
+        ValueError: if the scale varies along contracting axes where it could not be
+            taken out of the sum.
     """
     if isinstance(x, QTensor):
-        _check_scale(x.scale.shape, tensor, contracting, path)
+        _check_scale(x.scale.shape, tensor, axes, path)
         return x
     if not tensor.is_quantized:
         return None
-    calibrated = calibrate(x, tensor, contracting, path, state, local_tiles)
+    calibrated = calibrate(x, tensor, axes, path, state, local_tiles)
     if local_tiles is None:
-        _check_scale(calibrated.scale.shape, tensor, contracting, path)
+        _check_scale(calibrated.scale.shape, tensor, axes, path)
     seed = None
     if tensor.needs_noise:
         shared = granularity.noise_axes(tensor, x.shape, path)
@@ -101,7 +101,7 @@ def quantize(
 def calibrate(
     x: jax.Array,
     tensor: config.Tensor,
-    contracting: Axes,
+    axes: OperandAxes,
     path: str,
     state: Any = (),
     local_tiles: int | None = None,
@@ -114,14 +114,14 @@ def calibrate(
     if tensor.calibration.has_state:
         statistics.check_ready(tensor, state, path)
         if isinstance(state, FixedScale):
-            return state.calibrated(x, tensor, contracting, path)
-        calibrated = quantizer.calibrate(x, tensor, contracting, path, state["state"])
+            return state.calibrated(x, tensor, axes, path)
+        calibrated = quantizer.calibrate(x, tensor, axes, path, state["state"])
         scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
         return calibrated._replace(scale=scale)
     if tensor.calibration.is_learned:
         statistics.check_given(tensor, state, path)
-        return quantizer.calibrate(x, tensor, contracting, path, state)
-    return quantizer.calibrate(x, tensor, contracting, path, local_tiles=local_tiles)
+        return quantizer.calibrate(x, tensor, axes, path, state)
+    return quantizer.calibrate(x, tensor, axes, path, local_tiles=local_tiles)
 
 
 def with_sums(q: QTensor, contracting: Axes) -> QTensor:
@@ -152,20 +152,25 @@ def with_fusion_barrier(q: QTensor) -> QTensor:
 
 
 def _check_scale(
-    scale_shape: tuple[int, ...],
-    tensor: config.Tensor,
-    contracting: Axes,
-    path: str,
+    scale_shape: tuple[int, ...], tensor: config.Tensor, axes: OperandAxes, path: str
 ) -> None:
-    if tensor.blocks is not None or tensor.use_fake_quant:
+    if tensor.use_fake_quant:
         return
-    varying = [axis for axis in contracting if scale_shape[axis] != 1]
-    if varying:
+    varying = [axis for axis in axes.contracting if scale_shape[axis] != 1]
+    if tensor.blocks is None and varying:
+        remedy = f"use {path}.blocks, or set {path}.use_fake_quant=True"
         raise ValueError(
             f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
-            f"shape {scale_shape} that varies along the contracting axes {varying}: "
-            "it cannot be taken out of the sum. Share the scale along them too, use "
-            f"{path}.blocks, or set {path}.use_fake_quant=True"
+            f"shape {scale_shape} that varies along the contracting axes {varying}: it "
+            f"cannot be taken out of the sum. Share the scale along them too, {remedy}"
+        )
+    in_window = [axis for axis in varying if axis in axes.window]
+    if in_window:
+        raise ValueError(
+            f"{path} is a QTensor with a scale of shape {scale_shape} that varies "
+            f"along the axes {in_window}: they are the window of a convolution, along "
+            "which no scale may vary. Make it by aqtlite.quantize(..., window="
+            f"{axes.window})"
         )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from aqtlite import config, estimator, operands, quantizer
 from aqtlite.fixed_scale import FixedScale
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor import QTensor
 
 PATH = "out"
@@ -42,9 +43,9 @@ def quantize(
     """
     if not tensor.is_quantized:
         return out
-    last = tuple(range(out.ndim))[-1:]
+    axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
     fixed = jax.lax.stop_gradient(out)
-    calibrated = operands.calibrate(fixed, tensor, last, PATH, state)
+    calibrated = operands.calibrate(fixed, tensor, axes, PATH, state)
     q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
     # What contracts the integers reads scales as it reads those of operands.
     if not isinstance(state, FixedScale):

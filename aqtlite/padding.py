@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import config, shape_operations
-from aqtlite.dimension_numbers import Axes
 from aqtlite.operations import SIDES, Operation
 from aqtlite.operations.base import OperandAxes
 from aqtlite.qtensor import Operand, QTensor
@@ -33,7 +32,8 @@ def pad_operands(
     """Pads operands along axes that their blocks do not divide.
 
     Args:
-        operation: the contraction.
+        operation: the contraction. One that does not pair elements takes no padding:
+            blocks that do not divide its axes are refused.
         lhs: an array, or a `QTensor` in its own order.
         rhs: the other one.
         tensors: their configs.
@@ -48,7 +48,7 @@ def pad_operands(
             zero.
     """
     given = lhs, rhs
-    if not any(map(_asks, given, tensors)):
+    if not operation.pairs_elements or not any(map(_asks, given, tensors)):
         return lhs, rhs
     whole = [
         dataclasses.replace(x.in_own_order(), padding=None)
@@ -93,23 +93,23 @@ def pad_operands(
 
 
 def pad_array(
-    x: jax.Array, tensor: config.Tensor, contracting: Axes, path: str
+    x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str
 ) -> jax.Array:
     """Pads one array along axes that its blocks do not divide.
 
     Args:
         x: floating.
         tensor: its config.
-        contracting: its contracting axes.
+        axes: of the array.
         path: of its config, for error messages.
     """
     blocks = tensor.blocks
     if blocks is None or not blocks.pad:
         return x
     sizes = list(x.shape)
-    others = [axis for axis in range(x.ndim) if axis not in contracting]
-    if contracting:
-        sizes[contracting[-1]] = blocks.padded(sizes[contracting[-1]])
+    others = [axis for axis in range(x.ndim) if axis not in axes.contracting]
+    for axis in axes.cuttable[-1:]:
+        sizes[axis] = blocks.padded(sizes[axis])
     if others:
         sizes[others[-1]] = blocks.padded_remaining(sizes[others[-1]])
     _check_has_zero(x, tuple(sizes), tensor, path)

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, granularity
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor import QTensor
 
 
-def init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
+def init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
     """The parameters of a learned calibration, from a first batch or the weights.
 
     Args:
         tensor: of one operand, whose calibration is learned.
         x: the operand.
-        axes: its contracting axes.
+        axes: of the operand.
         path: of its config, for messages.
 
     Raises:

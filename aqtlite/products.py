@@ -124,11 +124,13 @@ def _tile_counts(
     rhs_q: QTensor | None,
 ) -> tuple[int, ...]:
     """Into how many tiles each contracting axis is cut, so that scales do not vary."""
-    shapes = (
-        None if q is None or not one.scales_output else q.scale.shape
-        for one, q in ((how.lhs, lhs_q), (how.rhs, rhs_q))
-    )
-    return tiles.counts_of(operation.pairs, *shapes)
+    pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
+    counts = [
+        operation.axes(side).counts_in_group(q.scale.shape)
+        for side, (one, q) in zip(SIDES, pairs, strict=True)
+        if q is not None and one.scales_output
+    ]
+    return tuple(math.lcm(*of_axis) for of_axis in zip(*counts, strict=True))
 
 
 def _sum_of_tiles(
@@ -168,35 +170,43 @@ def _cut(
     q: QTensor | None,
 ) -> tuple[DotInput, jax.Array | None]:
     """Cuts the input to the dot of one operand, and its scale laid out for the sums."""
-    axes, shape = operation.axes(side).contracting, given.values.shape
+    axes = operation.axes(side)
+    given = _with_own_zero_points(operation, side, given)
 
     def cut(x: jax.Array) -> jax.Array:
-        return tiles.cut(_of_elements(operation, side, x, shape), axes, counts)
+        return tiles.cut(x, axes.cuttable, counts, axes.groups)
 
     zero_point = None if given.zero_point is None else cut(given.zero_point)
     values = cut(given.values)
     pieces = given._replace(values=values, zero_point=zero_point, sums=None)
     if q is None or not one.scales_output:
         return pieces, None
-    return pieces, operation.tiled(counts).scale_to_output(side, cut(q.scale))
+    scale = cut(_of_elements(operation, side, q.scale, given.values.shape))
+    return pieces, operation.tiled(counts).scale_to_output(side, scale)
 
 
 def _with_own_zero_points(
     operation: Operation, side: Side, given: DotInput
 ) -> DotInput:
-    """Repeats the zero points that blocks along kept axes share."""
+    """Repeats the zero points that blocks along kept axes, or groups, share."""
     if given.zero_point is None:
         return given
-    zero_point = _of_elements(operation, side, given.zero_point, given.values.shape)
+    shape, axes = given.values.shape, operation.axes(side)
+    zero_point = _of_elements(operation, side, given.zero_point, shape)
+    if axes.groups > 1:
+        zero_point = block_shapes.repeat(zero_point, shape, axes.cuttable)
     return given._replace(zero_point=zero_point)
 
 
 def _of_elements(
     operation: Operation, side: Side, x: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Repeats what blocks along kept axes share."""
+    """Repeats what blocks along kept axes, or several groups, share."""
     axes = operation.axes(side)
-    return block_shapes.repeat(x, shape, axes.batch + axes.remaining)
+    x = block_shapes.repeat(x, shape, axes.batch + axes.remaining)
+    for axis in axes.cuttable:
+        x = block_shapes.repeat_into(x, axis, axes.groups)
+    return x
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from aqtlite import calibration, config, granularity, noise, numerics, padding, 
 from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact
 from aqtlite.numerics import rounding
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor import QTensor
 
 # Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
@@ -36,6 +37,8 @@ def quantize(
     tensor_config: config.Tensor,
     axes: int | Sequence[int],
     key: jax.Array | None = None,
+    *,
+    window: Sequence[int] = (),
 ) -> QTensor:
     """Quantizes an array.
 
@@ -47,6 +50,8 @@ def quantize(
         key: a `jax.random` key for stochastic rounding. Without one the noise is
             seeded, for each channel, from the bits of the bound that calibration
             found for it.
+        window: those of `axes` that are the window of a convolution, which
+            ``tensor_config.blocks`` leaves whole.
 
     Returns:
         A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
@@ -82,6 +87,8 @@ def quantize(
         ) from error
     seed = None if key is None else noise.seed_from_key(key)
     contracting = granularity.normalize_axes(contracting, x.shape, "axes")
+    of_x = OperandAxes.of_contracting(x.ndim, contracting)
+    of_x = of_x._replace(window=_window(window, contracting, x.shape))
     if tensor_config.calibration.has_state:
         raise ValueError(
             f"tensor_config.calibration={tensor_config.calibration!r} needs statistics "
@@ -94,8 +101,8 @@ def quantize(
             "its parameters are trained in a contraction; quantize with "
             "calibration.AbsMax() or another that looks at the array alone"
         )
-    given, x = x, padding.pad_array(x, tensor_config, contracting, "tensor_config")
-    calibrated = calibrate(x, tensor_config, contracting, "tensor_config")
+    given, x = x, padding.pad_array(x, tensor_config, of_x, "tensor_config")
+    calibrated = calibrate(x, tensor_config, of_x, "tensor_config")
     if tensor_config.scale_stop_grad:
         calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
     if tensor_config.needs_noise:
@@ -105,6 +112,23 @@ def quantize(
         seed = noise.shared_along(seed, shared)
     q = round_to_grid(x, calibrated, tensor_config, seed)
     return dataclasses.replace(q, padding=padding.widths(x, like=given))
+
+
+def _window(
+    window: Sequence[int], contracting: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The axes of a window, counted from the front.
+
+    Raises:
+        ValueError: if one is not contracted.
+    """
+    found = granularity.normalize_axes(tuple(window), shape, "window")
+    if not set(found) <= set(contracting):
+        raise ValueError(
+            f"window={tuple(window)} must be some of axes={contracting}, the "
+            f"contracting axes of x, of shape {shape}"
+        )
+    return found
 
 
 class Calibrated(NamedTuple):
@@ -129,12 +153,12 @@ class Calibrated(NamedTuple):
 
 
 @functools.partial(
-    jax.jit, static_argnames=("tensor_config", "contracting", "path", "local_tiles")
+    jax.jit, static_argnames=("tensor_config", "axes", "path", "local_tiles")
 )
 def calibrate(
     x: jax.Array,
     tensor_config: config.Tensor,
-    contracting: tuple[int, ...],
+    axes: OperandAxes,
     path: str,
     state: Any = (),
     local_tiles: int | None = None,
@@ -144,14 +168,14 @@ def calibrate(
     Args:
         x: floating, any shape.
         tensor_config: calibration, granularity and grid.
-        contracting: the axes that share a scale by default.
+        axes: of the array: the contracting ones share a scale by default.
         path: where the config stands, for error messages.
         state: the statistics of a calibration that gathers them, or the parameters of
             one that is learned.
         local_tiles: into how many the first contracting axis is cut, None for the
             granularity of `tensor_config`.
     """
-    layout = granularity.layout(tensor_config, x.shape, contracting, path, local_tiles)
+    layout = granularity.layout(tensor_config, x.shape, axes, path, local_tiles)
     grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
     found = tensor_config.calibration.range(exact.float32(blocks), shared, grid, state)
     _check_range(found, tensor_config, blocks.shape, shared, path)

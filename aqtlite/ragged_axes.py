@@ -13,9 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-TILES = "t"
-"""A leading axis of tiles, of all arrays or of none."""
-
 
 class RaggedAxes(NamedTuple):
     """The axes of a contraction, a letter for each.
@@ -91,6 +88,9 @@ def laid_out(
     """
     if "g" in axes and "m" in wanted:
         axis = axes.index("g")
+        if x.shape[axis] == 0:
+            # All rows are behind all groups.
+            x = jnp.ones((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
         if x.shape[axis] != 1:
             x = jnp.take(x, group_of_rows(sizes, rows), axis, mode="clip")
         axes = axes.replace("g", "m")

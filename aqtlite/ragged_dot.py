@@ -121,6 +121,8 @@ def _ragged_dot(
     calls.check_precision(precision)
     lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
+    calls.check_not_padded(lhs, "fwd.lhs")
+    calls.check_not_padded(rhs, "fwd.rhs")
     _check_placement(lhs, rhs, group_offset, out_sharding)
     operation = ragged_operation(lhs, rhs, group_sizes)
     if cfg.fwd.smoothing is not None:
@@ -158,7 +160,14 @@ def ragged_operation(lhs: Any, rhs: Any, group_sizes: Any) -> operations.RaggedD
             "ragged_dot contracts lhs of shape (m, k) with rhs of shape (g, k, n), got "
             f"{shapes}"
         )
+    if not hasattr(group_sizes, "shape") and not isinstance(group_sizes, list | tuple):
+        raise TypeError(
+            f"group_sizes must be integers, got {type(group_sizes).__name__}; they say "
+            f"how many rows of lhs belong to each group, of {shapes}"
+        )
     sizes = jnp.asarray(group_sizes)
+    if not sizes.size:
+        sizes = sizes.astype(jnp.int32)  # Of an empty list they are floats.
     if not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(
             f"group_sizes must be integers, got {sizes.dtype} of shape {sizes.shape}; "

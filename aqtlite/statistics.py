@@ -34,7 +34,7 @@ from aqtlite import config, granularity, parameters, smoothing
 from aqtlite import dimension_numbers as dn
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, DotGeneral, Operation
+from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
 from aqtlite.qtensor import QTensor
 
 
@@ -98,7 +98,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
         TypeError: if a learned scale has no values to start from.
     """
     operation = _operation(contraction, lhs, rhs)
-    lhs_ca, rhs_ca = (operation.axes(side).contracting for side in SIDES)
+    lhs_axes, rhs_axes = map(operation.axes, SIDES)
     out_shape = operation.output_shape(lhs.shape, rhs.shape)
     smoothed: Any = ()
     first: Any = ()
@@ -116,8 +116,8 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
             first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
         lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, first)
     return States(
-        _init(cfg.fwd.lhs, lhs, lhs_ca, "fwd.lhs"),
-        _init(cfg.fwd.rhs, rhs, rhs_ca, "fwd.rhs"),
+        _init(cfg.fwd.lhs, lhs, lhs_axes, "fwd.lhs"),
+        _init(cfg.fwd.rhs, rhs, rhs_axes, "fwd.rhs"),
         _init_gradient(cfg.dlhs.lhs, len(out_shape)),
         _init_gradient(cfg.drhs.lhs, len(out_shape)),
         smoothed,
@@ -209,8 +209,8 @@ def _fixed(tensor: config.Tensor, path: str) -> str:
     )
 
 
-def _last_axis(x: Any) -> dn.Axes:
-    return tuple(range(x.ndim))[-1:]
+def _last_axis(x: Any) -> OperandAxes:
+    return OperandAxes.of_contracting(x.ndim, tuple(range(x.ndim))[-1:])
 
 
 def update_states(
@@ -228,7 +228,7 @@ def update_states(
         contraction: as `init_states` takes it.
     """
     operation = _operation(contraction, lhs, rhs)
-    lhs_ca, rhs_ca = (operation.axes(side).contracting for side in SIDES)
+    lhs_axes, rhs_axes = map(operation.axes, SIDES)
     smoothed = states.smoothing
     if cfg.fwd.smoothing is not None:
         dims = smoothing.dims_of(operation)
@@ -239,8 +239,8 @@ def update_states(
         # The range of an operand is that of what is quantized.
         lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
     return states._replace(
-        lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_ca, "fwd.lhs"),
-        rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_ca, "fwd.rhs"),
+        lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs"),
+        rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_axes, "fwd.rhs"),
         smoothing=smoothed,
     )
 
@@ -251,7 +251,7 @@ def _operation(contraction: Any, lhs: Any, rhs: Any) -> Operation:
     return DotGeneral.of(contraction, lhs.shape, rhs.shape)
 
 
-def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
+def _init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
     if is_learned(tensor):
         if path == "fwd.lhs" and tensor.calib_shared_axes is None:
             raise ValueError(_one_for_each_row(tensor, path, "is learned"))
@@ -260,7 +260,7 @@ def _init(tensor: config.Tensor, x: Any, axes: dn.Axes, path: str) -> Any:
         return ()
     if tensor.calib_shared_axes is None:
         raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
-    shared = granularity.shared_axes(tensor, x.shape, axes, path)
+    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     scale_shape = dn.shared_shape(x.shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
     return {"batches": jnp.zeros((), jnp.int32), "state": state}
@@ -275,12 +275,14 @@ def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
     )
 
 
-def _update(tensor: config.Tensor, state: Any, x: Any, axes: dn.Axes, path: str) -> Any:
+def _update(
+    tensor: config.Tensor, state: Any, x: Any, axes: OperandAxes, path: str
+) -> Any:
     if not tensor.gathers_statistics or isinstance(x, QTensor):
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
-    shared = granularity.shared_axes(tensor, x.shape, axes, path)
+    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return {
         "batches": state["batches"] + 1,

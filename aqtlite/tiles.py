@@ -5,16 +5,14 @@ there, and fewer than the operand. Where they lie along contracting axes, the
 contraction is cut into tiles within which no scale varies: a batch of smaller ones.
 """
 
-import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
 
 from aqtlite import block_shapes
-from aqtlite.sharding import explicit_sharding, spec_of_axes
+from aqtlite.sharding import explicit_sharding
 
 
 def has_blocks(shape: Sequence[int], scale_shape: Sequence[int]) -> bool:
@@ -33,7 +31,7 @@ def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
     """
     for axis in reversed(range(x.ndim)):
         if scale_shape[axis] not in (1, x.shape[axis]):
-            x = _split_axis(x, axis, scale_shape[axis])
+            x = block_shapes.split_axis(x, axis, scale_shape[axis])
     return x
 
 
@@ -61,34 +59,16 @@ def merge(x: jax.Array, like: jax.Array) -> jax.Array:
     return lax.reshape(x, like.shape, out_sharding=explicit_sharding(like))
 
 
-def counts_of(
-    axes: Sequence[tuple[int, int]],
-    lhs_scale: Sequence[int] | None,
-    rhs_scale: Sequence[int] | None,
-) -> tuple[int, ...]:
-    """The number of tiles along each pair of contracting axes.
-
-    Args:
-        axes: the pairs, of lhs and rhs.
-        lhs_scale: the shape of the scale of lhs, None if it multiplies no sums.
-        rhs_scale: that of rhs.
-    """
-    return tuple(
-        math.lcm(
-            1 if lhs_scale is None else lhs_scale[lhs_axis],
-            1 if rhs_scale is None else rhs_scale[rhs_axis],
-        )
-        for lhs_axis, rhs_axis in axes
-    )
-
-
-def cut(x: jax.Array, axes: Sequence[int], counts: Sequence[int]) -> jax.Array:
+def cut(
+    x: jax.Array, axes: Sequence[int], counts: Sequence[int], groups: int = 1
+) -> jax.Array:
     """Cuts axes into tiles, along new leading axes.
 
     Args:
         x: an operand, or something keepdims that belongs to it.
         axes: those that are cut.
         counts: how many tiles each is cut into; an axis of one tile stays as it is.
+        groups: of each axis, of which a tile has an equal part each.
 
     Returns:
         An axis in front for each that was cut, of size 1 where that of x was.
@@ -96,33 +76,18 @@ def cut(x: jax.Array, axes: Sequence[int], counts: Sequence[int]) -> jax.Array:
     front = 0
     for axis, count in reversed(list(zip(axes, counts, strict=True))):
         if count > 1:
-            x = _cut_axis(x, axis + front, count)
+            x = _cut_axis(x, axis + front, count, groups)
             front += 1
     return x
 
 
-def _cut_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
-    size = x.shape[axis]
-    if size == 1:
+def _cut_axis(x: jax.Array, axis: int, count: int, groups: int) -> jax.Array:
+    if x.shape[axis] == 1:
         return jnp.expand_dims(x, 0)
-    if size < count:
-        x = block_shapes.repeat_axis(x, axis, count // size)
-    return jnp.moveaxis(_split_axis(x, axis, count), axis, 0)
-
-
-def _split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
-    pieces = (count, x.shape[axis] // count)
-    shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
-    return lax.reshape(x, shape, out_sharding=_sharding(x, axis, count))
-
-
-def _sharding(x: jax.Array, axis: int, count: int) -> NamedSharding | None:
-    """Whole blocks on each device where they divide evenly, else all on every one."""
-    sharding = explicit_sharding(x)
-    if sharding is None:
-        return None
-    spec = spec_of_axes(sharding, x.ndim)
-    names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
-    devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
-    blocks = None if count % devices else spec[axis]
-    return sharding.update(spec=(*spec[:axis], blocks, None, *spec[axis + 1 :]))
+    x = block_shapes.repeat_into(x, axis, groups * count)
+    if groups == 1:
+        return jnp.moveaxis(block_shapes.split_axis(x, axis, count), axis, 0)
+    x = block_shapes.split_axis(
+        block_shapes.split_axis(x, axis, groups), axis + 1, count
+    )
+    return block_shapes.merge_with_next(jnp.moveaxis(x, axis + 1, 0), axis + 1)

@@ -516,3 +516,40 @@ def test_rows_and_experts_on_several_devices():
     explicit = jax.device_put(x, NamedSharding(EXPLICIT, P("d")))
     with pytest.raises(ValueError, match="axis_types"), jax.set_mesh(EXPLICIT):
         dot(explicit, w, sizes)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_blocks_of_convolutions_on_several_devices(groups):
+    """Examples are sharded, and cut into blocks for the gradient of the kernel."""
+    int8 = numerics.IntSymmetric(bits=8)
+    features, examples = (
+        config.Tensor(numerics=int8, blocks=config.Blocks(size=size)) for size in (2, 1)
+    )
+    of_features = config.DotGeneralRaw(lhs=features, rhs=features)
+    of_examples = config.DotGeneralRaw(lhs=examples, rhs=examples)
+    conv = aqtlite.make_conv_general_dilated(
+        config.DotGeneral(fwd=of_features, dlhs=of_features, drhs=of_examples)
+    )
+    args = normal((4, 8, 5)), normal((8, 8 // groups, 3), 1), normal((4, 8, 5), 2)
+
+    def both(x, w, g):
+        out, vjp = jax.vjp(
+            lambda x, w: conv(x, w, (1,), "SAME", feature_group_count=groups), x, w
+        )
+        return out, *vjp(g)
+
+    wanted = jax.device_get(jax.jit(both)(*args))
+    for mesh in (AUTO, EXPLICIT):
+        sharded = [
+            jax.device_put(x, NamedSharding(mesh, spec))
+            for x, spec in zip(args, (P("d"), P(), P("d")), strict=True)
+        ]
+        with jax.set_mesh(mesh):
+            compiled = jax.jit(both).lower(*sharded).compile()
+            got = jax.device_get(compiled(*sharded))
+        for one, other in zip(got, wanted, strict=True):
+            # Blocks are summed in another order.
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+        if mesh is AUTO:
+            kinds = {one.kind for one in hlo.count(compiled.as_text())}
+            assert kinds == {"all-reduce"}, kinds

@@ -83,6 +83,25 @@ def test_rows_behind_all_groups_may_hold_anything():
     assert_same(program(INT8)(x, W, SIZES, g), wanted)
 
 
+def test_no_experts():
+    """All rows are behind all groups, as in `lax.ragged_dot`."""
+    for got in program(INT8)(X, W[:0], SIZES[:0], COTANGENT):
+        np.testing.assert_array_equal(got, jnp.zeros_like(got))
+    assert INT8(X, W[:0], []).shape == (M, N)
+
+
+def test_rows_are_not_padded_to_whole_blocks():
+    blocks = config.Tensor(
+        numerics=nearest().fwd.lhs.numerics, blocks=config.Blocks(size=7, pad=True)
+    )
+    changes = {"drhs.lhs": blocks, "drhs.rhs": blocks}
+    dot = aqtlite.make_ragged_dot(config.update(nearest(), changes))
+    with pytest.raises(
+        ValueError, match="drhs.lhs.blocks.size=7 .* padded for dot_gen"
+    ):
+        jax.eval_shape(program(dot), X, W, SIZES, COTANGENT)
+
+
 def test_a_nan_poisons_its_group_alone():
     out, dx, dw = program(INT8)(X.at[10, 2].set(jnp.nan), W, SIZES, COTANGENT)
     assert np.isnan(out[10]).all() and np.isfinite(np.delete(out, 10, 0)).all()
@@ -160,6 +179,11 @@ def test_functions_of_equal_configs_are_one():
     ("change", "error", "message"),
     [
         ({"group_sizes": SIZES.astype(jnp.float32)}, TypeError, "must be integers"),
+        (
+            {"group_sizes": None},
+            TypeError,
+            r"must be integers, got NoneType; .*\(24, 16",
+        ),
         ({"group_sizes": SIZES[:3]}, ValueError, r"of shape \(4,\), got shape \(3,\)"),
         ({"group_sizes": jnp.array(3)}, ValueError, r"got shape \(\)"),
         ({"lhs": X[None]}, ValueError, r"lhs of shape \(1, 24, 16\)"),

@@ -43,7 +43,11 @@ def test_cut_repeats_what_is_coarser():
     assert tiles.cut(scale, (0,), (4,)).shape == (1, 1, 2)
 
 
-def test_counts_fit_both_operands():
-    assert tiles.counts_of([(1, 0)], (3, 4), (6, 1)) == (12,)
-    assert tiles.counts_of([(1, 0)], (3, 4), None) == (4,)
-    assert tiles.counts_of([(1, 0), (0, 1)], None, (2, 1)) == (2, 1)
+def test_a_tile_has_a_part_of_each_group():
+    x = jnp.arange(8).reshape(1, 8)
+    assert tiles.cut(x, (1,), (2,), groups=2).tolist() == [
+        [[0, 1, 4, 5]],
+        [[2, 3, 6, 7]],
+    ]
+    scale = x[:, :2]  # One for each group.
+    assert tiles.cut(scale, (1,), (2,), groups=2).tolist() == [[[0, 1]]] * 2

@@ -12,7 +12,9 @@ class Blocks(representation.CompactRepr):
     """Blocks of an operand that have a scale each.
 
     The last contracting axis is cut into blocks of `size` elements, or into `count`
-    blocks. Elements at other places along further contracting axes are in other blocks.
+    blocks. Elements at other places along further contracting axes are in other blocks,
+    except in a convolution, whose window and positions stay whole: features (in ``fwd``
+    and ``dlhs``) or examples (in ``drhs``) are cut, those of each group by themselves.
 
     >>> Blocks(size=32)  # 1 x 32, as in the OCP Microscaling formats
     Blocks(size=32)
@@ -46,7 +48,8 @@ class Blocks(representation.CompactRepr):
     pad: bool = False
     """Where blocks do not divide an axis, let the last one be shorter: the operand is
     padded with zeros, which add nothing to any sum, and change no scale of the
-    calibrations that may be used. For `dot_general` and `einsum`."""
+    calibrations that may be used. For `dot_general` and `einsum`; other contractions
+    refuse what does not divide."""
 
     def __post_init__(self) -> None:
         for name in ("size", "count", "remaining_size"):
@@ -87,7 +90,7 @@ class Blocks(representation.CompactRepr):
         count = self.count or 1
         _check_known(axis_size)
         if self.fit or self.pad:
-            return self._count(axis_size, math.ceil(axis_size / count), "")
+            return self._count(axis_size, math.ceil(axis_size / count), f"{count=}")
         if axis_size % count:
             raise ValueError(f"count={count} does not divide an axis of {axis_size}")
         return count

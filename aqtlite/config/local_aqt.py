@@ -18,7 +18,8 @@ class LocalAqt(representation.CompactRepr):
     """
 
     contraction_axis_shard_count: int
-    """Into how many tiles the first contracting axis is split, a scale for each."""
+    """Into how many tiles the first contracting axis is split, a scale for each; of a
+    convolution the features (in ``dlhs``) or the examples (in ``drhs``)."""
 
     def __post_init__(self) -> None:
         count = self.contraction_axis_shard_count

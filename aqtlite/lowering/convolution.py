@@ -79,21 +79,12 @@ class Convolution:
                     "give a sequence of (low, high) pairs"
                 )
             window = [rhs_shape[axis] for axis in specs.rhs_spec[2:]]
-            padding = lax.padtype_to_pads(
-                np.asarray([lhs_shape[axis] for axis in specs.lhs_spec[2:]]),
-                [dilated(k, d) for k, d in zip(window, rhs_dilation, strict=True)],
-                np.asarray(strides),
-                padding,
-            )
-        try:
-            pairs = tuple(
-                (operator.index(low), operator.index(high)) for low, high in padding
-            )
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
-                f"(low, high) pairs, got {padding!r}"
-            ) from error
+            sizes = np.asarray([lhs_shape[axis] for axis in specs.lhs_spec[2:]])
+            window = [dilated(k, d) for k, d in zip(window, rhs_dilation, strict=True)]
+            found = lax.padtype_to_pads(sizes, window, np.asarray(strides), padding)
+            pairs = tuple((_amount(low), _amount(high)) for low, high in found)
+        else:
+            pairs = _pairs(padding)
         lhs_spec, rhs_spec, out_spec = (tuple(map(int, spec)) for spec in specs)
         return cls(
             strides=strides,
@@ -116,6 +107,10 @@ class Convolution:
         precision: lax.Precision | None = None,
     ) -> jax.Array:
         """The convolution as it stands, summed in `accumulator`."""
+        if not all(isinstance(n, int) for pair in self.padding for n in pair):
+            # `lax` makes symbolic amounts itself, and takes none.
+            run, lhs = self.of_padded(), self.pad(lhs, 0)
+            return run(lhs, rhs, accumulator, out_sharding, precision)
         sharding: dict[str, Any] = (
             {} if out_sharding is None else {"out_sharding": out_sharding}
         )
@@ -247,6 +242,28 @@ class Convolution:
         if not any(map(any, amounts)):
             return lhs
         return lax.pad(lhs, jnp.asarray(value, lhs.dtype), amounts)
+
+
+def _pairs(padding: Any) -> tuple[tuple[int, int], ...]:
+    """The padding of each spatial axis.
+
+    Raises:
+        ValueError: if it is no sequence of pairs.
+    """
+    try:
+        return tuple(
+            (operator.index(low), operator.index(high)) for low, high in padding
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "padding must be 'SAME', 'SAME_LOWER', 'VALID' or a sequence of "
+            f"(low, high) pairs, got {padding!r}"
+        ) from error
+
+
+def _amount(padding: Any) -> Any:
+    """An integer, or what a symbolic size (jax.export) gives for one."""
+    return padding if jax.export.is_symbolic_dim(padding) else operator.index(padding)
 
 
 def dilated(size: int, dilation: int) -> int:

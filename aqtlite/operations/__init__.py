@@ -4,6 +4,7 @@ from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Sid
 from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.operations.ragged_dot import RaggedDot
+from aqtlite.operations.tiled import Tiled
 
 __all__ = [
     "SIDES",
@@ -14,4 +15,5 @@ __all__ = [
     "Operation",
     "RaggedDot",
     "Side",
+    "Tiled",
 ]

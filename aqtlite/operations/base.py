@@ -1,6 +1,8 @@
 """The interface of a contraction."""
 
 import abc
+import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from aqtlite import dimension_numbers as dn
 from aqtlite.dimension_numbers import Axes
 
 Side = Literal["lhs", "rhs"]
@@ -25,6 +28,43 @@ class OperandAxes(NamedTuple):
 
     remaining: Axes
     """Kept; the other operand has none for them."""
+
+    window: Axes = ()
+    """Those of the contracting axes along which an element meets several of the other
+    operand: they are never cut, and share a scale within a block."""
+
+    groups: int = 1
+    """Into how many groups, contracted apart, the axes that can be cut are divided."""
+
+    @classmethod
+    def of_contracting(cls, ndim: int, contracting: Axes) -> "OperandAxes":
+        """The axes of an array, of which some are contracted.
+
+        Args:
+            ndim: its rank.
+            contracting: those axes.
+        """
+        return cls(contracting, (), dn.remaining_axes(ndim, contracting, ()))
+
+    @property
+    def cuttable(self) -> Axes:
+        """The contracting axes that can be cut into blocks."""
+        return tuple(axis for axis in self.contracting if axis not in self.window)
+
+    def counts_in_group(self, scale_shape: Sequence[int]) -> tuple[int, ...]:
+        """Into how many tiles of equal scales each group is cut, along `cuttable`.
+
+        >>> axes = OperandAxes((0, 1), (), (2,), window=(0,), groups=2)
+        >>> axes.counts_in_group((1, 6, 5)), axes.counts_in_group((1, 1, 5))
+        ((3,), (1,))
+
+        Args:
+            scale_shape: of the operand.
+        """
+        return tuple(
+            math.lcm(scale_shape[axis], self.groups) // self.groups
+            for axis in self.cuttable
+        )
 
 
 class DotInput(NamedTuple):
@@ -70,7 +110,8 @@ class Operation(abc.ABC):
 
     - A convolution ``y[n,i,o] = sum_{k,c} x[n, s i + d k, c] w[k,c,o]`` contracts the
       window and the input features: ``x`` shares a scale along spatial axes and
-      features, ``w`` along all axes but the output features. The gradient of ``x`` is a
+      features, ``w`` along all axes but the output features. Only the features can be
+      cut into tiles. The gradient of ``x`` is a
       convolution of ``g``, dilated by the strides, with ``w`` reversed in space and its
       feature axes exchanged; it contracts the window and the output features. The
       gradient of ``w`` is a convolution of ``x`` with ``g``, dilated by the strides,
@@ -100,13 +141,7 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def axes(self, side: Side) -> OperandAxes:
-        """The axes of an operand."""
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of contracting axes of lhs and rhs that can be cut into tiles."""
-        lhs, rhs = (self.axes(side).contracting for side in SIDES)
-        return tuple(zip(lhs, rhs, strict=True))
+        """The axes of an operand; those of both that can be cut pair up in order."""
 
     @abc.abstractmethod
     def ndim(self, side: Side) -> int:
@@ -150,29 +185,29 @@ class Operation(abc.ABC):
         kept = self.axes("rhs").remaining
         return all(scale_shape[axis] == 1 for axis in kept)
 
-    @abc.abstractmethod
-    def tiled(self, counts: tuple[int, ...]) -> "Operation":
-        """The contraction of tiles, of which each axis that is cut adds a batch axis.
-
-        Args:
-            counts: for each of `pairs`, how many tiles it is cut into.
-
-        Returns:
-            A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result
-            has as many axes more in front, over which it is to be summed.
-        """
-
     def of_tiles(self, counts: tuple[int, ...]) -> "Operation":
         """The contractions of single tiles, their own arrays stacked, if any.
 
         Args:
-            counts: as `tiled` takes them.
+            counts: for each pair of axes that can be cut, into how many tiles.
 
         Returns:
             An operation whose arrays have a new leading axis, an element for each tile.
         """
         del counts
         return self
+
+    def tiled(self, counts: tuple[int, ...]) -> "Operation":
+        """The contraction of tiles, of which each axis that is cut adds a batch axis.
+
+        Args:
+            counts: as `of_tiles` takes them.
+
+        Returns:
+            A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result
+            has as many axes more in front, over which it is to be summed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no contraction of tiles")
 
     @abc.abstractmethod
     def integer_dot(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,10 +11,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import lowering
+from aqtlite import block_shapes, lowering
 from aqtlite.dimension_numbers import Axes
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.tiled import Tiled
 
 Array = Literal["x", "w", "y"]
 
@@ -52,10 +52,10 @@ class ConvGeneralDilated(Operation):
 
     >>> conv = ConvGeneralDilated.of((2, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME",
     ...                              dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    >>> conv.axes("lhs")
-    OperandAxes(contracting=(1, 2, 3), batch=(), remaining=(0,))
-    >>> conv.gradient("rhs").axes("lhs")
-    OperandAxes(contracting=(1, 2, 0), batch=(), remaining=(3,))
+    >>> conv.axes("lhs").contracting, conv.axes("lhs").cuttable
+    ((1, 2, 3), (3,))
+    >>> conv.gradient("rhs").axes("lhs").cuttable
+    (0,)
     """
 
     forward: Convolution
@@ -99,23 +99,40 @@ class ConvGeneralDilated(Operation):
         return self._shape(self.arrays[2])
 
     def axes(self, side: Side) -> OperandAxes:
-        array, out = self._array(side), self.arrays[2]
-        contracting, batch, remaining = [], [], []
-        spec = self._spec(array)
-        for axis, letter in zip(spec, _LETTERS[array], strict=False):
-            is_grouped = letter == self._grouped(array)
-            if is_grouped and self._shape(array)[axis] == self._groups:
+        array = self._array(side)
+        contracting, batch, remaining = list(self._spec(array)[2:]), [], []
+        window, groups = tuple(contracting), 1
+        for axis, letter in self._axes_of_letters(array):
+            if self._is_apart(array, letter):
                 batch.append(axis)
-            elif letter in _LETTERS[out]:
+            elif letter != self._summed:
                 remaining.append(axis)
             else:
                 contracting.append(axis)
-        return OperandAxes((*spec[2:], *contracting), tuple(batch), tuple(remaining))
+                # One element of each group: there is nothing to cut.
+                if any(self._is_apart(one, letter) for one in self.arrays[:2]):
+                    window = *window, axis
+                if letter == self._grouped(array):
+                    groups = self._groups
+        return OperandAxes(
+            tuple(contracting), tuple(batch), tuple(remaining), window, groups
+        )
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        # Along the window a position of one operand meets several of the other.
-        return ()
+    def _summed(self) -> str:
+        """What is summed over beside the window: N, C or O."""
+        (summed,) = set("NCO") - set(_LETTERS[self.arrays[2]])
+        return summed
+
+    def _axes_of_letters(self, array: Array) -> list[tuple[int, str]]:
+        return list(zip(self._spec(array), _LETTERS[array], strict=False))
+
+    def _is_apart(self, array: Array, letter: str) -> bool:
+        """Returns True if each element along an axis is a group of its own."""
+        if letter != self._grouped(array):
+            return False
+        axis = self._spec(array)[_LETTERS[array].index(letter)]
+        return self._shape(array)[axis] == self._groups
 
     def ndim(self, side: Side) -> int:
         return len(self.forward.lhs_spec)
@@ -136,9 +153,18 @@ class ConvGeneralDilated(Operation):
         fits = all(scale_shape[axis] == 1 for axis in window)
         return fits and super().rhs_scale_moves(scale_shape)
 
-    def tiled(self, counts: tuple[int, ...]) -> Operation:
-        del counts  # There are none.
-        return self
+    def tiled(self, counts: tuple[int, ...]) -> Tiled:
+        return Tiled(self.of_tiles(counts), *counts)
+
+    def of_tiles(self, counts: tuple[int, ...]) -> "ConvGeneralDilated":
+        (count,) = counts
+        shapes = list(map(list, self.shapes))
+        for array, shape in zip(_ARRAYS, shapes, strict=True):
+            for axis, letter in self._axes_of_letters(array):
+                if letter == self._summed:
+                    shape[axis] //= count
+        x, w, y = map(tuple, shapes)
+        return dataclasses.replace(self, shapes=(x, w, y))
 
     def integer_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
@@ -318,20 +344,14 @@ class ConvGeneralDilated(Operation):
             target: the other one.
             scale: keepdims, of size 1 along axes that the other one does not have.
         """
-        sizes: dict[str, int] = {}
-        for letter, axis in zip(_LETTERS[source], self._spec(source), strict=False):
-            size = scale.shape[axis]
-            if letter == self._grouped(source) and size > 1:
-                sizes["G"], size = self._groups, size // self._groups
-            sizes[letter] = size
+        spec, grouped = self._spec(source), self._grouped(source)
         # The letters in the order of the axes of the scale.
-        first, second = _LETTERS[source]
-        letters = [first, second]
-        if self._spec(source)[0] > self._spec(source)[1]:
-            letters.reverse()
-        if "G" in sizes:
-            letters.insert(letters.index(str(self._grouped(source))), "G")
-        x = scale.reshape([sizes[letter] for letter in letters])
+        letters = [letter for _, letter in sorted(self._axes_of_letters(source))]
+        x = scale.squeeze(spec[2:])
+        if grouped is not None and x.shape[letters.index(grouped)] > 1:
+            at = letters.index(grouped)
+            x = block_shapes.split_axis(x, at, self._groups)
+            letters.insert(at, "G")
         wanted: list[str] = []
         for letter in _LETTERS[target]:
             wanted += ["G", letter] if letter == self._grouped(target) else [letter]
@@ -350,15 +370,12 @@ class ConvGeneralDilated(Operation):
         spec = self._spec(target)
         if "G" in wanted:
             at = wanted.index("G")
-            sizes = x.shape[at : at + 2]
-            if sizes != (1, 1):
+            if x.shape[at : at + 2] != (1, 1):
                 axis = spec[_LETTERS[target].index(wanted[at + 1])]
-                full = self._shape(target)[axis]
-                pair = self._groups, full // self._groups
+                pair = self._groups, self._shape(target)[axis] // self._groups
                 x = jnp.broadcast_to(x, (*x.shape[:at], *pair, *x.shape[at + 2 :]))
-                sizes = full, 1
-            x = x.reshape(*x.shape[:at], math.prod(sizes), *x.shape[at + 2 :])
-        x = x.reshape(*x.shape, *(1,) * (len(spec) - 2))
+            x = block_shapes.merge_with_next(x, at)
+        x = jnp.expand_dims(x, range(2, len(spec)))
         return x.transpose([spec.index(axis) for axis in range(len(spec))])
 
 

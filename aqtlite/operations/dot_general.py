@@ -27,7 +27,7 @@ class DotGeneral(Operation):
 
     >>> matmul = DotGeneral((((1,), (0,)), ((), ())), 2, 2)
     >>> matmul.axes("rhs")
-    OperandAxes(contracting=(0,), batch=(), remaining=(1,))
+    OperandAxes(contracting=(0,), batch=(), remaining=(1,), window=(), groups=1)
     >>> matmul.gradient("lhs").dims
     (((1,), (1,)), ((), ()))
     """

@@ -13,7 +13,8 @@ from aqtlite import ragged_axes
 from aqtlite.lowering import ragged
 from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
-from aqtlite.ragged_axes import TILES, RaggedAxes
+from aqtlite.operations.tiled import Tiled
+from aqtlite.ragged_axes import RaggedAxes
 
 
 @functools.partial(
@@ -30,18 +31,17 @@ class RaggedDot(Operation):
     and take no part in a sum.
 
     >>> operation = RaggedDot(jnp.array([2, 1]), rows=3)
-    >>> operation.axes("rhs")
-    OperandAxes(contracting=(1,), batch=(0,), remaining=(2,))
+    >>> operation.axes("rhs").contracting, operation.axes("rhs").batch
+    ((1,), (0,))
     >>> operation.gradient("rhs").axes_of
     RaggedAxes(lhs='mn', rhs='mk', out='gkn')
     """
 
     group_sizes: jax.Array
-    """Integers, one for each group, or for each tile and group where rows are cut into
-    tiles."""
+    """Integers, one for each group."""
 
     rows: int
-    """How many there are, in a tile if they are cut."""
+    """How many there are."""
 
     axes_of: RaggedAxes = RaggedAxes("mk", "gkn", "mn")
     """Of both operands, and of the result."""
@@ -60,9 +60,8 @@ class RaggedDot(Operation):
 
     def axes(self, side: Side) -> OperandAxes:
         letters = self._letters(side)
-        paired = TILES
-        if "m" in self.axes_of.lhs and "g" in self.axes_of.rhs:
-            paired += "mg"
+        is_paired = "m" in self.axes_of.lhs and "g" in self.axes_of.rhs
+        paired = "mg" if is_paired else ""
         contracting, batch, remaining = [], [], []
         for axis, letter in enumerate(letters):
             if letter == self.axes_of.contracted:
@@ -87,13 +86,8 @@ class RaggedDot(Operation):
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
         return self._laid_out(scale, self.axes_of.rhs, self.axes_of.lhs)
 
-    def tiled(self, counts: tuple[int, ...]) -> "RaggedDot":
-        if counts == (1,):
-            return self
-        axes = RaggedAxes(*(TILES + letters for letters in self.axes_of))
-        cuts_rows = self.axes_of.contracted == "m"
-        one = self.of_tiles(counts) if cuts_rows else self
-        return dataclasses.replace(one, axes_of=axes)
+    def tiled(self, counts: tuple[int, ...]) -> Tiled:
+        return Tiled(self.of_tiles(counts), *counts)
 
     def of_tiles(self, counts: tuple[int, ...]) -> "RaggedDot":
         (count,) = counts
@@ -113,14 +107,14 @@ class RaggedDot(Operation):
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
         if self._has_terms_of_zero_points(lhs, rhs):
-            sums = self._of_tiles(ragged.integer_dot, lhs, rhs)
+            sums = self._run(ragged.integer_dot, lhs, rhs)
             # All of it modulo 2^32: the result is within int32.
             sums = sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
             is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
             return jnp.where(is_in_group[:, None], sums, 0)
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
         dot = functools.partial(ragged.integer_dot, largest=(lhs.largest, rhs.largest))
-        return self._of_tiles(dot, lhs, rhs)
+        return self._run(dot, lhs, rhs)
 
     def _has_terms_of_zero_points(self, lhs: DotInput, rhs: DotInput) -> bool:
         """Returns True if sums of one operand make up for zero points.
@@ -152,7 +146,7 @@ class RaggedDot(Operation):
             in_dtype=in_dtype,
             largest=(lhs.largest, rhs.largest),
         )
-        return self._of_tiles(dot, lhs, rhs)
+        return self._run(dot, lhs, rhs)
 
     def mixed_dot(
         self,
@@ -165,7 +159,7 @@ class RaggedDot(Operation):
         dot = functools.partial(
             ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)
         )
-        return self._of_tiles(dot, lhs, rhs)
+        return self._run(dot, lhs, rhs)
 
     def narrow_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
@@ -175,12 +169,12 @@ class RaggedDot(Operation):
             units=(lhs.unit, rhs.unit),
             largest=(lhs.largest, rhs.largest),
         )
-        return self._of_tiles(dot, lhs, rhs)
+        return self._run(dot, lhs, rhs)
 
     def float_dot(
         self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
     ) -> jax.Array:
-        return self._of_tiles(ragged.float_dot, lhs, rhs)
+        return self._run(ragged.float_dot, lhs, rhs)
 
     def _letters(self, side: Side) -> str:
         return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs
@@ -188,11 +182,5 @@ class RaggedDot(Operation):
     def _laid_out(self, scale: jax.Array, axes: str, wanted: str) -> jax.Array:
         return ragged_axes.laid_out(scale, axes, wanted, self.group_sizes, self.rows)
 
-    def _of_tiles(self, dot: Any, lhs: DotInput, rhs: DotInput) -> jax.Array:
-        """Contracts, each tile by itself if there are several."""
-        dot = functools.partial(
-            dot, axes=RaggedAxes(*(one.lstrip(TILES) for one in self.axes_of))
-        )
-        if self.axes_of.lhs.startswith(TILES):
-            dot = jax.vmap(dot, (0, 0, 0 if self.group_sizes.ndim > 1 else None))
-        return dot(lhs.values, rhs.values, self.group_sizes)
+    def _run(self, dot: Any, lhs: DotInput, rhs: DotInput) -> jax.Array:
+        return dot(lhs.values, rhs.values, self.group_sizes, axes=self.axes_of)

@@ -167,14 +167,14 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
         tensor, state = raw.lhs, states.lhs
     path = f"fwd.{operand.side}"
     # Of several axes, blocks cut that of the last pair.
-    contracting = contraction.operation.axes(operand.side).contracting
+    axes = contraction.operation.axes(operand.side)
     given, x = x, _padded(contraction, operand, x)
-    quantized = operands.quantize(x, tensor, contracting, path, state=state)
+    quantized = operands.quantize(x, tensor, axes, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     other = raw.rhs if operand.side == "lhs" else raw.lhs
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
-        quantized = operands.with_sums(quantized, contracting)
+        quantized = operands.with_sums(quantized, axes.contracting)
     quantized = dataclasses.replace(quantized, padding=padding.widths(x, like=given))
     return quantized.stored_in(operand.serving_order())
 

@@ -7,8 +7,9 @@ import pytest
 from flax import linen as nn
 
 from aqtlite import checkpoint, config, numerics
+from aqtlite.calibration import LSQ
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
-from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.flax import AqtConvGeneralDilated, AqtDotGeneral, convert
 from tests.checkpoint.support import save
 from tests.flax.support import apply, assert_equal, check_served, init
 
@@ -64,6 +65,42 @@ def test_converted_on_disk(name, tmp_path):
     assert weight.blocks == sizes.get(name, (1, 16, 8))
     assert weight.shape == (4, 16, 24)
     assert weight.scale.size < weight.qvalue.size / 8
+
+
+IMAGES = jax.random.normal(jax.random.key(0), (2, 6, 6, 8))
+LEARNED = Tensor(numerics=INT4, calibration=LSQ(), blocks=Blocks(size=4))
+
+
+class Cnn(nn.Module):
+    """A convolution with strides, and a depthwise one."""
+
+    cfg: config.DotGeneral
+
+    @nn.compact
+    def __call__(self, x):
+        conv = AqtConvGeneralDilated(self.cfg)
+        x = nn.Conv(8, (3, 3), strides=2, conv_general_dilated=conv)(x)
+        return nn.Conv(8, (3, 3), feature_group_count=8, conv_general_dilated=conv)(x)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "integers", "learned"])
+def test_convolutions(name, tmp_path):
+    cfg = DotGeneral(fwd=DotGeneralRaw(rhs=LEARNED))
+    if name == "integers":
+        square = Tensor(numerics=INT4, blocks=Blocks(size=4, remaining_size=2))
+        lhs = Tensor(numerics=INT8, blocks=Blocks(size=2))
+        cfg = DotGeneral(fwd=DotGeneralRaw(lhs=lhs, rhs=square))
+    model = Cnn(config.mxfp8() if name == "mxfp8" else cfg)
+    variables = init(model, IMAGES)
+    check_served(model, IMAGES, frozen=2, variables=variables)
+    source = save(tmp_path / "float", variables, "msgpack")
+    checkpoint.convert_checkpoint(source, tmp_path / "out", model, IMAGES)
+    loaded = checkpoint.load_serving(tmp_path / "out", model)
+    serving = convert(model, variables, IMAGES)
+    assert_equal(apply(model, serving, IMAGES), apply(model, loaded, IMAGES))
+    weight = loaded["aqt"]["Conv_0"]["kernel"]["rhs"]
+    wanted = {"mxfp8": (3, 3, 8, 1), "integers": (3, 3, 4, 2)}
+    assert weight.blocks == wanted.get(name, (3, 3, 4, 1))
 
 
 def test_trains():

@@ -100,6 +100,22 @@ def test_through_scan_and_vmap():
     )
 
 
+def test_vmap_over_a_cache_made_outside():
+    """Over batch axes, in a scan that carries the cache."""
+    empty = kv_cache.empty((2, 4, 2, 8), jnp.float32, INT8)
+    positions = normal((4, 2, 1, 2, 8))
+
+    def one(cache, x):
+        cache = kv_cache.append(cache, x, -x, INT8)
+        return cache, kv_cache.attend(x, cache, INT8)
+
+    axes = kv_cache.KVCache(0, 0, None)
+    mapped = jax.vmap(one, in_axes=(axes, 0), out_axes=(axes, 0))
+    wanted = jax.jit(lambda *args: jax.lax.scan(one, *args))(empty, positions)
+    got = jax.jit(lambda *args: jax.lax.scan(mapped, *args))(empty, positions)
+    assert_same(got, wanted)
+
+
 def test_a_donated_cache_is_updated_in_place():
     cache = jax.tree.map(jnp.copy, variables()["cache"])
     given = cache["cached_key"].qvalue.unsafe_buffer_pointer()
@@ -155,6 +171,15 @@ def test_a_nan_poisons_its_head_alone():
     assert is_nan[:, 1].all() and not is_nan[:, 0].any()
 
 
+class Twice(nn.Module):
+    """Attends twice, to one cache."""
+
+    @nn.compact
+    def __call__(self, x):
+        attention = QuantizedCache(INT8)
+        return attention(x, x, x) + attention(x, -x, x)
+
+
 class TestBadInput:
     CACHE = jax.eval_shape(lambda: kv_cache.empty((4, 2, 8), jnp.float32, INT8))
 
@@ -208,9 +233,13 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"has the shape .*, got \(2, 8\)"):
             kv_cache.empty((2, 8), jnp.float32, INT8)
         x = jax.ShapeDtypeStruct((1, 2, 8), "float32")
-        with pytest.raises(TypeError, match="differ in .*bits"):
+        message = r"KV cache of shape \(4, 2, 8\) has keys of int8 .*: bits"
+        with pytest.raises(ValueError, match=message):
             append = functools.partial(kv_cache.append, cfg=INT4)
             jax.eval_shape(append, self.CACHE, x, x)
+        with pytest.raises(ValueError, match=message):
+            attend = functools.partial(kv_cache.attend, cfg=INT4)
+            jax.eval_shape(attend, x, self.CACHE)
 
     @pytest.mark.parametrize(
         ("changes", "match"),
@@ -238,6 +267,8 @@ class TestBadInput:
         both = nn.MultiHeadDotProductAttention(HEADS, attention_fn=fn, decode=True)
         with pytest.raises(TypeError, match="in place of decode=True"):
             jax.eval_shape(both.init, jax.random.key(0), X)
+        with pytest.raises(ValueError, match="the root module calls .* second time"):
+            jax.eval_shape(Twice().init, jax.random.key(0), normal((1, 4, 2, 8)))
         dropout = LAYER.clone(dropout_rate=0.5, deterministic=False)
         with pytest.raises(ValueError, match="dropout_rate=0.5 was asked"):
             jax.eval_shape(dropout.init, jax.random.key(0), X)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations
+from aqtlite import operations, tiles
 from aqtlite.operations import DotInput
 from tests.convolutions import CASES, Case, integers, reference
 
@@ -113,7 +113,8 @@ def test_axes_are_all_there_and_scales_leave_the_sums(case):
         assert operation.output_shape(lhs.shape, rhs.shape) == out.shape
         for side, x in (("lhs", lhs), ("rhs", rhs)):
             axes = operation.axes(side)
-            assert sorted(sum(axes, ())) == list(range(x.ndim))
+            all_axes = axes.contracting + axes.batch + axes.remaining
+            assert sorted(all_axes) == list(range(x.ndim))
             scale = powers(x.shape, axes.contracting, len(side))
             scaled = (lhs * scale, rhs) if side == "lhs" else (lhs, rhs * scale)
             laid_out = operation.scale_to_output(side, jnp.asarray(scale))
@@ -133,6 +134,33 @@ def test_scales_move_from_rhs_to_lhs(case):
         moved = np.asarray(operation.rhs_scale_to_lhs(jnp.asarray(scale)))
         got = evaluate(case, operation, lhs * moved, rhs)
         np.testing.assert_array_equal(got, evaluate(case, operation, lhs, rhs * scale))
+
+
+@pytest.mark.parametrize("name", ["strides", "groups", "batch_groups"])
+def test_tiles_add_up(name):
+    """Each is what a convolution of its own gives; of groups it has a part each."""
+    case = CASES[name]._replace(lhs=(4, 5, 6, 4))
+    groups = max(case.feature_groups, case.batch_groups)
+    case = case._replace(rhs=(3, 2, 4 // case.feature_groups, 4 * groups))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(operation, lhs, rhs):
+        a, b = (
+            tiles.cut(x, axes.cuttable, (2,), axes.groups)
+            for x, axes in zip(
+                (lhs, rhs), map(operation.axes, operations.SIDES), strict=True
+            )
+        )
+        one = operation.of_tiles((2,))
+        each = [one.integer_dot(int8(a[i]), int8(b[i]), None) for i in range(2)]
+        together = operation.tiled((2,)).integer_dot(int8(a), int8(b), None)
+        return together, jnp.stack(each)
+
+    for operation, lhs, rhs, out in all_operations(case):
+        lhs, rhs = (jnp.asarray(one, jnp.int8) for one in (lhs, rhs))
+        together, each = run(operation, lhs, rhs)
+        np.testing.assert_array_equal(together, each)
+        np.testing.assert_array_equal(each.sum(0), out)
 
 
 def test_gradients_of_gradients_are_the_convolution():

@@ -50,7 +50,9 @@ def test_axes_are_all_there(case):
     _, _, operation = operands_of(case)
     for side in operations.SIDES:
         axes = operation.axes(side)
-        assert sorted(sum(axes, ())) == list(range(operation.ndim(side)))
+        assert sorted(axes.contracting + axes.batch + axes.remaining) == list(
+            range(operation.ndim(side))
+        )
 
 
 @each_case

@@ -84,7 +84,8 @@ class QuantizedCache:
 
         Raises:
             ValueError: without a cache, or with one that is not mutable, if it is full,
-                or for another shape.
+                was made with another config or is made twice in a module, or for
+                another shape.
         """
         if dropout_rate > 0.0 and not deterministic:
             raise ValueError(
@@ -100,13 +101,20 @@ class QuantizedCache:
         if not scope.has_variable(COLLECTION, _KEY):
             _make(scope, key, value, self.cfg)
             return kv_cache.attend_uncached(query, key, value, self.cfg, mask)
+        cache = _read(scope)
+        if scope.get_flag("initializing", False):
+            raise ValueError(
+                f"{path_of(scope)} calls QuantizedCache a second time in init, and has "
+                "one cache: call each in a module of its own, and initialize with one "
+                "call, of the longest sequence"
+            )
         if not scope.is_mutable_collection(COLLECTION):
             raise ValueError(
                 f"{path_of(scope)} was called without mutable=['{COLLECTION}'], and "
                 "writes the next positions to that collection: give it to model.apply, "
                 "and beside the arguments of a call to convert"
             )
-        cache = kv_cache.append(_read(scope), key, value, self.cfg)
+        cache = kv_cache.append(cache, key, value, self.cfg)
         _write(scope, cache)
         return kv_cache.attend(query, cache, self.cfg, mask)
 

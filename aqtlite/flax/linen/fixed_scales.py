@@ -14,6 +14,7 @@ from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.linen import uses as uses_lib
 from aqtlite.flax.linen.uses import Use, Uses
 from aqtlite.jaxpr import slicing, tracing
+from aqtlite.operations import OperandAxes
 
 
 def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
@@ -54,7 +55,8 @@ def _scale_of(use: Use, state: Any) -> Any:
         return None
 
     def scale(state: Any, x: Any) -> FixedScale:
-        found = operands.calibrate(x, use.tensor, use.contracting, use.path, state)
+        axes = OperandAxes.of_contracting(x.ndim, use.contracting)
+        found = operands.calibrate(x, use.tensor, axes, use.path, state)
         return FixedScale(found.scale, found.zero_point)
 
     traced = tracing.trace(scale, (use.state, use.x))

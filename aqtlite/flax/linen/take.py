@@ -84,7 +84,8 @@ class AqtTake(Injected):
 def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
     """The rows of a table, which is quantized if it is not and should be."""
     if not isinstance(table, QTensor):
-        q = operands.quantize(table, tensor, (1,), _PATH)
+        axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
+        q = operands.quantize(table, tensor, axes, _PATH)
         if q is None:
             return jnp.take(table, indices, axis=0)
         table = dataclasses.replace(q, unrounded=table)
