@@ -276,8 +276,8 @@ def test_a_given_qtensor():
             r"drhs.local_aqt.contraction_axis_shard_count=3 does not divide axis 0",
         ),
         (
-            DotGeneral(fwd=raw(int8(count=3, pad=True), INT8)),
-            r"fwd.lhs.blocks.count=3 does.*padded for dot_general and einsum alone",
+            DotGeneral(fwd=raw(int8(size=3, pad=True), INT8)),
+            r"fwd.lhs.blocks.size=3 does.*padded for dot_general and einsum alone",
         ),
     ],
 )

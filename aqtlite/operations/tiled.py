@@ -114,12 +114,12 @@ class Tiled(Operation):
             out_sharding: of all results.
         """
 
-        def of_one(arrays: Any, one: Operation, sharding: Any = None) -> jax.Array:
+        def of_one(arrays: Any, one: Operation) -> jax.Array:
             inputs = (
                 given._replace(values=values, zero_point=zero_point, sums=None)
                 for given, (values, zero_point) in zip(pair, arrays, strict=True)
             )
-            return dot(one, *inputs, *rest, sharding)
+            return dot(one, *inputs, *rest, None)
 
         arrays = self._stacked([(given.values, given.zero_point) for given in pair])
         run = jax.vmap(of_one)
