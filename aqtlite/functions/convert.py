@@ -23,8 +23,6 @@ from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 from aqtlite.serving.report import ConversionReport
 
-ServingFunction = Callable[..., Any]
-
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -44,7 +42,7 @@ def convert_function(
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
     **kwargs: Any,
-) -> tuple[ServingFunction, dict[str, Any]]:
+) -> tuple["ServingFunction", dict[str, Any]]:
     """Freezes the quantized weights of a function into its parameters.
 
     The part of the traced program that makes each weight, an operand of a quantized
@@ -75,8 +73,9 @@ def convert_function(
     Returns:
         ``serve_fn(serving_params, *args, **kwargs)``, which gives what `fn_q` does, bit
         for bit, and `serving_params`: a dictionary with the parameters that are left
-        in "params", the integers and scales in "aqt", and the state. A parameter that
-        nothing else reads has given way to a `FrozenParameter`, which has no leaves.
+        in "params", the integers and scales in "aqt", and the state in "state". A
+        parameter that nothing else reads has given way to a `FrozenParameter`, which
+        has no leaves.
 
     Raises:
         TypeError: if `fn_q` is no `QuantizedFunction`.
@@ -98,32 +97,54 @@ def convert_function(
             "state= is the state of the quantized function's calibrations, "
             + ("which have none" if state is not None else "and was not given")
         )
-    model = _Model(fn_q, params, args, kwargs, state or {})
-    plan = planning.plan(model)
-    values: dict[Parameter | Buffer, Any] = {}
-    values.update(model.buffers.items())
-    values.update(zip(model.parameters, jax.tree.leaves(params), strict=True))
-    stored = conversion.freeze(plan.weights, values)
-    summary = report_lib.report_of(plan, stored)
+    serving, summary = freeze(fn_q, params, args, kwargs, state or {})
     if strict:
         report_lib.check_all_frozen(summary)
     report_lib.log(summary)
     if report is not None:
         report(summary)
+    return ServingFunction(fn_q), serving
+
+
+def freeze(
+    fn_q: QuantizedFunction,
+    params: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: State,
+) -> tuple[dict[str, Any], ConversionReport]:
+    """Freezes the quantized weights of a function, as `convert_function` does.
+
+    Args:
+        fn_q: the quantized function, whose first argument is its parameters.
+        params: these, or their shapes.
+        args: its other arguments, or their shapes.
+        kwargs: the same.
+        state: of its calibrations; empty if there is none.
+
+    Returns:
+        What `ServingFunction` takes, and what became of each parameter.
+    """
+    model = _Model(fn_q, params, args, kwargs, state)
+    plan = planning.plan(model)
+    values: dict[Parameter | Buffer, Any] = {}
+    values.update(model.buffers.items())
+    values.update(zip(model.parameters, jax.tree.leaves(params), strict=True))
+    stored = conversion.freeze(plan.weights, values)
     collection: dict[str, Any] = {}
     for weight, one in zip(plan.weights, stored, strict=True):
         entries = collection.setdefault("/".join(weight.module), {})
         entries[weight.name] = {SITE: weight.site, **one.values}
     serving = {
-        **(state or {}),
+        "state": state,
         "params": _with_placeholders(params, plan.placeholders()),
         COLLECTION: collection,
     }
-    return _ServingFunction(fn_q), serving
+    return serving, report_lib.report_of(plan, stored)
 
 
 @dataclasses.dataclass(frozen=True)
-class _ServingFunction:
+class ServingFunction:
     """A quantized function that takes frozen weights for some of its parameters."""
 
     function: QuantizedFunction
@@ -142,7 +163,8 @@ class _ServingFunction:
             ],
         )
         values = jax.tree.unflatten(treedef, leaves)
-        program = _program(self.function, shapes, args, kwargs, serving)
+        state = serving["state"]
+        program = _program(self.function, shapes, args, kwargs, state)
         frozen = {
             tuple(module.split("/")) if module else (): [
                 FrozenEntry(name, entry[SITE], entry)
@@ -253,7 +275,7 @@ def _program(
         traced,
         planned,
         {traced.leaves.index(i): one for i, one in parameters.items()},
-        lambda one: tuple(filter(None, one.site.scope.path.split("/"))),
+        lambda one: tuple(filter(None, one.module.split("/"))),
         lambda one: states_of(one, state),
     )
 

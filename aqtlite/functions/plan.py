@@ -14,7 +14,8 @@ import rich.table
 from jax.extend import core
 
 from aqtlite import config, contraction
-from aqtlite.functions import primitives
+from aqtlite.functions import injected, primitives
+from aqtlite.functions.naming import Naming, by_scope
 from aqtlite.functions.rules import Rule
 from aqtlite.jaxpr import sites
 from aqtlite.jaxpr.sites import Loop, Site
@@ -42,6 +43,9 @@ class PlannedContraction:
     path: str
     """The name scopes around it, and its number if there are several of the path."""
 
+    module: str
+    """The path without the number."""
+
     op: str
     equation: str | None
     """Of a `dot_general`: its axes as an einsum's equation."""
@@ -57,6 +61,9 @@ class PlannedContraction:
     why_float: str | None
     """Why it stays in float, if so."""
 
+    is_injected: bool
+    """The config was given where it is called, and goes before those of rules."""
+
     site: Site = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -67,6 +74,8 @@ class PlannedContraction:
     @property
     def is_exchanged(self) -> bool:
         """True if its weight is its lhs, which takes the part of the config's rhs."""
+        if self.is_injected:
+            return False
         kinds = self.lhs.kind, self.rhs.kind
         return self.op == "dot_general" and kinds == ("weight", "activation")
 
@@ -115,7 +124,7 @@ class Plan:
                 one.equation or one.op,
                 str(one.lhs),
                 str(one.rhs),
-                "-" if one.rule is None else str(one.rule),
+                _who_decides(one),
                 _grids(one.cfg) if one.is_quantized else f"float: {one.why_float}",
             )
         return table
@@ -134,6 +143,12 @@ class Plan:
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
+def _who_decides(one: PlannedContraction) -> str:
+    if one.is_injected:
+        return "injected"
+    return "-" if one.rule is None else str(one.rule)
+
+
 def _grids(cfg: config.DotGeneral) -> str:
     """The grids of a config, such as ``int8 x int8``."""
     names = (
@@ -144,7 +159,10 @@ def _grids(cfg: config.DotGeneral) -> str:
 
 
 def make(
-    closed: core.ClosedJaxpr, rules: Sequence[Rule], parameters: Mapping[int, str]
+    closed: core.ClosedJaxpr,
+    rules: Sequence[Rule],
+    parameters: Mapping[int, str],
+    naming: Naming = by_scope,
 ) -> Plan:
     """Decides about each contraction of a jaxpr.
 
@@ -152,6 +170,7 @@ def make(
         closed: the jaxpr.
         rules: the rules.
         parameters: the names of its inputs that are parameters, by index.
+        naming: gives the paths of contractions.
 
     Raises:
         ValueError: if no contraction fulfils the conditions of a rule that is required.
@@ -163,12 +182,9 @@ def make(
     ]
     counts: collections.Counter[str] = collections.Counter()
     planned = []
-    for site in found:
-        path = site.scope.path
-        number, counts[path] = counts[path], counts[path] + 1
-        planned.append(
-            _planned(site, f"{path}#{number}" if number else path, rules, parameters)
-        )
+    for site, module in zip(found, naming(found, parameters), strict=True):
+        number, counts[module] = counts[module], counts[module] + 1
+        planned.append(_planned(site, module, number, rules, parameters))
     for index, rule in enumerate(rules):
         if rule.is_required and not any(_fulfils(one, rule) for one in planned):
             raise ValueError(_nothing_fulfils(rule, index, planned))
@@ -179,16 +195,33 @@ _FLOAT = config.unquantized()
 
 
 def _planned(
-    site: Site, path: str, rules: Sequence[Rule], parameters: Mapping[int, str]
+    site: Site,
+    module: str,
+    number: int,
+    rules: Sequence[Rule],
+    parameters: Mapping[int, str],
 ) -> PlannedContraction:
     lhs, rhs = (
         PlannedOperand(atom.aval.shape, atom.aval.dtype.name, _kind(origin, parameters))
         for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
     )
-    equation = primitives.equation_of(site.eqn)
+    given = injected.config_of(site.scope.path)
     one = PlannedContraction(
-        path, site.operation, equation, lhs, rhs, None, _FLOAT, None, site
+        path=f"{module}#{number}" if number else module,
+        module=module,
+        op=site.operation,
+        equation=primitives.equation_of(site.eqn),
+        lhs=lhs,
+        rhs=rhs,
+        rule=None,
+        cfg=_FLOAT,
+        why_float=None,
+        is_injected=given is not None,
+        site=site,
     )
+    if given is not None:
+        why = primitives.why_not_quantized(site.eqn) or _obstacle(site)
+        return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
     index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
     cfg = None if index is None else rules[index].cfg
     why = _why_float(site, cfg, index)
@@ -218,6 +251,10 @@ def _why_float(
         return "no rule names it"
     if cfg is None or not cfg.is_quantized:
         return f"rule {rule} leaves it so"
+    return _obstacle(site)
+
+
+def _obstacle(site: Site) -> str | None:
     if {"jvp", "transpose"} & set(site.scope.transformations):
         return (
             "it is part of a gradient that the function takes; quantize the function "

@@ -12,6 +12,7 @@ from aqtlite import config, statistics
 from aqtlite.functions import plan as planning
 from aqtlite.functions import primitives
 from aqtlite.functions import rules as rules_lib
+from aqtlite.functions.naming import Naming, by_scope
 from aqtlite.functions.plan import Plan, PlannedContraction
 from aqtlite.functions.rules import Rule
 from aqtlite.jaxpr import rewriting, tracing
@@ -36,6 +37,9 @@ class QuantizedFunction:
     rules: tuple[Rule, ...]
     params: Parameters = None
     strict: bool = False
+    naming: Naming = by_scope
+    """Gives the paths of contractions."""
+
     __name__: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +62,7 @@ class QuantizedFunction:
         function, and the state with the statistics of this call.
         """
         if not self.has_state:
-            out, _ = self._run({}, args, kwargs)
+            out, _ = self.run({}, args, kwargs)
             return out
         if not args or not _is_state(args[0]):
             raise TypeError(
@@ -67,7 +71,7 @@ class QuantizedFunction:
                 "and take its result apart as (out, state)"
             )
         state, *rest = args
-        return self._run(state, tuple(rest), kwargs)
+        return self.run(state, tuple(rest), kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Decides about every contraction, and runs nothing.
@@ -104,16 +108,50 @@ class QuantizedFunction:
                 state.setdefault(collection, {})[one.path] = entry
         return state
 
-    def _run(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Calls the function, quantized, and gathers statistics of the call.
+
+        Args:
+            state: of its calibrations; empty if there is none.
+            args: those of the function.
+            kwargs: the same.
+
+        Returns:
+            Its result, and the state with the statistics of this call.
+        """
+        out, planned, left = self._evaluate(state, args, kwargs, updating)
+        return out, _updated(state, planned, left)
+
+    def evaluate(
+        self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls the function, quantized, with the statistics as they are.
+
+        Args:
+            state: of its calibrations; empty if there is none.
+            args: those of the function.
+            kwargs: the same.
+        """
+        return self._evaluate(state, args, kwargs, contracting)[0]
+
+    def _evaluate(
+        self,
+        state: State,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        how: Callable[[PlannedContraction, States], rewriting.Replacement],
+    ) -> tuple[Any, Plan, rewriting.Left]:
         traced, planned = self.traced(args, kwargs)
         replacements = {
-            one.site.location: updating(one, states_of(one, state))
+            one.site.location: how(one, states_of(one, state))
             for one in planned.quantized()
         }
         values = traced.values((args, kwargs))
         outputs, left = rewriting.evaluate(traced.jaxpr, values, replacements)
         out = jax.tree.map(lambda i: outputs[i], traced.outputs)
-        return out, _updated(state, planned, left)
+        return out, planned, left
 
     def traced(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -123,7 +161,7 @@ class QuantizedFunction:
             lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
         )
         parameters = _parameters(self.params, traced, args, kwargs)
-        planned = planning.make(traced.jaxpr, self.rules, parameters)
+        planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
         report(planned, strict=self.strict)
         return traced, planned
 
@@ -364,8 +402,15 @@ def report(planned: Plan, *, strict: bool) -> None:
     """Says what stays in float against the rules' will.
 
     Raises:
-        ValueError: with `strict`, if there is something.
+        ValueError: with `strict`, if there is something; for a contraction that was
+            given a config where it is called.
     """
+    for one in planned.left_float():
+        if one.is_injected:
+            raise ValueError(
+                f"the contraction {one.path!r} was given a config where it is called, "
+                f"and cannot be quantized: {one.why_float}"
+            )
     left = [
         one
         for one in planned.left_float()

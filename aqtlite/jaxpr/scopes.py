@@ -3,6 +3,10 @@
 import re
 from typing import Any, NamedTuple
 
+from jax.extend import core
+
+from aqtlite.jaxpr import equations
+
 _WRAPPER = re.compile(r"([A-Za-z_]\w*)\(")
 
 
@@ -43,3 +47,12 @@ def parse(text: str) -> Scope:
     transformations = tuple(_WRAPPER.findall(text))
     names = _WRAPPER.sub("", text).replace(")", "") if transformations else text
     return Scope("/".join(filter(None, names.split("/"))), transformations)
+
+
+def occurs(name: str, closed: core.ClosedJaxpr) -> bool:
+    """Tells whether an equation of a jaxpr, or of a body in it, is in a scope."""
+    return any(
+        name in parse(text_of(eqn)).path.split("/")
+        or any(occurs(name, body) for body in equations.bodies(eqn))
+        for eqn in closed.jaxpr.eqns
+    )

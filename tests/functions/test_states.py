@@ -1,0 +1,26 @@
+"""States of calibrations in quantized functions, and in what they serve."""
+
+import jax
+import numpy as np
+
+from aqtlite import config, convert_function, quantize_function
+
+W = jax.random.normal(jax.random.key(0), (8, 4))
+X = jax.random.normal(jax.random.key(1), (2, 8))
+
+
+def test_learned_scales_of_activations_are_served():
+    quantized = quantize_function(lambda w, x: x @ w, config.lsq(8), params=0)
+    state = quantized.init_state(W, X)
+    out, _ = jax.jit(quantized)(state, W, X)
+    serve, serving = convert_function(quantized, W, X, state=state)
+    np.testing.assert_array_equal(jax.jit(serve)(serving, X), out)
+
+
+def test_evaluation_leaves_statistics_as_they_are():
+    quantized = quantize_function(lambda w, x: x @ w, config.static_int8(), params=0)
+    _, state = quantized(quantized.init_state(W, X), W, X)
+    clipped = quantized.evaluate(state, (W, 4 * X), {})
+    serve, serving = convert_function(quantized, W, X, state=state)
+    np.testing.assert_array_equal(serve(serving, 4 * X), clipped)
+    assert (clipped != quantized(state, W, 4 * X)[0]).any()
