@@ -1,0 +1,37 @@
+"""Quantized NNX models, and their conversion to serving.
+
+`quantize_model` quantizes a model by rules, unchanged; `AqtDotGeneral`, `AqtEinsum` and
+`AqtConvGeneralDilated` go into the arguments of its layers instead. `convert` freezes
+the weights of both.
+"""
+
+from aqtlite.flax.nnx.calibrate import calibrate
+from aqtlite.flax.nnx.convert import convert, convert_in_place
+from aqtlite.flax.nnx.embed import AqtEmbed
+from aqtlite.flax.nnx.injection import (
+    AqtConvGeneralDilated,
+    AqtDotGeneral,
+    AqtEinsum,
+)
+from aqtlite.flax.nnx.quantize import (
+    QuantizedModel,
+    overwrite_with_gradient,
+    quantize_model,
+)
+from aqtlite.flax.nnx.variables import Frozen, GradientStatistics, Statistics
+
+__all__ = [
+    "AqtConvGeneralDilated",
+    "AqtDotGeneral",
+    "AqtEinsum",
+    "AqtEmbed",
+    "Frozen",
+    "GradientStatistics",
+    "QuantizedModel",
+    "Statistics",
+    "calibrate",
+    "convert",
+    "convert_in_place",
+    "overwrite_with_gradient",
+    "quantize_model",
+]

@@ -1,0 +1,68 @@
+"""Gathering the statistics of an NNX model over batches."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from absl import logging
+from flax import nnx
+
+from aqtlite.flax.nnx.quantize import QuantizedModel, call_method
+from aqtlite.flax.nnx.variables import Statistics
+
+
+def calibrate(
+    model: QuantizedModel,
+    batches: Iterable[Any],
+    *,
+    method: str = "__call__",
+    **kwargs: Any,
+) -> None:
+    """Gathers the statistics of a model's contractions, and changes nothing else.
+
+    Calls the model in `nnx.jit`, once for each batch, in the mode that it is in: call
+    ``model.eval()`` before, so that dropout is off. Its `use_running_average` is True
+    afterwards, so that calls use the statistics as they are.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.flax.nnx import quantize_model
+    >>> model = quantize_model(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), config.static_int8())
+    >>> calibrate(model, [jnp.ones((3, 4)), 2 * jnp.ones((3, 4))])
+    >>> model(jnp.ones((3, 4))).shape
+    (3, 2)
+
+    Args:
+        model: of which a config has a calibration that gathers statistics, such as
+            `calibration.MeanOverBatches`.
+        batches: the inputs: each a tuple of positional arguments, or a single one.
+        method: the name of the method that is called.
+        **kwargs: what else it takes. They are constants of the compiled program.
+
+    Raises:
+        ValueError: if there is no batch, or nothing gathers statistics.
+    """
+
+    @nnx.jit
+    def updated(model: QuantizedModel, args: tuple[Any, ...]) -> Any:
+        # What the call changes beside statistics is dropped with the clone.
+        model = nnx.clone(model)
+        model.use_running_average = False
+        call_method(model, method, args, kwargs)
+        return nnx.state(model, Statistics)
+
+    count = 0
+    for batch in batches:
+        args = batch if isinstance(batch, tuple) else (batch,)
+        if not count:
+            model.init_state(*args, method=method, **kwargs)
+            if not model.statistics:
+                raise ValueError(
+                    "no calibration of the model gathers statistics: give a config "
+                    "one, such as calibration.MeanOverBatches(), in fwd.lhs.calibration"
+                )
+        nnx.update(model, updated(model, args))
+        count += 1
+    if not count:
+        raise ValueError("calibrate was given no batch")
+    model.use_running_average = True
+    logging.info("calibrated with %d batches", count)

@@ -1,0 +1,191 @@
+"""The quantized contractions to inject into NNX layers."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from aqtlite import config, conv_general_dilated, dot_general
+from aqtlite.einsum import contract
+from aqtlite.functions import injected
+from aqtlite.state_collections import collections_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Injected:
+    """The config of a quantized contraction for NNX layers."""
+
+    cfg: config.DotGeneral | None
+    """The config to quantize by; None contracts exactly as `jax.lax` does."""
+
+    def __post_init__(self) -> None:
+        cls = type(self).__name__
+        if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
+            raise TypeError(
+                f"{cls} takes a config.DotGeneral or None, got {self.cfg!r}; presets "
+                "such as config.fully_quantized() make one"
+            )
+        if self.cfg is not None and self.cfg.out.is_quantized:
+            raise ValueError(
+                f"{cls}.cfg.out quantizes results, which NNX layers take as arrays: "
+                "leave out=config.Tensor()"
+            )
+
+    def marked(self) -> config.DotGeneral | None:
+        """Returns the config to mark a float contraction with, if it is to be marked.
+
+        Raises:
+            ValueError: if it is not, and there is no place for its state.
+        """
+        if self.cfg is None or not self.cfg.is_quantized:
+            return None
+        if injected.is_marking():
+            return self.cfg
+        if collections_of(self.cfg):
+            raise ValueError(
+                f"a calibration of {type(self).__name__}.cfg gathers statistics or is "
+                "learned, and an injected function has no variables: call the model "
+                "through aqtlite.flax.nnx.quantize_model(model, ()), which keeps them"
+            )
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtDotGeneral(Injected):
+    """A quantized `dot_general` for NNX layers.
+
+    Pass it as `dot_general=` of `nnx.Linear`, `nnx.LinearGeneral` and `AqtEmbed`, as
+    `qkv_dot_general=` and `out_dot_general=` of `nnx.MultiHeadAttention`, or as
+    ``functools.partial(AqtDotGeneral, cfg)`` where a class is taken. It has no
+    variables, compares by value, and one instance may go into any number of layers.
+    `convert` freezes the weights of a model that has some.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> layer = nnx.Linear(
+    ...     3, 4, dot_general=AqtDotGeneral(config.fully_quantized()), rngs=nnx.Rngs(0)
+    ... )
+    >>> layer(jnp.ones((2, 3))).shape
+    (2, 4)
+
+    Raises:
+        TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
+        ValueError: if it quantizes results.
+    """
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        dimension_numbers: Any,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
+        marked = self.marked()
+        function = lax.dot_general if marked else dot_general.make_dot_general(self.cfg)
+        with injected.mark(marked):
+            return function(
+                lhs,
+                rhs,
+                dimension_numbers,
+                precision,
+                preferred_element_type,
+                out_sharding=out_sharding,
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtEinsum(Injected):
+    """A quantized einsum: `AqtDotGeneral` behind an equation.
+
+    Pass it as `einsum_op=` of `nnx.Einsum`.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> layer = nnx.Einsum(
+    ...     "bk,kn->bn", (3, 4), einsum_op=AqtEinsum(config.fully_quantized()),
+    ...     rngs=nnx.Rngs(0),
+    ... )
+    >>> layer(jnp.ones((2, 3))).shape
+    (2, 4)
+    """
+
+    def __call__(
+        self,
+        eqn: str,
+        lhs: Any,
+        rhs: Any,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
+        return contract(
+            eqn,
+            lhs,
+            rhs,
+            functools.partial(AqtDotGeneral(self.cfg), precision=precision),
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AqtConvGeneralDilated(Injected):
+    """A quantized `conv_general_dilated` for `nnx.Conv`.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> conv = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0), conv_general_dilated=(
+    ...     AqtConvGeneralDilated(config.fully_quantized())))
+    >>> conv(jnp.ones((2, 8, 8, 3))).shape
+    (2, 8, 8, 4)
+    """
+
+    def __call__(
+        self,
+        lhs: Any,
+        rhs: Any,
+        window_strides: Sequence[int],
+        padding: Any,
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        dimension_numbers: Any = None,
+        feature_group_count: int = 1,
+        batch_group_count: int = 1,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """Convolves like `jax.lax.conv_general_dilated`.
+
+        See `aqtlite.make_conv_general_dilated`.
+        """
+        marked = self.marked()
+        function = (
+            lax.conv_general_dilated
+            if marked
+            else conv_general_dilated.make_conv_general_dilated(self.cfg)
+        )
+        with injected.mark(marked):
+            return function(
+                lhs,
+                rhs,
+                window_strides,
+                padding,
+                lhs_dilation,
+                rhs_dilation,
+                dimension_numbers,
+                feature_group_count,
+                batch_group_count,
+                precision,
+                preferred_element_type,
+                out_sharding,
+            )

@@ -1,0 +1,177 @@
+"""Serving models: what is trained is what is served, and no float kernel is left."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+from aqtlite import Rule, config
+from aqtlite.flax import AqtDotGeneral
+from aqtlite.flax.nnx import Frozen, convert, convert_in_place, quantize_model
+from tests.flax.nnx.models import CFG, TOKENS, Mlp, Scanned, Transformer, X, call
+
+
+@pytest.fixture(scope="module")
+def model():
+    return quantize_model(Mlp(nnx.Rngs(0)), CFG)
+
+
+@pytest.fixture(scope="module")
+def serving(model):
+    return convert(model, X)
+
+
+def assert_equal(one, other, *args):
+    np.testing.assert_array_equal(call(one, *args), call(other, *args))
+
+
+class TestServing:
+    def test_equals_training(self, model, serving):
+        assert_equal(serving, model, X)
+
+    def test_has_integers_in_place_of_kernels(self, serving):
+        params = jax.tree.leaves(nnx.state(serving, nnx.Param))
+        assert sorted(x.shape for x in params) == [(4,), (16,)]
+        frozen = serving.frozen["up"]["kernel"].get_value()
+        assert frozen.shape == (8, 16)
+        assert frozen.qvalue.dtype == jnp.int8
+
+    def test_the_model_stays(self, model, serving):
+        del serving
+        assert model.model.up.kernel.shape == (8, 16)
+        assert not model.frozen
+
+    def test_serves_other_shapes_and_methods(self, model, serving):
+        assert_equal(serving, model, X[:1])
+        np.testing.assert_array_equal(
+            nnx.jit(lambda m: m.hidden(X))(serving),
+            nnx.jit(lambda m: m.hidden(X))(model),
+        )
+
+    def test_is_split_and_merged_by_type(self, model, serving):
+        graphdef, params, frozen = nnx.split(serving, nnx.Param, Frozen)
+        assert len(jax.tree.leaves(frozen)) == 4
+        assert_equal(nnx.merge(graphdef, params, frozen), model, X)
+
+    def test_what_is_left_is_trained(self, serving):
+        model = nnx.clone(serving)
+        grads = nnx.jit(nnx.grad(lambda model: model(X).sum()))(model)
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        optimizer.update(model, grads)
+        assert (model.model.down.bias[...] != serving.model.down.bias[...]).all()
+
+    def test_a_transformer_with_all_that_it_changes(self):
+        """Batch statistics, rngs, a tied embedding, and integers in attention."""
+        model = quantize_model(Transformer(nnx.Rngs(0), 1), CFG)
+        serving = convert(model, TOKENS)
+        for _ in range(2):
+            assert_equal(serving, model, TOKENS)
+        assert serving.model.blocks[0].dropout.rngs.count[...] == 2
+        # The table is looked up, and stays.
+        assert serving.model.embed.embedding.shape == (16, 8)
+
+    def test_scanned_layers(self):
+        model = quantize_model(Scanned(nnx.Rngs(0)), CFG)
+        serving = convert(model, X, strict=True)
+        assert_equal(serving, model, X)
+        assert not jax.tree.leaves(serving.model.layers.kernel)
+        assert serving.frozen["layers"]["kernel"].qvalue.shape == (3, 8, 8)
+
+    def test_decoding_with_a_cache(self):
+        attention = nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
+        attention.init_cache((1, 4, 8))
+        model = quantize_model(attention, CFG)
+        serving = convert(model, X[None, :1])
+        for i in range(2):
+            assert_equal(serving, model, X[None, i : i + 1])
+        assert serving.model.cache_index[...] == 2
+
+    def test_in_half_precision(self):
+        model = quantize_model(
+            nnx.Linear(8, 4, dtype="bfloat16", rngs=nnx.Rngs(0)), CFG
+        )
+        assert_equal(convert(model, X), model, X)
+
+
+class TestConversion:
+    def test_in_place_takes_the_floats_of_all_who_share_them(self):
+        inner = Mlp(nnx.Rngs(0))
+        model = quantize_model(inner, CFG)
+        expected = call(model, X)
+        assert convert_in_place(model, X) is model
+        np.testing.assert_array_equal(call(model, X), expected)
+        assert not jax.tree.leaves(inner.up.kernel)
+
+    def test_of_shapes_and_a_checkpoint(self, model, serving, tmp_path):
+        def make():
+            return convert(quantize_model(Mlp(nnx.Rngs(0)), CFG), X)
+
+        graphdef, shapes = nnx.split(nnx.eval_shape(make))
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "serving", nnx.state(serving))
+        with ocp.StandardCheckpointer() as checkpointer:
+            state = checkpointer.restore(tmp_path / "serving", shapes)
+        assert_equal(nnx.merge(graphdef, state), model, X)
+
+    def test_of_an_abstract_model(self, serving):
+        abstract = nnx.eval_shape(lambda: quantize_model(Mlp(nnx.Rngs(0)), CFG))
+        found = convert(abstract, jax.ShapeDtypeStruct(X.shape, X.dtype))
+        shapes, expected = (
+            jax.tree.map(jnp.shape, nnx.state(one, Frozen)) for one in (found, serving)
+        )
+        assert shapes == expected
+
+    def test_under_vmap(self):
+        keys = jax.random.split(jax.random.key(0), 2)
+        models = nnx.vmap(lambda key: quantize_model(Mlp(nnx.Rngs(key)), CFG))(keys)
+        serving = nnx.vmap(lambda model: convert(model, X))(models)
+        run = nnx.jit(nnx.vmap(lambda model: model(X)))
+        np.testing.assert_array_equal(run(serving), run(models))
+
+    def test_reports(self, model):
+        reports = []
+        convert(model, X, report=reports.append)
+        assert "up/kernel" in str(reports[0])
+
+    def test_an_adapter_beside_a_frozen_kernel(self):
+        layer = nnx.LoRALinear(8, 8, lora_rank=2, rngs=nnx.Rngs(0))
+        model = quantize_model(
+            nnx.Sequential(layer), [Rule(path="layers/0", cfg=config.weight_only())]
+        )
+        serving = convert(model, X)
+        assert_equal(serving, model, X)
+        trained = nnx.state(serving, nnx.LoRAParam)
+        assert len(jax.tree.leaves(trained)) == 2
+
+
+class TestRefusals:
+    def test_a_model_that_is_converted(self, serving):
+        with pytest.raises(ValueError, match="converted already"):
+            convert(serving, X)
+
+    def test_a_model_in_float(self):
+        with pytest.raises(ValueError, match="no rule names a contraction"):
+            convert(Mlp(nnx.Rngs(0)), X)
+
+    def test_functions_of_linen(self):
+        model = Mlp(nnx.Rngs(0), dot_general=AqtDotGeneral(CFG))
+        with pytest.raises(ValueError, match="inject those of aqtlite.flax.nnx"):
+            convert(model, X)
+
+    def test_a_weight_of_another_call(self, serving):
+        class Transposed(Mlp):
+            def __call__(self, x):
+                return x @ self.up.kernel[...][:, ::-1]
+
+        other = nnx.clone(serving)
+        other.model = Transposed(nnx.Rngs(0))
+        nnx.update(other.model, nnx.state(serving.model))
+        with pytest.raises(ValueError, match=r"frozen parameters up\.kernel"):
+            other(X)
+
+    def test_a_frozen_layer_on_its_own(self, serving):
+        with pytest.raises(TypeError):
+            serving.model.up(X)

@@ -1,0 +1,131 @@
+"""Functions that are injected into NNX layers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from aqtlite import Rule, config
+from aqtlite.flax.nnx import (
+    AqtConvGeneralDilated,
+    AqtDotGeneral,
+    AqtEinsum,
+    AqtEmbed,
+    convert,
+    quantize_model,
+)
+from tests.flax.nnx.models import CFG, Mlp, X, call
+
+DOT_GENERAL = AqtDotGeneral(CFG)
+
+
+class Layers(nnx.Module):
+    """Every layer that takes a function."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(8, 16, dot_general=DOT_GENERAL, rngs=rngs)
+        dot_general_cls = functools.partial(AqtDotGeneral, CFG)
+        self.general = nnx.LinearGeneral(
+            16, (2, 8), dot_general_cls=dot_general_cls, rngs=rngs
+        )
+        self.einsum = nnx.Einsum(
+            "bhd,hdn->bn", (2, 8, 8), einsum_op=AqtEinsum(CFG), rngs=rngs
+        )
+        convolve = AqtConvGeneralDilated(CFG)
+        self.conv = nnx.Conv(2, 4, (3,), conv_general_dilated=convolve, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            2,
+            4,
+            qkv_dot_general=DOT_GENERAL,
+            out_dot_general=DOT_GENERAL,
+            decode=False,
+            rngs=rngs,
+        )
+        self.embed = AqtEmbed(16, 4, dot_general=DOT_GENERAL, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.einsum(nnx.relu(self.general(nnx.relu(self.linear(x)))))
+        return self.embed.attend(self.attention(self.conv(x.reshape(-1, 4, 2))))
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return Layers(nnx.Rngs(0))
+
+
+def test_all_layers_are_planned_and_served(layers):
+    planned = quantize_model(layers).plan(X)
+    assert len(planned.quantized()) == 9
+    assert all(one.is_injected for one in planned.quantized())
+    assert "injected" in str(planned)
+    serving = convert(layers, X, strict=True)
+    params = jax.tree.leaves(nnx.state(serving, nnx.Param))
+    assert max(x.ndim for x in params) == 2  # biases of attention
+    expected = call(layers, X)
+    np.testing.assert_array_equal(call(serving, X), expected)
+    np.testing.assert_array_equal(call(quantize_model(layers), X), expected)
+
+
+def test_injected_ones_win_over_rules():
+    model = Mlp(nnx.Rngs(0), dot_general=AqtDotGeneral(config.weight_only(4)))
+    planned = quantize_model(model, [Rule(cfg=CFG, is_required=False)]).plan(X)
+    assert {one.cfg for one in planned.contractions} == {config.weight_only(4)}
+
+
+def test_gradients_are_those_of_a_rule():
+    injected = Mlp(nnx.Rngs(0), dot_general=DOT_GENERAL)
+    gradients = nnx.jit(nnx.grad(lambda model: model(X).sum()))
+    expected = gradients(quantize_model(Mlp(nnx.Rngs(0)), CFG))["model"]
+    jax.tree.map(np.testing.assert_array_equal, gradients(injected), expected)
+
+
+def test_a_jitted_function_is_traced_anew_inside_of_a_quantized_model():
+    """In a model it contracts floats, which the config replaces."""
+    double = jax.jit(lambda x, w: DOT_GENERAL(x, w, (((1,), (0,)), ((), ()))))
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.kernel = nnx.Param(jax.random.normal(jax.random.key(1), (8, 4)))
+
+        def __call__(self, x):
+            return double(x, self.kernel[...])
+
+    model = Model()
+    outside = model(X)
+    assert len(quantize_model(model).plan(X).quantized()) == 1
+    np.testing.assert_array_equal(call(convert(model, X), X), outside)
+    assert (double(X, model.kernel[...]) != X @ model.kernel[...]).any()
+
+
+def test_without_a_config_it_is_the_float_layer():
+    layer = nnx.Linear(8, 4, dot_general=AqtDotGeneral(None), rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(layer(X), nnx.Linear(8, 4, rngs=nnx.Rngs(0))(X))
+
+
+def test_what_has_a_state_needs_a_model():
+    layer = nnx.Linear(8, 4, dot_general=AqtDotGeneral(config.lsq(8)), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="quantize_model"):
+        layer(X)
+    model = quantize_model(layer)
+    model.init_state(X)
+    assert model(X).shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error"),
+    [
+        ("int8", TypeError),
+        (config.update(CFG, {"out": CFG.fwd.lhs}), ValueError),
+    ],
+)
+def test_wrong_configs(cfg, error):
+    with pytest.raises(error, match="AqtDotGeneral"):
+        AqtDotGeneral(cfg)
+
+
+def test_embeddings_look_up_floats(layers):
+    rows = layers.embed(jnp.array([2, 0]))
+    np.testing.assert_array_equal(rows, layers.embed.embedding[...][jnp.array([2, 0])])

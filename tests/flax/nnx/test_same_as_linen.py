@@ -1,0 +1,65 @@
+"""Linen and NNX give equal bits on equal weights."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from aqtlite import flax as aqt_flax
+from aqtlite.flax import nnx as aqt_nnx
+from tests.flax.nnx.models import CFG, Mlp, X, call
+
+IMAGES = jax.random.normal(jax.random.key(2), (2, 6, 6, 3))
+
+
+class LinenMlp(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        dot_general = aqt_flax.AqtDotGeneral(CFG)
+        x = nn.relu(nn.Dense(16, dot_general=dot_general, name="up")(x))
+        return nn.Dense(4, dot_general=dot_general, name="down")(x)
+
+
+PAIRS = {
+    "linear": (
+        nn.Dense(4, dot_general=aqt_flax.AqtDotGeneral(CFG)),
+        lambda rngs: nnx.Linear(8, 4, rngs=rngs),
+        X,
+    ),
+    "conv": (
+        nn.Conv(4, (3, 3), conv_general_dilated=aqt_flax.AqtConvGeneralDilated(CFG)),
+        lambda rngs: nnx.Conv(3, 4, (3, 3), rngs=rngs),
+        IMAGES,
+    ),
+    "mlp": (LinenMlp(), Mlp, X),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_forward_gradients_and_serving(name):
+    linen, make, x = PAIRS[name]
+    variables = linen.init(jax.random.key(0), x)
+    inner = make(nnx.Rngs(0))
+    nnx.update(inner, nnx.State(variables["params"]))
+    model = aqt_nnx.quantize_model(inner, CFG)
+
+    def linen_loss(params):
+        out = linen.apply({"params": params}, x)
+        return jnp.sum(out**2), out
+
+    def nnx_loss(model):
+        out = model(x)
+        return jnp.sum(out**2), out
+
+    expected, expected_out = jax.jit(jax.grad(linen_loss, has_aux=True))(
+        variables["params"]
+    )
+    grads, out = nnx.jit(nnx.grad(nnx_loss, has_aux=True))(model)
+    np.testing.assert_array_equal(out, expected_out)
+    jax.tree.map(
+        np.testing.assert_array_equal, nnx.to_pure_dict(grads)["model"], expected
+    )
+    served = jax.jit(linen.apply)(aqt_flax.convert(linen, variables, x), x)
+    np.testing.assert_array_equal(call(aqt_nnx.convert(model, x), x), served)
