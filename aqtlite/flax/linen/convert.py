@@ -104,8 +104,8 @@ def convert(
         )
     if not isinstance(model, Model):
         raise TypeError(
-            f"convert takes a flax.linen.Module, got {type(model).__name__}; NNX "
-            "modules cannot be converted"
+            f"convert takes a flax.linen.Module, got {type(model).__name__}; "
+            "aqtlite.flax.nnx.convert takes NNX modules"
         )
     if report is not None and not callable(report):
         raise TypeError(
