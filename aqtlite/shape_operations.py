@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import block_shapes, combination
+from aqtlite import block_shapes, combination, lowering
 from aqtlite.block_shapes import from_the_front
 from aqtlite.qtensor import QTensor, rearrange, rearrange_alike
 from aqtlite.stored_zero import stored_zero
@@ -361,11 +361,11 @@ def dynamic_update_slice(
 
     def on_scales(xs: Sequence[Any]) -> Any:
         new = jnp.broadcast_to(xs[1], sizes)
-        return lax.dynamic_update_slice(xs[0], new, starts)
+        return lowering.update_slice(xs[0], new, starts)
 
     updated = combination.combine(
         (q, update),
-        lambda xs: lax.dynamic_update_slice(xs[0], xs[1], start_indices),
+        lambda xs: lowering.update_slice(xs[0], xs[1], start_indices),
         on_scales if is_whole else lambda xs: xs[0],
     )
     if is_whole:

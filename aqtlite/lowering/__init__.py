@@ -17,6 +17,7 @@ from aqtlite.lowering.mixed import mixed_dot
 from aqtlite.lowering.narrow import narrow_dot
 from aqtlite.lowering.reduction import largest_magnitude
 from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.lowering.updates import update_slice
 
 __all__ = [
     "Target",
@@ -32,4 +33,5 @@ __all__ = [
     "mixed_dot",
     "narrow_conv",
     "narrow_dot",
+    "update_slice",
 ]

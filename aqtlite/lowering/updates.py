@@ -1,0 +1,50 @@
+"""Slices of an array replaced in place, where a program reads the array afterwards."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite.lowering.target import TargetDependent
+
+
+def update_slice(
+    x: jax.Array, update: jax.Array, start_indices: Sequence[Any]
+) -> jax.Array:
+    """Replaces a slice as `lax.dynamic_update_slice` does.
+
+    XLA:CPU fuses the update with each of its readers, of which every one then copies
+    the whole array: three copies of a cache that is returned and contracted. It does
+    not fuse with a loop, which works in place.
+
+    Args:
+        x: the array.
+        update: of its dtype.
+        start_indices: ints, which may be traced.
+    """
+    return _UpdateSlice()(x, update, *map(jnp.asarray, start_indices))
+
+
+@dataclasses.dataclass(frozen=True)
+class _UpdateSlice(TargetDependent):
+    """A slice that is replaced."""
+
+    def reference(self, x, update, *starts):
+        return lax.dynamic_update_slice(x, update, starts)
+
+    def lowered(self, target, x, update, *starts):
+        if target.platform != "cpu" or target.partitions > 1 or not starts:
+            return self.reference(x, update, *starts)
+        # One step, of which XLA does not know that it is one.
+        smallest = jnp.iinfo(starts[0].dtype).min
+        last = jnp.any(jnp.stack(starts) == smallest).astype(jnp.int32)
+
+        def step(carry):
+            count, x = carry
+            return count + 1, self.reference(x, update, *starts)
+
+        start = jnp.zeros((), jnp.int32), x
+        return lax.while_loop(lambda carry: carry[0] <= last, step, start)[1]
