@@ -210,10 +210,16 @@ def _digest(*parts: str) -> str:
 
 
 def _of_constant(value: Any) -> str | None:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.core.Tracer) or (
+        isinstance(value, jax.Array) and not value.is_fully_addressable
+    ):
         return None
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        kind, value = str(value.dtype), jax.random.key_data(value)
+        return _digest("key", kind, _of_constant(value) or "")
     array = np.asarray(value)
-    return _digest("constant", str(array.dtype), str(array.shape), str(array.tobytes()))
+    content = hashlib.sha256(array.tobytes()).hexdigest()
+    return _digest("constant", str(array.dtype), str(array.shape), content)
 
 
 def _bodies(eqn: Any) -> list[core.ClosedJaxpr]:
