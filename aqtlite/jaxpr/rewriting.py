@@ -10,16 +10,16 @@ pass them on: a scan slices and stacks them along its steps, or carries them.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend import core
 
-from aqtlite.jaxpr import equations, scopes
+from aqtlite.jaxpr import custom_rules, equations, scopes
 
 Step = tuple[int, int]
 """The index of an equation, and of the body in it that the next step leads into."""
@@ -148,9 +148,14 @@ def _part(jaxpr: Any, eqns: Sequence[Any], used_after: set[Any]) -> Any:
 
 @contextlib.contextmanager
 def _scope_of(eqn: Any) -> Iterator[None]:
-    """Keeps the names of an equation for what takes its place."""
+    """Keeps the names of an equation for what takes its place, and its context.
+
+    That is where it is computed (`jax.experimental.compute_on`) and metadata for XLA.
+    JAX has no other way to it than the `ctx` of an equation. Should that go, they are
+    lost, and a test of this file fails.
+    """
     text = scopes.text_of(eqn)
-    with jax.named_scope(text) if text else contextlib.nullcontext():
+    with eqn.ctx.manager, jax.named_scope(text) if text else contextlib.nullcontext():
         yield
 
 
@@ -289,44 +294,19 @@ def _remat(eqn, values, here):
 
 
 def _custom_jvp(eqn, values, here):
-    """Keeps the rule of the user, which differentiates what was there."""
-    run, original = _body_function(eqn, here), _original(eqn)
-
-    @jax.custom_jvp
-    def function(given, *values):
-        return run(given, *values)
-
-    @function.defjvp
-    def rule(primals, tangents):
-        outputs, left = function(*primals)
-        _, of_outputs = jax.jvp(original, primals[1:], tangents[1:])
-        return (outputs, left), (of_outputs, jax.tree.map(_no_tangent, left))
-
+    function = custom_rules.with_jvp_of(
+        _original(eqn), _body_function(eqn, here), eqn.params["symbolic_zeros"]
+    )
     return function(_given(here), *values)
 
 
-def _no_tangent(x: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
-
-
 def _custom_vjp(eqn, values, here):
-    """Keeps the rules of the user, which differentiate what was there."""
-    run, original = _body_function(eqn, here), _original(eqn)
-
-    @jax.custom_vjp
-    def function(given, *values):
-        return run(given, *values)
-
-    def forward(given, *values):
-        _, pull_back = jax.vjp(original, *values)
-        return run(given, *values), pull_back
-
-    def backward(pull_back, gradients):
-        return None, *pull_back(gradients[0])
-
-    function.defvjp(forward, backward)
+    function = custom_rules.with_vjp_of(
+        _original(eqn),
+        _body_function(eqn, here),
+        eqn.params["num_consts"],
+        eqn.params["symbolic_zeros"],
+    )
     return function(_given(here), *values)
 
 
@@ -467,14 +447,38 @@ def _cond(eqn, values, here):
         return function
 
     branches = [branch(i, closed) for i, closed in enumerate(eqn.params["branches"])]
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is not None:
+        return _by_platform(branches, platforms)(given, *operands)
     return lax.switch(index, branches, given, *operands)
+
+
+def _by_platform(
+    branches: Sequence[Callable[..., Any]],
+    platforms: Sequence[tuple[str, ...] | None],
+) -> Callable[..., Any]:
+    """A function that is one of several by the platform that it is lowered for.
+
+    The others are not lowered, and perhaps could not be.
+
+    Args:
+        branches: the functions.
+        platforms: of each one; None for all others.
+    """
+    by_platform, default = {}, None
+    for function, names in zip(branches, platforms, strict=True):
+        if names is None:
+            default = function
+        else:
+            by_platform.update(dict.fromkeys(names, function))
+    return functools.partial(lax.platform_dependent, default=default, **by_platform)
 
 
 _BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Left]]] = {
     "jit": _jit,
     "pjit": _jit,
     "closed_call": _call,
-    "core_call": _call,
+    "call": _call,
     "remat2": _remat,
     "checkpoint": _remat,
     "custom_jvp_call": _custom_jvp,
