@@ -1,5 +1,6 @@
 """Jaxprs of functions of pytrees, with tables of what their inputs and outputs are."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -39,13 +40,12 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
         function: returns a pytree of arrays.
         args: its arguments; `jax.ShapeDtypeStruct`s may stand for arrays.
     """
-    try:
-        return _trace(function, args, lambda leaf: is_array(leaf) or _is_number(leaf))
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerIntegerConversionError,
-    ):
-        return _trace(function, args, is_array)
+    if any(map(_is_number, jax.tree.leaves(args))):
+        # What a function says of a tracer in place of a number depends on where it
+        # meets it: most are TypeErrors, such as those of shapes and of NumPy.
+        with contextlib.suppress(TypeError, IndexError, OverflowError):
+            return _trace(function, args, lambda x: is_array(x) or _is_number(x))
+    return _trace(function, args, is_array)
 
 
 def _trace(
