@@ -76,8 +76,8 @@ class PlannedContraction:
         """True if its weight is its lhs, which takes the part of the config's rhs."""
         if self.is_injected:
             return False
-        kinds = self.lhs.kind, self.rhs.kind
-        return self.op == "dot_general" and kinds == ("weight", "activation")
+        is_weight = self.lhs.kind == "weight" and self.rhs.kind != "weight"
+        return self.op == "dot_general" and is_weight
 
     def in_order(self, values: Sequence[Any]) -> list[Any]:
         """Returns its inputs with the weight, if it has one, as the second."""

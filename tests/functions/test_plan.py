@@ -1,0 +1,381 @@
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import aqtlite
+from aqtlite import Rule, config, quantize_function
+from tests.common import MATMUL, nearest
+
+INT8, INT4 = nearest(), config.weight_only(bits=4)
+X, W = jnp.ones((3, 8)), jnp.ones((8, 8))
+
+
+def mlp(w, x):
+    for name in ("first", "second"):
+        with jax.named_scope(name):
+            x = jnp.tanh(x @ w)
+    with jax.named_scope("second"):
+        return x @ w
+
+
+def planned(rules, function=mlp, params=0, args=(W, X), **kwargs):
+    return aqtlite.plan(function, *args, rules=rules, params=params, **kwargs)
+
+
+def paths(contractions):
+    return [one.path for one in contractions]
+
+
+# --- Which rule decides --------------------------------------------------------------
+
+
+def test_the_first_rule_that_fits_decides():
+    plan = planned(
+        [
+            Rule(path="second", cfg=None),
+            Rule(path="second.*", cfg=INT4),
+            Rule(cfg=INT8),
+        ]
+    )
+    assert paths(plan.contractions) == ["first", "second", "second#1"]
+    assert [one.rule for one in plan.contractions] == [2, 0, 1]
+    assert [one.cfg for one in plan.contractions] == [INT8, config.unquantized(), INT4]
+    assert paths(plan.quantized()) == ["first", "second#1"]
+    assert paths(plan.left_float()) == ["second"]
+    assert plan.left_float()[0].why_float == "rule 0 leaves it so"
+
+
+def test_what_no_rule_names_stays_in_float():
+    plan = planned([Rule(path="first", cfg=INT8)])
+    assert [one.why_float for one in plan.contractions] == [
+        None,
+        "no rule names it",
+        "no rule names it",
+    ]
+    assert planned([]).quantized() == ()
+
+
+def test_a_path_is_matched_as_a_whole():
+    with pytest.raises(ValueError, match=r"write \.\* for any text"):
+        planned([Rule(path="sec", cfg=INT8)])
+    assert len(planned([Rule(path="sec.*", cfg=INT8)]).quantized()) == 2
+
+
+def many(w, x):
+    image = x[None, :, :, None]
+    kernel = jnp.ones((1, 1, 1, 1))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    with jax.named_scope("conv"):
+        image = lax.conv_general_dilated(
+            image, kernel, (1, 1), "SAME", dimension_numbers=numbers
+        )
+    with jax.named_scope("ragged"):
+        x = lax.ragged_dot(image[0, :, :, 0], w[None], jnp.array([3]))
+    with jax.named_scope("scores"):
+        scores = lax.dot_general(x, x, (((1,), (1,)), ((), ())))
+    with jax.named_scope("batched"):
+        return scores, x[None] @ w
+
+
+@pytest.mark.parametrize(
+    ("conditions", "wanted"),
+    [
+        ({}, ["conv", "ragged", "scores", "batched"]),
+        ({"op": "conv_general_dilated"}, ["conv"]),
+        ({"op": "ragged_dot"}, ["ragged"]),
+        ({"op": "dot_general"}, ["scores", "batched"]),
+        ({"operands": "weight"}, ["ragged", "batched"]),
+        ({"operands": "activations"}, ["conv", "scores"]),
+        ({"equation": "abc,cd->abd"}, ["batched"]),
+        ({"equation": "ab,c?b->ac"}, ["scores"]),
+        ({"equation": ".*"}, ["conv", "ragged", "scores", "batched"]),
+        ({"min_size": 24}, ["ragged", "scores", "batched"]),
+        ({"path": ".*s.*", "operands": "weight"}, None),
+    ],
+)
+def test_conditions(conditions, wanted):
+    rules = [Rule(cfg=INT8, **conditions)]
+    if wanted is None:
+        with pytest.raises(ValueError, match="matches nothing"):
+            planned(rules, many)
+    else:
+        assert paths(planned(rules, many).quantized()) == wanted
+
+
+def test_an_einsum_has_its_equation_in_its_path():
+    def function(w, x):
+        with jax.named_scope("attention"):
+            return jnp.einsum("qd,kd->qk", x, x)
+
+    (one,) = planned([], function).contractions
+    assert one.path == "attention/qd,kd->qk"
+
+
+# --- What a rule that matches nothing says -------------------------------------------
+
+
+def test_near_misses():
+    with pytest.raises(ValueError) as caught:
+        planned([Rule(cfg=INT8), Rule(path="frist", cfg=INT8, operands="activations")])
+    text = str(caught.value)
+    assert "rule 1 (path='frist', operands='activations') matches nothing" in text
+    assert "first: path='first', operands: activation, weight" in text
+    assert "3 contractions" in text
+    assert "is_required=False" in text
+
+
+def test_the_nearest_comes_first():
+    with pytest.raises(ValueError) as caught:
+        planned([Rule(path="ragged", cfg=INT8, op="dot_general")], many)
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert lines[0] == "  ragged: op='ragged_dot'"
+
+
+def test_a_rule_that_need_not_match():
+    plan = planned([Rule(path="head", cfg=INT8, is_required=False)])
+    assert plan.quantized() == ()
+
+
+def test_a_program_without_contractions():
+    with pytest.raises(ValueError, match="no contraction of its own"):
+        planned([Rule(cfg=INT8)], lambda w, x: x)
+
+
+def test_a_rule_whose_contractions_another_rule_takes_is_fine():
+    plan = planned([Rule(cfg=INT8), Rule(path="first", cfg=INT4)])
+    assert {one.rule for one in plan.contractions} == {0}
+
+
+# --- Operands ------------------------------------------------------------------------
+
+
+def kinds(function, params=0, args=(W, X)):
+    (one,) = planned([], function, params, args).contractions
+    return one.lhs.kind, one.rhs.kind
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda w, x: x @ w, ("activation", "weight")),
+        (lambda w, x: w.T @ x.T, ("weight", "activation")),
+        (lambda w, x: w @ w, ("weight", "weight")),
+        (lambda w, x: x @ jnp.ones((8, 2)), ("activation", "constant")),
+        (lambda w, x: w @ jnp.ones((8, 2)), ("weight", "constant")),
+        (lambda w, x: x @ (w + x[0]), ("activation", "activation")),
+        (
+            lambda w, x: lax.scan(lambda x, w: (x @ w, None), x, w[None])[0],
+            ("activation", "weight"),
+        ),
+        (
+            lambda w, x: lax.scan(lambda c, _: (c * 2, x @ c), w, None, length=2),
+            ("activation", "activation"),
+        ),
+    ],
+)
+def test_kinds(function, wanted):
+    assert kinds(function) == wanted
+
+
+@pytest.mark.parametrize(
+    ("params", "wanted"),
+    [
+        (None, ("activation", "activation")),
+        (0, ("activation", "weight")),
+        (-2, ("activation", "weight")),
+        ([0, 1], ("weight", "weight")),
+        (1, ("weight", "activation")),
+        (lambda path: path.startswith("0/a"), ("activation", "weight")),
+        (lambda path: path == "0/b", ("activation", "activation")),
+    ],
+)
+def test_which_arguments_are_parameters(params, wanted):
+    args = {"a": W, "b": W}, X
+    assert kinds(lambda p, x: x @ p["a"], params, args) == wanted
+
+
+def test_parameters_by_keyword():
+    def function(x, kernel):
+        return x @ kernel
+
+    plan = planned([], function, lambda path: path == "kernel", (X,), kernel=W)
+    assert plan.contractions[0].rhs.kind == "weight"
+
+
+def test_an_argument_that_is_not_there():
+    with pytest.raises(ValueError, match="names the argument 2.*2 positional"):
+        planned([], params=[0, 2])
+
+
+@pytest.mark.parametrize(
+    ("function", "is_exchanged"),
+    [
+        (lambda w, x: w.T @ x.T, True),
+        (lambda w, x: w @ jnp.ones((8, 2)), True),
+        (lambda w, x: x @ w, False),
+        (lambda w, x: w @ w, False),
+        (lambda w, x: x @ x.T, False),
+    ],
+)
+def test_the_weight_takes_the_part_of_rhs(function, is_exchanged):
+    (one,) = planned([Rule(cfg=INT4)], function).contractions
+    assert one.is_exchanged == is_exchanged
+    assert one.in_order(["l", "r", "more"]) == (
+        ["r", "l", "more"] if is_exchanged else ["l", "r", "more"]
+    )
+
+
+# --- What stays in float, whatever rules say -----------------------------------------
+
+
+def why(function, args=(W, X), params=0):
+    rules = [Rule(cfg=INT8)]
+    return [
+        one.why_float for one in planned(rules, function, params, args).contractions
+    ]
+
+
+def test_a_gradient_that_the_function_takes():
+    def function(w, x):
+        outside = x @ w
+        return outside, jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+
+    first, *others = why(function)
+    assert first is None
+    assert len(others) == 2
+    assert all("quantize the function that is differentiated" in one for one in others)
+
+
+def test_integers_and_complex_numbers():
+    assert why(lambda w, x: x.astype(int) @ w.astype(int)) == [
+        "it contracts int32, and only floats are quantized"
+    ]
+    assert "complex64" in why(lambda w, x: x @ (w * 1j))[0]
+
+
+def test_empty_operands():
+    assert why(lambda w, x: x[:0] @ w) == ["an operand is empty"]
+
+
+def test_other_ragged_contractions():
+    def function(w, x):
+        dims = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+        return lax.ragged_dot_general(x, x, jnp.array([1, 2]), dims)
+
+    assert "lax.ragged_dot's" in why(function)[0]
+
+
+def test_places_out_of_reach():
+    def function(w, x):
+        return lax.while_loop(lambda x: jnp.sum(x @ w) < 9, lambda x: x + 1, x)
+
+    assert why(function) == ["it is in the condition of a while loop"]
+
+
+def test_injected_contractions_are_left_alone():
+    dot_general = aqtlite.make_dot_general(INT4)
+
+    def function(w, x):
+        x = dot_general(x, w, MATMUL)
+        with jax.named_scope("mine"):
+            return x @ w
+
+    assert paths(planned([Rule(cfg=INT8)], function).contractions) == ["mine"]
+    with pytest.raises(ValueError, match="no contraction of its own"):
+        planned([Rule(cfg=INT8)], lambda w, x: dot_general(x, w, MATMUL))
+
+
+def test_a_quantized_function_is_left_alone():
+    quantized = quantize_function(mlp, INT8, params=0)
+    assert planned([], quantized).contractions == ()
+
+
+# --- strict --------------------------------------------------------------------------
+
+
+def test_strict_names_what_stays_in_float():
+    rules = [Rule(path="first", cfg=INT8)]
+    with pytest.raises(ValueError) as caught:
+        quantize_function(mlp, rules, strict=True)(W, X)
+    text = str(caught.value)
+    assert "2 contractions stay in float" in text
+    assert "  second#1: no rule names it" in text
+    rules.append(Rule(path="second.*", cfg=None))
+    quantize_function(mlp, rules, strict=True).plan(W, X)
+
+
+def test_strict_is_not_about_integers():
+    def function(w, x):
+        return x @ w, x.astype(int) @ w.astype(int)
+
+    quantize_function(function, INT8, strict=True).plan(W, X)
+
+
+def test_strict_is_about_what_rules_cannot_do():
+    def function(w, x):
+        return lax.while_loop(lambda x: jnp.sum(x @ w) < 9, lambda x: x @ w, x)
+
+    with pytest.raises(ValueError, match="condition of a while loop"):
+        quantize_function(function, INT8, strict=True).plan(W, X)
+
+
+def test_what_rules_cannot_do_is_logged(caplog):
+    def function(w, x):
+        with jax.named_scope("there"):
+            return x[:0] @ w
+
+    quantize_function(function, INT8).plan(W, X)
+    assert "'there' stays in float: an operand is empty" in caplog.text
+
+
+# --- As text -------------------------------------------------------------------------
+
+
+def test_table():
+    text = str(planned([Rule(path="first", cfg=INT8)]))
+    lines = text.splitlines()
+    assert "3 contractions: 1 quantized, 2 in float" in lines[0]
+    (first,) = [line for line in lines if " first " in line]
+    assert "ab,bc->ac" in first
+    assert "activation float32[3,8]" in first
+    assert "weight float32[8,8]" in first
+    assert "int8 x int8" in first
+    assert "float: no rule names it" in text
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_json():
+    rows = json.loads(planned([Rule(path="second#1", cfg=INT4)]).to_json(indent=1))
+    assert [row["path"] for row in rows] == ["first", "second", "second#1"]
+    last = rows[-1]
+    assert last["rule"] == 0
+    assert last["why_float"] is None
+    assert last["rhs"] == {"shape": [8, 8], "dtype": "float32", "kind": "weight"}
+    assert config.from_json(json.dumps(last["cfg"])) == INT4
+
+
+# --- What is planned -----------------------------------------------------------------
+
+
+def test_nothing_runs():
+    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in (W, X)]
+    plan = planned(INT8, args=shapes)
+    assert len(plan.quantized()) == 3
+    assert plan.contractions[0].lhs.dtype == "bfloat16"
+
+
+def test_linen_models():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4)(nn.relu(nn.Dense(4)(x)))
+
+    model = Model()
+    variables = jax.eval_shape(model.init, jax.random.key(0), X)
+    plan = aqtlite.plan(model, variables, X, rules=[Rule(path=".*Dense_1", cfg=INT8)])
+    assert paths(plan.quantized()) == ["Model/Dense_1"]
+    assert {one.rhs.kind for one in plan.contractions} == {"weight"}

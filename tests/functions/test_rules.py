@@ -1,0 +1,131 @@
+import dataclasses
+import json
+
+import pytest
+
+from aqtlite import Rule, calibration, config, numerics
+from aqtlite.functions import rules as rules_lib
+
+INT8 = config.fully_quantized()
+
+EVERY_FIELD = Rule(
+    path=r"a/b#\d",
+    op="dot_general",
+    cfg=config.update(
+        INT8, {"fwd.rhs.calibration": calibration.AbsMax(clipping_scale=0.5)}
+    ),
+    operands="weight",
+    equation="ab,bc->ac",
+    min_size=16,
+    is_required=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"cfg": "int8"}, TypeError, r"Rule.cfg.*config.fully_quantized\(\)"),
+        ({"cfg": INT8.fwd}, TypeError, "Rule.cfg"),
+        ({"path": None}, TypeError, "Rule.path must be a string, got None"),
+        ({"path": "*mlp"}, ValueError, r"Rule.path='\*mlp'.*any text is written .\*"),
+        ({"path": "(mlp"}, ValueError, "Rule.path='.mlp' is no regular expression"),
+        ({"equation": 3}, TypeError, "Rule.equation must be a string, got 3"),
+        ({"equation": "ab,bc->(ac"}, ValueError, "Rule.equation"),
+        ({"op": "matmul"}, ValueError, "Rule.op.*dot_general.*'matmul'"),
+        ({"op": ["dot_general"]}, ValueError, "Rule.op"),
+        ({"operands": "weights"}, ValueError, "any, weight, activations.*'weights'"),
+        ({"operands": None}, ValueError, "Rule.operands"),
+        ({"min_size": -1}, ValueError, "Rule.min_size"),
+        ({"min_size": 1.5}, ValueError, "Rule.min_size"),
+        ({"min_size": True}, ValueError, "Rule.min_size"),
+        ({"is_required": "no"}, TypeError, "Rule.is_required must be a bool"),
+    ],
+)
+def test_validation(fields, error, words):
+    with pytest.raises(error, match=words):
+        Rule(**fields)
+
+
+def test_no_quantized_results():
+    out = config.Tensor(
+        numerics=numerics.IntSymmetric(bits=8), calibration=calibration.MaxOverBatches()
+    )
+    with pytest.raises(ValueError, match="Rule.cfg.out"):
+        Rule(cfg=dataclasses.replace(INT8, out=out))
+
+
+def test_rules_are_data():
+    again = dataclasses.replace(EVERY_FIELD)
+    assert again == EVERY_FIELD
+    assert hash(again) == hash(EVERY_FIELD)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EVERY_FIELD.path = "b"
+
+
+def test_what_stands_for_rules():
+    assert rules_lib.check(INT8) == (Rule(cfg=INT8),)
+    assert rules_lib.check(EVERY_FIELD) == (EVERY_FIELD,)
+    assert rules_lib.check([EVERY_FIELD, Rule()]) == (EVERY_FIELD, Rule())
+    assert rules_lib.check([]) == ()
+
+
+@pytest.mark.parametrize("wrong", [None, "int8", {"path": ".*"}, [INT8], [None], 8])
+def test_what_does_not(wrong):
+    with pytest.raises(TypeError, match="a sequence of aqtlite.Rule"):
+        rules_lib.check(wrong)
+
+
+# --- JSON ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_there_and_back(indent):
+    rules = (EVERY_FIELD, Rule(), Rule(cfg=config.fp8(delayed=True)))
+    text = rules_lib.to_json(rules, indent=indent)
+    assert rules_lib.from_json(text) == rules
+    assert ("\n" in text) == (indent is not None)
+
+
+def test_json_has_every_field():
+    (fields,) = json.loads(rules_lib.to_json([Rule()]))["rules"]
+    assert set(fields) == {field.name for field in dataclasses.fields(Rule)}
+
+
+def test_fields_that_are_not_there():
+    text = '{"version": 1, "rules": [{}, {"path": "a"}]}'
+    assert rules_lib.from_json(text) == (Rule(), Rule(path="a"))
+
+
+def one(**fields):
+    return json.dumps({"version": 1, "rules": [{}, fields]})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", r"^\$: not valid JSON"),
+        ("[]", r"^\$: expected an object"),
+        ('{"rules": []}', r'^\$: expected an object with "version"'),
+        ('{"version": 1, "rules": [], "more": 1}', r"^\$: expected"),
+        ('{"version": 2, "rules": []}', "version 1"),
+        ('{"version": 1, "rules": {}}', "and a list"),
+        ('{"version": 1, "rules": [3]}', r"\$.rules\[0\]: expected an object"),
+        (one(pathh="a"), r"\$.rules\[1\].*pathh"),
+        (one(path="*"), r"\$.rules\[1\].*no regular expression"),
+        (one(path=3), r"\$.rules\[1\].*must be a string"),
+        (one(op="matmul"), r"\$.rules\[1\].*Rule.op"),
+        (one(is_required="no"), r"\$.rules\[1\].*Rule.is_required"),
+        (one(cfg={"a": 1}), r"\$.rules\[1\]"),
+        (one(cfg=3), r"\$.rules\[1\]"),
+    ],
+)
+def test_json_that_describes_no_rules(text, words):
+    with pytest.raises(ValueError, match=words):
+        rules_lib.from_json(text)
+
+
+def test_json_is_text():
+    with pytest.raises(TypeError, match="got bytes"):
+        rules_lib.from_json(b"{}")
+    with pytest.raises(TypeError, match="a sequence of aqtlite.Rule"):
+        rules_lib.to_json(None)
