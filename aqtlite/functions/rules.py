@@ -83,7 +83,9 @@ class Rule:
                 f"Rule.min_size must be an integer, not negative, got {self.min_size!r}"
             )
         if not isinstance(self.is_required, bool):
-            raise TypeError(f"Rule.is_required must be a bool, got {self.is_required!r}")
+            raise TypeError(
+                f"Rule.is_required must be a bool, got {self.is_required!r}"
+            )
 
 
 def _check_pattern(name: str, pattern: Any) -> None:

@@ -69,6 +69,9 @@ class Site:
     """For each scan around it, the outermost first, whether every step has parameters
     of its own."""
 
+    lengths: tuple[int, ...] = ()
+    """Of the scans around it, the outermost first."""
+
     obstacle: str | None = None
     """Why it cannot be replaced, if so."""
 
@@ -110,6 +113,7 @@ class _Place:
     scope: str = ""
     around: tuple[str, ...] = ()
     per_step: tuple[bool, ...] = ()
+    lengths: tuple[int, ...] = ()
     obstacle: str | None = None
 
     def inside(
@@ -122,8 +126,9 @@ class _Place:
             obstacle = f"it is inside of {name}, which stays as it is"
         elif name == "while" and body == 0:
             obstacle = "it is in the condition of a while loop"
-        per_step = self.per_step
+        per_step, lengths = self.per_step, self.lengths
         if name == "scan":
+            lengths = (*lengths, eqn.params["length"])
             first = eqn.params["num_consts"] + eqn.params["num_carry"]
             per_step = (*per_step, any(map(self._is_of_parameters, values[first:])))
         return _Place(
@@ -132,6 +137,7 @@ class _Place:
             scopes.join(self.scope, scopes.text_of(eqn)),
             (*self.around, name),
             per_step,
+            lengths,
             obstacle,
         )
 
@@ -172,6 +178,7 @@ def _walk(
                     (values[0], values[1]),
                     place.around,
                     place.per_step,
+                    place.lengths,
                     place.obstacle,
                 )
             )
