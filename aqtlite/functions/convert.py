@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.functions.program import Program, noting
@@ -97,6 +98,10 @@ def convert_function(
             "state= is the state of the quantized function's calibrations, "
             + ("which have none" if state is not None else "and was not given")
         )
+    if not _program(fn_q, params, args, kwargs, state or {}).plan.quantized():
+        raise ValueError(
+            "nothing to freeze: the rules quantize none of the function's contractions"
+        )
     serving, summary = freeze(fn_q, params, args, kwargs, state or {})
     if strict:
         report_lib.check_all_frozen(summary)
@@ -175,7 +180,7 @@ class ServingFunction:
         }
         given = jax.tree.leaves(((values, *args), kwargs), is_leaf=_is_frozen)
         outputs = program.serve([given[i] for i in program.traced.leaves], frozen)
-        return jax.tree.map(lambda i: outputs[i], program.traced.outputs)
+        return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
 
 
 def _is_frozen(x: Any) -> bool:
@@ -208,12 +213,12 @@ class _Model(Model):
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
         del call
-        placeholders = {parameter.number: one for parameter, one in frozen.items()}
         leaves, treedef = jax.tree.flatten(self._params)
+        placeholders = _by_number(leaves, frozen)
         kept = {
             parameter.number: leaves[parameter.number]
             for parameter in self.parameters
-            if parameter not in frozen
+            if parameter.number not in placeholders
         }
 
         def run(kept: Any, state: Any, args: Any, kwargs: Any) -> Any:
@@ -239,7 +244,11 @@ class _Model(Model):
         kept_in, state_in, _, _ = traced.inputs
         return CallTrace(
             traced.jaxpr,
-            {i: self.parameters[number] for number, i in kept_in.items()},
+            {
+                i: self.parameters[number]
+                for number, i in kept_in.items()
+                if i is not None
+            },
             dict(zip(jax.tree.leaves(state_in), self.buffers, strict=True)),
             tuple(traced.outputs[1]),
         )
@@ -288,8 +297,8 @@ def _parameters_of(params: Any) -> tuple[Parameter, ...]:
             number=number,
             path=tuple(map(_name, path)) or ("params",),
             key_path=path,
-            shape=tuple(leaf.shape),
-            dtype=np.dtype(leaf.dtype),
+            shape=np.shape(leaf),
+            dtype=jax.dtypes.result_type(leaf),
         )
         for number, (path, leaf) in enumerate(flat)
     )
@@ -300,11 +309,30 @@ def _name(key: Any) -> str:
 
 
 def _with_placeholders(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
-    by_number = {
-        parameter.number: FrozenParameter(one.shape, one.dtype, one.number, one.sliced)
-        for parameter, one in frozen.items()
-    }
     leaves, treedef = jax.tree.flatten(params)
+    by_number = {
+        number: FrozenParameter(one.shape, one.dtype, one.number, one.sliced)
+        for number, one in _by_number(leaves, frozen).items()
+    }
     return jax.tree.unflatten(
         treedef, [by_number.get(i, leaf) for i, leaf in enumerate(leaves)]
     )
+
+
+def _by_number(
+    leaves: list[Any], frozen: Mapping[Parameter, Placeholder]
+) -> dict[int, Placeholder]:
+    """The placeholders of parameters by number.
+
+    One whose dtype is weak stays as it is: traced in another dtype, it would make other
+    weights.
+    """
+    return {
+        parameter.number: one
+        for parameter, one in frozen.items()
+        if not _is_weakly_typed(leaves[parameter.number])
+    }
+
+
+def _is_weakly_typed(leaf: Any) -> bool:
+    return not tracing.is_array(leaf) or getattr(leaf, "weak_type", False)

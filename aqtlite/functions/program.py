@@ -254,10 +254,12 @@ def _contract(
 
 def _arrays(values: Sequence[Any]) -> list[Any]:
     """NaN in place of what is frozen, which no contraction of frozen weights reads."""
-    return [
-        jnp.full(x.shape, np.nan, x.dtype) if isinstance(x, Placeholder) else x
-        for x in values
-    ]
+    return [_unknown(x) if isinstance(x, Placeholder) else x for x in values]
+
+
+def _unknown(x: Placeholder) -> jax.Array:
+    value = np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+    return jnp.full(x.shape, value, x.dtype)
 
 
 def _with_states(
