@@ -553,3 +553,49 @@ def test_blocks_of_convolutions_on_several_devices(groups):
         if mesh is AUTO:
             kinds = {one.kind for one in hlo.count(compiled.as_text())}
             assert kinds == {"all-reduce"}, kinds
+
+
+# --- Functions quantized by rules --------------------------------------------------
+
+
+def product(w, x):
+    return x @ w
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_rules_inside_a_shard_map(check_vma):
+    """Rows on two devices, contracted axes on four, and gradients of both."""
+
+    def over_devices(dot):
+        return shard_map(
+            lambda x, w: lax.psum(dot(x, w), "m"),
+            mesh=AUTO,
+            in_specs=(P("d", "m"), P("m")),
+            out_specs=P("d"),
+            check_vma=check_vma,
+        )
+
+    def gradients(function):
+        total = lambda x, w: jnp.sum(function(x, w) * G)  # noqa: E731
+        return jax.jit(jax.value_and_grad(total, (0, 1)))(X, W)
+
+    by_rules = aqtlite.quantize_function(over_devices(jnp.matmul), nearest(), params=1)
+    by_hand = over_devices(lambda x, w: DOTS["int8"](x, w, MATMUL))
+    assert len(by_rules.plan(X, W).quantized()) == 1
+    assert_equal(gradients(by_rules), gradients(by_hand))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "of_weight"), [(AUTO, P("d")), (EXPLICIT, P()), (MIXED, P())]
+)
+def test_rules_on_a_mesh(mesh, of_weight):
+    """Sharded as the float function is, with what one device gives; served, too."""
+    with jax.set_mesh(mesh):
+        x, w = jax.device_put(X, P("d")), jax.device_put(W, of_weight)
+        by_rules = aqtlite.quantize_function(product, nearest(), params=0)
+        out = jax.jit(by_rules)(w, x)
+        serve, serving = aqtlite.convert_function(by_rules, w, x)
+        served = jax.jit(serve)(serving, x)
+        assert out.sharding.is_equivalent_to(jax.jit(product)(w, x).sharding, 2)
+    alone = jax.jit(aqtlite.quantize_function(product, nearest(), params=0))(W, X)
+    assert_equal((out, served), (alone, alone))

@@ -1,6 +1,7 @@
 """Quantized functions of any functions, by rules."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from aqtlite.functions.rules import Rule
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.state_collections import (
     OF_GRADIENTS,
+    PARAMETERS,
     STATISTICS,
     collections_of,
 )
@@ -86,8 +88,13 @@ class QuantizedFunction:
         """Returns the state before the first call.
 
         Args:
-            *args: those of the function. Learned scales start from their values.
+            *args: those of the function. Learned scales start from their values; in a
+                branch that these do not take, as if there were zeros.
             **kwargs: the same.
+
+        Raises:
+            ValueError: if the statistics of a gradient or a learned scale would not get
+                theirs where the contraction is.
         """
 
         def init(values: list[Any]) -> Any:
@@ -150,7 +157,8 @@ class QuantizedFunction:
         }
         values = traced.values((args, kwargs))
         outputs, left = rewriting.evaluate(traced.jaxpr, values, replacements)
-        out = jax.tree.map(lambda i: outputs[i], traced.outputs)
+        # Constants of the program are no arrays.
+        out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
         return out, planned, left
 
     def traced(
@@ -225,6 +233,8 @@ def quantize_function(
     """
     if not callable(fn):
         raise TypeError(f"quantize_function takes a function, got {fn!r}")
+    if params is not None and not callable(params) and not isinstance(params, int):
+        params = tuple(params)
     return QuantizedFunction(fn, rules_lib.check(rules), params, strict)
 
 
@@ -282,17 +292,55 @@ def _is_state(x: Any) -> bool:
 
 
 def initializing(one: PlannedContraction) -> rewriting.Replacement:
-    """Evaluates a contraction in float, and leaves its first states."""
+    """Evaluates a contraction in float, and leaves its first states.
 
-    def function(values: Sequence[Any], given: Any) -> tuple[Sequence[Any], States]:
+    Raises:
+        ValueError: if one of them would not get its gradient.
+    """
+
+    def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
         del given
-        eqn = one.site.eqn
-        lhs, rhs, *_ = one.in_order(values)
-        operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
-        states = statistics.init_states(one.cfg, lhs, rhs, operation)
-        return _original(eqn, values), states
+        return _original(one.site.eqn, values), _first_states(one, values)
 
-    return rewriting.Replacement(function, leaves=True, per_step=one.site.per_step)
+    _check_gradients(one)
+    return rewriting.Replacement(
+        function, _states_of_zeros(one), leaves=True, per_step=one.site.per_step
+    )
+
+
+def _check_gradients(one: PlannedContraction) -> None:
+    """Raises if a state of a contraction would not get its gradient."""
+    has = {PARAMETERS, OF_GRADIENTS} & set(collections_of(one.cfg))
+    around = one.site.around
+    if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
+        where = "a function with a derivative of its own, which gives them none"
+    elif OF_GRADIENTS in has and "cond" in around:
+        where = "a branch, which gives zeros for them where it is not taken"
+    elif OF_GRADIENTS in has and not all(one.site.per_step):
+        where = "a scan whose steps share parameters, which adds theirs up"
+    else:
+        return
+    raise ValueError(
+        f"the config of {one.path!r} has a learned calibration, or statistics of "
+        f"gradients, and the contraction is inside {where}: name it in a rule before "
+        "the others, with a config that has none"
+    )
+
+
+def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:
+    lhs, rhs, *_ = one.in_order(values)
+    operation = primitives.operation_of(
+        one.site.eqn, values, exchanged=one.is_exchanged
+    )
+    return statistics.init_states(one.cfg, lhs, rhs, operation)
+
+
+def _states_of_zeros(one: PlannedContraction) -> States:
+    """The first states of a contraction that is not evaluated, for all its steps."""
+    avals = [atom.aval for atom in one.site.eqn.invars]
+    states = _first_states(one, [jnp.zeros(x.shape, x.dtype) for x in avals])
+    steps = tuple(itertools.compress(one.site.lengths, one.site.per_step))
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *jnp.shape(x))), states)
 
 
 def contracting(one: PlannedContraction, states: States) -> rewriting.Replacement:
