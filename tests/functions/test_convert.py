@@ -123,13 +123,12 @@ def nbytes(tree):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_served_is_what_was_trained(name):
-    """Bit for bit, compiled, for the batch that was converted and for others."""
+    """Bit for bit, compiled, for another batch than the one that was converted."""
     function, params, size = FUNCTIONS[name]
     quantized = quantize_function(function, INT8, params=0)
     serve, serving = convert_function(quantized, params, X)
     assert nbytes(serving) == size
-    for x in (X, OTHER):
-        assert_bits(jax.jit(serve)(serving, x), jax.jit(quantized)(params, x))
+    assert_bits(jax.jit(serve)(serving, OTHER), jax.jit(quantized)(params, OTHER))
 
 
 @pytest.mark.parametrize("name", ["alone", "tied", "scan", "integers"])

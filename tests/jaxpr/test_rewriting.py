@@ -547,7 +547,7 @@ TRANSFORMATIONS = {
 
 
 @hypothesis.given(st.lists(st.sampled_from(sorted(TRANSFORMATIONS)), max_size=3))
-@hypothesis.settings(max_examples=8, deadline=None)
+@hypothesis.settings(max_examples=6, deadline=None)
 def test_any_composition(names):
     def function(x):
         return layer(x)
