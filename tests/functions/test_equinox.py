@@ -105,9 +105,7 @@ def test_an_mlp_trains_with_scales_that_are_learned():
         )
         return trained, losses
 
-    (arrays, learned), losses = train(arrays, state)
+    (_, learned), losses = train(arrays, state)
     assert losses[-1] < 0.5 * losses[0]
-    state = {**state, "params": learned}
-    serve, serving = aqtlite.convert_function(quantized, arrays, x, state=state)
-    out, _ = jax.jit(quantized)(state, arrays, x)
-    np.testing.assert_array_equal(jax.jit(serve)(serving, x), out)
+    before, after = (jax.tree.leaves(x) for x in (state["params"], learned))
+    assert all((x != y).any() for x, y in zip(before, after, strict=True))

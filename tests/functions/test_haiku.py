@@ -31,15 +31,18 @@ def test_an_mlp():
             return jax.grad(lambda p: jnp.sum(apply(p, None, x) ** 2))(params)
 
         served = serve(serving, None, x)
-        return quantized(params, None, x), served, gradient(quantized), gradient(
-            model.apply
+        return (
+            quantized(params, None, x),
+            served,
+            gradient(quantized),
+            gradient(model.apply),
         )
 
     out, served, found, wanted = run(params, serving)
     np.testing.assert_array_equal(served, out)
     errors = jax.tree.map(relative_error, found, wanted)
     assert max(jax.tree.leaves(errors)) < 0.1
-    assert relative_error(found["mlp/~/linear_0"]["w"], 0) > 0
+    assert errors["mlp/~/linear_0"]["w"] > 0
 
 
 def test_a_recurrent_network():
