@@ -136,18 +136,27 @@ class Program:
     ) -> dict[Side, FrozenEntry]:
         """The frozen weights of a contraction."""
         found: dict[Side, FrozenEntry] = {}
+        avals = [atom.aval for atom in one.site.eqn.invars]
+        contraction = self._contraction(one, avals, States())
         for side, origin in _origins(one).items():
-            for entry in frozen:
-                site = entry.site
-                if (site.operand.side, site.identity) == (side, origin.identity):
-                    if site.cfg != one.cfg.for_serving():
-                        changes = config.differences(site.cfg, one.cfg.for_serving())
-                        raise ValueError(
-                            f"the frozen weight {entry.name!r} of {one.path!r} was "
-                            "converted with another config than its rule has: "
-                            f"{'; '.join(changes)}"
-                        )
+            axes = contraction.operand(side).contracting
+            fitting = [
+                entry
+                for entry in frozen
+                if (entry.site.operand.side, entry.site.identity)
+                == (side, origin.identity)
+                and entry.site.operand.contracting == axes
+            ]
+            for entry in fitting:
+                if entry.site.cfg == contraction.cfg:
                     found[side] = entry
+            if fitting and side not in found:
+                changes = config.differences(fitting[0].site.cfg, contraction.cfg)
+                raise ValueError(
+                    f"the frozen weight {fitting[0].name!r} of {one.path!r} was "
+                    "converted with another config than its rule has: "
+                    f"{'; '.join(changes)}"
+                )
             is_weight = origin.identity is not None
             if is_weight and side not in found and removed & origin.needed:
                 names = [

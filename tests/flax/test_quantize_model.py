@@ -166,6 +166,42 @@ def test_mutable_collections_methods_and_rngs():
     np.testing.assert_array_equal(apply(serving, x), apply(variables, x))
 
 
+class EncoderDecoder(nn.Module):
+    """Methods that call methods, and an embedding that attends."""
+
+    dot_general: AqtDotGeneral | None = None
+
+    def setup(self):
+        given = {} if self.dot_general is None else {"dot_general": self.dot_general}
+        self.encoder = nn.Dense(8, **given)
+        self.decoder = nn.Dense(8, **given)
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def decode(self, x):
+        return self.decoder(x)
+
+    def __call__(self, x):
+        return self.decode(jnp.tanh(self.encode(x)))
+
+
+def test_one_conversion_serves_methods_that_the_call_calls():
+    x = jax.random.normal(jax.random.key(1), (2, 8))
+    quantized = quantize_model(EncoderDecoder(), INT8)
+    variables = quantized.init(jax.random.key(0), x)
+    serving = convert(quantized, variables, x)
+    served = convert(EncoderDecoder(AqtDotGeneral(INT8)), variables, x)
+    assert _arrays(serving) == _arrays(served)
+
+    @jax.jit
+    def methods(variables):
+        call = functools.partial(quantized.apply, variables, x)
+        return call(), call(method="encode"), call(method="decode")
+
+    jax.tree.map(np.testing.assert_array_equal, methods(serving), methods(variables))
+
+
 def test_dropout_draws_from_the_rngs_of_the_call():
     class Net(nn.Module):
         @nn.compact

@@ -306,17 +306,18 @@ def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Pat
     """The path of the module that makes a contraction.
 
     A scope is the name of the root, those of modules, and what `jax.named_scope` and
-    `jnp.einsum` add; a method other than ``__call__`` follows its module with a dot.
+    `jnp.einsum` add; a method other than ``__call__`` follows its module with a dot,
+    and repeats it where another method calls it. Names that have no parameters there
+    are left out: those, and modules of which lifted ones share their parameters.
     """
     names = [name.partition(".")[0] or name for name in one.site.scope.path.split("/")]
     if names and names[0] in roots:
         names = names[1:]
     path: list[str] = []
     for name in names:
-        if not isinstance(params, Mapping) or name not in params:
-            break
-        params = params[name]
-        path.append(name)
+        if isinstance(params, Mapping) and name in params:
+            params = params[name]
+            path.append(name)
     return tuple(path)
 
 

@@ -1,0 +1,111 @@
+"""Equinox modules: their arrays are parameters of a quantized function."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import aqtlite
+from aqtlite import Rule, config
+from tests.common import relative_error
+
+INT8 = config.fully_quantized()
+
+
+class Block(eqx.Module):
+    """Attention and an MLP over a sequence, to be mapped over a batch."""
+
+    norm: eqx.nn.LayerNorm
+    attention: eqx.nn.MultiheadAttention
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, key):
+        attention, up, down = jax.random.split(key, 3)
+        self.norm = eqx.nn.LayerNorm(8)
+        self.attention = eqx.nn.MultiheadAttention(2, 8, key=attention)
+        self.up = eqx.nn.Linear(8, 16, key=up)
+        self.down = eqx.nn.Linear(16, 8, key=down)
+
+    def __call__(self, x):
+        with jax.named_scope("attention"):
+            normed = jax.vmap(self.norm)(x)
+            x = x + self.attention(normed, normed, normed)
+        with jax.named_scope("mlp"):
+            return x + jax.vmap(self.down)(jax.nn.gelu(jax.vmap(self.up)(x)))
+
+
+def function_of(module):
+    """A module as a function of its arrays and a batch, and its arrays."""
+    arrays, static = eqx.partition(module, eqx.is_array)
+    return lambda arrays, x: jax.vmap(eqx.combine(arrays, static))(x), arrays
+
+
+def test_a_transformer_block():
+    apply, arrays = function_of(Block(jax.random.key(0)))
+    x = jax.random.normal(jax.random.key(1), (2, 5, 8))
+    quantized = aqtlite.quantize_function(apply, INT8, params=0, strict=True)
+    planned = quantized.plan(arrays, x).quantized()
+    assert len(planned) == 8
+    assert [one.is_exchanged for one in planned].count(True) == 6  # W @ x
+    serve, serving = aqtlite.convert_function(quantized, arrays, x, strict=True)
+    assert serving["params"].norm.weight is arrays.norm.weight
+    assert not jax.tree.leaves(serving["params"].attention)
+
+    @eqx.filter_jit
+    def run(arrays, serving):
+        def loss(function):
+            return eqx.filter_grad(lambda arrays: jnp.sum(function(arrays, x) ** 2))
+
+        gradients = loss(quantized)(arrays), loss(apply)(arrays)
+        return quantized(arrays, x), serve(serving, x), gradients
+
+    out, served, (found, wanted) = run(arrays, serving)
+    np.testing.assert_array_equal(served, out)
+    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    for one, other in leaves:
+        assert relative_error(one, other) < 0.1
+
+
+def test_rules_by_name_scopes():
+    apply, arrays = function_of(Block(jax.random.key(0)))
+    rules = [Rule(path="mlp/.*", cfg=INT8), Rule(path="attention/.*", cfg=None)]
+    planned = aqtlite.plan(apply, arrays, jnp.ones((2, 5, 8)), rules=rules, params=0)
+    assert {one.path for one in planned.quantized()} == {
+        "mlp/eqx.nn.Linear",
+        "mlp/eqx.nn.Linear#1",
+    }
+    assert len(planned.left_float()) == 6
+
+
+def test_an_mlp_trains_with_scales_that_are_learned():
+    apply, arrays = function_of(eqx.nn.MLP(4, 1, 16, 1, key=jax.random.key(0)))
+    x = jax.random.normal(jax.random.key(1), (16, 4))
+    y = jnp.sin(x.sum(axis=1, keepdims=True))
+    quantized = aqtlite.quantize_function(apply, config.lsq(bits=8), params=0)
+    state = quantized.init_state(arrays, x)
+    optimizer = optax.adam(1e-2)
+
+    @eqx.filter_jit
+    def train(arrays, state):
+        def loss(trained):
+            out, _ = quantized({**state, "params": trained[1]}, trained[0], x)
+            return jnp.mean((out - y) ** 2)
+
+        def step(carry, _):
+            trained, moments = carry
+            value, gradients = eqx.filter_value_and_grad(loss)(trained)
+            updates, moments = optimizer.update(gradients, moments)
+            return (eqx.apply_updates(trained, updates), moments), value
+
+        start = arrays, state["params"]
+        (trained, _), losses = jax.lax.scan(
+            step, (start, optimizer.init(start)), length=20
+        )
+        return trained, losses
+
+    (_, learned), losses = train(arrays, state)
+    assert losses[-1] < 0.5 * losses[0]
+    before, after = (jax.tree.leaves(x) for x in (state["params"], learned))
+    assert all((x != y).any() for x, y in zip(before, after, strict=True))
