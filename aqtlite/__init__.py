@@ -14,12 +14,9 @@ from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import einsum
 from aqtlite.functions import rules
 from aqtlite.functions.convert import convert_function
-from aqtlite.functions.quantize import (
-    plan,
-    quantize_function,
-    with_gradient_statistics,
-)
+from aqtlite.functions.quantize import plan, quantize_function
 from aqtlite.functions.rules import Rule
+from aqtlite.functions.states import with_gradient_statistics
 from aqtlite.qtensor import QTensor
 from aqtlite.quantizer import quantize
 from aqtlite.ragged_dot import make_ragged_dot

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from aqtlite.jaxpr import rewriting, sites
+from aqtlite.jaxpr.replacement import Replacement
 
 
 def itself(site):
@@ -13,7 +14,7 @@ def itself(site):
     def function(values, given):
         return [eqn.primitive.bind(*values, **eqn.params)], given
 
-    return rewriting.Replacement(function, per_step=site.per_step)
+    return Replacement(function, per_step=site.per_step)
 
 
 def replaced(function, replacement=itself):

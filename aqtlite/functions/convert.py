@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.functions.program import Program, noting
-from aqtlite.functions.quantize import QuantizedFunction, State, states_of
+from aqtlite.functions.quantize import QuantizedFunction
+from aqtlite.functions.states import State, states_of
 from aqtlite.jaxpr import tracing
 from aqtlite.serving import conversion, planning
 from aqtlite.serving import report as report_lib

@@ -8,9 +8,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import rich.box
 import rich.console
 import rich.table
+from absl import logging
 from jax.extend import core
 
 from aqtlite import config, contraction
@@ -320,3 +322,38 @@ def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) 
             "rule with is_required=False may match nothing.",
         ]
     )
+
+
+def report(planned: Plan, *, strict: bool) -> None:
+    """Says what stays in float against the rules' will.
+
+    Raises:
+        ValueError: with `strict`, if there is something; for a contraction that was
+            given a config where it is called.
+    """
+    for one in planned.left_float():
+        if one.is_injected:
+            raise ValueError(
+                f"the contraction {one.path!r} was given a config where it is called, "
+                f"and cannot be quantized: {one.why_float}"
+            )
+    left = [
+        one
+        for one in planned.left_float()
+        if _is_float(one)
+        and (one.rule is None or planned.rules[one.rule].cfg is not None)
+    ]
+    if strict and left:
+        lines = [f"  {one.path or '(no name scope)'}: {one.why_float}" for one in left]
+        raise ValueError(
+            f"strict=True, and {len(left)} contractions stay in float:\n"
+            + "\n".join(lines)
+            + "\nName those that are to stay so with Rule(path=..., cfg=None)"
+        )
+    for one in left:
+        if one.rule is not None:
+            logging.warning("%r stays in float: %s", one.path, one.why_float)
+
+
+def _is_float(one: PlannedContraction) -> bool:
+    return all(jnp.issubdtype(x.dtype, jnp.floating) for x in (one.lhs, one.rhs))

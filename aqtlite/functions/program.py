@@ -14,6 +14,7 @@ from aqtlite import config
 from aqtlite.functions import primitives
 from aqtlite.functions.plan import Plan, PlannedContraction
 from aqtlite.jaxpr import rewriting, sites, tracing
+from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
 from aqtlite.serving.call_site import FrozenEntry
@@ -72,7 +73,7 @@ class Program:
                 # What a loop carries is the weight that the last step leaves.
                 record = functools.partial(_with_states, record, states)
                 given = None
-            replacements[one.site.location] = rewriting.Replacement(
+            replacements[one.site.location] = Replacement(
                 record,
                 given,
                 leaves=obstacle is None,
@@ -101,7 +102,7 @@ class Program:
         replacements = {}
         for one, module, _ in self._numbered():
             entries = self._entries(one, frozen.get(module, ()), removed)
-            replacements[one.site.location] = rewriting.Replacement(
+            replacements[one.site.location] = Replacement(
                 functools.partial(self._served, one),
                 (
                     {side: entry.values[side] for side, entry in entries.items()},

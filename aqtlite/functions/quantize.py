@@ -1,34 +1,33 @@
 """Quantized functions of any functions, by rules."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import logging
 
-from aqtlite import config, statistics
 from aqtlite.functions import plan as planning
-from aqtlite.functions import primitives
 from aqtlite.functions import rules as rules_lib
 from aqtlite.functions.naming import Naming, by_scope
 from aqtlite.functions.plan import Plan, PlannedContraction
 from aqtlite.functions.rules import Rule
+from aqtlite.functions.states import (
+    State,
+    contracting,
+    initializing,
+    states_of,
+    updated,
+    updating,
+)
 from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr.replacement import Left, Replacement
 from aqtlite.state_collections import (
-    OF_GRADIENTS,
-    PARAMETERS,
-    STATISTICS,
     collections_of,
 )
 from aqtlite.statistics import States
 
 Parameters = int | Sequence[int] | Callable[[str], bool] | None
-
-State = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By collection, path of the contraction, and field of `statistics.States`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,7 @@ class QuantizedFunction:
             Its result, and the state with the statistics of this call.
         """
         out, planned, left = self._evaluate(state, args, kwargs, updating)
-        return out, _updated(state, planned, left)
+        return out, updated(state, planned, left)
 
     def evaluate(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -148,8 +147,8 @@ class QuantizedFunction:
         state: State,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        how: Callable[[PlannedContraction, States], rewriting.Replacement],
-    ) -> tuple[Any, Plan, rewriting.Left]:
+        how: Callable[[PlannedContraction, States], Replacement],
+    ) -> tuple[Any, Plan, Left]:
         traced, planned = self.traced(args, kwargs)
         replacements = {
             one.site.location: how(one, states_of(one, state))
@@ -170,7 +169,7 @@ class QuantizedFunction:
         )
         parameters = _parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
-        report(planned, strict=self.strict)
+        planning.report(planned, strict=self.strict)
         return traced, planned
 
 
@@ -277,140 +276,8 @@ def _is_in_params(path: str) -> bool:
     return path.startswith("0/params/")
 
 
-def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
-    """Puts new statistics of output gradients into a state.
-
-    Args:
-        state: that the quantized function returned.
-        gradient: of the state, as `jax.grad` gives it.
-    """
-    return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
-
-
 def _is_state(x: Any) -> bool:
     return isinstance(x, Mapping)
-
-
-def initializing(one: PlannedContraction) -> rewriting.Replacement:
-    """Evaluates a contraction in float, and leaves its first states.
-
-    Raises:
-        ValueError: if one of them would not get its gradient.
-    """
-
-    def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
-        del given
-        return _original(one.site.eqn, values), _first_states(one, values)
-
-    _check_gradients(one)
-    return rewriting.Replacement(
-        function, _states_of_zeros(one), leaves=True, per_step=one.site.per_step
-    )
-
-
-def _check_gradients(one: PlannedContraction) -> None:
-    """Raises if a state of a contraction would not get its gradient."""
-    has = {PARAMETERS, OF_GRADIENTS} & set(collections_of(one.cfg))
-    around = one.site.around
-    if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
-        where = "a function with a derivative of its own, which gives them none"
-    elif OF_GRADIENTS in has and "cond" in around:
-        where = "a branch, which gives zeros for them where it is not taken"
-    elif OF_GRADIENTS in has and not all(one.site.per_step):
-        where = "a scan whose steps share parameters, which adds theirs up"
-    else:
-        return
-    raise ValueError(
-        f"the config of {one.path!r} has a learned calibration, or statistics of "
-        f"gradients, and the contraction is inside {where}: name it in a rule before "
-        "the others, with a config that has none"
-    )
-
-
-def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:
-    lhs, rhs, *_ = one.in_order(values)
-    operation = primitives.operation_of(
-        one.site.eqn, values, exchanged=one.is_exchanged
-    )
-    return statistics.init_states(one.cfg, lhs, rhs, operation)
-
-
-def _states_of_zeros(one: PlannedContraction) -> States:
-    """The first states of a contraction that is not evaluated, for all its steps."""
-    avals = [atom.aval for atom in one.site.eqn.invars]
-    states = _first_states(one, [jnp.zeros(x.shape, x.dtype) for x in avals])
-    steps = tuple(itertools.compress(one.site.lengths, one.site.per_step))
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *jnp.shape(x))), states)
-
-
-def contracting(one: PlannedContraction, states: States) -> rewriting.Replacement:
-    """Evaluates a contraction quantized, by states that stay as they are."""
-
-    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
-        return _contract(one, values, states), None
-
-    return rewriting.Replacement(function, states, per_step=one.site.per_step)
-
-
-def updating(one: PlannedContraction, states: States) -> rewriting.Replacement:
-    """Evaluates a contraction quantized, and leaves its states with this batch."""
-
-    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        eqn = one.site.eqn
-        lhs, rhs, *_ = one.in_order(values)
-        operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
-        after = statistics.update_states(one.cfg, states, lhs, rhs, operation)
-        return _contract(one, values, after), after
-
-    if STATISTICS not in collections_of(one.cfg):
-        return contracting(one, states)
-    return rewriting.Replacement(
-        function, states, leaves=True, per_step=one.site.per_step
-    )
-
-
-def _contract(
-    one: PlannedContraction, values: Sequence[Any], states: States
-) -> list[jax.Array]:
-    ordered = one.in_order(values)
-    eqn, exchanged = one.site.eqn, one.is_exchanged
-    return [primitives.contract(eqn, one.cfg, ordered, states, exchanged=exchanged)]
-
-
-def _original(eqn: Any, values: Sequence[Any]) -> list[jax.Array]:
-    """Evaluates a contraction as it was."""
-    float_cfg = config.unquantized()
-    return [primitives.contract(eqn, float_cfg, values, States(), exchanged=False)]
-
-
-def states_of(one: PlannedContraction, state: State) -> States:
-    """The states of a contraction, taken from the state of a function.
-
-    Raises:
-        ValueError: if it has none there.
-    """
-    found: dict[str, Any] = {}
-    for collection, fields in collections_of(one.cfg).items():
-        entry = state.get(collection, {}).get(one.path)
-        if entry is None or set(fields) - set(entry):
-            raise ValueError(
-                f"the state has nothing for the contraction {one.path!r} in "
-                f"{collection!r}: make it with init_state and the arguments, rules and "
-                "function of the call"
-            )
-        found.update({field: entry[field] for field in fields})
-    return States(**found)
-
-
-def _updated(state: State, planned: Plan, left: rewriting.Left) -> dict[str, Any]:
-    """The state with the statistics that contractions left."""
-    after = {name: dict(entries) for name, entries in state.items()}
-    for one in planned.quantized():
-        fields = collections_of(one.cfg).get(STATISTICS)
-        if fields:
-            states = left[one.site.location]
-            after[STATISTICS][one.path] = {f: getattr(states, f) for f in fields}
-    return after
 
 
 def _parameters(
@@ -444,38 +311,3 @@ def _parameters(
         for i, leaf in enumerate(traced.leaves)
         if is_parameter(paths[leaf])
     }
-
-
-def report(planned: Plan, *, strict: bool) -> None:
-    """Says what stays in float against the rules' will.
-
-    Raises:
-        ValueError: with `strict`, if there is something; for a contraction that was
-            given a config where it is called.
-    """
-    for one in planned.left_float():
-        if one.is_injected:
-            raise ValueError(
-                f"the contraction {one.path!r} was given a config where it is called, "
-                f"and cannot be quantized: {one.why_float}"
-            )
-    left = [
-        one
-        for one in planned.left_float()
-        if _is_float(one)
-        and (one.rule is None or planned.rules[one.rule].cfg is not None)
-    ]
-    if strict and left:
-        lines = [f"  {one.path or '(no name scope)'}: {one.why_float}" for one in left]
-        raise ValueError(
-            f"strict=True, and {len(left)} contractions stay in float:\n"
-            + "\n".join(lines)
-            + "\nName those that are to stay so with Rule(path=..., cfg=None)"
-        )
-    for one in left:
-        if one.rule is not None:
-            logging.warning("%r stays in float: %s", one.path, one.why_float)
-
-
-def _is_float(one: PlannedContraction) -> bool:
-    return all(jnp.issubdtype(x.dtype, jnp.floating) for x in (one.lhs, one.rhs))

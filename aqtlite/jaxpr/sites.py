@@ -12,6 +12,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import dependencies, equations, rewriting, scopes
+from aqtlite.jaxpr.replacement import Location
 
 OPERATIONS = {
     "dot_general": "dot_general",
@@ -56,7 +57,7 @@ class Origin(NamedTuple):
 class Site:
     """A contraction in a jaxpr."""
 
-    location: rewriting.Location
+    location: Location
     eqn: Any = dataclasses.field(repr=False)
     scope: scopes.Scope
     operands: tuple[Origin, Origin]
@@ -109,7 +110,7 @@ class _Place:
     """Where a jaxpr is."""
 
     parameters: frozenset[int]
-    location: rewriting.Location = ()
+    location: Location = ()
     scope: str = ""
     around: tuple[str, ...] = ()
     per_step: tuple[bool, ...] = ()

@@ -45,6 +45,9 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "fp8": config.fp8,
     "fp8_stochastic": lambda: config.fp8(use_stochastic_rounding=True),
     "fp8_e3m4": lambda: config.fp8(forward="float8_e3m4", use_stochastic_rounding=True),
+    "fp8_e3m4_per_channel": lambda: config.fp8(
+        forward="float8_e3m4", use_stochastic_rounding=True, per_channel=True
+    ),
     "fp8_delayed": lambda: config.fp8(delayed=True),
     "fp8_per_channel": lambda: config.fp8(per_channel=True),
     "block_fp8": config.block_fp8,

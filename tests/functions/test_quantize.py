@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import Rule, config, quantize_function, statistics
-from aqtlite.functions.quantize import with_gradient_statistics
+from aqtlite.functions.states import with_gradient_statistics
 from tests.common import MATMUL, nearest, normal
 from tests.replacing import assert_bits
 

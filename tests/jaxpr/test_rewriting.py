@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from aqtlite.jaxpr import rewriting, sites
+from aqtlite.jaxpr.replacement import Replacement
 from tests.common import normal
 from tests.replacing import assert_bits, evaluated_with, itself, replaced
 
@@ -226,7 +227,7 @@ def test_every_contraction_was_replaced():
 
     def nothing(site):
         aval = site.eqn.outvars[0].aval
-        return rewriting.Replacement(
+        return Replacement(
             lambda values, given: ([jnp.zeros(aval.shape, aval.dtype)], given),
             per_step=site.per_step,
         )
@@ -435,7 +436,7 @@ def adding(given, leaves=True):
             (out,) = [site.eqn.primitive.bind(*values, **site.eqn.params)]
             return [out + given], given + 1
 
-        return rewriting.Replacement(function, given, leaves, site.per_step)
+        return Replacement(function, given, leaves, site.per_step)
 
     return replacement
 
@@ -493,7 +494,7 @@ def test_what_is_left_where_nothing_was_given():
             out = site.eqn.primitive.bind(*values, **site.eqn.params)
             return [out], {"largest": jnp.max(values[0])}
 
-        return rewriting.Replacement(function, leaves=True, per_step=site.per_step)
+        return Replacement(function, leaves=True, per_step=site.per_step)
 
     def function(x):
         return lax.scan(lambda x, _: (x * 2, x @ W), x, None, length=3)

@@ -1,46 +1,31 @@
 """Linen models whose contractions are quantized by rules."""
 
-import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.linen.call import Call
-from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.parameters import parameters_of
-from aqtlite.functions import plan as planning
-from aqtlite.functions import primitives, quantize, rules
-from aqtlite.functions.plan import Plan, PlannedContraction
-from aqtlite.functions.program import Path, Program
-from aqtlite.functions.rules import Rule
-from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
+from aqtlite.functions import rules
+from aqtlite.functions.plan import Plan
 from aqtlite.state_collections import (
-    OF_GRADIENTS,
-    PARAMETERS,
     STATISTICS,
     collections_of,
 )
-from aqtlite.statistics import States
 
 _METHODS = ("apply", "init", "init_with_output", "plan")
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedModel:
+class QuantizedModel(ModelByRules):
     """A Linen model with quantized contractions; see `quantize_model`.
 
     It has `init`, `init_with_output` and `apply` of a Linen module, with the same
     arguments and results. Other attributes are those of the model itself.
     """
-
-    model: nn.Module
-    rules: tuple[Rule, ...]
-    strict: bool = False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -160,300 +145,3 @@ def quantize_model(
 
 
 _checked = rules.check
-
-
-@dataclasses.dataclass(frozen=True)
-class TracedCall:
-    """A call of a quantized model, traced."""
-
-    program: Program
-    values: tuple[Any, ...]
-    """The inputs of its jaxpr; a `FrozenKernel` for one that is frozen."""
-
-    variables: Mapping[str, Any]
-    updates: bool
-    """Statistics are updated, and returned with what else the call changed."""
-
-    is_mutable: bool
-    """The call returns a pair, of its result and the variables that it changed."""
-
-    @classmethod
-    def of(
-        cls, quantized: QuantizedModel, variables: Mapping[str, Any], call: Call
-    ) -> "TracedCall":
-        """Traces a call, and decides about every contraction."""
-        kwargs = dict(call.kwargs)
-        mutable = kwargs.pop("mutable", False)
-
-        def apply(variables: Any, args: Any, kwargs: Any) -> Any:
-            return quantized.model.apply(variables, *args, mutable=mutable, **kwargs)
-
-        ours = kernels_of_rules(variables)
-        shapes, values = without_kernels(variables, ours)
-        program, leaves = trace(quantized, apply, shapes, call.args, kwargs)
-        given = [*jax.tree.leaves(values, is_leaf=_is_kernel)]
-        given += jax.tree.leaves((call.args, kwargs))
-        is_mutable = mutable is not False
-        return cls(
-            program,
-            tuple(given[i] for i in leaves),
-            variables,
-            is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
-            is_mutable,
-        )
-
-    def init_states(self) -> dict[str, Any]:
-        """Returns the states before the first call, by collection and path."""
-
-        def init(values: Sequence[Any]) -> rewriting.Left:
-            replacements = {
-                one.site.location: quantize.initializing(one)
-                for one in self.program.plan.quantized()
-                if collections_of(one.cfg)
-            }
-            jaxpr = self.program.traced.jaxpr
-            return rewriting.evaluate(jaxpr, values, replacements)[1]
-
-        left = jax.jit(init)(self.values)
-        states: dict[str, Any] = {}
-        for one, path in entries(self.program):
-            found = left.get(one.site.location)
-            for collection, fields in collections_of(one.cfg).items():
-                entry = {field: getattr(found, field) for field in fields}
-                put(states, collection, path, entry)
-        return states
-
-    def run(self) -> Any:
-        """Evaluates the call."""
-        if COLLECTION in self.variables:
-            left: rewriting.Left = {}
-            outputs = self.program.serve(self.values, self._frozen())
-        else:
-            make = quantize.updating if self.updates else quantize.contracting
-            replacements = {
-                one.site.location: make(one, self.program.states_of(one))
-                for one in self.program.plan.quantized()
-            }
-            jaxpr = self.program.traced.jaxpr
-            outputs, left = rewriting.evaluate(jaxpr, self.values, replacements)
-        out = jax.tree.map(lambda i: outputs[i], self.program.traced.outputs)
-        if not self.updates:
-            return out
-        after: dict[str, Any] = {}
-        for one, path in entries(self.program):
-            fields = collections_of(one.cfg).get(STATISTICS)
-            if fields and one.site.location in left:
-                states = left[one.site.location]
-                entry = {field: getattr(states, field) for field in fields}
-                put(after, STATISTICS, path, entry)
-        result, changed = out
-        return result, merged(flax_core.unfreeze(changed), after)
-
-    def _frozen(self) -> dict[Path, list[FrozenEntry]]:
-        found: dict[Path, list[FrozenEntry]] = {}
-        for module, name, entry in frozen_entries(self.variables[COLLECTION]):
-            if isinstance(entry[SITE].identity, str):
-                values = nn.meta.unbox(entry)
-                one = FrozenEntry(name, entry[SITE], values)
-                found.setdefault(module, []).append(one)
-        return found
-
-
-def trace(
-    quantized: QuantizedModel,
-    apply: Callable[..., Any],
-    variables: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Program, tuple[int, ...]]:
-    """Traces a call of a model, and decides about every contraction.
-
-    Args:
-        quantized: the model and its rules.
-        apply: takes the variables, args and kwargs.
-        variables: of the model, with shapes in place of what rules freeze.
-        args: of the call.
-        kwargs: of the call.
-
-    Returns:
-        The program; and for each input of its jaxpr, which leaf of the three it is.
-    """
-    params = variables.get(PARAMETERS, {})
-    traced = tracing.trace(apply, (variables, args, kwargs))
-    flat = jax.tree_util.tree_flatten_with_path(variables)[0]
-    places = [i for i, (path, _) in enumerate(flat) if path[0].key == PARAMETERS]
-    by_leaf = dict(zip(places, parameters_of(params), strict=True))
-    parameters = {
-        i: by_leaf[leaf] for i, leaf in enumerate(traced.leaves) if leaf in by_leaf
-    }
-    names = {i: "/".join(one.path) for i, one in parameters.items()}
-    planned = planning.make(traced.jaxpr, quantized.rules, names)
-    quantize.report(planned, strict=quantized.strict)
-    roots = {quantized.model.name, type(quantized.model).__name__}
-    modules = {one.path: _module(one, roots, params) for one in planned.contractions}
-    found = _numbered_entries(planned, modules)
-
-    def states_of(one: PlannedContraction) -> States:
-        return _states_of(variables, one, found[one.path])
-
-    program = Program(
-        traced, planned, parameters, lambda one: modules[one.path], states_of
-    )
-    return program, traced.leaves
-
-
-def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Path:
-    """The path of the module that makes a contraction.
-
-    A scope is the name of the root, those of modules, and what `jax.named_scope` and
-    `jnp.einsum` add; a method other than ``__call__`` follows its module with a dot,
-    and repeats it where another method calls it. Names that have no parameters there
-    are left out: those, and modules of which lifted ones share their parameters.
-    """
-    names = [name.partition(".")[0] or name for name in one.site.scope.path.split("/")]
-    if names and names[0] in roots:
-        names = names[1:]
-    path: list[str] = []
-    for name in names:
-        if isinstance(params, Mapping) and name in params:
-            params = params[name]
-            path.append(name)
-    return tuple(path)
-
-
-def _numbered_entries(planned: Plan, modules: Mapping[str, Path]) -> dict[str, Path]:
-    """The path of the states of each contraction, by its own path."""
-    counts: collections.Counter[Path] = collections.Counter()
-    found = {}
-    for one in planned.quantized():
-        avals = [atom.aval for atom in one.site.eqn.invars]
-        name = primitives.name_of(one.site.eqn, avals, exchanged=one.is_exchanged)
-        path = (*modules[one.path], name)
-        number, counts[path] = counts[path], counts[path] + 1
-        found[one.path] = (*path[:-1], f"{name}_{number}") if number else path
-    return found
-
-
-def entries(program: Program) -> list[tuple[PlannedContraction, Path]]:
-    """The contractions that have states, and the paths of these."""
-    modules = {one.path: program.module_of(one) for one in program.plan.contractions}
-    found = _numbered_entries(program.plan, modules)
-    return [
-        (one, found[one.path])
-        for one in program.plan.quantized()
-        if collections_of(one.cfg)
-    ]
-
-
-def _name_in(collection: str, name: str) -> str:
-    """The name of states there: beside other parameters, with a prefix."""
-    return f"aqt_{name}" if collection == PARAMETERS else name
-
-
-def put(tree: dict[str, Any], collection: str, path: Path, entry: Any) -> None:
-    """Puts the states of a contraction into collections."""
-    *module, name = path
-    node = tree.setdefault(collection, {})
-    for step in module:
-        node = node.setdefault(step, {})
-    node[_name_in(collection, name)] = entry
-
-
-def _states_of(
-    variables: Mapping[str, Any], one: PlannedContraction, path: Path
-) -> States:
-    found: dict[str, Any] = {}
-    *module, name = path
-    for collection, fields in collections_of(one.cfg).items():
-        node: Any = variables.get(collection, {})
-        for step in (*module, _name_in(collection, name)):
-            node = node.get(step, {}) if isinstance(node, Mapping) else {}
-        if set(fields) - set(node):
-            if collection == OF_GRADIENTS:
-                continue  # They are needed for gradients alone.
-            raise ValueError(
-                f"the collection {collection!r} has nothing for the contraction "
-                f"{one.path!r}: make the variables with the init of the quantized model"
-                + (
-                    ", and gather statistics with aqtlite.flax.calibrate or "
-                    f"model.apply(..., mutable=['{STATISTICS}'])"
-                    if collection == STATISTICS
-                    else ""
-                )
-            )
-        node = nn.meta.unbox(node)
-        found.update({field: node[field] for field in fields})
-    return States(**found)
-
-
-def merged(first: Any, second: Any) -> Any:
-    """Nested dictionaries in one."""
-    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
-        return second
-    result = dict(first)
-    for key, value in second.items():
-        result[key] = merged(first[key], value) if key in first else value
-    return result
-
-
-def _steps(path: tuple[Any, ...]) -> Path:
-    return tuple(str(getattr(key, "key", key)) for key in path)
-
-
-def _is_kernel(x: Any) -> bool:
-    return isinstance(x, FrozenKernel)
-
-
-def frozen_entries(collection: Any) -> list[tuple[Path, str, Any]]:
-    """The frozen weights of a collection: path of the module, name, entry."""
-    found: list[tuple[Path, str, Any]] = []
-
-    def walk(node: Any, path: Path) -> None:
-        for name, child in node.items():
-            if isinstance(child, Mapping) and isinstance(child.get(SITE), CallSite):
-                found.append((path, name, child))
-            elif isinstance(child, Mapping):
-                walk(child, (*path, name))
-
-    walk(collection, ())
-    return found
-
-
-def kernels_of_rules(variables: Mapping[str, Any]) -> set[Path]:
-    """The paths of parameters that are frozen for contractions that rules name."""
-    made_of: dict[bool, set[Path]] = {True: set(), False: set()}
-    for module, _, entry in frozen_entries(variables.get(COLLECTION, {})):
-        site = entry[SITE]
-        for name in site.made_of:
-            steps = tuple(name.split("."))
-            # A name is relative where the parameter is the module's own.
-            made_of[isinstance(site.identity, str)] |= {steps, (*module, *steps)}
-    return made_of[True] - made_of[False]
-
-
-def without_kernels(
-    variables: Mapping[str, Any], ours: set[Path]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Variables with shapes in place of what rules froze, and with the kernels."""
-    others = {k: v for k, v in variables.items() if k != COLLECTION}
-    injected = [
-        one
-        for one in frozen_entries(variables.get(COLLECTION, {}))
-        if not isinstance(one[2][SITE].identity, str)
-    ]
-    if injected:
-        others[COLLECTION] = variables[COLLECTION]
-
-    def as_shape(path: Any, node: Any) -> Any:
-        if _is_kernel(node) and _steps(path) in ours:
-            return jax.ShapeDtypeStruct(node.shape, node.dtype)
-        return node
-
-    def as_leaf(path: Any, node: Any) -> Any:
-        is_ours = _is_kernel(node) and _steps(path) in ours
-        return node if is_ours or not _is_kernel(node) else ()
-
-    params = variables.get(PARAMETERS, {})
-    shapes = jax.tree_util.tree_map_with_path(as_shape, params, is_leaf=_is_kernel)
-    values = jax.tree_util.tree_map_with_path(as_leaf, params, is_leaf=_is_kernel)
-    return {**others, PARAMETERS: shapes}, {**others, PARAMETERS: values}

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from aqtlite.flax.linen import quantize_model, recording, uses
+from aqtlite.flax.linen import quantized_call, recording, uses
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.flax.linen.quantize_model import QuantizedModel
@@ -132,7 +132,7 @@ class QuantizedLinenModel(Model):
             leaves = jax.tree.leaves((out, mutated))
             return [x for x in leaves if tracing.is_array(x)], recorded
 
-        program, leaves = quantize_model.trace(
+        program, leaves = quantized_call.trace(
             self._quantized, apply, variables, args, kwargs
         )
         return dataclasses.replace(program, first_position=_FIRST_POSITION), leaves
