@@ -1,5 +1,6 @@
-"""Data and small configs that several test files share."""
+"""Data, small configs and quick compilation that several test files share."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,12 @@ import numpy as np
 from aqtlite import config, numerics
 
 MATMUL = (((1,), (0,)), ((), ()))
+
+# With these a program is compiled in a third of the time, to slower code whose last
+# bits are not those that users get: for what is compared within a tolerance.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK_FLAGS = " ".join(f"--{name}={int(value)}" for name, value in QUICK.items())
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 # One case per way in which dimension numbers can be laid out: shapes of lhs and rhs,
 # then the dimension numbers.

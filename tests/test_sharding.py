@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.common import QUICK_FLAGS
+
 FILE = pathlib.Path(__file__).with_name("on_eight_devices.py")
 
 TESTS = re.findall(r"^def (test_\w+)", FILE.read_text(), re.MULTILINE)
@@ -17,9 +19,7 @@ TESTS = re.findall(r"^def (test_\w+)", FILE.read_text(), re.MULTILINE)
 def report():
     """What pytest says there, in a process of its own: devices are counted once."""
     # Most of the time is compilation.
-    flags = (
-        "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    )
+    flags = f"--xla_force_host_platform_device_count=8 {QUICK_FLAGS}"
     root = FILE.parent.parent
     done = subprocess.run(
         [

@@ -19,6 +19,7 @@ from aqtlite.demo import corpus as corpus_lib
 from benchmarks.quality import __main__ as command
 from benchmarks.quality import presets, progress, records, report, summary, training
 from benchmarks.quality.records import Record
+from tests.common import QUICK_FLAGS
 
 STEPS = 2
 TRAINED = ("float32", "static_int8", "qwix_int8")
@@ -34,11 +35,7 @@ def quick(tmp_path_factory):
         [sys.executable, "-m", "benchmarks.quality", *arguments(folder, *TRAINED)],
         cwd=pathlib.Path(__file__).parents[2],
         # Most of the time is compilation.
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        },
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_FLAGS},
         capture_output=True,
         text=True,
         check=False,

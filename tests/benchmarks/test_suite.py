@@ -16,9 +16,7 @@ from benchmarks.harness import figures, floor, phases, suite, tables, timing
 from benchmarks.harness.contestants import NAMES
 from benchmarks.harness.figures import BARE, FLOOR
 from benchmarks.workloads import memory
-
-# Most of the time of a quick run is compilation.
-FAST_COMPILATION = "--xla_backend_optimization_level=0"
+from tests.common import QUICK_FLAGS
 
 FIGURE_KEYS = {
     "workload",
@@ -46,7 +44,8 @@ def quick(tmp_path_factory):
             *("--json", str(written), "--plot", str(picture)),
         ],
         cwd=pathlib.Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILATION},
+        # Most of the time of a quick run is compilation.
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_FLAGS},
         capture_output=True,
         text=True,
         check=False,

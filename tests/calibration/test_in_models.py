@@ -12,12 +12,13 @@ from aqtlite import config
 from aqtlite.flax import convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.calibration import members
-from tests.common import MATMUL, normal
+from tests.common import MATMUL, normal, quick_jit
 from tests.extensions import models
+from tests.flax.support import init
 
 pytestmark = pytest.mark.filterwarnings("ignore::aqtlite.errors.CostWarning")
 X = normal((16, 12))
-Y = jnp.tanh(X @ normal((12, 3), 1))
+Y = np.tanh(X @ normal((12, 3), 1))
 
 
 # `test_members` has powers of two for all of them.
@@ -44,8 +45,7 @@ def trained():
         grads, losses = jax.grad(losses_of, has_aux=True)(variables)
         return jax.tree.map(lambda v, g: v - 0.1 * g, variables, grads), losses
 
-    variables = jax.jit(MODEL.init)(jax.random.key(0), X)
-    return jax.jit(lambda v: jax.lax.scan(step, v, length=20))(variables)
+    return quick_jit(lambda v: jax.lax.scan(step, v, length=20))(init(MODEL, X))
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -79,7 +79,7 @@ def test_calibrates_operands_of_gradients(name):
     dot = aqtlite.make_dot_general(config.DotGeneral(dlhs=raw, drhs=raw))
     lhs, rhs = normal((6, 12)), normal((12, 5), 1)
 
-    @jax.jit
+    @quick_jit
     def gradients(lhs, rhs):
         def loss(operands, dot):
             return jnp.mean(dot(*operands, MATMUL) ** 2)

@@ -47,6 +47,10 @@ MODELS = {
 }
 
 
+# That what `convert` gives serves what was trained is tested in `tests/flax`.
+SERVED = ("one instance", "of two parameters", "scanned", "ternary")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_convert(name, tmp_path):
     model, *args = MODELS[name]
@@ -61,15 +65,25 @@ def test_equals_convert(name, tmp_path):
         checkpoint.load_serving(target, model),
     ):
         assert_same(loaded, wanted)
-    assert_equal(apply(model, loaded, *args), apply(model, variables, *args))
+    if name in SERVED:
+        assert_equal(apply(model, loaded, *args), apply(model, variables, *args))
     assert snapshot(source) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float", "serving"]
 
 
-@pytest.mark.parametrize("target", ["out", "out.safetensors"])
-@pytest.mark.parametrize("how", FORMATS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_formats_and_dtypes(how, target, dtype, tmp_path):
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype", "target"),
+    [
+        # Either target for every format and for every dtype.
+        (how, dtype, ("out", "out.safetensors")[(i + j) % 2])
+        for i, how in enumerate(FORMATS)
+        for j, dtype in enumerate(DTYPES)
+    ],
+)
+def test_formats_and_dtypes(how, dtype, target, tmp_path):
     model = models.MlpBlock(INT8)
     variables = jax.tree.map(lambda x: x.astype(dtype), init(model, X))
     source = save(tmp_path / "float", variables, how)

@@ -1,5 +1,7 @@
 """Saving for serving, and restoring."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -7,21 +9,24 @@ import pytest
 from aqtlite import config
 from aqtlite.demo import artifact
 from aqtlite.demo.model import Transformer
+from tests.flax.support import init
 
-SIZES = dict(layers=1, width=32, heads=2, length=8)
+WIDTH = 32
 INT8 = config.fully_quantized(fwd_bits=8, bwd_bits=8)
+TOKENS = np.random.default_rng(0).integers(0, 256, (2, 8), np.int32)
 
 
-def init(model, tokens):
-    return jax.jit(model.init)(jax.random.key(1), tokens)
+@functools.cache
+def made(cfg):
+    """A model, its variables, and those that serve."""
+    model = Transformer(layers=1, width=WIDTH, heads=2, length=8, cfg=cfg)
+    variables = init(model, TOKENS)
+    return model, variables, artifact.serving_variables(model, variables)
 
 
 @pytest.mark.parametrize("cfg", [None, INT8])
 def test_restores_what_was_saved(cfg, tmp_path):
-    model = Transformer(**SIZES, cfg=cfg)
-    tokens = np.random.default_rng(0).integers(0, 256, (2, 8), np.int32)
-    variables = init(model, tokens)
-    serving = artifact.serving_variables(model, variables)
+    model, variables, serving = made(cfg)
     artifact.save(tmp_path, model, serving)
     restored_model, restored = artifact.load(tmp_path)
     assert restored_model == model
@@ -32,30 +37,26 @@ def test_restores_what_was_saved(cfg, tmp_path):
         assert saved.dtype == loaded.dtype
         np.testing.assert_array_equal(saved, loaded)
     apply = jax.jit(model.apply)
-    np.testing.assert_array_equal(apply(restored, tokens), apply(variables, tokens))
+    np.testing.assert_array_equal(apply(restored, TOKENS), apply(variables, TOKENS))
 
 
-def test_a_quantized_artifact_holds_no_float_kernel(tmp_path):
-    model = Transformer(**SIZES, cfg=INT8)
-    variables = init(model, np.zeros((1, 8), np.int32))
-    serving = artifact.serving_variables(model, variables)
+def test_a_quantized_artifact_holds_no_float_kernel():
+    _, _, serving = made(INT8)
     kernels = {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(serving)
         if "kernel" in jax.tree_util.keystr(path) and leaf.dtype == np.float32
     }
     # Scales may be kept under a kernel's name; a matrix may not.
-    assert all(leaf.size < 32 * 32 for leaf in kernels.values()), kernels
+    assert all(leaf.size < WIDTH * WIDTH for leaf in kernels.values()), kernels
     assert any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(serving))
 
 
 def test_a_float_artifact_replaces_a_quantized_one(tmp_path):
-    tokens = np.zeros((1, 8), np.int32)
     sizes = {}
     for cfg in (INT8, None):
-        model = Transformer(**SIZES, cfg=cfg)
-        variables = init(model, tokens)
-        artifact.save(tmp_path, model, artifact.serving_variables(model, variables))
+        model, _, serving = made(cfg)
+        artifact.save(tmp_path, model, serving)
         assert artifact.load(tmp_path)[0] == model
         sizes[cfg] = artifact.checkpoint_bytes(tmp_path)
     assert sizes[INT8] < sizes[None]

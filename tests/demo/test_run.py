@@ -1,5 +1,7 @@
 """The whole demo, at a tiny size."""
 
+import contextlib
+import io
 import json
 
 import jax
@@ -11,14 +13,41 @@ from aqtlite.demo import run, serving, training
 from aqtlite.demo.errors import ServingError
 from aqtlite.demo.options import Options
 
-TINY = ["demo", "--smoke", "--steps=12", "--layers=1", "--width=32", "--heads=2"]
-TINY += ["--batch=2", "--length=32", "--new-tokens=8"]
+STEPS = 20
+TINY = ["demo", "--smoke", f"--steps={STEPS}", "--layers=1", "--width=32", "--heads=2"]
+TINY += ["--batch=4", "--length=8", "--new-tokens=4", "--lr=0.01"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Its status, output and folder, the steps that it was told of and its models."""
+    folder = tmp_path_factory.mktemp("demo")
+    text = folder / "text"
+    text.write_bytes(b"to be or not to be " * 200)
+    seen, found = [], {}
+
+    def train(*args, on_step, **kwargs):
+        def tell(step, runs):
+            seen.append(step)
+            on_step(step, runs)
+
+        found.update(train_side_by_side(*args, on_step=tell, **kwargs))
+        return found
+
+    train_side_by_side = training.train_side_by_side
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        patch.setattr(training, "train_side_by_side", train)
+        out = folder / "out"
+        status = cli.main([*TINY, "--text", str(text), "--out", str(out)])
+    return status, shown.getvalue(), out, seen, found
 
 
 def _untrained(models, batches, validation, **options):
     """Stands in for the training, which is tested by itself."""
     init = {
-        n: jax.jit(m.init)(jax.random.key(0), validation[0]) for n, m in models.items()
+        n: jax.jit(m.init)(jax.random.key(0), validation[0][:, :-1])
+        for n, m in models.items()
     }
     return {
         name: training.Trained(
@@ -28,20 +57,33 @@ def _untrained(models, batches, validation, **options):
     }
 
 
-def test_demo_serves_what_it_trained(tmp_path, capsys):
-    assert cli.main([*TINY, "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "step 12 of 12" in shown
+def test_demo_serves_what_it_trained(demo):
+    status, shown, out, _, _ = demo
+    assert status == 0
+    assert f"step {STEPS} of {STEPS}" in shown
     assert "served equals trained, bit for bit" in shown
     assert "NO" not in shown
-    models = json.loads((tmp_path / "figures.json").read_text())["models"]
+    models = json.loads((out / "figures.json").read_text())["models"]
     assert list(models) == ["float32", "int8"]
     assert all(model["bit_exact"] for model in models.values())
     assert all(model["validation_loss"] < 6 for model in models.values())
     # At this size most of either checkpoint is Orbax's metadata.
     assert models["int8"]["checkpoint_bytes"] < models["float32"]["checkpoint_bytes"]
-    assert not (tmp_path / "float32" / "config.json").exists()
-    assert (tmp_path / "int8" / "config.json").exists()
+    assert not (out / "float32" / "config.json").exists()
+    assert (out / "int8" / "config.json").exists()
+
+
+def test_models_learn_from_the_same_batches(demo):
+    *_, seen, runs = demo
+    assert seen == list(range(1, STEPS + 1))
+    # The same initial weights and batch; then quantization takes its own path.
+    assert abs(runs["float32"].losses[0] - runs["int8"].losses[0]) < 0.02
+    for one in runs.values():
+        assert len(one.losses) == len(one.seconds) == STEPS
+        assert [step for step, _ in one.curve] == list(range(2, STEPS + 1, 2))
+        assert one.validation_loss < one.losses[0] - 1
+    difference = runs["float32"].validation_loss - runs["int8"].validation_loss
+    assert 0 < abs(difference) < 0.1
 
 
 def test_demo_fails_where_served_differs_from_trained(tmp_path, capsys, monkeypatch):

@@ -12,7 +12,7 @@ import aqtlite
 from aqtlite import checkpoint, cli, config
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import normal
+from tests.common import normal, quick_jit
 from tests.extensions import affine, models, running, ternary
 
 X = jax.nn.relu(normal((16, 12)))
@@ -23,11 +23,11 @@ each = pytest.mark.parametrize("name", models.CONFIGS)
 def train(name, steps=60):
     """Returns the model, its variables, and its first and last loss."""
     model = models.Mlp(models.CONFIGS[name])
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = quick_jit(model.init)(jax.random.key(0), X)
     optimizer = optax.adam(1e-2)
-    state = optimizer.init(variables["params"])
+    state = quick_jit(optimizer.init)(variables["params"])
 
-    @jax.jit
+    @quick_jit
     def step(variables, state):
         def loss(params):
             out, changed = model.apply(
@@ -102,14 +102,14 @@ def test_statistics_are_read_in_serving(trained):
     """No reduction over the activations is left in the served program."""
     model, variables, _ = trained["running"]
     serving = convert(model, variables, X)
-    same = {**serving, "params": serving["params"]}
-    one, both = model.apply(same, X[:1]), model.apply(same, jnp.stack([X[0], 9 * X[0]]))
+    apply = jax.jit(model.apply)
+    one, both = apply(serving, X[:1]), apply(serving, jnp.stack([X[0], 9 * X[0]]))
     np.testing.assert_array_equal(one[0], both[0])
 
 
 def test_before_statistics():
     model, _ = models.make_running()
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = quick_jit(model.init)(jax.random.key(0), X)
     with pytest.raises(ValueError, match="are of no batch: gather some with"):
         convert(model, variables, X)
     with pytest.raises(ValueError, match="has no statistics yet"):
@@ -156,7 +156,7 @@ def test_statistics_of_no_batch_are_not_converted(tmp_path, capsys):
     model, _ = models.make_running()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(
-            tmp_path / "source", jax.jit(model.init)(jax.random.key(0), X)
+            tmp_path / "source", quick_jit(model.init)(jax.random.key(0), X)
         )
     paths = [str(tmp_path / name) for name in ("source", "target")]
     factory = "tests.extensions.models:make_running"
@@ -188,5 +188,5 @@ class Twice(nn.Module):
 def test_a_shared_layer_needs_a_name():
     with pytest.raises(ValueError, match="name that of a layer that is called twice"):
         Twice(None).init(jax.random.key(0), X)
-    variables = jax.jit(Twice("shared").init)(jax.random.key(0), X)
+    variables = jax.eval_shape(Twice("shared").init, jax.random.key(0), X)
     assert set(variables["aqt_stats"]["Dense_0"]) == {"shared"}

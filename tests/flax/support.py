@@ -9,12 +9,13 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, FrozenKernel, convert
+from tests.common import normal, quick_jit
 
 INT8 = config.fully_quantized()
 DG = AqtDotGeneral(INT8)
 LAST_BY_FIRST = (((1,), (0,)), ((), ()))
-X = jax.random.normal(jax.random.key(0), (4, 8))
-XX = jax.random.normal(jax.random.key(1), (2, 4, 8))
+X = normal((4, 8))
+XX = normal((2, 4, 8))
 NORMAL = nn.initializers.normal(0.3)
 
 
@@ -30,7 +31,7 @@ def init(model, *args, **kwargs):
 
     variables = jax.eval_shape(init_model)
     if set(variables) - {"params", "aqt"}:
-        variables = jax.jit(init_model)()
+        variables = quick_jit(init_model)()
 
     def fill(path, leaf):
         name = jax.tree_util.keystr(path)
@@ -40,8 +41,8 @@ def init(model, *args, **kwargs):
             values = np.linspace(-1, 1, leaf.size).reshape(leaf.shape)
         else:
             rng = np.random.default_rng(zlib.crc32(name.encode()))
-            normal = rng.standard_normal(leaf.shape)
-            values = 0.3 * normal if len(leaf.shape) > 1 else 1 + 0.1 * normal
+            noise = rng.standard_normal(leaf.shape)
+            values = 0.3 * noise if len(leaf.shape) > 1 else 1 + 0.1 * noise
         return jnp.asarray(values.astype(leaf.dtype))
 
     params = jax.tree_util.tree_map_with_path(fill, variables.get("params", {}))
@@ -50,6 +51,15 @@ def init(model, *args, **kwargs):
 
 def apply(model, variables, *args, **kwargs):
     """`model.apply` under jit, arrays of any argument being traced."""
+    return _apply(jax.jit, model, variables, args, kwargs)
+
+
+def quick_apply(model, variables, *args, **kwargs):
+    """`apply` in a program of `quick_jit`, where which weights are read is tested."""
+    return _apply(quick_jit, model, variables, args, kwargs)
+
+
+def _apply(jit, model, variables, args, kwargs):
     leaves, treedef = jax.tree.flatten((variables, args, kwargs))
     at = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
 
@@ -60,7 +70,7 @@ def apply(model, variables, *args, **kwargs):
         tree, args, kwargs = jax.tree.unflatten(treedef, filled)
         return model.apply(tree, *args, **kwargs)
 
-    return jax.jit(run)([leaves[i] for i in at])
+    return jit(run)([leaves[i] for i in at])
 
 
 def assert_equal(first, second):

@@ -12,6 +12,7 @@ from flax import linen as nn
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, Call, convert
 from aqtlite.serving import lookup
+from tests.common import quick_jit
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -19,13 +20,13 @@ from tests.flax.support import (
     LAST_BY_FIRST,
     NORMAL,
     X,
-    apply,
     assert_equal,
     check_served,
     float_shapes,
     init,
     placeholders,
 )
+from tests.flax.support import quick_apply as apply
 
 EINSUM = AqtEinsum(INT8)
 
@@ -120,12 +121,12 @@ def test_a_call_that_was_not_converted(how):
     expected = model.apply(variables, X, True)
     if how in ("skip", "swap"):
         assert_equal(expected, model.apply(serving, X, True))
-        served = jax.jit(lambda v: model.apply(v, X, True))(serving)
+        served = quick_jit(lambda v: model.apply(v, X, True))(serving)
         np.testing.assert_allclose(expected, served, rtol=1e-6)
         return
     with pytest.raises(ValueError, match=r"holds NaN.*calls=\[Call"):
         model.apply(serving, X, True)
-    assert jnp.isnan(jax.jit(lambda v: model.apply(v, X, True))(serving)).all()
+    assert jnp.isnan(quick_jit(lambda v: model.apply(v, X, True))(serving)).all()
 
 
 @pytest.mark.parametrize("how", [how for how in HOWS if how != "drop"])
@@ -135,7 +136,7 @@ def test_both_calls_converted(how):
     calls = [Call(X, flag) for flag in (np.bool_(False).item(), True)]
     serving = convert(model, variables, calls=calls)
     for flag in (False, True):
-        run = jax.jit(lambda v, flag=flag: model.apply(v, X, flag))
+        run = quick_jit(lambda v, flag=flag: model.apply(v, X, flag))
         assert_equal(run(variables), run(serving))
         assert_equal(model.apply(variables, X, flag), model.apply(serving, X, flag))
     assert len(serving["aqt"]) == 2
@@ -201,7 +202,7 @@ def test_an_operand_of_the_shape_of_a_frozen_weight(as_activation):
     assert len(placeholders(serving)) == 1
     assert_equal(model.apply(variables, X), model.apply(serving, X))
     assert_equal(apply(model, variables, X), apply(model, serving, X))
-    gradient = jax.jit(jax.grad(lambda x, v: (model.apply(v, x) ** 2).sum()))
+    gradient = quick_jit(jax.grad(lambda x, v: (model.apply(v, x) ** 2).sum()))
     assert_equal(gradient(X, variables), gradient(X, serving))
 
 
@@ -222,7 +223,7 @@ def test_a_parameter_that_stays_is_known_by_its_values():
     assert not placeholders(serving)
     assert (20, 8) in float_shapes(serving["params"])
     assert_equal(apply(model, variables, tokens), apply(model, serving, tokens))
-    scaled = jax.jit(lambda v: model.apply(v, tokens, 3.0))
+    scaled = quick_jit(lambda v: model.apply(v, tokens, 3.0))
     assert jnp.isnan(scaled(serving)).all()
     assert_equal(model.apply(variables, tokens, 3.0), model.apply(serving, tokens, 3.0))
     other = jax.tree.map(lambda leaf: leaf + 1, variables["params"])
@@ -398,7 +399,7 @@ def test_changes_that_reach_a_corner(change):
 
     model, x = Model(), jnp.ones((2, 16))
     serving = convert(model, init(model, x), x)
-    served = jax.jit(model.apply, static_argnums=2)(serving, x, True)
+    served = quick_jit(model.apply, static_argnums=2)(serving, x, True)
     assert jnp.isnan(served).all()
     with pytest.raises(ValueError, match="holds NaN"):
         model.apply(serving, x, True)

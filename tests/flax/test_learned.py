@@ -13,7 +13,7 @@ from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
-from tests.common import normal
+from tests.common import normal, quick_jit
 from tests.flax.support import LAST_BY_FIRST, init
 
 X = normal((16, 8))
@@ -80,13 +80,11 @@ def loss_after_training(cfg, steps=300):
         updates, state = optimizer.update(gradients, state)
         return (optax.apply_updates(params, updates), state), value
 
-    @jax.jit
+    @quick_jit
     def train(params):
         return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[1]
 
-    return float(
-        train(jax.jit(model.init)(jax.random.key(0), x)["params"])[-20:].mean()
-    )
+    return float(train(init(model, x)["params"])[-20:].mean())
 
 
 def test_two_bits_train_better_than_with_absmax():
@@ -146,7 +144,7 @@ def test_what_is_left_in_serving_trains():
     def loss(params):
         return jnp.sum(model.apply({**serving, "params": params}, X) ** 2)
 
-    gradients = jax.grad(loss, allow_int=True)(serving["params"])
+    gradients = quick_jit(jax.grad(loss, allow_int=True))(serving["params"])
     assert np.any(gradients["bias"] != 0) and not np.any(
         gradients[ENTRY]["rhs"]["step"]
     )
@@ -187,7 +185,9 @@ def test_under_a_scan_each_layer_has_its_own():
     ]
     assert steps["lhs"]["step"].shape == (3, 1, 1)
     assert steps["rhs"]["step"].shape == (3, 1, 8)
-    gradients = jax.jit(jax.grad(lambda v: jnp.sum(model.apply(v, X) ** 2)))(variables)
+    gradients = quick_jit(jax.grad(lambda v: jnp.sum(model.apply(v, X) ** 2)))(
+        variables
+    )
     for leaf in jax.tree.leaves(gradients):
         assert (np.abs(leaf).reshape(3, -1).max(1) > 0).all()
     assert_served_equals_trained(model, variables, X)
@@ -256,13 +256,16 @@ def test_parameters_that_were_cast():
     """Their gradients have their dtype."""
     model = nn.Dense(8, dot_general=AqtDotGeneral(config.lsq(4)))
     x = normal((4, 16))
-    variables = jax.jit(model.init)(jax.random.key(0), x)
+    variables = init(model, x)
     cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
-    got, wanted = (
-        jax.grad(lambda v: model.apply(v, x).sum())(one) for one in (cast, variables)
-    )
+
+    @quick_jit
+    def gradients(*trees):
+        return [jax.grad(lambda v: model.apply(v, x).sum())(one) for one in trees]
+
+    got, wanted = gradients(cast, variables)
     for leaf, exact in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
         assert leaf.dtype == jnp.bfloat16
         np.testing.assert_allclose(
-            leaf.astype("float32"), exact, atol=0.1 * jnp.abs(exact).max() + 1e-3
+            leaf.astype("float32"), exact, atol=0.1 * np.abs(exact).max() + 1e-3
         )

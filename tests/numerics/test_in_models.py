@@ -12,7 +12,7 @@ from aqtlite import checkpoint, config, numerics
 from aqtlite.calibration import MinMax
 from aqtlite.flax import convert
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import normal
+from tests.common import normal, quick_jit
 from tests.extensions import models
 
 GRIDS = {
@@ -66,7 +66,6 @@ MODEL = models.Heads(tuple((name, make_config(name)) for name in NAMES))
 @pytest.fixture(scope="module")
 def trained():
     """The variables, and the losses of each head, whose parameters are its own."""
-    variables = jax.jit(MODEL.init)(jax.random.key(0), X)
     optimizer = optax.adam(2e-2)
 
     def losses_of(variables):
@@ -80,8 +79,12 @@ def trained():
         updates, state = optimizer.update(grads, state)
         return (optax.apply_updates(variables, updates), state), losses
 
-    start = variables, optimizer.init(variables)
-    (variables, _), losses = jax.jit(lambda c: jax.lax.scan(step, c, length=40))(start)
+    @quick_jit
+    def train(variables):
+        start = variables, optimizer.init(variables)
+        return jax.lax.scan(step, start, length=40)
+
+    (variables, _), losses = train(quick_jit(MODEL.init)(jax.random.key(0), X))
     return variables, losses
 
 
