@@ -79,7 +79,7 @@ def test_rules_by_name_scopes():
     assert len(planned.left_float()) == 6
 
 
-def test_an_mlp_trains_with_scales_that_are_learned():
+def test_an_mlp_learns_its_scales_and_is_served():
     apply, arrays = function_of(eqx.nn.MLP(4, 1, 16, 1, key=jax.random.key(0)))
     x = jax.random.normal(jax.random.key(1), (16, 4))
     y = jnp.sin(x.sum(axis=1, keepdims=True))
@@ -105,7 +105,11 @@ def test_an_mlp_trains_with_scales_that_are_learned():
         )
         return trained, losses
 
-    (_, learned), losses = train(arrays, state)
+    (arrays, learned), losses = train(arrays, state)
     assert losses[-1] < 0.5 * losses[0]
     before, after = (jax.tree.leaves(x) for x in (state["params"], learned))
     assert all((x != y).any() for x, y in zip(before, after, strict=True))
+    state = {**state, "params": learned}
+    serve, serving = aqtlite.convert_function(quantized, arrays, x, state=state)
+    out, _ = jax.jit(quantized)(state, arrays, x)
+    np.testing.assert_array_equal(jax.jit(serve)(serving, x), out)
