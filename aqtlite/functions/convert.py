@@ -80,7 +80,8 @@ def convert_function(
         has no leaves.
 
     Raises:
-        TypeError: if `fn_q` is no `QuantizedFunction`.
+        TypeError: if `fn_q` is no `QuantizedFunction`, or `params` holds anything but
+            arrays and numbers.
         ValueError: if its `params` is not its first argument, if no contraction is
             quantized; with `strict`, if a weight stays in float.
     """
@@ -293,6 +294,13 @@ def _program(
 def _parameters_of(params: Any) -> tuple[Parameter, ...]:
     """The leaves of the parameters."""
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    for path, leaf in flat:
+        if not tracing.is_array(leaf) and not isinstance(leaf, int | float | complex):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise TypeError(
+                f"params holds {leaf!r} at {name!r}, which is no array: close over it, "
+                "as over what eqx.partition(module, eqx.is_array) gives beside arrays"
+            )
     return tuple(
         Parameter(
             number=number,

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import aqtlite
 from aqtlite import Rule, config
@@ -113,3 +114,12 @@ def test_an_mlp_learns_its_scales_and_is_served():
     serve, serving = aqtlite.convert_function(quantized, arrays, x, state=state)
     out, _ = jax.jit(quantized)(state, arrays, x)
     np.testing.assert_array_equal(jax.jit(serve)(serving, x), out)
+
+
+def test_a_module_with_functions_among_its_leaves_has_to_be_partitioned():
+    module = eqx.nn.MLP(4, 1, 16, 1, key=jax.random.key(0))
+    quantized = aqtlite.quantize_function(
+        lambda module, x: jax.vmap(module)(x), INT8, params=0
+    )
+    with pytest.raises(TypeError, match=r"'activation', .*eqx\.partition"):
+        aqtlite.convert_function(quantized, module, jnp.ones((2, 4)))
