@@ -193,6 +193,7 @@ def quantize_function(
     Contractions that were quantized where they are called, by `make_dot_general` or
     `aqtlite.flax.AqtDotGeneral`, stay as they are.
 
+    >>> from aqtlite import config
     >>> def mlp(params, x):
     ...     for i, w in enumerate(params):
     ...         with jax.named_scope(f"layer_{i}"):
