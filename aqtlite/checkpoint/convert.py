@@ -73,7 +73,7 @@ def convert_checkpoint(
         ValueError: if the model has nothing to freeze, as `aqtlite.flax.convert`.
 
     >>> import tempfile, jax, jax.numpy as jnp
-    >>> from flax import serialization
+    >>> from flax import linen as nn, serialization
     >>> from aqtlite import checkpoint, config
     >>> from aqtlite.flax import AqtDotGeneral
     >>> dense = nn.Dense(64, dot_general=AqtDotGeneral(config.fully_quantized()))

@@ -40,6 +40,7 @@ def calibrate(
     Raises:
         ValueError: if there is no batch, or nothing gathers statistics.
 
+    >>> import flax.linen as nn
     >>> import jax.numpy as jnp
     >>> from aqtlite import calibration, config
     >>> from aqtlite.flax import AqtDotGeneral

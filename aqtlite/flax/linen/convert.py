@@ -79,6 +79,7 @@ def convert(
             model has no quantized contraction, if `frozen_operands` names an operand
             that depends on the inputs; with `strict`, if a weight stays in float.
 
+    >>> import flax.linen as nn
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral

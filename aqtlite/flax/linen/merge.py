@@ -43,6 +43,7 @@ def merge_statistics(
         ValueError: if a calibration's statistics depend on the order of batches, as
             those of a moving average do, or if there is no telling what they are of.
 
+    >>> import flax.linen as nn
     >>> import jax.numpy as jnp
     >>> from aqtlite import calibration, config
     >>> from aqtlite.flax import AqtDotGeneral, calibrate

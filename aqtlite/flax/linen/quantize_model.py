@@ -110,6 +110,7 @@ def quantize_model(
     keep it. Statistics, learned scales, and the weights that `convert` freezes are in
     the collections and under the paths that they have with `AqtDotGeneral`.
 
+    >>> import jax
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
     >>> from aqtlite.flax import convert
