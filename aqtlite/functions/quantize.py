@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from aqtlite.functions import plan as planning
 from aqtlite.functions import rules as rules_lib
-from aqtlite.functions.naming import Naming, by_scope
+from aqtlite.functions.naming import Naming, Paths, by_scope, naming_of
 from aqtlite.functions.plan import Plan, PlannedContraction
 from aqtlite.functions.rules import Rule
 from aqtlite.functions.states import (
@@ -179,6 +179,7 @@ def quantize_function(
     *,
     params: Parameters = None,
     strict: bool = False,
+    paths: Paths = "scopes",
 ) -> QuantizedFunction:
     """Quantizes the contractions of any function, by rules.
 
@@ -217,6 +218,12 @@ def quantize_function(
             "0/encoder/kernel", and says whether it is. An operand that depends on
             parameters alone is a weight. None: there are none.
         strict: raises if a contraction of floats stays in float though no rule says so.
+        paths: what the path of a contraction is, which rules name. "scopes": the name
+            scopes around it; where there are none, as "parameters". (The classes that
+            Equinox leaves, and the equation that `jnp.einsum` leaves, do not count.)
+            "parameters": the path of the parameter that it contracts, such as
+            "layers/0/weight"; for a contraction of activations, the innermost node
+            around the weights before and behind it, and its scopes.
 
     Returns:
         A function like `fn`. If a calibration of the rules gathers statistics or is
@@ -228,18 +235,24 @@ def quantize_function(
 
     Raises:
         TypeError: if `rules` are none.
-        ValueError: when it is called, if a rule matches nothing, and with `strict` if
-            a contraction stays in float.
+        ValueError: if `paths` is neither; when it is called, if a rule matches nothing,
+            and with `strict` if a contraction stays in float.
     """
     if not callable(fn):
         raise TypeError(f"quantize_function takes a function, got {fn!r}")
     if params is not None and not callable(params) and not isinstance(params, int):
         params = tuple(params)
-    return QuantizedFunction(fn, rules_lib.check(rules), params, strict)
+    checked = rules_lib.check(rules)
+    return QuantizedFunction(fn, checked, params, strict, naming_of(paths))
 
 
 def plan(
-    fn: Any, *args: Any, rules: Any, params: Parameters = None, **kwargs: Any
+    fn: Any,
+    *args: Any,
+    rules: Any,
+    params: Parameters = None,
+    paths: Paths = "scopes",
+    **kwargs: Any,
 ) -> Plan:
     """Shows what rules make of a function or a model, before anything runs.
 
@@ -256,11 +269,12 @@ def plan(
         *args: its arguments; `jax.ShapeDtypeStruct`s may stand for arrays.
         rules: as `quantize_function` takes them.
         params: as `quantize_function` takes it. None: for a model, its parameters.
+        paths: as `quantize_function` takes it.
         **kwargs: as `args`.
 
     Raises:
         TypeError: if `rules` are none.
-        ValueError: if a rule matches nothing.
+        ValueError: if a rule matches nothing, or `paths` is none that there are.
     """
     if hasattr(fn, "apply"):
         fn = fn.apply
@@ -269,7 +283,8 @@ def plan(
                 bool(args) and isinstance(args[0], Mapping) and "params" in args[0]
             )
             params = _is_in_params if is_linen else 0
-    return quantize_function(fn, rules, params=params).plan(*args, **kwargs)
+    quantized = quantize_function(fn, rules, params=params, paths=paths)
+    return quantized.plan(*args, **kwargs)
 
 
 def _is_in_params(path: str) -> bool:

@@ -33,8 +33,9 @@ class Rule:
 
     path: str = ".*"
     """A regular expression for all of the path of a contraction: the name scopes around
-    it (`jax.named_scope`; Flax modules leave their names), joined by slashes. The
-    second contraction of a path has ``#1`` at the end, the third ``#2``."""
+    it (`jax.named_scope`; Flax modules leave their names), joined by slashes; without
+    any, the path of the parameter that it contracts. The second contraction of a path
+    has ``#1`` at the end, the third ``#2``."""
 
     op: OperationName | None = None
     """The function of `jax.lax` that contracts; None for any. `jnp.matmul`,

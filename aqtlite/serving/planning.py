@@ -363,9 +363,16 @@ def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:
 
 
 def _made_of(recorded: RecordedWeight) -> tuple[str, ...]:
-    """Returns the paths of its parameters, relative to its module, joined by dots."""
+    """Returns the paths of its parameters, relative to its module, joined by dots.
+
+    The last step stays, for what is named by the parameter itself.
+    """
     module = recorded.key.path
     return tuple(
-        ".".join(path[len(module) :] if path[: len(module)] == module else path)
+        ".".join(
+            path[min(len(module), len(path) - 1) :]
+            if path[: len(module)] == module
+            else path
+        )
         for path in (parameter.path for parameter in recorded.parameters)
     )

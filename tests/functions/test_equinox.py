@@ -80,6 +80,34 @@ def test_rules_by_name_scopes():
     assert len(planned.left_float()) == 6
 
 
+def test_rules_by_the_paths_of_arrays():
+    apply, arrays = function_of(eqx.nn.MLP(4, 1, 16, 2, key=jax.random.key(0)))
+    rules = [Rule(path="layers/[01]/.*", cfg=INT8)]
+    quantized = aqtlite.quantize_function(apply, rules, params=0)
+    planned = quantized.plan(arrays, jnp.ones((2, 4)))
+    assert [one.path for one in planned.quantized()] == [
+        "layers/0/weight",
+        "layers/1/weight",
+    ]
+    assert [one.path for one in planned.left_float()] == ["layers/2/weight"]
+
+
+def test_by_parameters_where_there_are_name_scopes():
+    apply, arrays = function_of(Block(jax.random.key(0)))
+    x = jnp.ones((2, 5, 8))
+    planned = aqtlite.plan(apply, arrays, x, rules=[], params=0, paths="parameters")
+    assert [one.path for one in planned.contractions] == [
+        "attention/query_proj/weight",
+        "attention/key_proj/weight",
+        "attention/value_proj/weight",
+        "attention/attention/sd,Sd->sS",
+        "attention/attention/sS,Sd->sd",
+        "attention/output_proj/weight",
+        "up/weight",
+        "down/weight",
+    ]
+
+
 def test_an_mlp_learns_its_scales_and_is_served():
     apply, arrays = function_of(eqx.nn.MLP(4, 1, 16, 1, key=jax.random.key(0)))
     x = jax.random.normal(jax.random.key(1), (16, 4))
