@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -21,6 +22,53 @@ def explicit_sharding(x: jax.Array) -> NamedSharding | None:
     """
     sharding = jax.typeof(x).sharding
     return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a type of arrays, and the sharding that is part of it."""
+    sharding = aval.sharding
+    is_explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=sharding if is_explicit else None
+    )
+
+
+def shape_of_slice(x: jax.Array) -> jax.ShapeDtypeStruct:
+    """The same of a slice along the first axis of an array."""
+    sharding = explicit_sharding(x)
+    if sharding is not None:
+        sharding = sharding.update(spec=PartitionSpec(*sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=sharding)
+
+
+def zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros of this shape, dtype and sharding."""
+    return jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
+
+
+def explicit_spec(x: Any) -> PartitionSpec | None:
+    """The axes of a mesh with explicit axes that an array is sharded over, if any."""
+    sharding = explicit_sharding(x)
+    if sharding is None or all(names is None for names in sharding.spec):
+        return None
+    return sharding.spec
+
+
+def on_current_mesh(spec: PartitionSpec | None) -> NamedSharding | None:
+    """A sharding over explicit axes of the current mesh; None if it has none such."""
+    if spec is None:
+        return None
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    names = [
+        name
+        for entry in spec
+        for name in (entry if isinstance(entry, tuple) else (entry,))
+        if name is not None
+    ]
+    if all(kinds.get(name) == AxisType.Explicit for name in names):
+        return NamedSharding(mesh, spec)
+    return None
 
 
 def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:

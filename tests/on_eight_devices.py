@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import calibration, config, lowering, numerics, statistics
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from benchmarks.collectives import hlo, serving, strategies, training
 from benchmarks.harness import contestants
 from tests.common import MATMUL, nearest, normal
@@ -599,3 +601,49 @@ def test_rules_on_a_mesh(mesh, of_weight):
         assert out.sharding.is_equivalent_to(jax.jit(product)(w, x).sharding, 2)
     alone = jax.jit(aqtlite.quantize_function(product, nearest(), params=0))(W, X)
     assert_equal((out, served), (alone, alone))
+
+
+def sharded_layers(p, x):
+    """Kernels whose columns and whose rows are shared by devices, and a bias."""
+    x = jnp.tanh(x @ p["up"].reshape(16, 12) + p["bias"])
+    sharding = P("d") if jax.sharding.get_abstract_mesh().axis_names else None
+    return jnp.matmul(x, p["up"].reshape(16, 12).T, out_sharding=sharding)
+
+
+def test_serving_of_weights_over_explicit_axes():
+    """Frozen weights are sharded as their parameters, and served as trained."""
+    params = {"up": W.reshape(16, 4, 3), "bias": normal((12,))}
+    quantized = aqtlite.quantize_function(sharded_layers, nearest(), params=0)
+    wanted = jax.jit(quantized)(params, X)
+    with jax.set_mesh(EXPLICIT):
+        specs = {"up": P(None, "m"), "bias": P("m")}
+        sharded = {name: jax.device_put(params[name], specs[name]) for name in params}
+        x = jax.device_put(X, P("d"))
+        serve, serving = aqtlite.convert_function(quantized, sharded, x)
+        served = jax.jit(serve)(serving, x)
+    assert not jax.tree.leaves(serving["params"]["up"])
+    qvalues = [
+        one[side].qvalue.sharding.spec
+        for entries in serving["aqt"].values()
+        for one in entries.values()
+        for side in one.keys() & {"rhs"}
+    ]
+    assert qvalues == [P("m", None), P(None, "m")]
+    assert_equal(served, wanted)
+
+
+@pytest.mark.parametrize("is_injected", [True, False])
+def test_serving_of_linen_models_over_explicit_axes(is_injected):
+    dot = {"dot_general": AqtDotGeneral(nearest())} if is_injected else {}
+    dense = nn.Dense(12, **dot)
+    model = dense if is_injected else quantize_model(dense, nearest())
+    params = {"kernel": W, "bias": normal((12,))}
+    wanted = jax.jit(model.apply)({"params": params}, X)
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, P("d"))
+        kernel = jax.device_put(W, P(None, "m"))
+        bias = jax.device_put(params["bias"], P("m"))
+        variables = {"params": {"kernel": kernel, "bias": bias}}
+        serving = convert(model, variables, x)
+        assert serving["aqt"]["kernel"]["rhs"].qvalue.sharding.spec == P("m", None)
+        assert_equal(jax.jit(model.apply)(serving, x), wanted)

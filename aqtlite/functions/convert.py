@@ -24,12 +24,13 @@ from aqtlite.serving.identity import Identity
 from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 from aqtlite.serving.report import ConversionReport
+from aqtlite.sharding import explicit_spec
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["shape", "dtype", "number", "sliced"],
+    meta_fields=["shape", "dtype", "number", "sliced", "spec"],
 )
 @dataclasses.dataclass(frozen=True)
 class FrozenParameter(Placeholder):
@@ -164,10 +165,7 @@ class ServingFunction:
         leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=_is_frozen)
         shapes = jax.tree.unflatten(
             treedef,
-            [
-                jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_frozen(x) else x
-                for x in leaves
-            ],
+            [x.struct if isinstance(x, Placeholder) else x for x in leaves],
         )
         values = jax.tree.unflatten(treedef, leaves)
         state = serving["state"]
@@ -228,12 +226,7 @@ class _Model(Model):
                 placeholders[i] if i in placeholders else kept[i]
                 for i in range(len(leaves))
             ]
-            shapes = [
-                jax.ShapeDtypeStruct(x.shape, x.dtype)
-                if isinstance(x, Placeholder)
-                else x
-                for x in full
-            ]
+            shapes = [x.struct if isinstance(x, Placeholder) else x for x in full]
             program = _program(
                 self._function, jax.tree.unflatten(treedef, shapes), args, kwargs, state
             )
@@ -308,6 +301,7 @@ def _parameters_of(params: Any) -> tuple[Parameter, ...]:
             key_path=path,
             shape=np.shape(leaf),
             dtype=jax.dtypes.result_type(leaf),
+            spec=explicit_spec(leaf),
         )
         for number, (path, leaf) in enumerate(flat)
     )
@@ -320,7 +314,7 @@ def _name(key: Any) -> str:
 def _with_placeholders(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
     leaves, treedef = jax.tree.flatten(params)
     by_number = {
-        number: FrozenParameter(one.shape, one.dtype, one.number, one.sliced)
+        number: FrozenParameter(one.shape, one.dtype, one.number, one.sliced, one.spec)
         for number, one in _by_number(leaves, frozen).items()
     }
     return jax.tree.unflatten(

@@ -269,7 +269,7 @@ def _arrays(values: Sequence[Any]) -> list[Any]:
 
 def _unknown(x: Placeholder) -> jax.Array:
     value = np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
-    return jnp.full(x.shape, value, x.dtype)
+    return jnp.full(x.shape, value, x.dtype, device=x.struct.sharding)
 
 
 def _with_states(

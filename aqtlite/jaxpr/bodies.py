@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
 from aqtlite.jaxpr import custom_rules, equations
 from aqtlite.jaxpr.replacement import Inside, Left
+from aqtlite.sharding import shape_of_slice, zeros
 
 
 def _only_body(eqn: Any) -> core.ClosedJaxpr:
@@ -166,7 +166,7 @@ def _scan(eqn, values, inside):
         count = params["num_carry"]
         return (outputs[:count], to_next), (outputs[count:], of_step)
 
-    slices = _first_slices((scanned, sliced))
+    slices = jax.tree.map(shape_of_slice, (scanned, sliced))
     carried = _start(carried, lambda one: step((start, carried), one)[0][1], slices)
     unusual = {name: params[name] for name in ("_split_transpose",) if name in params}
     (final, left), (stacks, of_steps) = lax.scan(
@@ -181,10 +181,6 @@ def _scan(eqn, values, inside):
     return [*final, *stacks], {**left, **of_steps}
 
 
-def _first_slices(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-
-
 def _start(
     carried: Left,
     left_by_step: Callable[..., Left],
@@ -195,9 +191,7 @@ def _start(
         return carried
     left = jax.eval_shape(left_by_step, *shapes)
     return {
-        location: one
-        if one is not None
-        else jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), left[location])
+        location: one if one is not None else jax.tree.map(zeros, left[location])
         for location, one in carried.items()
     }
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import dependencies, equations
+from aqtlite.sharding import shape_of, zeros
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any
 
 
 def _zeros(aval: Any) -> Any:
-    return jnp.zeros(aval.shape, aval.dtype)
+    return zeros(shape_of(aval))
 
 
 def _live_carry(eqn: Any, used: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from aqtlite import sharding
 from aqtlite.jaxpr import dependencies, evaluation
 
 
@@ -50,6 +51,5 @@ def slice_outputs(closed: core.ClosedJaxpr, outputs: Any) -> Slice:
             inputs[i] = value
         return evaluation.evaluate(closed, inputs, wanted)
 
-    avals = [invars[i].aval for i in kept]
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    shapes = [sharding.shape_of(invars[i].aval) for i in kept]
     return Slice(jax.make_jaxpr(evaluate)(*shapes), tuple(kept), treedef)

@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
+
+from aqtlite.sharding import explicit_spec
 
 Corners = tuple[float | None, ...]
 """The values at the corners; None is NaN."""
@@ -31,7 +34,13 @@ def corners(x: jax.Array) -> list[jax.Array]:
     for axis in range(x.ndim):
         starts.append(tuple(x.shape[a] - 1 if a == axis else 0 for a in range(x.ndim)))
     with jax.debug_nans(False):
-        return [lax.slice(x, start, [i + 1 for i in start]) for start in starts]
+        if explicit_spec(x) is None:
+            return [lax.slice(x, start, [i + 1 for i in start]) for start in starts]
+        # JAX refuses to slice axes that are sharded.
+        places = [tuple(np.array([i]) for i in start) for start in starts]
+        whole = jax.typeof(x).sharding.update(spec=PartitionSpec())
+        elements = (x.at[place].get(out_sharding=whole) for place in places)
+        return [element.reshape((1,) * x.ndim) for element in elements]
 
 
 def from_values(values: list[Any]) -> Corners | None:

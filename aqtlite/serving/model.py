@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from jax.extend import core
+from jax.sharding import PartitionSpec
 
 from aqtlite.serving.contraction import OperandKey, Recorder
 from aqtlite.serving.identity import Identity
@@ -29,6 +30,8 @@ class Parameter:
 
     shape: tuple[int, ...] = dataclasses.field(compare=False)
     dtype: np.dtype = dataclasses.field(compare=False)
+    spec: PartitionSpec | None = dataclasses.field(compare=False, default=None)
+    """How it is sharded, on a mesh with explicit axes."""
 
     @property
     def size(self) -> int:

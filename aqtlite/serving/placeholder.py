@@ -18,6 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
+
+from aqtlite.sharding import on_current_mesh
 
 LARGEST_LITERAL = 2**16
 """Elements of a literal that varies along more than one axis."""
@@ -39,6 +42,15 @@ class Placeholder:
 
     sliced: tuple[bool, ...] = ()
     """For each axis, whether weights are slices along it; ``()`` for none."""
+
+    spec: PartitionSpec | None = None
+    """How the whole parameter was sharded, on a mesh with explicit axes."""
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The type of the parameter, on the current mesh."""
+        sharding = on_current_mesh(self.spec)
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding)
 
     def values(self) -> jax.Array:
         """Returns the numbers that stand for the parameter."""

@@ -230,6 +230,7 @@ def _placeholders(
                 parameter.shape,
                 [one.shape for one in recorded if parameter in one.parameters],
             ),
+            parameter.spec,
         )
         for parameter in removed
     }

@@ -14,7 +14,7 @@ from aqtlite.serving.placeholder import Placeholder, none_if_false
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["shape", "dtype", "number", "sliced", "removed"],
+    meta_fields=["shape", "dtype", "number", "sliced", "spec", "removed"],
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class FrozenKernel(Placeholder, nn.meta.AxisMetadata):

@@ -8,6 +8,7 @@ import numpy as np
 from flax import linen as nn
 
 from aqtlite.serving.model import Buffer, Parameter
+from aqtlite.sharding import explicit_spec
 
 
 def parameters_of(params: Any) -> tuple[Parameter, ...]:
@@ -27,6 +28,7 @@ def parameters_of(params: Any) -> tuple[Parameter, ...]:
             key_path=key_path,
             shape=tuple(leaf.shape),
             dtype=np.dtype(leaf.dtype),
+            spec=explicit_spec(leaf),
         )
         for number, (path, key_path, leaf) in enumerate(paths)
     )

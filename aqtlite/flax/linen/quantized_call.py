@@ -324,7 +324,7 @@ def without_kernels(
 
     def as_shape(path: Any, node: Any) -> Any:
         if _is_kernel(node) and _steps(path) in ours:
-            return jax.ShapeDtypeStruct(node.shape, node.dtype)
+            return node.struct
         return node
 
     def as_leaf(path: Any, node: Any) -> Any:

@@ -63,12 +63,7 @@ class QuantizedLinenModel(Model):
 
         def run(kept: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             full = [removed[n] if n in removed else kept[n] for n in numbers]
-            shapes = [
-                jax.ShapeDtypeStruct(x.shape, x.dtype)
-                if isinstance(x, Placeholder)
-                else x
-                for x in full
-            ]
+            shapes = [x.struct if isinstance(x, Placeholder) else x for x in full]
             variables = {**buffers, "params": jax.tree.unflatten(treedef, shapes)}
             values = {**buffers, "params": jax.tree.unflatten(treedef, full)}
             with recording.recorded_by(recorder):

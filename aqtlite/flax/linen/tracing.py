@@ -106,7 +106,9 @@ def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) ->
         for below, _ in jax.tree_util.tree_flatten_with_path(node)[0]:
             one = kernels.get((*path, *below))
             if one is not None:
-                return FrozenKernel(one.shape, one.dtype, one.number, one.sliced)
+                return FrozenKernel(
+                    one.shape, one.dtype, one.number, one.sliced, one.spec
+                )
         return node
 
     return jax.tree_util.tree_map_with_path(
