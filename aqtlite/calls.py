@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import config, quantizer
+from aqtlite.config import arithmetic
 from aqtlite.qtensor import QTensor
 from aqtlite.statistics import States
 
@@ -78,6 +79,18 @@ def check_states(states: Any) -> States:
             f"got {states!r}"
         )
     return States(*states)
+
+
+def precision_of_floats(cfg: config.DotGeneral, precision: Any) -> Any:
+    """Returns the precision of the contractions of floats that a config leaves.
+
+    Raises:
+        ValueError: if it leaves none, and more than the default precision is asked for.
+    """
+    if not arithmetic.contracts_floats(cfg):
+        check_precision(precision)
+        return None
+    return tuple(precision) if isinstance(precision, list) else precision
 
 
 def check_precision(precision: Any) -> None:

@@ -106,7 +106,7 @@ def _conv_general_dilated(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    calls.check_precision(precision)
+    precision = calls.precision_of_floats(cfg, precision)
     lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     calls.check_not_padded(lhs, "fwd.lhs")
@@ -129,7 +129,9 @@ def _conv_general_dilated(
     lhs, rhs, operation = _as_stored(
         _in_order(lhs, cfg.fwd.lhs), _in_order(rhs, cfg.fwd.rhs), operation
     )
-    how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
+    how = execution.resolve(
+        cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
+    )
     seed = None if key is None else noise.seed_from_key(key)
     out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=given._replace(smoothing=(), out=())

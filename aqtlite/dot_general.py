@@ -43,8 +43,9 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
           or not, or a `QTensor` that was quantized with this config: frozen weights,
           or the result of another contraction.
-        - `precision`: None or DEFAULT. An integer contraction is exact and has no
-          other; ask for one and it raises.
+        - `precision`: of what the config leaves in floats: a gradient, or a float
+          operand beside integers. Where it leaves nothing, None or DEFAULT: sums of
+          integers are exact and have no other; ask for one and it raises.
         - `preferred_element_type`: the dtype of the output. By default that of
           `lax.dot_general`: the operands' dtypes, promoted.
         - `out_sharding`: as in `lax.dot_general`.
@@ -119,7 +120,7 @@ def _dot_general(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    calls.check_precision(precision)
+    precision = calls.precision_of_floats(cfg, precision)
     lhs = calls.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
     rhs = calls.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
     dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
@@ -139,7 +140,9 @@ def _dot_general(
     shape = operation.output_shape(lhs.shape, rhs.shape)
     tensors = cfg.fwd.lhs, cfg.fwd.rhs
     lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
-    how = execution.resolve(cfg, operation, lhs, rhs, out_dtype, out_sharding)
+    how = execution.resolve(
+        cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
+    )
     seed = None if key is None else noise.seed_from_key(key)
     out = contraction.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=inner

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import config, granularity, operands, scale_moves
@@ -114,6 +115,9 @@ class ContractionExecution:
     needs_noise: bool
     """The rounding of its lhs is stochastic."""
 
+    precision: lax.PrecisionLike = None
+    """Of the contraction, where it is one of floats."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
@@ -147,6 +151,7 @@ def resolve(
     rhs: Operand,
     out_dtype: np.dtype,
     out_sharding: NamedSharding | None = None,
+    precision: lax.PrecisionLike = None,
 ) -> Execution:
     """Resolves a config for an operation on operands of these types.
 
@@ -157,6 +162,7 @@ def resolve(
         rhs: the same.
         out_dtype: of the result.
         out_sharding: of the result, on a mesh with explicit axes.
+        precision: of contractions of floats, the gradients among them.
 
     Raises:
         ValueError: if ``calib_shared_axes`` names axes that an operand lacks, or a
@@ -164,12 +170,14 @@ def resolve(
             multiply the other operand.
     """
     structure, types = jax.tree.structure(operation), (_type_of(lhs), _type_of(rhs))
-    return _resolve(cfg, structure, *types, np.dtype(out_dtype), out_sharding)
+    out_dtype = np.dtype(out_dtype)
+    return _resolve(cfg, structure, *types, out_dtype, out_sharding, precision)
 
 
 @functools.lru_cache(maxsize=4096)
-def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding) -> Execution:
-    fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, out_dtype, out_sharding)
+def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Execution:
+    results = out_dtype, out_sharding, precision
+    fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, *results)
     operation = _without_arrays(structure)
     moves_lhs = _scale_moves(operation, "lhs", fwd.lhs, lhs, fwd.rhs, rhs)
     moves_rhs = _scale_moves(operation, "rhs", fwd.rhs, rhs, fwd.lhs, lhs)
@@ -244,8 +252,8 @@ def _with_gradients(fwd, cfg, structure, lhs, rhs) -> Execution:
     operation = _without_arrays(structure)
     return Execution(
         fwd=fwd,
-        dlhs=_gradient(cfg, operation, "lhs", lhs, rhs),
-        drhs=_gradient(cfg, operation, "rhs", rhs, lhs),
+        dlhs=_gradient(cfg, operation, "lhs", lhs, rhs, fwd.precision),
+        drhs=_gradient(cfg, operation, "rhs", rhs, lhs, fwd.precision),
         saves_lhs=_saved(cfg.fwd.lhs, cfg.drhs, lhs),
         saves_rhs=_saved(cfg.fwd.rhs, cfg.dlhs, rhs),
     )
@@ -263,6 +271,7 @@ def _contraction(
     reuse: arithmetic.Reuse | None,
     out_dtype: np.dtype,
     out_sharding: NamedSharding | None,
+    precision: lax.PrecisionLike,
 ) -> ContractionExecution:
     """Resolves one contraction.
 
@@ -273,6 +282,7 @@ def _contraction(
         reuse: of its rhs.
         out_dtype: of the result.
         out_sharding: of the result.
+        precision: of the contraction, where it is one of floats.
     """
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     local = raw.local_aqt
@@ -287,6 +297,7 @@ def _contraction(
         out_dtype=out_dtype,
         out_sharding=out_sharding,
         needs_noise=raw.lhs.needs_noise,
+        precision=precision,
     )
 
 
@@ -303,6 +314,7 @@ def _gradient(
     side: Side,
     own: _OperandType,
     other: _OperandType,
+    precision: lax.PrecisionLike,
 ) -> ContractionExecution:
     """Resolves the contraction that gives the gradient of `own`."""
     other_side: Side
@@ -323,4 +335,4 @@ def _gradient(
             scale_shape = layout.scale_shape(other.shape)
         moves = operation.gradient(side).rhs_scale_moves(scale_shape)
         reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
-    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding)
+    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding, precision)

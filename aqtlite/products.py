@@ -109,11 +109,13 @@ def _dot(
             left, right, how.in_dtype, how.out_sharding
         )
     elif how.kind == "mixed":
-        sums = operation.mixed_dot(left, right, how.out_dtype, how.out_sharding)
+        sums = operation.mixed_dot(
+            left, right, how.out_dtype, how.out_sharding, how.precision
+        )
     elif how.kind == "narrow":
         sums = operation.narrow_dot(left, right, how.out_sharding)
     else:
-        sums = operation.float_dot(left, right, how.out_sharding)
+        sums = operation.float_dot(left, right, how.out_sharding, how.precision)
     return sums if how.accumulator is None else sums.astype(how.accumulator)
 
 

@@ -149,6 +149,33 @@ def test_refuses_a_precision(precision):
         DOT(X, W, MATMUL, precision)
 
 
+FORWARD_ALONE = config.DotGeneral(fwd=nearest().fwd)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "how_often"),
+    [
+        (FORWARD_ALONE, 2),
+        (config.update(nearest(), {"dlhs": config.DotGeneralRaw()}), 1),
+        (config.weight_only(), 3),
+        (config.DotGeneral(dlhs=nearest(use_fwd_quant=False).dlhs), 2),
+    ],
+    ids=["forward", "one gradient", "weights", "one in integers"],
+)
+def test_a_precision_of_what_stays_in_float(cfg, how_often):
+    """Of three contractions. (On a CPU, digits take the place of floats.)"""
+    dot = aqtlite.make_dot_general(cfg)
+
+    def loss(x, w):
+        return dot(x, w, MATMUL, "highest").sum()
+
+    step = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(X, W)
+    text = step.lower(lowering_platforms=("tpu",)).as_text()
+    dots = [line for line in text.splitlines() if "dot_general" in line]
+    assert len(dots) == 3
+    assert sum("HIGHEST, HIGHEST" in line for line in dots) == how_often
+
+
 @pytest.mark.parametrize("precision", [None, "default", jax.lax.Precision.DEFAULT])
 def test_takes_the_default_precision(precision):
     assert_same(DOT(X, W, MATMUL, precision), DOT(X, W, MATMUL))

@@ -10,7 +10,7 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.config.dot_general import DotGeneralRaw
+from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
 
 Form = Literal["float", "stored", "narrow", "decoded", "dequantized"]
@@ -31,6 +31,9 @@ Reuse = Literal["stored", "blocks", "dequantized"]
 """What a backward contraction takes of an operand that the forward pass quantized: its
 stored values, with the scale moved onto the gradient or, in two-dimensional blocks, as
 it is; or the array that they stand for."""
+
+FORWARD_SIDE = {"dlhs": "rhs", "drhs": "lhs"}
+"""The operand of the forward pass that a gradient may reuse."""
 
 
 @functools.cache
@@ -101,3 +104,31 @@ def reused(
         # There are no integers to take, and nothing to simulate.
         return "dequantized", dataclasses.replace(raw.rhs, use_fwd_quant=False)
     return "dequantized", Tensor()
+
+
+def reused_rhs(cfg: DotGeneral, name: str) -> Tensor | None:
+    """How the operand is quantized that a contraction reuses; None if it reuses none.
+
+    Args:
+        cfg: the config.
+        name: of the contraction, "fwd", "dlhs" or "drhs".
+    """
+    raw: DotGeneralRaw = getattr(cfg, name)
+    if name == "fwd" or not raw.rhs.use_fwd_quant:
+        return None
+    forward = getattr(cfg.fwd, FORWARD_SIDE[name])
+    # Scales that are shared along contracting axes do.
+    moves = forward.blocks is None
+    return reused(raw, forward, scale_moves=moves)[1]
+
+
+@functools.cache
+def contracts_floats(cfg: DotGeneral) -> bool:
+    """Tells whether a contraction, forward or backward, has an operand of floats."""
+    for name in ("fwd", "dlhs", "drhs"):
+        raw: DotGeneralRaw = getattr(cfg, name)
+        own = reused_rhs(cfg, name)
+        forms = forms_of(raw.lhs, raw.rhs if own is None else own, raw.dg_in_dtype)
+        if kind_of(*forms, raw.dg_in_dtype) in ("mixed", "float"):
+            return True
+    return False

@@ -18,7 +18,6 @@ _OPERANDS = {
     "drhs.rhs": "lhs",
 }
 # What `dlhs.rhs` and `drhs.rhs` take over from the forward.
-_FORWARD_SIDE = {"dlhs": "rhs", "drhs": "lhs"}
 
 
 def describe(cfg: DotGeneral) -> str:
@@ -62,11 +61,11 @@ def describe(cfg: DotGeneral) -> str:
     contractions = [("contraction", "runs in", "accumulator")]
     for name in ("fwd", "dlhs", "drhs"):
         contraction: DotGeneralRaw = getattr(cfg, name)
-        reused = _reused(cfg, name)
+        reused = arithmetic.reused_rhs(cfg, name)
         for side in ("lhs", "rhs"):
             path = f"{name}.{side}"
             if side == "rhs" and reused is not None:
-                forward = getattr(cfg.fwd, _FORWARD_SIDE[name])
+                forward = getattr(cfg.fwd, arithmetic.FORWARD_SIDE[name])
                 fake = "fake " if reused.use_fake_quant else ""
                 cells = f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
             else:
@@ -81,17 +80,6 @@ def describe(cfg: DotGeneral) -> str:
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
     return "\n\n".join(_table(rows) for rows in tables)
-
-
-def _reused(cfg: DotGeneral, name: str) -> Tensor | None:
-    """Returns the config of the operand that a contraction reuses, if it does."""
-    raw: DotGeneralRaw = getattr(cfg, name)
-    if name == "fwd" or not raw.rhs.use_fwd_quant:
-        return None
-    forward = getattr(cfg.fwd, _FORWARD_SIDE[name])
-    # Scales that are shared along contracting axes do.
-    moves = forward.blocks is None
-    return arithmetic.reused(raw, forward, scale_moves=moves)[1]
 
 
 def _cells(

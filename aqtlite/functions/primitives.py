@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import conv_general_dilated, dot_general, operations, ragged_dot
-from aqtlite.config import DotGeneral
+from aqtlite.config import DotGeneral, arithmetic
 from aqtlite.operations import Operation
 from aqtlite.statistics import States
 
@@ -94,6 +94,7 @@ def contract(
     lhs, rhs, *rest = values
     params = eqn.params
     kwargs: dict[str, Any] = {
+        "precision": _precision(eqn, cfg),
         "preferred_element_type": eqn.outvars[0].aval.dtype,
         "states": states,
     }
@@ -122,6 +123,13 @@ def contract(
         kwargs["out_sharding"] = kwargs["out_sharding"].update(spec=tuple(spec))
     out = dot_general.make_dot_general(cfg)(lhs, rhs, _exchanged(dims), **kwargs)
     return out.transpose(order)
+
+
+def _precision(eqn: Any, cfg: DotGeneral) -> Any:
+    """The precision of an equation, where its contraction takes one."""
+    is_ragged = eqn.primitive.name == "ragged_dot_general" and cfg.is_quantized
+    takes = not is_ragged and arithmetic.contracts_floats(cfg)
+    return eqn.params["precision"] if takes else None
 
 
 def _exchanged(dims: Any) -> Any:

@@ -104,7 +104,7 @@ class Convolution:
         rhs: jax.Array,
         accumulator: np.dtype | type | None = None,
         out_sharding: NamedSharding | None = None,
-        precision: lax.Precision | None = None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
         """The convolution as it stands, summed in `accumulator`."""
         if not all(isinstance(n, int) for pair in self.padding for n in pair):

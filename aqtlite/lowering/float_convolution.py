@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite.lowering import digits, exact, narrow
@@ -20,10 +21,11 @@ def float_conv(
     convolution: Convolution,
     *,
     out_sharding: NamedSharding | None = None,
+    precision: lax.PrecisionLike = None,
 ) -> jax.Array:
     """Convolves floats, summed in float32 or in what is wider."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
-    run = _FloatConvolution(convolution, out_sharding)
+    run = _FloatConvolution(convolution, out_sharding, precision)
     return run(lhs.astype(dtype), rhs.astype(dtype))
 
 
@@ -33,12 +35,13 @@ class _FloatConvolution(TargetDependent):
 
     convolution: Convolution
     out_sharding: NamedSharding | None
+    precision: lax.PrecisionLike
 
     def reference(self, lhs, rhs):
         wide = jnp.promote_types(lhs.dtype, jnp.float32)
         if 0 in (*lhs.shape, *rhs.shape):
             return jnp.zeros(self.convolution.output_shape(lhs.shape, rhs.shape), wide)
-        return self.convolution(lhs, rhs, wide, self.out_sharding)
+        return self.convolution(lhs, rhs, wide, self.out_sharding, self.precision)
 
     def lowered(self, target, lhs, rhs):
         if target.platform != "cpu":
@@ -99,6 +102,7 @@ def mixed_conv(
     *,
     out_dtype: np.dtype,
     out_sharding: NamedSharding | None = None,
+    precision: lax.PrecisionLike = None,
 ) -> jax.Array:
     """Convolves floats with stored integers, to float32.
 
@@ -113,8 +117,10 @@ def mixed_conv(
         convolution: the convolution.
         out_dtype: in which the result is wanted in the end.
         out_sharding: of the result.
+        precision: of a convolution of floats; sums of digits have that of float32.
     """
-    return _MixedConvolution(convolution, np.dtype(out_dtype), out_sharding)(lhs, rhs)
+    run = _MixedConvolution(convolution, np.dtype(out_dtype), out_sharding, precision)
+    return run(lhs, rhs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +130,18 @@ class _MixedConvolution(TargetDependent):
     convolution: Convolution
     out_dtype: np.dtype
     out_sharding: NamedSharding | None
+    precision: lax.PrecisionLike
 
     def reference(self, lhs, rhs):
         dtype = lhs.dtype if jnp.issubdtype(lhs.dtype, jnp.floating) else rhs.dtype
         lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
-        out = float_conv(lhs, rhs, self.convolution, out_sharding=self.out_sharding)
+        out = float_conv(
+            lhs,
+            rhs,
+            self.convolution,
+            out_sharding=self.out_sharding,
+            precision=self.precision,
+        )
         return out.astype(jnp.float32)
 
     def lowered(self, target, lhs, rhs):

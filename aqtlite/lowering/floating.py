@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
@@ -20,13 +21,14 @@ def float_dot(
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
     out_sharding: NamedSharding | None = None,
+    precision: lax.PrecisionLike = None,
 ) -> jax.Array:
     """Contracts floats, summed in float32 or in what is wider."""
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
     lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
     if order is not None:
         out_sharding = before_transposition(out_sharding, order)
-    dot = _FloatDot(dims, out_sharding)
+    dot = _FloatDot(dims, out_sharding, precision)
     form = dot.reference if cpu.sums_halves(lhs, rhs, dims) else dot
     out = form(lhs, rhs)
     return out if order is None else out.transpose(order)
@@ -38,10 +40,13 @@ class _FloatDot(TargetDependent):
 
     dims: dn.DimensionNumbers
     out_sharding: NamedSharding | None
+    precision: lax.PrecisionLike
 
     def reference(self, lhs, rhs):
         accumulator = jnp.promote_types(lhs.dtype, jnp.float32)
-        return plain.dot(lhs, rhs, self.dims, accumulator, self.out_sharding)
+        return plain.dot(
+            lhs, rhs, self.dims, accumulator, self.out_sharding, self.precision
+        )
 
     def lowered(self, target, lhs, rhs):
         if target.platform != "cpu":

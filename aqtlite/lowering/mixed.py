@@ -31,6 +31,7 @@ def mixed_dot(
     dims: dn.DimensionNumbers,
     order: dn.Axes | None = None,
     out_sharding: NamedSharding | None = None,
+    precision: lax.PrecisionLike = None,
     *,
     out_dtype: np.dtype,
 ) -> jax.Array:
@@ -48,9 +49,11 @@ def mixed_dot(
         dims: canonical dimension numbers.
         order: a permutation of the axes of `lax.dot_general`'s result.
         out_sharding: of the permuted result.
+        precision: of a contraction of floats; sums of digits have that of float32.
         out_dtype: in which the result is wanted in the end.
     """
-    return _MixedDot(dims, order, out_sharding, np.dtype(out_dtype))(lhs, rhs)
+    dot = _MixedDot(dims, order, out_sharding, precision, np.dtype(out_dtype))
+    return dot(lhs, rhs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +63,15 @@ class _MixedDot(TargetDependent):
     dims: dn.DimensionNumbers
     order: dn.Axes | None
     out_sharding: NamedSharding | None
+    precision: lax.PrecisionLike
     out_dtype: np.dtype
 
     def reference(self, lhs, rhs):
         dtype = lhs.dtype if jnp.issubdtype(lhs.dtype, jnp.floating) else rhs.dtype
         lhs, rhs = lhs.astype(dtype), rhs.astype(dtype)
-        out = float_dot(lhs, rhs, self.dims, self.order, self.out_sharding)
+        out = float_dot(
+            lhs, rhs, self.dims, self.order, self.out_sharding, self.precision
+        )
         return out.astype(jnp.float32)
 
     def lowered(self, target, lhs, rhs):

@@ -16,7 +16,7 @@ def dot(
     dims: dn.DimensionNumbers,
     accumulator: np.dtype | type,
     out_sharding: jax.sharding.NamedSharding | None = None,
-    precision: lax.Precision | None = None,
+    precision: lax.PrecisionLike = None,
 ) -> jax.Array:
     """The contraction as it stands, summed in `accumulator`."""
     sharding: dict[str, Any] = (

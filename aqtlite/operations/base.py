@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
@@ -236,6 +237,7 @@ class Operation(abc.ABC):
         rhs: DotInput,
         out_dtype: np.dtype,
         out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
         """Contracts floats with stored integers, less their zero point, to float32.
 
@@ -244,6 +246,7 @@ class Operation(abc.ABC):
             rhs: the other.
             out_dtype: in which the result is wanted in the end.
             out_sharding: of the result.
+            precision: as `lax.dot_general` takes it.
         """
 
     @abc.abstractmethod
@@ -254,6 +257,10 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def float_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
         """Contracts floats, summed in float32 or in what is wider."""

@@ -203,12 +203,14 @@ class ConvGeneralDilated(Operation):
         rhs: DotInput,
         out_dtype: np.dtype,
         out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
         left, right = self._in_order(lhs.less_zero_point(), rhs.less_zero_point())
         run = functools.partial(
             lowering.mixed_conv,
             out_dtype=np.dtype(out_dtype),
             out_sharding=out_sharding,
+            precision=precision,
         )
         return self._run(run, left, right)
 
@@ -225,9 +227,15 @@ class ConvGeneralDilated(Operation):
         return self._run(run, left, right)
 
     def float_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
-        run = functools.partial(lowering.float_conv, out_sharding=out_sharding)
+        run = functools.partial(
+            lowering.float_conv, out_sharding=out_sharding, precision=precision
+        )
         return self._run(run, *self._in_order(lhs, rhs))
 
     @functools.cached_property

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import dimension_numbers as dn
@@ -167,6 +168,7 @@ class DotGeneral(Operation):
         rhs: DotInput,
         out_dtype: np.dtype,
         out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
         return lowering.mixed_dot(
             lhs.less_zero_point().values,
@@ -174,6 +176,7 @@ class DotGeneral(Operation):
             self.dims,
             self.order,
             out_sharding,
+            precision,
             out_dtype=out_dtype,
         )
 
@@ -191,8 +194,12 @@ class DotGeneral(Operation):
         )
 
     def float_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
         return lowering.float_dot(
-            lhs.values, rhs.values, self.dims, self.order, out_sharding
+            lhs.values, rhs.values, self.dims, self.order, out_sharding, precision
         )

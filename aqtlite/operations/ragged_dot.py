@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite import ragged_axes
@@ -154,7 +155,9 @@ class RaggedDot(Operation):
         rhs: DotInput,
         out_dtype: np.dtype,
         out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
+        del precision  # `calls.check_precision` lets none through.
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
         dot = functools.partial(
             ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)
@@ -172,8 +175,13 @@ class RaggedDot(Operation):
         return self._run(dot, lhs, rhs)
 
     def float_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
+        del precision
         return self._run(ragged.float_dot, lhs, rhs)
 
     def _letters(self, side: Side) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from aqtlite.dimension_numbers import Axes
@@ -84,8 +85,9 @@ class Tiled(Operation):
         rhs: DotInput,
         out_dtype: np.dtype,
         out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
-        dot = type(self.one).mixed_dot
+        dot = functools.partial(type(self.one).mixed_dot, precision=precision)
         return self._dots(dot, (lhs, rhs), (out_dtype,), out_sharding)
 
     def narrow_dot(
@@ -94,9 +96,14 @@ class Tiled(Operation):
         return self._dots(type(self.one).narrow_dot, (lhs, rhs), (), out_sharding)
 
     def float_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
+        self,
+        lhs: DotInput,
+        rhs: DotInput,
+        out_sharding: NamedSharding | None,
+        precision: lax.PrecisionLike = None,
     ) -> jax.Array:
-        return self._dots(type(self.one).float_dot, (lhs, rhs), (), out_sharding)
+        dot = functools.partial(type(self.one).float_dot, precision=precision)
+        return self._dots(dot, (lhs, rhs), (), out_sharding)
 
     def _dots(
         self,

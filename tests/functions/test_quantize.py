@@ -311,6 +311,67 @@ def test_custom_gradients_of_the_user_stay():
     assert_bits(gradients[0], W * 2)
 
 
+# --- The precision of what stays in float --------------------------------------------
+
+FORWARD_ALONE = config.DotGeneral(fwd=INT8.fwd)
+
+
+def precisely(w, x, *, dtype=jnp.float32):
+    """Sums of float16 on every platform, which others would show."""
+    algorithm = lax.DotAlgorithmPreset.F16_F16_F16
+    return lax.dot_general(x, w, MATMUL, algorithm, dtype)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        precisely,
+        functools.partial(precisely, dtype=jnp.float16),
+        # On a CPU, of no consequence: the dtypes of gradients are compared.
+        lambda w, x: jnp.matmul(x, w.astype(jnp.bfloat16), precision="highest"),
+    ],
+    ids=["float32", "float16", "highest"],
+)
+def test_gradients_in_float_keep_the_precision(function):
+    """Equal to those of JAX; rounded less, where it rounds results of 16 bits."""
+    cotangent = jnp.asarray(G, jax.eval_shape(function, W, X).dtype)
+
+    def gradients(function):
+        return jax.vjp(function, W, X)[1](cotangent)
+
+    quantized = quantize_function(function, FORWARD_ALONE, params=0)
+    found, wanted = jax.jit(lambda: (gradients(quantized), gradients(function)))()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        rounding = 0 if cotangent.dtype == jnp.float32 else 2**-9
+        np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding)
+    plain = jax.vjp(lambda w, x: x @ w, W, X)[1](G)
+    if function is precisely:
+        assert (found[0] != plain[0]).any()
+
+
+def test_a_forward_contraction_in_float_keeps_the_precision():
+    """And a convolution; fully quantized ones have none."""
+
+    def function(w, x):
+        image = x.reshape(4, 8, 1)
+        with jax.named_scope("conv"):
+            image = lax.conv_general_dilated(
+                image, w[:, :, None], (1,), "SAME", precision="highest"
+            )
+        return jnp.matmul(image[:, :, 0], w, precision="highest")
+
+    def count(cfg):
+        quantized = quantize_function(function, cfg, params=0)
+        lowered = jax.jit(quantized).trace(W, X).lower(lowering_platforms=("tpu",))
+        return lowered.as_text().count("HIGHEST")
+
+    assert count(INT8) == 0
+    # Of both operands of both contractions.
+    assert count(config.weight_only()) == count([]) == 4
+    assert count([Rule(path="conv", cfg=INT8)]) == 2
+
+
 # --- What is no function, or has no rules --------------------------------------------
 
 
