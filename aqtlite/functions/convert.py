@@ -13,7 +13,7 @@ from aqtlite.functions.program import Program, noting
 from aqtlite.functions.quantize import QuantizedFunction
 from aqtlite.functions.states import State, states_of
 from aqtlite.jaxpr import tracing
-from aqtlite.serving import conversion, planning
+from aqtlite.serving import conversion, fixed_scales, planning, uses
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
 from aqtlite.serving.contraction import (
@@ -24,7 +24,9 @@ from aqtlite.serving.identity import Identity
 from aqtlite.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.serving.placeholder import Placeholder
 from aqtlite.serving.report import ConversionReport
+from aqtlite.serving.uses import Uses
 from aqtlite.sharding import explicit_spec
+from aqtlite.state_collections import STATISTICS
 
 
 @functools.partial(
@@ -76,15 +78,17 @@ def convert_function(
     Returns:
         ``serve_fn(serving_params, *args, **kwargs)``, which gives what `fn_q` does, bit
         for bit, and `serving_params`: a dictionary with the parameters that are left
-        in "params", the integers and scales in "aqt", and the state in "state". A
-        parameter that nothing else reads has given way to a `FrozenParameter`, which
-        has no leaves.
+        in "params", the integers and scales in "aqt", and the state in "state", with
+        the scales of static ranges (`FixedScale`) in place of the statistics that they
+        come from. A parameter that nothing else reads has given way to a
+        `FrozenParameter`, which has no leaves.
 
     Raises:
         TypeError: if `fn_q` is no `QuantizedFunction`, or `params` holds anything but
             arrays and numbers.
         ValueError: if its `params` is not its first argument, if no contraction is
-            quantized; with `strict`, if a weight stays in float.
+            quantized, or if statistics are of no batch; with `strict`, if a weight
+            stays in float.
     """
     if not isinstance(fn_q, QuantizedFunction):
         raise TypeError(
@@ -132,7 +136,15 @@ def freeze(
 
     Returns:
         What `ServingFunction` takes, and what became of each parameter.
+
+    Raises:
+        ValueError: if statistics of the state are of no batch.
     """
+    fixed_scales.check_gathered(
+        state.get(STATISTICS, {}),
+        "call what is quantized with some batches first, and convert with the state "
+        "that is left",
+    )
     model = _Model(fn_q, params, args, kwargs, state)
     plan = planning.plan(model)
     values: dict[Parameter | Buffer, Any] = {}
@@ -143,6 +155,11 @@ def freeze(
     for weight, one in zip(plan.weights, stored, strict=True):
         entries = collection.setdefault("/".join(weight.module), {})
         entries[weight.name] = {SITE: weight.site, **one.values}
+    if STATISTICS in state:
+        statistics = fixed_scales.fix(
+            state[STATISTICS], model.uses_of_statistics, is_frozen=True
+        )
+        state = {**state, STATISTICS: statistics}
     serving = {
         "state": state,
         "params": _with_placeholders(params, plan.placeholders()),
@@ -204,6 +221,7 @@ class _Model(Model):
         self._args, self._kwargs = args, kwargs
         self.parameters = _parameters_of(params)
         flat = jax.tree_util.tree_flatten_with_path(state)[0]
+        self.uses_of_statistics = Uses()
         self.buffers = {Buffer(i, path): leaf for i, (path, leaf) in enumerate(flat)}
 
     def trace(
@@ -235,7 +253,8 @@ class _Model(Model):
             return program.record(values, recorder)
 
         arguments = kept, self._state, self._args, self._kwargs
-        traced = tracing.trace(run, arguments)
+        with uses.noted_in(self.uses_of_statistics):
+            traced = tracing.trace(run, arguments)
         kept_in, state_in, _, _ = traced.inputs
         return CallTrace(
             traced.jaxpr,
@@ -279,8 +298,9 @@ def _program(
         traced,
         planned,
         {traced.leaves.index(i): one for i, one in parameters.items()},
-        lambda one: tuple(filter(None, one.module.split("/"))),
-        lambda one: states_of(one, state),
+        module_of=lambda one: tuple(filter(None, one.module.split("/"))),
+        states_of=lambda one: states_of(one, state),
+        place_of=lambda one: (one.path,),
     )
 
 

@@ -17,6 +17,7 @@ from aqtlite.jaxpr import rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
+from aqtlite.serving import uses
 from aqtlite.serving.call_site import FrozenEntry
 from aqtlite.serving.contraction import (
     CallingModule,
@@ -46,6 +47,9 @@ class Program:
 
     states_of: Callable[[PlannedContraction], States]
     """The states of its calibrations."""
+
+    place_of: Callable[[PlannedContraction], Path]
+    """The path of their statistics in the collection of these."""
 
     first_position: int = 0
     """The number of the first contraction of a module."""
@@ -207,6 +211,7 @@ class Program:
     ) -> tuple[Sequence[Any], list[Any]]:
         nodes: list[Any] = []
         call = self._contraction(one, values, states)
+        uses.note_operands(call, self.place_of(one), needs_frozen=True)
         call = recorder(call, CallingModule(module, obstacle, nodes.append), position)
         states = call.states if call.cfg.is_quantized else States()
         return [_contract(one, call, call.lhs, call.rhs, values, states)], nodes

@@ -11,6 +11,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 from aqtlite import Rule, config
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax import (
     AqtConvGeneralDilated,
     AqtDotGeneral,
@@ -231,6 +232,8 @@ def test_static_ranges_are_gathered_and_served(is_scanned):
     batches = up["dot_general_abc_cd"]["lhs"]["batches"]
     assert np.unique(batches).tolist() == [3]
     serving = convert(quantized, variables, TOKENS)
+    layers = serving["aqt_stats"]["blocks" if is_scanned else "block"]
+    assert isinstance(layers["up"]["dot_general_abc_cd"]["lhs"], FixedScale)
     np.testing.assert_array_equal(apply(serving, TOKENS), apply(variables, TOKENS))
 
 

@@ -5,6 +5,7 @@ import pytest
 from jax import lax
 
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.functions.convert import FrozenParameter
 from tests.common import nearest, normal
 from tests.replacing import assert_bits
@@ -282,6 +283,47 @@ def test_a_state_is_served(preset, params):
     assert len(frozen_weights(serving)) == 2
     assert jax.tree.leaves(serving["params"]) == []
     assert_bits(jax.jit(serve)(serving, X), out)
+
+
+def fixed_scales(serving):
+    leaves = jax.tree.leaves(serving["state"], is_leaf=is_fixed)
+    return [one for one in leaves if is_fixed(one)]
+
+
+def is_fixed(x):
+    return isinstance(x, FixedScale)
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "shape"),
+    [
+        (lambda w, x: x @ w, W, (1, 1)),
+        (lambda w, x: w.T @ x.T, W, (1, 1)),
+        (lambda ws, x: scan(jnp.matmul, x, ws), WS, (3, 1, 1)),
+        (lambda w, x: scan(lambda x, _: x @ w, x, length=3), SQUARE, (1, 1)),
+    ],
+    ids=["alone", "on_the_left", "scan", "scan_of_one"],
+)
+def test_scales_take_the_place_of_statistics(function, params, shape):
+    quantized = quantize_function(function, config.static_int8(), params=0)
+    _, state = jax.jit(quantized)(quantized.init_state(params, X), params, X)
+    out = jax.jit(lambda state, params: quantized.evaluate(state, (params, X), {}))(
+        state, params
+    )
+    serve, serving = convert_function(quantized, params, X, state=state)
+    (fixed,) = fixed_scales(serving)
+    assert fixed.scale.shape == shape
+    assert len(jax.tree.leaves(serving["state"])) == 1
+    assert_bits(jax.jit(serve)(serving, X), out)
+    shapes = jax.eval_shape(lambda state: state, state)
+    _, abstract = convert_function(quantized, params, X, state=shapes)
+    assert jax.tree.structure(abstract) == jax.tree.structure(serving)
+
+
+def test_statistics_of_no_batch():
+    quantized = quantize_function(lambda w, x: x @ w, config.static_int8(), params=0)
+    with pytest.raises(ValueError, match="of no batch: call what is quantized"):
+        convert_function(quantized, W, X, state=quantized.init_state(W, X))
 
 
 def beside_a_scanned_bias(p, x):

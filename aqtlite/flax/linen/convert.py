@@ -5,23 +5,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import core as flax_core
 
-from aqtlite.flax.linen import fixed_scales, partitioning
+from aqtlite.flax.linen import partitioning
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.parameters import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
-from aqtlite.flax.linen.uses import Uses
 from aqtlite.serving import conversion as conversion_lib
-from aqtlite.serving import planning
+from aqtlite.serving import fixed_scales, planning
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE
 from aqtlite.serving.model import Buffer, Parameter
 from aqtlite.serving.planning import Plan, Weight
 from aqtlite.serving.report import ConversionReport
+from aqtlite.serving.uses import Uses
 from aqtlite.state_collections import STATISTICS
 
 
@@ -219,16 +218,9 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
             f"the variables hold frozen weights already (collection '{COLLECTION}'); "
             "convert takes the float variables of training"
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        variables.get(STATISTICS, {})
-    ):
-        is_count = getattr(path[-1], "key", None) == "batches"
-        is_known = isinstance(leaf, jax.Array | np.ndarray)
-        is_known = is_known and not isinstance(leaf, jax.core.Tracer)
-        if is_count and is_known and not (np.asarray(leaf) > 0).all():
-            raise ValueError(
-                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
-                f"batch: gather some with model.apply(..., mutable=['{STATISTICS}']), "
-                "and convert these variables"
-            )
+    fixed_scales.check_gathered(
+        variables.get(STATISTICS, {}),
+        f"gather some with model.apply(..., mutable=['{STATISTICS}']), and convert "
+        "these variables",
+    )
     return {name: flax_core.unfreeze(value) for name, value in variables.items()}

@@ -9,8 +9,8 @@ import numpy as np
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite.flax.linen import uses
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.serving import uses
 from aqtlite.state_collections import STATISTICS
 
 _LEARNED = "aqt_"

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import core as flax_core
 
 from aqtlite import statistics
-from aqtlite.flax.linen import uses as uses_lib
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.flax.linen.uses import Uses
+from aqtlite.serving import uses as uses_lib
+from aqtlite.serving.uses import Uses
 from aqtlite.state_collections import STATISTICS
 
 

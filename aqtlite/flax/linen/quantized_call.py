@@ -175,7 +175,12 @@ def trace(
         return _states_of(variables, one, found[one.path])
 
     program = Program(
-        traced, planned, parameters, lambda one: modules[one.path], states_of
+        traced,
+        planned,
+        parameters,
+        module_of=lambda one: modules[one.path],
+        states_of=states_of,
+        place_of=lambda one: found[one.path],
     )
     return program, traced.leaves
 

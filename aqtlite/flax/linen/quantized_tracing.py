@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from aqtlite.flax.linen import quantized_call, recording, uses
+from aqtlite.flax.linen import quantized_call, recording
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.flax.linen.quantize_model import QuantizedModel
@@ -15,6 +15,7 @@ from aqtlite.flax.linen.tracing import mutable_collections, with_frozen_kernels
 from aqtlite.functions.program import Program, noting
 from aqtlite.jaxpr import tracing
 from aqtlite.serving import recording as serving_recording
+from aqtlite.serving import uses
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import OperandKey, Recorder
 from aqtlite.serving.identity import Identity

@@ -15,9 +15,8 @@ from flax import linen as nn
 from flax.core import Scope
 
 from aqtlite import config, statistics
-from aqtlite.flax.linen import uses
 from aqtlite.flax.linen.caller import path_of
-from aqtlite.operations import SIDES
+from aqtlite.serving import uses
 from aqtlite.serving.contraction import Contraction
 from aqtlite.serving.lookup import Either
 from aqtlite.state_collections import (
@@ -121,25 +120,12 @@ def note_uses(
         states: of `read`.
         is_noisy: without frozen weights, it rounds stochastically.
     """
-    if entry is None:
-        return
-    lhs_ca, rhs_ca = (call.operation.axes(side).contracting for side in SIDES)
-    is_updated = entry.scope.is_mutable_collection(STATISTICS)
-    for side, tensor, x, state, axes in (
-        ("lhs", call.cfg.fwd.lhs, call.lhs, states.lhs, lhs_ca),
-        ("rhs", call.cfg.fwd.rhs, call.rhs, states.rhs, rhs_ca),
-    ):
-        if not tensor.gathers_statistics:
-            continue
-        uses.note(
-            (*entry.scope.path, entry.name_in(STATISTICS), side),
-            x,
-            tensor,
-            axes,
-            f"fwd.{side}",
-            state,
-            is_updated=is_updated,
-            is_noisy=is_noisy,
+    if entry is not None:
+        uses.note_operands(
+            dataclasses.replace(call, states=states),
+            (*entry.scope.path, entry.name_in(STATISTICS)),
+            is_updated=entry.scope.is_mutable_collection(STATISTICS),
+            needs_frozen=is_noisy,
         )
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.flax.linen import recording, uses
+from aqtlite.flax.linen import recording
 from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.jaxpr import tracing
 from aqtlite.serving import recording as serving_recording
+from aqtlite.serving import uses
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import OperandKey, Recorder
 from aqtlite.serving.identity import Identity

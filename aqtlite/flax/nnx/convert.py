@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 
 from aqtlite import contraction
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import (
     ModelFunction,
@@ -14,12 +16,13 @@ from aqtlite.flax.nnx.quantize import (
     quantize_model,
     state_of,
 )
-from aqtlite.flax.nnx.variables import Frozen
+from aqtlite.flax.nnx.variables import Frozen, Statistics
 from aqtlite.functions.convert import freeze
 from aqtlite.jaxpr import scopes
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE
 from aqtlite.serving.report import ConversionReport
+from aqtlite.state_collections import STATISTICS
 
 
 def convert(
@@ -36,7 +39,8 @@ def convert(
     of a quantized contraction that depends on parameters alone, is run once, and
     nothing else of it. A parameter that nothing else reads is gone: its `nnx.Param` has
     no arrays. Integers and scales are `Frozen` variables in the attribute `frozen`, by
-    the path of the module and the name of the parameter.
+    the path of the module and the name of the parameter. The scales of static ranges
+    (`FixedScale`) take the place of the statistics that they come from.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -135,6 +139,11 @@ def convert_in_place(
         for module, entries in serving[COLLECTION].items()
     }
     model.frozen = nnx.data(frozen)
+    if frozen and model.statistics:
+        fixed = serving["state"][STATISTICS]
+        model.statistics = nnx.data(
+            jax.tree.map(Statistics, fixed, is_leaf=_is_fixed_scale)
+        )
     return model
 
 
@@ -159,6 +168,10 @@ def _check_is_quantized(function: ModelFunction, call: PureCall) -> None:
 
 def _quantized(model: nnx.Module) -> QuantizedModel:
     return model if isinstance(model, QuantizedModel) else quantize_model(model)
+
+
+def _is_fixed_scale(x: Any) -> bool:
+    return isinstance(x, FixedScale)
 
 
 def _variable(entry: dict[str, Any]) -> Frozen[Any]:

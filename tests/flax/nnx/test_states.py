@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from aqtlite import config
+from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.nnx import (
     GradientStatistics,
     Statistics,
@@ -54,6 +55,10 @@ class TestStatistics:
     def test_served_equals_trained(self, model):
         serving = convert(model, X)
         np.testing.assert_array_equal(call(serving, X), call(model, X))
+        # Scales take the place of statistics, but not in the model of training.
+        for name, entry in serving.statistics.items():
+            assert isinstance(entry["lhs"].get_value(), FixedScale)
+            assert isinstance(model.statistics[name]["lhs"], dict)
 
     def test_calibrating_changes_nothing_else(self):
         model = quantize_model(Block(nnx.Rngs(0)), config.static_int8())
@@ -69,6 +74,8 @@ class TestStatistics:
         model.eval()
         with pytest.raises(ValueError, match="no statistics yet"):
             model(X)
+        with pytest.raises(ValueError, match="are of no batch: call what is"):
+            convert(model, X)
         with pytest.raises(ValueError, match="no batch"):
             calibrate(model, [])
         with pytest.raises(ValueError, match="gathers statistics"):

@@ -13,6 +13,7 @@ import jax
 from aqtlite import config
 from aqtlite.dimension_numbers import Axes
 from aqtlite.fixed_scale import FixedScale
+from aqtlite.serving.contraction import Contraction
 
 Place = tuple[str, ...]
 """The path in the collection of the statistics of an operand."""
@@ -27,8 +28,9 @@ class Use:
     path: str
     """Where the tensor stands in the config."""
 
-    is_noisy: bool
-    """Without frozen weights, the contraction rounds stochastically."""
+    needs_frozen: bool
+    """Without frozen weights, the contraction is run as in training: it rounds
+    stochastically, or gathers statistics."""
 
     state: Any
     """The statistics, as shapes: what a lifted transformation stacks is less."""
@@ -77,7 +79,7 @@ def note(
     state: Any,
     *,
     is_updated: bool,
-    is_noisy: bool = False,
+    needs_frozen: bool = False,
 ) -> None:
     """Notes a use of statistics, where `noted_in` is in effect.
 
@@ -89,7 +91,7 @@ def note(
         path: where `tensor` stands in the config.
         state: its statistics, or a `FixedScale`.
         is_updated: they are updated where they are used.
-        is_noisy: without frozen weights, the contraction rounds stochastically.
+        needs_frozen: without frozen weights, the contraction is run as in training.
     """
     uses: Uses | None = _noted_in.value
     if uses is None:
@@ -99,8 +101,37 @@ def note(
         uses.exclude(place)
         return
     shapes = jax.tree.map(_shape_of, state)
-    use = Use(tensor, contracting, path, is_noisy, shapes, x.ndim, _shape_of(x))
+    use = Use(tensor, contracting, path, needs_frozen, shapes, x.ndim, _shape_of(x))
     uses.add(place, use)
+
+
+def note_operands(
+    call: Contraction, place: Place, *, is_updated: bool = False, needs_frozen: bool
+) -> None:
+    """Notes the uses of the statistics of both operands of a contraction.
+
+    Args:
+        call: the contraction.
+        place: of the statistics of its operands, by side.
+        is_updated: they are updated where they are used.
+        needs_frozen: without frozen weights, the contraction is run as in training.
+    """
+    raw, states = call.cfg.fwd, call.states
+    for side, tensor, x, state in (
+        ("lhs", raw.lhs, call.lhs, states.lhs),
+        ("rhs", raw.rhs, call.rhs, states.rhs),
+    ):
+        if tensor.gathers_statistics:
+            note(
+                (*place, side),
+                x,
+                tensor,
+                call.operation.axes("lhs" if side == "lhs" else "rhs").contracting,
+                f"fwd.{side}",
+                state,
+                is_updated=is_updated,
+                needs_frozen=needs_frozen,
+            )
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:

@@ -8,13 +8,33 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from aqtlite import operands
 from aqtlite.fixed_scale import FixedScale
-from aqtlite.flax.linen import uses as uses_lib
-from aqtlite.flax.linen.uses import Use, Uses
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
+from aqtlite.serving import uses as uses_lib
+from aqtlite.serving.uses import Use, Uses
+from aqtlite.state_collections import STATISTICS
+
+
+def check_gathered(statistics: Any, remedy: str) -> None:
+    """Raises ValueError if statistics are certainly of no batch.
+
+    Args:
+        statistics: the collection.
+        remedy: what to do, for the message.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(statistics):
+        is_count = getattr(path[-1], "key", None) == "batches"
+        is_known = isinstance(leaf, jax.Array | np.ndarray)
+        is_known = is_known and not isinstance(leaf, jax.core.Tracer)
+        if is_count and is_known and not (np.asarray(leaf) > 0).all():
+            raise ValueError(
+                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
+                f"batch: {remedy}"
+            )
 
 
 def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
@@ -33,7 +53,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
         state = uses_lib.at(statistics, place)
         if use is None or state is None:
             continue
-        if use.tensor.needs_noise or (use.is_noisy and not is_frozen):
+        if use.tensor.needs_noise or (use.needs_frozen and not is_frozen):
             continue
         function = _scale_of(use, state)
         if function is not None:
