@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental.layout import Format
 from jax.extend import core
 
 from aqtlite.jaxpr import custom_rules, equations
@@ -65,13 +66,15 @@ def _jit(eqn, values, inside):
     function.__name__ = params["name"]
     # What is given comes first, and may be placed anywhere.
     shardings: dict[str, Any] = {}
-    for name, first in (("in_shardings", (None,)), ("out_shardings", ())):
+    for which, first in (("in", (None,)), ("out", ())):
         placed = [
-            one if isinstance(one, jax.sharding.Sharding) else None
-            for one in params[name]
+            _placed(sharding, layout)
+            for sharding, layout in zip(
+                params[f"{which}_shardings"], params[f"{which}_layouts"], strict=True
+            )
         ]
         if any(one is not None for one in placed):
-            shardings[name] = (*first, *placed)
+            shardings[f"{which}_shardings"] = (*first, *placed)
     if "out_shardings" in shardings:
         shardings["out_shardings"] = (list(shardings["out_shardings"]), None)
     donated = [i + 1 for i, one in enumerate(params["donated_invars"]) if one]
@@ -83,6 +86,13 @@ def _jit(eqn, values, inside):
         **shardings,
     )
     return jitted(inside.given(), *values)
+
+
+def _placed(sharding: Any, layout: Any) -> Any:
+    """A sharding and a layout as `jax.jit` takes them; None for neither."""
+    if not isinstance(sharding, jax.sharding.Sharding):
+        sharding = None
+    return sharding if layout is None else Format(layout, sharding)
 
 
 def _remat(eqn, values, inside):

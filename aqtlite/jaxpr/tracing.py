@@ -42,8 +42,9 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
     """
     if any(map(_is_number, jax.tree.leaves(args))):
         # What a function says of a tracer in place of a number depends on where it
-        # meets it: most are TypeErrors, such as those of shapes and of NumPy.
-        with contextlib.suppress(TypeError, IndexError, OverflowError):
+        # meets it: most are TypeErrors, such as those of shapes and of NumPy, and that
+        # of a static argument of `jax.jit` is a ValueError.
+        with contextlib.suppress(TypeError, ValueError, IndexError, OverflowError):
             return _trace(function, args, lambda x: is_array(x) or _is_number(x))
     return _trace(function, args, is_array)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas
 from jax.experimental.compute_on import compute_on
+from jax.experimental.layout import Format, Layout
 from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -251,6 +252,26 @@ def test_jit_keeps_what_it_was_told():
     assert eqn.params["keep_unused"]
     assert eqn.params["out_shardings"] == (PLACED,)
     assert eqn.params["name"] == "<lambda>"
+
+
+def test_jit_keeps_layouts():
+    columns, here = Layout((1, 0)), X.sharding
+    jitted = jax.jit(
+        lambda x, w: layer(x, w),
+        in_shardings=(None, Format(columns, here)),
+        out_shardings=Format(columns, here),
+    )
+    (eqn,) = jax.make_jaxpr(replaced(lambda x, w: jitted(x, w)))(X, W).eqns
+    assert eqn.params["in_layouts"] == (None, columns)
+    assert eqn.params["out_layouts"] == (columns,)
+    assert eqn.params["out_shardings"] == (here,)
+
+
+def test_jit_with_options_of_the_compiler_is_refused():
+    """JAX takes them outermost alone: none are lost."""
+    jitted = jax.jit(layer, compiler_options={"xla_embed_ir_in_executable": True})
+    with pytest.raises(ValueError, match="only be passed to top-level `jax.jit`"):
+        replaced(lambda x: jitted(x))(X)
 
 
 def test_donated_arrays_are_gone():

@@ -40,6 +40,7 @@ def test_a_number_that_the_function_needs_is_a_constant(size):
         lambda x, n: jnp.zeros(n),
         lambda x, n: x if n > 1 else -x,
         lambda x, n: np.ones(4)[: n + 1],
+        jax.jit(lambda x, n: x * n, static_argnums=1),
     ],
 )
 def test_whatever_needs_a_number_gets_it(function):
