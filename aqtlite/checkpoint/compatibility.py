@@ -12,8 +12,8 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node
 from aqtlite.checkpoint.names import name_of, path_name
 from aqtlite.checkpoint.variables import abstract_variables
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.serving.call_site import COLLECTION, CallSite

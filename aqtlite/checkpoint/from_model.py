@@ -18,8 +18,8 @@ from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
 from aqtlite.checkpoint.names import name_of, path_name, plain
 from aqtlite.checkpoint.packing import packing_of
 from aqtlite.checkpoint.variables import PARAMS, info_of, match
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.qtensor import QTensor

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config
+from aqtlite import config, contraction
 from aqtlite.functions import primitives
 from aqtlite.functions.plan import Plan, PlannedContraction
 from aqtlite.jaxpr import rewriting, sites, tracing
@@ -129,6 +129,22 @@ class Program:
             for i in self.parameters.keys() & origin.needed
         }
 
+    def quantized_elsewhere(self) -> set[Parameter]:
+        """The parameters of weights that functions inside quantize on their own.
+
+        They contract by the library's functions, which rules leave as they are.
+        """
+        names = {i: "/".join(one.path) for i, one in self.parameters.items()}
+        found = set()
+        for site in sites.find(self.traced.jaxpr, names):
+            if contraction.SCOPE not in site.scope.path.split("/"):
+                continue
+            for origin in site.operands:
+                inputs = {one for one in origin.needed if not isinstance(one, Loop)}
+                if inputs <= self.parameters.keys():
+                    found |= {self.parameters[i] for i in inputs}
+        return found
+
     def _entries(
         self,
         one: PlannedContraction,
@@ -138,9 +154,9 @@ class Program:
         """The frozen weights of a contraction."""
         found: dict[Side, FrozenEntry] = {}
         avals = [atom.aval for atom in one.site.eqn.invars]
-        contraction = self._contraction(one, avals, States())
+        call = self._contraction(one, avals, States())
         for side, origin in _origins(one).items():
-            axes = contraction.operand(side).contracting
+            axes = call.operand(side).contracting
             fitting = [
                 entry
                 for entry in frozen
@@ -149,10 +165,10 @@ class Program:
                 and entry.site.operand.contracting == axes
             ]
             for entry in fitting:
-                if entry.site.cfg == contraction.cfg:
+                if entry.site.cfg == call.cfg:
                     found[side] = entry
             if fitting and side not in found:
-                changes = config.differences(fitting[0].site.cfg, contraction.cfg)
+                changes = config.differences(fitting[0].site.cfg, call.cfg)
                 raise ValueError(
                     f"the frozen weight {fitting[0].name!r} of {one.path!r} was "
                     "converted with another config than its rule has: "
@@ -236,14 +252,12 @@ class Noted:
 def noting(keys: frozenset[OperandKey]) -> Recorder:
     """A recorder that stores which weights there are."""
 
-    def note(
-        contraction: Contraction, caller: CallingModule, position: int
-    ) -> Contraction:
-        for side in contraction.quantized_sides():
+    def note(call: Contraction, caller: CallingModule, position: int) -> Contraction:
+        for side in call.quantized_sides():
             key = OperandKey(caller.path, position, side)
             if key in keys and caller.obstacle is None:
                 caller.store(Noted(key))
-        return contraction
+        return call
 
     return note
 

@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
-from aqtlite.functions.convert import FrozenParameter
+from aqtlite.functions.freezing import FrozenParameter
 from tests.common import nearest, normal
 from tests.replacing import assert_bits
 

@@ -185,6 +185,15 @@ def quantize_model(
     return QuantizedModel(model, rules_lib.check(rules), strict=strict)
 
 
+def as_quantized(model: nnx.Module) -> QuantizedModel:
+    """Returns a model that is quantized by rules, or by what is injected alone.
+
+    Raises:
+        TypeError: if `model` is no NNX module.
+    """
+    return model if isinstance(model, QuantizedModel) else quantize_model(model)
+
+
 def overwrite_with_gradient(model: QuantizedModel, grads: Any) -> Any:
     """Puts new statistics of output gradients into a model.
 
