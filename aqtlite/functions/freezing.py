@@ -33,6 +33,11 @@ from aqtlite.serving.report import ConversionReport
 class FrozenParameter(Placeholder):
     """A parameter that was frozen: a pytree without leaves."""
 
+    @property
+    def sharding(self) -> jax.sharding.PartitionSpec:
+        """That of nothing. NNX takes a value that has none for an array to shard."""
+        return jax.sharding.PartitionSpec()
+
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:

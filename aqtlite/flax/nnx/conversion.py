@@ -66,7 +66,8 @@ class Conversion:
         side = weight.site.operand.side
         axes = stored.axes[side].qvalue
         metadata = partitioning.metadata_of(axes, self.call.variables)
-        return Frozen(stored.values[side], **{SITE: weight.site}, **metadata)
+        metadata[SITE] = weight.site
+        return Frozen(stored.values[side], **metadata)
 
     def write(self, serving: Serving) -> None:
         """Makes a serving model of the model.

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite.qtensor import QTensor
 from aqtlite.serving.conversion import ParameterAxis
@@ -40,7 +40,7 @@ def metadata_of(
     if source is None:
         return {}
     metadata = source.get_metadata()
-    beside = {key: metadata[key] for key in _BESIDE if key in metadata}
+    beside = {key: metadata[key] for key in _BESIDE if metadata.get(key) is not None}
     # The arrays lie where the parameters put them, or where load_serving does.
     return {_NAMES: tuple(names), "eager_sharding": False, **beside}
 
@@ -73,3 +73,21 @@ def specs_of(qtensor: QTensor, spec: PartitionSpec) -> QTensor:
         return PartitionSpec(*(name if a == b else None for name, a, b in sizes))
 
     return jax.tree.map(of_array, qtensor)
+
+
+def sharded(qtensor: QTensor, sharding: Any) -> QTensor:
+    """Returns the shapes of a frozen weight, sharded.
+
+    Args:
+        qtensor: arrays, or shapes.
+        sharding: of the integers.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return qtensor
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(sharding.mesh, spec)
+        ),
+        qtensor,
+        specs_of(qtensor, sharding.spec),
+    )

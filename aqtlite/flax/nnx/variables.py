@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import jax
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from aqtlite.flax.nnx import partitioning
 from aqtlite.qtensor import QTensor
@@ -24,16 +24,23 @@ class Frozen(nnx.Variable[A]):
     def replace(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the value, as `nnx.Variable.replace` does.
 
-        A `jax.sharding.PartitionSpec`, or a shape with a sharding, which NNX gives to
-        variables of one array, becomes one for each array.
+        What NNX says of the sharding of one array becomes that of each array.
         """
-        value, *others = args or (None,)
-        mine = self.get_raw_value()
-        if isinstance(mine, QTensor) and isinstance(value, PartitionSpec):
-            args = (partitioning.specs_of(mine, value), *others)
-        elif isinstance(mine, QTensor) and isinstance(value, jax.ShapeDtypeStruct):
-            args = (_sharded(mine, value.sharding), *others)
-        return super().replace(*args, **kwargs)
+        return super().replace(*map(self._of_each_array, args), **kwargs)
+
+    def set_value(self, value: Any, **kwargs: Any) -> None:
+        """Sets the value, as `nnx.Variable.set_value` does; see `replace`."""
+        super().set_value(self._of_each_array(value), **kwargs)
+
+    def _of_each_array(self, value: Any) -> Any:
+        qtensor = self.get_raw_value()
+        if not isinstance(qtensor, QTensor):
+            return value
+        if isinstance(value, PartitionSpec):
+            return partitioning.specs_of(qtensor, value)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return partitioning.sharded(qtensor, value.sharding)
+        return value
 
 
 class Statistics(nnx.Variable[A]):
@@ -45,21 +52,3 @@ class GradientStatistics(nnx.Variable[A]):
 
     Their gradient is what takes their place: see `overwrite_with_gradient`.
     """
-
-
-def _sharded(qtensor: QTensor, sharding: Any) -> Any:
-    """The shapes of a frozen weight, with the shardings that one of its integers says.
-
-    Args:
-        qtensor: arrays, or shapes.
-        sharding: of the integers.
-    """
-    if not isinstance(sharding, NamedSharding):
-        return qtensor
-    return jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(sharding.mesh, spec)
-        ),
-        qtensor,
-        partitioning.specs_of(qtensor, sharding.spec),
-    )
