@@ -99,6 +99,9 @@ class Manifest:
     sample: Any = None
     """The shapes of the inputs with which the model was traced, as JSON."""
 
+    framework: str = "linen"
+    """That of the model: "linen" or "nnx"."""
+
     version: str = aqtlite.__version__
     """The version of the library that wrote it."""
 

@@ -34,6 +34,7 @@ def to_json(manifest: Manifest) -> str:
         {
             "format": FORMAT,
             "version": manifest.version,
+            "framework": manifest.framework,
             "model": manifest.model,
             "sample": manifest.sample,
             "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
@@ -77,6 +78,7 @@ def from_json(text: str, where: str) -> Manifest:
             arrays={k: _decode_stored(v) for k, v in data["arrays"].items()},
             model=str(data["model"]),
             sample=data["sample"],
+            framework=str(data.get("framework", "linen")),
             version=str(data["version"]),
         )
         check_tree(manifest.nodes, f"the manifest of {where}")

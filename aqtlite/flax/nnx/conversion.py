@@ -17,6 +17,7 @@ from aqtlite.functions.freezing import FunctionCall
 from aqtlite.jaxpr import scopes
 from aqtlite.serving.call_site import SITE
 from aqtlite.serving.conversion import Stored
+from aqtlite.serving.model import Parameter
 from aqtlite.serving.planning import Weight
 from aqtlite.serving.report import ConversionReport
 
@@ -46,6 +47,11 @@ class Conversion:
     def weights(self) -> tuple[Weight, ...]:
         """The weights that will be frozen."""
         return self.functions.weights
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of the model, by number."""
+        return self.functions.model.parameters
 
     def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
         """Returns a conversion that leaves weights with these paths in float."""

@@ -26,6 +26,9 @@ _KINDS: dict[str, tuple[str, type[nnx.Variable[Any]]]] = {
 }
 """For each collection of states, the attribute that has it, and its variables."""
 
+ATTRIBUTES = {collection: attribute for collection, (attribute, _) in _KINDS.items()}
+"""For each collection of states, the attribute that has it."""
+
 
 class QuantizedModel(nnx.Module):
     """An NNX model whose contractions are quantized; see `quantize_model`.
