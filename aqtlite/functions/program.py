@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, contraction
+from aqtlite import config, remat
 from aqtlite.functions import primitives
 from aqtlite.functions.plan import Plan, PlannedContraction
-from aqtlite.jaxpr import rewriting, sites, tracing
+from aqtlite.jaxpr import dependencies, rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
@@ -132,18 +132,16 @@ class Program:
     def quantized_elsewhere(self) -> set[Parameter]:
         """The parameters of weights that functions inside quantize on their own.
 
-        They contract by the library's functions, which rules leave as they are.
+        They contract by the library's functions, which rules leave as they are: what
+        these quantize has a name in the trace.
         """
-        names = {i: "/".join(one.path) for i, one in self.parameters.items()}
-        found = set()
-        for site in sites.find(self.traced.jaxpr, names):
-            if contraction.SCOPE not in site.scope.path.split("/"):
-                continue
-            for origin in site.operands:
-                inputs = {one for one in origin.needed if not isinstance(one, Loop)}
-                if inputs <= self.parameters.keys():
-                    found |= {self.parameters[i] for i in inputs}
-        return found
+        return {
+            self.parameters[i]
+            for name in (remat.LHS, remat.RHS)
+            for value in dependencies.occurrences(self.traced.jaxpr, name)
+            if value.dependencies <= self.parameters.keys()
+            for i in value.dependencies
+        }
 
     def _entries(
         self,
