@@ -15,9 +15,12 @@ from aqtlite.checkpoint.job import Job
 from aqtlite.checkpoint.manifest import Manifest
 from aqtlite.checkpoint.names import name_of, path_name
 from aqtlite.checkpoint.nnx_variables import MODEL
+from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import conversion as nnx_conversion
+from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import ATTRIBUTES, QuantizedModel, as_quantized
+from aqtlite.jaxpr import tracing
 from aqtlite.serving.model import Buffer
 from aqtlite.serving.planning import Weight
 from aqtlite.serving.report import ConversionReport
@@ -45,8 +48,8 @@ def job_from_nnx(
             functions of, to leave in float.
 
     Raises:
-        CheckpointError: if the source is not of this model, a pattern matches nothing,
-            or the sample inputs cannot be stored.
+        CheckpointError: if the model cannot be traced, the source is not of this
+            model, a pattern matches nothing, or the sample inputs cannot be stored.
         ValueError: as `convert` does.
     """
     quantized = as_quantized(model)
@@ -61,6 +64,7 @@ def job_from_nnx(
     statistics = ATTRIBUTES[STATISTICS]
     check_statistics(source, origin, statistics, "aqtlite.flax.nnx.calibrate")
     missing = nnx_variables.made_by_serving(quantized) - origin.keys()
+    _check_traces(shapes, args, kwargs)
     planned = nnx_conversion.plan(shapes, [Call(*args, **kwargs)])
     names = tasks.Names(
         collection=MODEL,
@@ -103,6 +107,19 @@ class AsTree:
 def name_of_model(model: QuantizedModel) -> str:
     """The name of a model, for a manifest."""
     return type(model.model).__name__
+
+
+def _check_traces(
+    model: QuantizedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises CheckpointError if the model itself raises with the sample inputs."""
+    others = dict(kwargs)
+    method = others.pop("method", "__call__")
+    call = PureCall(model.model, method, args, others)
+    try:
+        tracing.trace(call.function, call.arguments)
+    except OF_MODELS as error:
+        raise untraceable(name_of_model(model), args, kwargs, error) from error
 
 
 def _name_of_buffer(buffer: Buffer) -> str:

@@ -16,7 +16,7 @@ from aqtlite.jaxpr import tracing
 from aqtlite.serving.call_site import COLLECTION
 
 PARAMS = "params"
-_OF_MODELS = (
+OF_MODELS = (
     TypeError,
     ValueError,
     LookupError,
@@ -50,14 +50,21 @@ def abstract_variables(
     )
     try:
         shapes = jax.eval_shape(flat, inputs)
-    except _OF_MODELS as error:
-        called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
-        raise CheckpointError(
-            f"tracing {type(model).__name__} with the sample inputs "
-            f"{', '.join(map(str, called_with))} failed; are they of the right shapes "
-            f"and dtypes? {type(error).__name__}: {error}"
-        ) from error
+    except OF_MODELS as error:
+        raise untraceable(type(model).__name__, args, kwargs, error) from error
     return {name: value for name, value in shapes.items() if name != COLLECTION}
+
+
+def untraceable(
+    model: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
+) -> CheckpointError:
+    """The error that a model raises with the sample inputs."""
+    called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
+    return CheckpointError(
+        f"tracing {model} with the sample inputs {', '.join(map(str, called_with))} "
+        "failed; are they of the right shapes and dtypes? "
+        f"{type(error).__name__}: {' '.join(str(error).split())}"
+    )
 
 
 def _brief(x: Any) -> Any:

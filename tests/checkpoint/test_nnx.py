@@ -311,6 +311,10 @@ class TestRefusals:
     def test_inputs_that_a_manifest_cannot_hold(self, source, tmp_path):
         self.convert("sample inputs", source, tmp_path, sample=(nnx.Rngs(0),))
 
+    def test_inputs_that_the_model_does_not_take(self, source, tmp_path):
+        wrong = jax.ShapeDtypeStruct((4, 9), X.dtype)
+        self.convert(r"tracing Mlp .*float32\[4, 9\]", source, tmp_path, sample=(wrong,))
+
     def test_loading_without_the_model(self, converted):
         refuses("of an NNX model, Mlp", checkpoint.load_serving, converted)
         refuses("not MlpBlock", checkpoint.load_serving, converted, support.MODEL)
