@@ -12,7 +12,7 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.from_model import check_statistics
 from aqtlite.checkpoint.job import Job
-from aqtlite.checkpoint.manifest import Manifest
+from aqtlite.checkpoint.manifest import NNX, Manifest
 from aqtlite.checkpoint.names import name_of, path_name
 from aqtlite.checkpoint.nnx_variables import MODEL
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
@@ -25,9 +25,6 @@ from aqtlite.serving.model import Buffer
 from aqtlite.serving.planning import Weight
 from aqtlite.serving.report import ConversionReport
 from aqtlite.state_collections import STATISTICS
-
-NNX = "nnx"
-"""The framework, in a manifest."""
 
 
 def job_from_nnx(

@@ -12,8 +12,7 @@ from aqtlite.checkpoint import load_nnx, manifest_json
 from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, open_reader
-from aqtlite.checkpoint.from_nnx import NNX
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain
+from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain
 from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.reading import read
 from aqtlite.checkpoint.report import Report, report_of, size_of

@@ -24,8 +24,8 @@ Tracing the model finds the parameters that are weights, and how they are quanti
 
 The factory returns the model and a tuple of sample inputs (shapes will do), and maybe
 a dictionary of keyword arguments. The model is one of Linen or of NNX; make an NNX
-model in nnx.eval_shape, which allocates nothing. With --config or --preset it is called with that
-config:
+model in nnx.eval_shape, which allocates nothing. With --config or --preset it is called
+with that config:
 
   aqtlite convert in out --model serving:factory --preset weight_only --fwd-bits 4
 

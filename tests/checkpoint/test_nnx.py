@@ -1,5 +1,8 @@
 """Checkpoints of NNX models, converted on disk, and the models that serve them."""
 
+import json
+import shutil
+
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -313,11 +316,22 @@ class TestRefusals:
 
     def test_inputs_that_the_model_does_not_take(self, source, tmp_path):
         wrong = jax.ShapeDtypeStruct((4, 9), X.dtype)
-        self.convert(r"tracing Mlp .*float32\[4, 9\]", source, tmp_path, sample=(wrong,))
+        self.convert(
+            r"tracing Mlp .*float32\[4, 9\]", source, tmp_path, sample=(wrong,)
+        )
 
     def test_loading_without_the_model(self, converted):
         refuses("of an NNX model, Mlp", checkpoint.load_serving, converted)
         refuses("not MlpBlock", checkpoint.load_serving, converted, support.MODEL)
+
+    @pytest.mark.parametrize(
+        ("field", "value"), [("sample", None), ("framework", "haiku")]
+    )
+    def test_damaged_manifests(self, field, value, converted, tmp_path):
+        out = shutil.copytree(converted, tmp_path / "out")
+        manifest = json.loads((out / "aqtlite.json").read_text())
+        (out / "aqtlite.json").write_text(json.dumps({**manifest, field: value}))
+        refuses("is damaged", checkpoint.load_serving, out, abstract())
 
     def test_models_of_another_kind(self, tmp_path):
         saved = support.save(tmp_path / "float", support.VARIABLES, "msgpack")
