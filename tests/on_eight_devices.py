@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx, serialization
 from jax import lax, shard_map
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import aqtlite
-from aqtlite import calibration, config, lowering, numerics, statistics
+from aqtlite import calibration, checkpoint, config, lowering, numerics, statistics
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
+from aqtlite.flax import nnx as aqt_nnx
 from benchmarks.collectives import hlo, serving, strategies, training
 from benchmarks.harness import contestants
 from tests.common import MATMUL, nearest, normal
@@ -647,3 +649,31 @@ def test_serving_of_linen_models_over_explicit_axes(is_injected):
         serving = convert(model, variables, x)
         assert serving["aqt"]["kernel"]["rhs"].qvalue.sharding.spec == P("m", None)
         assert_equal(jax.jit(model.apply)(serving, x), wanted)
+
+
+# --- NNX ---------------------------------------------------------------------------
+
+
+def test_a_sharded_nnx_model_serves_the_same_bits(tmp_path):
+    def make():
+        init = nnx.with_partitioning(nnx.initializers.normal(), ("d", "m"))
+        layer = nnx.Linear(16, 12, kernel_init=init, rngs=nnx.Rngs(0))
+        return aqt_nnx.quantize_model(layer, nearest())
+
+    run = nnx.jit(lambda model: model(X))
+    with jax.set_mesh(AUTO):
+        model = make()
+        wanted = np.asarray(run(model))
+        serving = aqt_nnx.convert(model, X)
+    state = nnx.state(serving)
+    nnx.update(serving, jax.device_put(state, nnx.get_named_sharding(state, AUTO)))
+    source = tmp_path / "float.msgpack"
+    floats = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
+    source.write_bytes(serialization.to_bytes(floats))
+    checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
+    loaded = checkpoint.load_serving(tmp_path / "out", model, mesh=AUTO)
+    for one in (serving, loaded):
+        frozen = one.frozen[""]["kernel"]
+        assert frozen.qvalue.sharding == NamedSharding(AUTO, P("m", "d"))
+        assert frozen.scale.sharding == NamedSharding(AUTO, P("m", None))
+        assert_equal(np.asarray(run(one)), wanted)

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 
 from aqtlite import config
-from aqtlite.checkpoint import from_model
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Node
 from aqtlite.checkpoint.names import name_of, path_name
+from aqtlite.checkpoint.nodes import describe
 from aqtlite.checkpoint.variables import abstract_variables
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.serving.call_site import COLLECTION, CallSite
@@ -42,7 +42,7 @@ def abstract_serving(
             "that a model cannot be compared with it: load it without one"
         )
     args, kwargs = sample_lib.decode(manifest.sample)
-    frozen = {path for path, node in manifest.nodes.items() if isinstance(node, Frozen)}
+    frozen = frozen_paths(manifest)
     try:
         template = abstract_variables(model, args, kwargs)
         variables = _with_stored_dtypes(template, manifest)
@@ -52,12 +52,23 @@ def abstract_serving(
             [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
         ).run()
     except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{where} is of another model, {_short(manifest.model)}: this one, "
-            f"{_short(repr(model))}, fails with the sample inputs of the conversion: "
-            f"{error}"
-        ) from error
-    nodes, arrays = from_model.describe(serving)
+        raise another_model(where, manifest, repr(model), error) from error
+    check(manifest, serving, where)
+    return serving, plan
+
+
+def check(manifest: Manifest, serving: Any, where: str) -> None:
+    """Checks that a checkpoint holds serving variables.
+
+    Args:
+        manifest: its manifest.
+        serving: the variables, as shapes.
+        where: its path, for error messages.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    nodes, arrays = describe(serving)
     differences = [
         _difference(path, manifest.nodes.get(path), nodes.get(path))
         for path in sorted({*manifest.nodes, *nodes})
@@ -72,15 +83,35 @@ def abstract_serving(
         raise CheckpointError(
             f"{where} is of another model than this one: {_few(differences)}"
         )
-    return serving, plan
 
 
-def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:
-    """Gives the model's float variables the dtypes and collections of the source."""
+def frozen_paths(manifest: Manifest) -> set[str]:
+    """The paths of the frozen weights of a checkpoint."""
+    return {path for path, node in manifest.nodes.items() if isinstance(node, Frozen)}
+
+
+def stored_dtypes(manifest: Manifest) -> dict[str, Any]:
+    """The dtypes that the variables of the source had, by name."""
     dtypes = {name: one.info.dtype for name, one in manifest.arrays.items()}
     for node in manifest.nodes.values():
         if isinstance(node, Frozen):
             dtypes.update({name: info.dtype for name, info in node.origin.items()})
+    return dtypes
+
+
+def another_model(
+    where: str, manifest: Manifest, model: str, error: Exception
+) -> CheckpointError:
+    """The error that a model cannot be traced as the one that was converted."""
+    return CheckpointError(
+        f"{where} is of another model, {_short(manifest.model)}: this one, "
+        f"{_short(model)}, fails with the sample inputs of the conversion: {error}"
+    )
+
+
+def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:
+    """Gives the model's float variables the dtypes and collections of the source."""
+    dtypes = stored_dtypes(manifest)
     collections = {path.split("/")[0] for path in manifest.nodes}
     kept = {name: value for name, value in template.items() if name in collections}
     return jax.tree_util.tree_map_with_path(

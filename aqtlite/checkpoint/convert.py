@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.console
+from flax import nnx
 
 from aqtlite.checkpoint import run
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
 from aqtlite.checkpoint.from_model import job_from_model
+from aqtlite.checkpoint.from_nnx import job_from_nnx
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.report import Report
 from aqtlite.flax.linen.quantize_model import Model
@@ -19,7 +21,7 @@ from aqtlite.flax.linen.quantize_model import Model
 def convert_checkpoint(
     source: str | os.PathLike,
     target: str | os.PathLike,
-    model: Model,
+    model: Model | nnx.Module,
     *sample_args: Any,
     sample_kwargs: Mapping[str, Any] | None = None,
     subtree: str | Sequence[str] = (),
@@ -31,10 +33,11 @@ def convert_checkpoint(
 ) -> Report:
     """Converts the checkpoint of a trained model into one for serving.
 
-    Does what `aqtlite.flax.convert` does in memory, from disk to disk: the model is
-    traced with shapes alone, and the part of the trace that computes a frozen weight
-    is run for one weight at a time. The arrays are the same, bit for bit. Integers of
-    4, 2 and 1 bits are packed into bytes, two, four and eight to one.
+    Does what `aqtlite.flax.convert` or `aqtlite.flax.nnx.convert` does in memory, from
+    disk to disk: the model is traced with shapes alone, and the part of the trace that
+    computes a frozen weight is run for one weight at a time. The arrays are the same,
+    bit for bit. Integers of 4, 2 and 1 bits are packed into bytes, two, four and eight
+    to one.
 
     The target appears whole or not at all. A conversion that fails or is interrupted
     leaves its finished weights beside it, in a folder ``.NAME.converting``: the same
@@ -44,12 +47,17 @@ def convert_checkpoint(
         source: an Orbax checkpoint, a safetensors file or a folder of them, or a
             ``.msgpack`` file of `flax.serialization.to_bytes`; of the variables, or of
             their collection "params" alone. float32, bfloat16 or float16, with or
-            without the model's partitioning metadata (`nn.with_partitioning`).
+            without the model's partitioning metadata (`nn.with_partitioning`). Of an
+            NNX model, its `nnx.state` or pure dictionary, or those of the model that
+            it quantizes.
         target: the path to write: a file if it ends in ``.safetensors``, else a folder,
             for Orbax.
-        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or what
+            `aqtlite.flax.quantize_model` returned; or an NNX model as
+            `aqtlite.flax.nnx.convert` takes it, with shapes in its variables if
+            `nnx.eval_shape` made it.
         *sample_args: what ``model.apply(variables, *sample_args)`` takes in serving,
-            or shapes of it (`jax.ShapeDtypeStruct`).
+            or ``model(*sample_args)`` of NNX, or shapes of it (`jax.ShapeDtypeStruct`).
         sample_kwargs: the same, by name.
         subtree: the path of the variables, or of "params", in the source, if it holds
             more: ``"params"`` of a training state, ``"state/params"`` of a composite
@@ -91,7 +99,10 @@ def convert_checkpoint(
     paths = (subtree,) if isinstance(subtree, str) else tuple(subtree)
     opened = _open_float(pathlib.Path(source), paths)
     kwargs = dict(sample_kwargs or {})
-    job = job_from_model(opened, model, sample_args, kwargs, keep_float)
+    if isinstance(model, nnx.Module):
+        job = job_from_nnx(opened, model, sample_args, kwargs, keep_float)
+    else:
+        job = job_from_model(opened, model, sample_args, kwargs, keep_float)
     out = pathlib.Path(target)
     if dry_run:
         return run.plan(job, opened, out, overwrite)

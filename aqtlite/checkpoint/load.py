@@ -2,22 +2,19 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
-from flax import traverse_util
+from flax import nnx, traverse_util
 
-from aqtlite.checkpoint import manifest_json
-from aqtlite.checkpoint.arrays import checksum
+from aqtlite.checkpoint import load_nnx, manifest_json
 from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, open_reader
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain
 from aqtlite.checkpoint.names import path_name, steps_of
+from aqtlite.checkpoint.reading import read
 from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.qtensor import QTensor
@@ -25,12 +22,14 @@ from aqtlite.qtensor import QTensor
 
 def load_serving(
     path: str | os.PathLike,
-    model: Model | None = None,
+    model: Model | nnx.Module | None = None,
     *,
     mesh: jax.sharding.Mesh | None = None,
     rules: Any = None,
 ) -> Any:
     """Loads serving variables that `convert_checkpoint` or `aqtlite convert` wrote.
+
+    Of an NNX model, loads a serving model.
 
     Packed integers are unpacked, to the dtypes that `aqtlite.flax.convert` gives. Every
     array is compared with the checksum that was taken when it was written; on a mesh of
@@ -45,7 +44,9 @@ def load_serving(
             shapes and with the same configs, as the converted model. None takes the
             checkpoint as it is; partitioning metadata (`nn.Partitioned`) then is left
             out. With a model the metadata is the model's own, whether the source had it
-            or not.
+            or not. A checkpoint of an NNX model needs the model as it was converted,
+            whose variables may be shapes (`nnx.eval_shape`); it stays as it is. Rngs
+            and caches that the checkpoint has not are those of the model.
         mesh: the devices to load onto, by the model's own partitioning: a scale is
             sharded as its weight is. Of several hosts, each reads the slices that its
             devices hold. None loads onto the default device.
@@ -54,7 +55,7 @@ def load_serving(
             mesh.
 
     Returns:
-        The serving variables.
+        The serving variables; of an NNX model, what `aqtlite.flax.nnx.convert` returns.
 
     Raises:
         CheckpointError: if it is no converted checkpoint, is damaged, or is not of
@@ -62,8 +63,15 @@ def load_serving(
     """
     source = open_reader(pathlib.Path(path))
     manifest = _manifest(source)
+    if manifest.framework == NNX:
+        if not isinstance(model, nnx.Module):
+            raise CheckpointError(
+                f"{path} is of an NNX model, {manifest.model}: give load_serving the "
+                f"model that was converted, not {_brief(model)}"
+            )
+        return load_nnx.load(source, manifest, model, mesh, rules)
     if model is not None and not isinstance(model, Model):
-        raise CheckpointError(f"model has to be a Linen module, got {model!r}")
+        raise CheckpointError(f"model has to be a Linen module, got {_brief(model)}")
     if model is None:
         if mesh is not None:
             raise CheckpointError(
@@ -73,9 +81,14 @@ def load_serving(
     serving, conversion = abstract_serving(manifest, model, str(path))
     shardings = {} if mesh is None else _shardings(serving, mesh, rules)
     loaded = jax.tree_util.tree_map_with_path(
-        lambda key, _: _read(source, manifest, path_name(key), shardings), serving
+        lambda key, _: read(source, manifest, path_name(key), shardings), serving
     )
     return conversion.fix_scales(loaded)
+
+
+def _brief(model: Any) -> str:
+    is_module = isinstance(model, nnx.Module)
+    return f"the NNX module {type(model).__name__}" if is_module else repr(model)
 
 
 def _shardings(
@@ -124,10 +137,10 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
     def value(node: Node) -> Any:
         match node:
             case Plain():
-                return _read(source, manifest, node.array, {})
+                return read(source, manifest, node.array, {})
             case Frozen():
                 fields = {
-                    field: _read(source, manifest, name, {})
+                    field: read(source, manifest, name, {})
                     for field, name in node.fields().items()
                 }
                 return QTensor(
@@ -144,55 +157,3 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
     return traverse_util.unflatten_dict(
         {steps_of(path): value for path, value in values.items()}
     )
-
-
-def _read(
-    source: Reader,
-    manifest: Manifest,
-    name: str,
-    shardings: Mapping[str, jax.sharding.Sharding],
-) -> jax.Array | np.ndarray:
-    """Reads one array, of the shape, dtype and checksum of the manifest."""
-    stored = manifest.arrays[name]
-    found = source.arrays.get(name)
-    if found != stored.on_disk:
-        raise CheckpointError(
-            f"{name} in {source.path} is {found or 'missing'}; the manifest says "
-            f"{stored.on_disk}"
-        )
-    info = stored.info
-    sharding = shardings.get(name)
-    # JAX has 64 bits only if they are enabled; elsewhere it would cut them off.
-    fits = jax.dtypes.canonicalize_dtype(info.dtype) == info.dtype
-    if sharding is not None and not fits:
-        raise CheckpointError(
-            f"{name} in {source.path} is {info}, which JAX cannot hold: enable "
-            "jax_enable_x64"
-        )
-    if sharding is not None and not sharding.is_fully_addressable:
-        return _read_slices(source, name, stored, sharding)
-    raw = source.read(name)
-    if checksum(raw) != stored.checksum:
-        raise CheckpointError(
-            f"{name} in {source.path} is damaged: its checksum is "
-            f"{checksum(raw):08x}, and was {stored.checksum:08x} when it was written"
-        )
-    x = stored.packing.unpack(raw, info) if stored.packing else raw
-    if sharding is not None:
-        return jax.device_put(x, sharding)
-    return jnp.asarray(x) if fits else x
-
-
-def _read_slices(
-    source: Reader, name: str, stored: Stored, sharding: jax.sharding.Sharding
-) -> jax.Array:
-    """Reads the slices of one array that this host's devices hold."""
-    slices = source.slices(name)
-
-    def read(index: tuple[slice, ...] | None) -> np.ndarray:
-        index = index or ()
-        if stored.packing:
-            return stored.packing.unpack_slice(slices, stored.info, index)
-        return slices[index]
-
-    return jax.make_array_from_callback(stored.info.shape, sharding, read)

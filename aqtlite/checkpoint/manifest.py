@@ -17,6 +17,9 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.serving.call_site import CallSite
 
+LINEN, NNX = "linen", "nnx"
+FRAMEWORKS = (LINEN, NNX)
+
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
@@ -98,6 +101,9 @@ class Manifest:
 
     sample: Any = None
     """The shapes of the inputs with which the model was traced, as JSON."""
+
+    framework: str = LINEN
+    """That of the model."""
 
     version: str = aqtlite.__version__
     """The version of the library that wrote it."""

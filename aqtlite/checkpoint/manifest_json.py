@@ -12,7 +12,16 @@ from aqtlite import config
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, Stored
+from aqtlite.checkpoint.manifest import (
+    FRAMEWORKS,
+    LINEN,
+    NNX,
+    Frozen,
+    Manifest,
+    Node,
+    Plain,
+    Stored,
+)
 from aqtlite.checkpoint.names import check_tree
 from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.config import registry
@@ -34,6 +43,7 @@ def to_json(manifest: Manifest) -> str:
         {
             "format": FORMAT,
             "version": manifest.version,
+            "framework": manifest.framework,
             "model": manifest.model,
             "sample": manifest.sample,
             "configs": [json.loads(config.to_json(cfg)) for cfg in configs],
@@ -77,11 +87,14 @@ def from_json(text: str, where: str) -> Manifest:
             arrays={k: _decode_stored(v) for k, v in data["arrays"].items()},
             model=str(data["model"]),
             sample=data["sample"],
+            framework=str(data.get("framework", LINEN)),
             version=str(data["version"]),
         )
+        if manifest.framework not in FRAMEWORKS:
+            raise ValueError(f"a model of the framework {manifest.framework!r}")
         check_tree(manifest.nodes, f"the manifest of {where}")
         _check_references(manifest)
-        if manifest.sample is not None:
+        if manifest.sample is not None or manifest.framework == NNX:
             sample_lib.decode(manifest.sample)
     except CheckpointError:
         raise

@@ -1,23 +1,22 @@
 """Matching the arrays of a checkpoint with the variables of a Flax model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import errors
 from flax import linen as nn
 
-from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.names import path_name
+from aqtlite.checkpoint.nodes import info_of
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.jaxpr import tracing
 from aqtlite.serving.call_site import COLLECTION
 
 PARAMS = "params"
-_OF_MODELS = (
+OF_MODELS = (
     TypeError,
     ValueError,
     LookupError,
@@ -51,23 +50,25 @@ def abstract_variables(
     )
     try:
         shapes = jax.eval_shape(flat, inputs)
-    except _OF_MODELS as error:
-        called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
-        raise CheckpointError(
-            f"tracing {type(model).__name__} with the sample inputs "
-            f"{', '.join(map(str, called_with))} failed; are they of the right shapes "
-            f"and dtypes? {type(error).__name__}: {error}"
-        ) from error
+    except OF_MODELS as error:
+        raise untraceable(type(model).__name__, args, kwargs, error) from error
     return {name: value for name, value in shapes.items() if name != COLLECTION}
+
+
+def untraceable(
+    model: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
+) -> CheckpointError:
+    """The error that a model raises with the sample inputs."""
+    called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
+    return CheckpointError(
+        f"tracing {model} with the sample inputs {', '.join(map(str, called_with))} "
+        "failed; are they of the right shapes and dtypes? "
+        f"{type(error).__name__}: {' '.join(str(error).split())}"
+    )
 
 
 def _brief(x: Any) -> Any:
     return str(info_of(x)) if tracing.is_array(x) else x
-
-
-def info_of(leaf: Any) -> ArrayInfo:
-    """The shape and dtype of an array, or of its shape."""
-    return ArrayInfo(tuple(leaf.shape), jnp.dtype(leaf.dtype))
 
 
 def match(
@@ -128,29 +129,49 @@ def match(
         return jax.ShapeDtypeStruct(leaf.shape, info.dtype)
 
     variables = jax.tree_util.tree_map_with_path(look_up, found)
-    known = set(origin.values())
-    wrong += [f"{name} is not in the model" for name in arrays if name not in known]
+    wrong += unknown(source, origin.values())
+    refuse(wrong, lambda: _advice(template, arrays))
+    return variables, origin
+
+
+def unknown(source: Reader, names: Iterable[str]) -> list[str]:
+    """Says what a source holds beside these names."""
+    known = set(names)
+    wrong = [
+        f"{name} is not in the model" for name in source.arrays if name not in known
+    ]
     wrong += [
         f"{name} is {description}, and not in the model"
-        for name, description in others.items()
+        for name, description in source.others.items()
         if name not in known
     ]
+    return wrong
+
+
+def refuse(wrong: list[str], advice: Callable[[], str]) -> None:
+    """Refuses a source that is not of a model.
+
+    Args:
+        wrong: what it holds or lacks.
+        advice: says what to do.
+
+    Raises:
+        CheckpointError: if there is something wrong.
+    """
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
             f"the source does not hold the variables of this model: "
-            f"{'; '.join(wrong[:5])}{more}{_advice(template, arrays)}"
+            f"{'; '.join(wrong[:5])}{more}{advice()}"
         )
-    return variables, origin
 
 
-def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
-    """Names the subtrees of a source that hold the model's parameters."""
-    params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
-    wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
-    names = set(arrays)
-    first = f"/{wanted[0]}" if wanted else ""
-    found = sorted(
+def subtrees_of(wanted: list[str], names: set[str]) -> list[str]:
+    """The paths below which a source has all the names that a model wants."""
+    if not wanted:
+        return []
+    first = f"/{wanted[0]}"
+    return sorted(
         (
             path
             for path in (n.removesuffix(first) for n in names if n.endswith(first))
@@ -158,13 +179,25 @@ def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
         ),
         key=lambda path: (path.split("/")[-1] != PARAMS, path),
     )
-    if not found or not wanted:
+
+
+def advice_of(options: list[str]) -> str:
+    """Advises to select one of some subtrees; empty for none."""
+    if not options:
         return ""
-    options = [" ".join(_options(path, template, names)) for path in found[:4]]
     return (
         ". Its parameters are in a subtree, which --subtree (subtree=) names: "
         f"{' or '.join(options)}"
     )
+
+
+def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
+    """Names the subtrees of a source that hold the model's parameters."""
+    params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
+    wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
+    names = set(arrays)
+    found = subtrees_of(wanted, names)[:4]
+    return advice_of([" ".join(_options(path, template, names)) for path in found])
 
 
 def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:

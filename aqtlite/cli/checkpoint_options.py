@@ -23,12 +23,14 @@ Tracing the model finds the parameters that are weights, and how they are quanti
   aqtlite convert run/params run/serving --model serving:factory
 
 The factory returns the model and a tuple of sample inputs (shapes will do), and maybe
-a dictionary of keyword arguments. With --config or --preset it is called with that
-config:
+a dictionary of keyword arguments. The model is one of Linen or of NNX; make an NNX
+model in nnx.eval_shape, which allocates nothing. With --config or --preset it is called
+with that config:
 
   aqtlite convert in out --model serving:factory --preset weight_only --fwd-bits 4
 
-SOURCE holds the model's variables, or "params" alone. If it holds more, name the
+SOURCE holds the model's variables, or "params" alone; of an NNX model its nnx.state or
+pure dictionary. If it holds more, name the
 subtree; several are collections:
 
   aqtlite convert run/3 out --model serving:factory --subtree state/params

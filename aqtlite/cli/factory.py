@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from flax import nnx
+
 from aqtlite.errors import UserError
 from aqtlite.flax.linen.quantize_model import Model
 
@@ -81,10 +83,10 @@ def call(
             f"--model {name}: sample_args has to be a tuple, not a "
             f"{type(sample_args).__name__}"
         )
-    if not isinstance(model, Model):
+    if not isinstance(model, Model | nnx.Module):
         raise UserError(
-            f"--model {name}: the model has to be a Linen module, or what "
-            f"aqtlite.flax.quantize_model made of one, not {model!r}"
+            f"--model {name}: the model has to be a Linen or NNX module, or what "
+            f"quantize_model made of one, not {model!r}"
         )
     if rest and not isinstance(rest[0], dict):
         raise UserError(

@@ -1,10 +1,10 @@
 """Quantized contractions for Flax, and the conversion of trained models to serving."""
 
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
 from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.cache import QuantizedCache
 from aqtlite.flax.linen.calibrate import calibrate
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config
+from aqtlite import config, remat
 from aqtlite.functions import primitives
 from aqtlite.functions.plan import Plan, PlannedContraction
-from aqtlite.jaxpr import rewriting, sites, tracing
+from aqtlite.jaxpr import dependencies, rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
@@ -133,6 +133,20 @@ class Program:
             for i in self.parameters.keys() & origin.needed
         }
 
+    def quantized_elsewhere(self) -> set[Parameter]:
+        """The parameters of weights that functions inside quantize on their own.
+
+        They contract by the library's functions, which rules leave as they are: what
+        these quantize has a name in the trace.
+        """
+        return {
+            self.parameters[i]
+            for name in (remat.LHS, remat.RHS)
+            for value in dependencies.occurrences(self.traced.jaxpr, name)
+            if value.dependencies <= self.parameters.keys()
+            for i in value.dependencies
+        }
+
     def _entries(
         self,
         one: PlannedContraction,
@@ -142,9 +156,9 @@ class Program:
         """The frozen weights of a contraction."""
         found: dict[Side, FrozenEntry] = {}
         avals = [atom.aval for atom in one.site.eqn.invars]
-        contraction = self._contraction(one, avals, States())
+        call = self._contraction(one, avals, States())
         for side, origin in _origins(one).items():
-            axes = contraction.operand(side).contracting
+            axes = call.operand(side).contracting
             fitting = [
                 entry
                 for entry in frozen
@@ -153,10 +167,10 @@ class Program:
                 and entry.site.operand.contracting == axes
             ]
             for entry in fitting:
-                if entry.site.cfg == contraction.cfg:
+                if entry.site.cfg == call.cfg:
                     found[side] = entry
             if fitting and side not in found:
-                changes = config.differences(fitting[0].site.cfg, contraction.cfg)
+                changes = config.differences(fitting[0].site.cfg, call.cfg)
                 raise ValueError(
                     f"the frozen weight {fitting[0].name!r} of {one.path!r} was "
                     "converted with another config than its rule has: "
@@ -241,14 +255,12 @@ class Noted:
 def noting(keys: frozenset[OperandKey]) -> Recorder:
     """A recorder that stores which weights there are."""
 
-    def note(
-        contraction: Contraction, caller: CallingModule, position: int
-    ) -> Contraction:
-        for side in contraction.quantized_sides():
+    def note(call: Contraction, caller: CallingModule, position: int) -> Contraction:
+        for side in call.quantized_sides():
             key = OperandKey(caller.path, position, side)
             if key in keys and caller.obstacle is None:
                 caller.store(Noted(key))
-        return contraction
+        return call
 
     return note
 

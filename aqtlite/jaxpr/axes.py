@@ -22,35 +22,63 @@ class Axis(NamedTuple):
 Axes = tuple[Axis | None, ...]
 """For each axis of a value, the axis of an input that it is, if it is one."""
 
+
+class _Piece(NamedTuple):
+    """An axis that a reshape made of a part of another one."""
+
+    whole: Axis
+    sizes: tuple[int, ...]
+    """Of all the parts."""
+
+    number: int
+    """Which of them it is."""
+
+    @property
+    def input(self) -> int:
+        """The input that has it."""
+        return self.whole.input
+
+
+_Fact = tuple[Axis | _Piece | None, ...]
+"""The same, while values are reshaped."""
+
 # These keep the shape of an operand but not the order along its axes.
 _REORDERING = frozenset({"rev", "sort", "dot_general", "fft", "cholesky"})
 
 
 def output_axes(closed: core.ClosedJaxpr) -> list[Axes]:
-    """Returns the axes of each output of a jaxpr."""
+    """Returns the axes of each output of a jaxpr.
+
+    An axis that a reshape splits, as that of blocks, and another one joins again, is
+    whole.
+    """
     inputs = [
         tuple(Axis(i, axis) for axis in range(len(var.aval.shape)))
         for i, var in enumerate(closed.jaxpr.invars)
     ]
-    return analysis.analyze(closed.jaxpr, inputs, _AxisAnalysis())
+    found = analysis.analyze(closed.jaxpr, inputs, _AxisAnalysis())
+    return [
+        tuple(axis if isinstance(axis, Axis) else None for axis in axes)
+        for axes in found
+    ]
 
 
-class _AxisAnalysis(analysis.Analysis[Axes]):
-    def constant(self, aval: Any) -> Axes:
+class _AxisAnalysis(analysis.Analysis[_Fact]):
+    def constant(self, aval: Any) -> _Fact:
         return (None,) * len(aval.shape)
 
-    def join(self, first: Axes, second: Axes) -> Axes:
+    def join(self, first: _Fact, second: _Fact) -> _Fact:
         return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
-    def unstack(self, fact: Axes) -> Axes:
+    def unstack(self, fact: _Fact) -> _Fact:
         return fact[1:]
 
-    def stack(self, fact: Axes, scanned: Sequence[Axes]) -> Axes:
+    def stack(self, fact: _Fact, scanned: Sequence[_Fact]) -> _Fact:
         leading = {axes[0].input: axes[0] for axes in scanned if axes[0] is not None}
         sources = [axis.input for axis in fact if axis is not None]
         return (leading.get(sources[0]) if sources else None, *fact)
 
-    def equation(self, eqn: Any, inputs: list[Axes]) -> list[Axes]:
+    def equation(self, eqn: Any, inputs: list[_Fact]) -> list[_Fact]:
         name = eqn.primitive.name
         if name == "transpose":
             return [tuple(inputs[0][axis] for axis in eqn.params["permutation"])]
@@ -58,11 +86,11 @@ class _AxisAnalysis(analysis.Analysis[Axes]):
             return [_broadcast(eqn, inputs[0])]
         if name in ("reshape", "squeeze"):
             return [_reshape(eqn, inputs[0])]
-        if name in ("slice", "dynamic_slice"):
+        if name in ("slice", "dynamic_slice", "pad"):
             return [_slice(eqn, inputs[0])]
         return [self._elementwise(eqn, out, inputs) for out in eqn.outvars]
 
-    def _elementwise(self, eqn: Any, out: Any, inputs: list[Axes]) -> Axes:
+    def _elementwise(self, eqn: Any, out: Any, inputs: list[_Fact]) -> _Fact:
         result = self.constant(out.aval)
         if eqn.primitive.name in _REORDERING:
             return result
@@ -72,27 +100,69 @@ class _AxisAnalysis(analysis.Analysis[Axes]):
         return result
 
 
-def _broadcast(eqn: Any, axes: Axes) -> Axes:
+def _broadcast(eqn: Any, axes: _Fact) -> _Fact:
     operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    result: list[Axis | None] = [None] * len(out)
+    result: list[Axis | _Piece | None] = [None] * len(out)
     for axis, out_axis in enumerate(eqn.params["broadcast_dimensions"]):
         if operand[axis] == out[out_axis]:
             result[out_axis] = axes[axis]
     return tuple(result)
 
 
-def _slice(eqn: Any, axes: Axes) -> Axes:
+def _slice(eqn: Any, axes: _Fact) -> _Fact:
     """Keeps the axes that are taken whole."""
     operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     sizes = zip(axes, operand, out, strict=True)
     return tuple(axis if size == kept else None for axis, size, kept in sizes)
 
 
-def _reshape(eqn: Any, axes: Axes) -> Axes:
-    """Keeps the axes where axes of size one come or go, and nothing else."""
+def _reshape(eqn: Any, axes: _Fact) -> _Fact:
+    """Keeps axes, splits them, and joins those that were split, whatever of size one
+    comes or goes between them."""
     operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    full = [axis for axis, size in enumerate(operand) if size != 1]
-    if [operand[axis] for axis in full] != [size for size in out if size != 1]:
-        return (None,) * len(out)
-    kept = iter(full)
-    return tuple(None if size == 1 else axes[next(kept)] for size in out)
+    result: list[Axis | _Piece | None] = [None] * len(out)
+    for before, after in _same_sizes(operand, out):
+        sizes = tuple(out[axis] for axis in after)
+        made = _regrouped([axes[axis] for axis in before], sizes)
+        for axis, one in zip(after, made, strict=True):
+            result[axis] = one
+    return tuple(result)
+
+
+def _same_sizes(
+    operand: Sequence[int], out: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """The smallest runs of axes of both shapes that have the same number of elements.
+
+    _Fact of size one are in none.
+    """
+    runs = []
+    before, after = (
+        [axis for axis, size in enumerate(shape) if size != 1]
+        for shape in (operand, out)
+    )
+    if 0 in operand:
+        return []
+    while before and after:
+        taken: tuple[list[int], list[int]] = [before.pop(0)], [after.pop(0)]
+        sizes = [operand[taken[0][0]], out[taken[1][0]]]
+        while sizes[0] != sizes[1]:
+            side = 0 if sizes[0] < sizes[1] else 1
+            axis = (before, after)[side].pop(0)
+            taken[side].append(axis)
+            sizes[side] *= (operand, out)[side][axis]
+        runs.append(taken)
+    return runs
+
+
+def _regrouped(axes: list[Axis | _Piece | None], sizes: tuple[int, ...]) -> _Fact:
+    """What axes become that are reshaped to sizes of as many elements."""
+    first = axes[0]
+    if len(axes) == len(sizes) == 1:
+        return (first,)
+    if len(axes) == 1 and isinstance(first, Axis):
+        return tuple(_Piece(first, sizes, i) for i in range(len(sizes)))
+    if len(sizes) == 1 and isinstance(first, _Piece):
+        parts = [first._replace(number=i) for i in range(len(first.sizes))]
+        return (first.whole if axes == parts else None,)
+    return (None,) * len(sizes)

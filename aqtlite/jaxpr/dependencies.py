@@ -48,6 +48,17 @@ def named_values(closed: core.ClosedJaxpr) -> dict[str, NamedValue]:
     return collecting.found
 
 
+def occurrences(closed: core.ClosedJaxpr, name: str) -> list[NamedValue]:
+    """Returns the values of a jaxpr that have a name, each by itself."""
+    collecting = _Occurrences()
+    _analyze_all(closed.jaxpr, collecting)
+    return [
+        value
+        for key, value in collecting.found.items()
+        if key.rpartition(" ")[0] == name
+    ]
+
+
 def equation_dependencies(eqn: Any) -> list[Dependencies]:
     """Returns, for each output of an equation, the inputs that it depends on."""
     inputs = [frozenset({i}) for i in range(len(eqn.invars))]
@@ -87,10 +98,13 @@ class _NamedDependencies(_Dependencies):
 
     def equation(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
         if eqn.primitive is primitives.name_p:
-            self._add(eqn.params["name"], inputs[0], self._is_in_branch)
+            self._add(self._key(eqn), inputs[0], self._is_in_branch)
         else:
             self._collect_inside(eqn, inputs)
         return super().equation(eqn, inputs)
+
+    def _key(self, eqn: Any) -> str:
+        return str(eqn.params["name"])
 
     def _add(self, name: str, dependencies: Dependencies, is_in_branch: bool) -> None:
         before = self.found.get(name, NamedValue(_NOTHING, False))
@@ -101,7 +115,7 @@ class _NamedDependencies(_Dependencies):
     def _collect_inside(self, eqn: Any, inputs: list[Dependencies]) -> None:
         """Collects the names in branches and loops."""
         everything = _NOTHING.union(*inputs)
-        inside = _NamedDependencies(is_in_branch=True)
+        inside = type(self)(is_in_branch=True)
         for body in equations.bodies(eqn):
             if eqn.primitive is primitives.cond_p:
                 facts = inputs[1:]
@@ -116,3 +130,10 @@ class _NamedDependencies(_Dependencies):
             analysis.analyze(body.jaxpr, facts, inside)
         for name, value in inside.found.items():
             self._add(name, value.dependencies, True)
+
+
+class _Occurrences(_NamedDependencies):
+    """Collects them by the equations that give the names."""
+
+    def _key(self, eqn: Any) -> str:
+        return f"{eqn.params['name']} {id(eqn)}"

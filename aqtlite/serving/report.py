@@ -1,7 +1,8 @@
 """The report of a conversion: what was frozen, what stayed in float, and why."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 from absl import logging
@@ -103,12 +104,18 @@ def _outcome(parameter: ParameterReport) -> str:
     return "frozen" if parameter.is_frozen else f"in float: {parameter.why}"
 
 
-def report_of(plan: Plan, stored: Sequence[Stored]) -> ConversionReport:
+def report_of(
+    plan: Plan,
+    stored: Sequence[Stored],
+    elsewhere: Mapping[Parameter, str] = MappingProxyType({}),
+) -> ConversionReport:
     """Sums up a conversion.
 
     Args:
         plan: what was planned.
         stored: what was stored of each weight, or its shapes.
+        elsewhere: parameters that the calls quantize in a way that the plan does not
+            see, and why that is.
     """
     frozen_bytes: dict[Parameter, int] = {}
     frozen_beside: set[Parameter] = set()
@@ -127,6 +134,8 @@ def report_of(plan: Plan, stored: Sequence[Stored]) -> ConversionReport:
         why, is_expected = "", True
         if not gone and parameter in reasons:
             why, is_expected = reasons[parameter]
+        elif not gone and parameter in elsewhere:
+            why, is_expected = elsewhere[parameter], False
         elif not gone and parameter in frozen_beside:
             why = "something else reads it, too; the contraction takes frozen integers"
         elif not gone and parameter in learned:

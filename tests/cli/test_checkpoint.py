@@ -2,22 +2,29 @@
 
 import json
 
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
 from aqtlite import checkpoint, cli, config
 from aqtlite.checkpoint import replacement
 from aqtlite.flax import convert
+from aqtlite.flax import nnx as aqt_nnx
 from tests.checkpoint.support import assert_same, save
 from tests.flax import models
+from tests.flax.nnx import models as nnx_models
 from tests.flax.support import INT8, X, init
 
 VARIABLES = init(models.MlpBlock(INT8), X)
 MODEL = ["float", "out", "--model", "serving_model:factory"]
 FACTORY = """
 import jax
-from flax import linen as nn
+from flax import linen as nn, nnx
 from aqtlite import config
+from aqtlite.flax.nnx import quantize_model
 from tests.flax import models
+from tests.flax.nnx import models as nnx_models
 
 def factory(cfg=config.fully_quantized()):
     return models.MlpBlock(cfg), (jax.ShapeDtypeStruct((4, 8), "float32"),)
@@ -49,6 +56,10 @@ class Residual(nn.Module):
     def __call__(self, x):
         return x + nn.Dense(8)(x)
 
+def nnx_factory(cfg=config.fully_quantized()):
+    make = lambda: quantize_model(nnx_models.Mlp(nnx.Rngs(0)), cfg)
+    return nnx.eval_shape(make), (jax.ShapeDtypeStruct((4, 8), "float32"),)
+
 def misshapen():
     return Residual(), (jax.ShapeDtypeStruct((4, 9), "float32"),)
 """
@@ -66,6 +77,15 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def nnx_model(folder):
+    """A checkpoint of an NNX model."""
+    model = nnx_models.Mlp(nnx.Rngs(0))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "nnx", nnx.state(model))
+    return model
+
+
 def run(capsys, *argv):
     code = cli.main(["convert", *argv])
     shown = capsys.readouterr()
@@ -77,6 +97,21 @@ def error(capsys, *argv):
     assert code == 2
     assert err.startswith("aqtlite convert: error: ") and err.count("\n") == 1
     return err
+
+
+def test_nnx_models(nnx_model, capsys):
+    options = ["--model", "serving_model:nnx_factory", "--preset", "weight_only"]
+    code, out, err = run(capsys, "nnx", "out", *options, "--fwd-bits", "4")
+    assert (code, err) == (0, "")
+    assert "2 frozen, 2 kept" in out
+    model = aqt_nnx.quantize_model(nnx_model, config.weight_only(4))
+    served = [
+        nnx_models.call(one, nnx_models.X)
+        for one in (checkpoint.load_serving("out", model), aqt_nnx.convert(model, X))
+    ]
+    np.testing.assert_array_equal(*served)
+    assert cli.main(["show", "out"]) == 0
+    assert "down/kernel" in capsys.readouterr().out
 
 
 def test_convert_and_show(folder, capsys):

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
+from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, check_served, init
@@ -92,6 +93,16 @@ def _boxed(names, shape, how):
 def test_names_follow_the_axes(names, shape, how, expected):
     serving = check_served(_boxed(names, shape, how), X, frozen=1)
     assert _rhs_spec(serving, "w")[0] == expected
+
+
+def test_blocks_keep_their_names():
+    dot_general = AqtDotGeneral(config.mxint8())
+    kernel_init = nn.with_partitioning(NORMAL, ("in", "out"))
+    model = nn.Dense(24, dot_general=dot_general, kernel_init=kernel_init)
+    x = jnp.ones((2, 64))
+    serving = convert(model, init(model, x), x)
+    assert serving["aqt"]["kernel"]["rhs"].scale.value.shape == (24, 2)
+    assert _rhs_spec(serving, "kernel") == (P("in", "out"), P(None, "out"))
 
 
 def test_mixed_axes_lose_their_names():

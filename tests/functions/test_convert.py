@@ -6,7 +6,7 @@ from jax import lax
 
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
 from aqtlite.fixed_scale import FixedScale
-from aqtlite.functions.convert import FrozenParameter
+from aqtlite.functions.freezing import FrozenParameter
 from tests.common import nearest, normal
 from tests.replacing import assert_bits
 

@@ -117,3 +117,17 @@ def test_dependencies_without_marked_values():
     carry, stack = dependencies.output_dependencies(whole, without={"weight"})
     assert carry == stack == {0}
     assert dependencies.output_dependencies(whole)[0] == {0, 1}
+
+
+def test_values_of_one_name_are_told_apart():
+    def function(x, w):
+        def step(carry, _):
+            return checkpoint_name(carry + x, "here"), checkpoint_name(2 * w, "here")
+
+        return jax.jit(lambda w: checkpoint_name(w, "here"))(w), lax.scan(
+            step, jnp.zeros(3), None, length=2
+        )
+
+    found = dependencies.occurrences(_trace(function, jnp.ones(3), jnp.ones(3)), "here")
+    needed = sorted(sorted(one.dependencies) for one in found)
+    assert needed == [[0], [1], [1]]

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import core as flax_core
 
+from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.linen import partitioning
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.parameters import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
@@ -91,17 +91,7 @@ def convert(
     >>> bool((dense.apply(serving, x) == dense.apply(variables, x)).all())
     True
     """
-    if calls is None:
-        calls = [Call(*args, **kwargs)]
-    elif args or kwargs:
-        raise TypeError("convert takes either a call's arguments or calls=, not both")
-    elif not (isinstance(calls, list | tuple) and calls) or not all(
-        isinstance(call, Call) for call in calls
-    ):
-        raise TypeError(
-            "calls must be a list of aqtlite.flax.Call, such as "
-            f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
-        )
+    calls = calls_of(calls, args, kwargs)
     if not isinstance(model, Model):
         raise TypeError(
             f"convert takes a flax.linen.Module, got {type(model).__name__}; "

@@ -7,7 +7,7 @@ from typing import Any
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite.flax.linen.call import Call
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
 from aqtlite.functions import rules
 from aqtlite.functions.plan import Plan

@@ -9,7 +9,7 @@ import jax
 from flax import core as flax_core
 from flax import linen as nn
 
-from aqtlite.flax.linen.call import Call
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import parameters_of
 from aqtlite.functions import plan as planning

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen import quantized_call, recording
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.linen.tracing import mutable_collections, with_frozen_kernels

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from aqtlite.flax.call import Call
 from aqtlite.flax.linen import recording
-from aqtlite.flax.linen.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.jaxpr import tracing

@@ -5,6 +5,7 @@
 the weights of both.
 """
 
+from aqtlite.flax.call import Call
 from aqtlite.flax.nnx.calibrate import calibrate
 from aqtlite.flax.nnx.convert import convert, convert_in_place
 from aqtlite.flax.nnx.embed import AqtEmbed
@@ -25,6 +26,7 @@ __all__ = [
     "AqtDotGeneral",
     "AqtEinsum",
     "AqtEmbed",
+    "Call",
     "Frozen",
     "GradientStatistics",
     "QuantizedModel",

@@ -8,7 +8,9 @@ import jax
 from flax import nnx
 from jax.extend import core
 
+from aqtlite.flax.nnx import partitioning
 from aqtlite.functions import injected
+from aqtlite.functions.freezing import FrozenParameter
 from aqtlite.jaxpr import forwarding, tracing
 
 Path = tuple[Any, ...]
@@ -61,6 +63,11 @@ class PureCall:
         for (_, *steps), leaf in self._params:
             _set(tree, steps, _value(leaf))
         return tree
+
+    @property
+    def variables(self) -> dict[tuple[str, ...], nnx.Variable[Any]]:
+        """The parameters of the model, as variables."""
+        return {tuple(map(str, steps)): leaf for (_, *steps), leaf in self._params}
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -152,14 +159,19 @@ class PureCall:
         self._write((leaves[i], value) for i, value in changed.items())
 
     def replace_params(self, params: Any) -> None:
-        """Writes values into the parameters, in the structure of `params`."""
+        """Writes values into the parameters, in the structure of `params`.
+
+        A parameter that is frozen loses its sharding metadata: it has no axes.
+        """
         self._write((one, _get(params, one[0][1:])) for one in self._params)
 
     def _write(self, values: Any) -> None:
-        state = nnx.from_flat_state(
-            (path, _with_value(leaf, value)) for (path, leaf), value in values
-        )
-        nnx.update(self._objects, state)
+        flat = [(path, _with_value(leaf, value)) for (path, leaf), value in values]
+        for _, leaf in flat:
+            if isinstance(_value(leaf), FrozenParameter):
+                metadata = partitioning.without_names(leaf.get_metadata())
+                leaf.set_metadata(metadata)
+        nnx.update(self._objects, nnx.from_flat_state(flat))
 
 
 def _is_object(x: Any) -> bool:

@@ -26,6 +26,9 @@ _KINDS: dict[str, tuple[str, type[nnx.Variable[Any]]]] = {
 }
 """For each collection of states, the attribute that has it, and its variables."""
 
+ATTRIBUTES = {collection: attribute for collection, (attribute, _) in _KINDS.items()}
+"""For each collection of states, the attribute that has it."""
+
 
 class QuantizedModel(nnx.Module):
     """An NNX model whose contractions are quantized; see `quantize_model`.
@@ -183,6 +186,15 @@ def quantize_model(
             f"quantize_model takes a flax.nnx.Module, got {type(model).__name__}"
         )
     return QuantizedModel(model, rules_lib.check(rules), strict=strict)
+
+
+def as_quantized(model: nnx.Module) -> QuantizedModel:
+    """Returns a model that is quantized by rules, or by what is injected alone.
+
+    Raises:
+        TypeError: if `model` is no NNX module.
+    """
+    return model if isinstance(model, QuantizedModel) else quantize_model(model)
 
 
 def overwrite_with_gradient(model: QuantizedModel, grads: Any) -> Any:

@@ -8,9 +8,16 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from aqtlite import Rule, config
+from aqtlite import Rule, config, make_dot_general
 from aqtlite.flax import AqtDotGeneral
-from aqtlite.flax.nnx import Frozen, convert, convert_in_place, quantize_model
+from aqtlite.flax.nnx import (
+    Call,
+    Frozen,
+    calibrate,
+    convert,
+    convert_in_place,
+    quantize_model,
+)
 from tests.flax.nnx.models import CFG, TOKENS, Mlp, Scanned, Transformer, X, call
 
 
@@ -145,6 +152,94 @@ class TestConversion:
         assert_equal(serving, model, X)
         trained = nnx.state(serving, nnx.LoRAParam)
         assert len(jax.tree.leaves(trained)) == 2
+
+
+class Pair(nnx.Module):
+    """Two methods, each of which reads a parameter that the other does not."""
+
+    def __init__(self, rngs, **kwargs):
+        self.encoder = nnx.Linear(8, 8, rngs=rngs, **kwargs)
+        self.decoder = nnx.Linear(8, 4, rngs=rngs)
+        self.unread = nnx.Linear(8, 4, rngs=rngs)
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def decode(self, x, *, double=False):
+        x = self.decoder(self.encoder(x))
+        return 2 * x if double else x
+
+
+RULES = [Rule(path="(en|de)coder", cfg=CFG)]
+DECODE = Call(X[:1], method="decode", double=True)
+
+
+class TestCalls:
+    @pytest.fixture(scope="class")
+    def pair(self):
+        return quantize_model(Pair(nnx.Rngs(0)), RULES)
+
+    def test_what_any_of_them_contracts_is_frozen(self, pair):
+        reports = []
+        calls = [Call(X, method="encode"), DECODE]
+        serving = convert(pair, calls=calls, strict=True, report=reports.append)
+        assert sorted(serving.frozen) == ["decoder", "encoder"]
+        assert "unread (2)" in str(reports[0])
+        for run in (
+            nnx.jit(lambda model: model.encode(X)),
+            nnx.jit(lambda model: model.decode(X[:1], double=True)),
+        ):
+            np.testing.assert_array_equal(run(serving), run(pair))
+
+    def test_one_call_freezes_what_it_contracts(self, pair):
+        serving = convert(pair, X, method="encode")
+        assert sorted(serving.frozen) == ["encoder"]
+        assert serving.model.decoder.kernel.shape == (8, 4)
+
+    def test_in_place_with_statistics(self):
+        static = config.static_int8()
+        model = quantize_model(Pair(nnx.Rngs(0)), static)
+        model.eval()
+        calibrate(model, [X], method="decode")
+        run = nnx.jit(lambda model: (model.encode(X), model.decode(X)))
+        expected = run(model)
+        calls = [Call(X, method="encode"), Call(X, method="decode")]
+        assert convert_in_place(model, calls=calls) is model
+        jax.tree.map(np.testing.assert_array_equal, run(model), expected)
+
+    def test_wrong_calls(self, pair):
+        with pytest.raises(TypeError, match="not both"):
+            convert(pair, X, calls=[DECODE])
+        with pytest.raises(TypeError, match="not both"):
+            convert(pair, method="encode", calls=[DECODE])
+        with pytest.raises(TypeError, match="list of aqtlite.flax.Call"):
+            convert(pair, calls=[X])
+
+
+class TestForeignFunctions:
+    """Those that quantize, and whose weights NNX cannot freeze."""
+
+    @pytest.fixture(scope="class", params=["AqtDotGeneral", "make_dot_general"])
+    def mixed(self, request):
+        foreign = {
+            "AqtDotGeneral": AqtDotGeneral(CFG),
+            "make_dot_general": make_dot_general(CFG),
+        }[request.param]
+        model = Pair(nnx.Rngs(0), dot_general=foreign)
+        return quantize_model(model, [Rule(path="decoder", cfg=CFG)])
+
+    def test_are_named_in_the_report(self, mixed):
+        reports = []
+        serving = convert(mixed, calls=[DECODE], report=reports.append)
+        (left,) = reports[0].stayed_float
+        assert left.path == "encoder/kernel"
+        assert "quantizes on its own" in str(reports[0])
+        run = nnx.jit(lambda model: model.decode(X))
+        np.testing.assert_array_equal(run(serving), run(mixed))
+
+    def test_are_refused_by_strict(self, mixed):
+        with pytest.raises(ValueError, match=r"encoder/kernel: .*aqtlite\.flax\.nnx"):
+            convert(mixed, calls=[DECODE], strict=True)
 
 
 class TestRefusals:

@@ -1,0 +1,47 @@
+"""One call of a model, as data."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Call:
+    """The arguments of a call of a model.
+
+    Those of ``model.apply(variables, *args, **kwargs)`` in Linen, and in NNX those of
+    the model and the name of the ``method``, if it is not ``"__call__"``. Arrays may be
+    given as shapes (`jax.ShapeDtypeStruct`).
+
+    >>> Call((2, 8), train=False, mutable=["cache"])
+    Call(args=((2, 8),), kwargs={'train': False, 'mutable': ['cache']})
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+
+
+def calls_of(
+    calls: Sequence[Call] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Sequence[Call]:
+    """Returns the calls that `convert` was given, by `calls` or as one.
+
+    Raises:
+        TypeError: if it was given both, or something else.
+    """
+    if calls is None:
+        return [Call(*args, **kwargs)]
+    if args or kwargs:
+        raise TypeError("convert takes either a call's arguments or calls=, not both")
+    if not (isinstance(calls, list | tuple) and calls) or not all(
+        isinstance(call, Call) for call in calls
+    ):
+        raise TypeError(
+            "calls must be a list of aqtlite.flax.Call, such as "
+            f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
+        )
+    return calls

@@ -1,0 +1,93 @@
+"""Sharding metadata of frozen weights, carried over from their parameters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from aqtlite.qtensor import QTensor
+from aqtlite.serving.conversion import ParameterAxis
+from aqtlite.serving.model import Parameter
+
+_NAMES = "out_sharding"
+"""The metadata of a variable that names the mesh axes, or logical ones, by axis."""
+
+_BESIDE = ("sharding_rules", "mesh")
+"""The metadata that says what the names stand for."""
+
+
+def metadata_of(
+    axes: Sequence[ParameterAxis | None],
+    variables: Mapping[tuple[str, ...], nnx.Variable[Any]],
+) -> dict[str, Any]:
+    """Returns the sharding metadata of a frozen weight; empty if it has none.
+
+    Args:
+        axes: for each axis of its integers the axis of a parameter that it is, if so.
+        variables: the parameters, by path.
+    """
+    source, names = None, []
+    for axis in axes:
+        name = None
+        if axis is not None and isinstance(axis.parameter, Parameter):
+            variable = variables[axis.parameter.path]
+            declared = _declared(variable)
+            name = declared[axis.axis] if axis.axis < len(declared) else None
+            source = source if name is None else variable
+        names.append(name)
+    if source is None:
+        return {}
+    metadata = source.get_metadata()
+    beside = {key: metadata[key] for key in _BESIDE if metadata.get(key) is not None}
+    # The arrays lie where the parameters put them, or where load_serving does.
+    return {_NAMES: tuple(names), "eager_sharding": False, **beside}
+
+
+def _declared(variable: nnx.Variable[Any]) -> tuple[Any, ...]:
+    """The names of a parameter's axes."""
+    declared = variable.get_metadata().get(_NAMES) or ()
+    declared = getattr(declared, "spec", declared)
+    return tuple(declared) if isinstance(declared, tuple | PartitionSpec) else ()
+
+
+def without_names(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of a parameter that is frozen, which has no axes."""
+    return {key: value for key, value in metadata.items() if key != _NAMES}
+
+
+def specs_of(qtensor: QTensor, spec: PartitionSpec) -> QTensor:
+    """Returns the partitioning of each array of a frozen weight.
+
+    An axis along which elements share a scale is not partitioned there.
+
+    Args:
+        qtensor: the weight.
+        spec: the partitioning of its integers.
+    """
+    names = (*spec, *(None,) * (len(qtensor.qvalue.shape) - len(spec)))
+
+    def of_array(x: Any) -> PartitionSpec:
+        sizes = zip(names, qtensor.qvalue.shape, x.shape, strict=True)
+        return PartitionSpec(*(name if a == b else None for name, a, b in sizes))
+
+    return jax.tree.map(of_array, qtensor)
+
+
+def sharded(qtensor: QTensor, sharding: Any) -> QTensor:
+    """Returns the shapes of a frozen weight, sharded.
+
+    Args:
+        qtensor: arrays, or shapes.
+        sharding: of the integers.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return qtensor
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(sharding.mesh, spec)
+        ),
+        qtensor,
+        specs_of(qtensor, sharding.spec),
+    )
