@@ -1,0 +1,1 @@
+"""The arithmetic of LiteRT's operators, integer for integer, on plain arrays."""

@@ -1,0 +1,182 @@
+"""Operators of two arrays, element by element, with broadcasting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.edge.arithmetic import constant_fixed_point, fixed_point, rescaling
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
+from aqtlite.edge.grid import Grid
+
+
+def add(
+    x: jax.Array,
+    x_grid: Grid,
+    y: jax.Array,
+    y_grid: Grid,
+    grid: Grid,
+    clamp: Clamp = NO_CLAMP,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """ADD.
+
+    XNNPACK, int8 (``xnn_init_qs8_add_minmax_scalar_params``): the ratios of the scales
+    of x and y to that of the result become integers ``a`` and ``b`` of 21 bits with a
+    common exponent; the result is ``(a * (x - x0) + b * (y - y0) + half) >> shift``. It
+    takes ratios from 2**-10 to below 2**8; TFLite's kernel runs others.
+
+    TFLite (``reference/add.h``): either side with 20 more bits (15 for int16) brought
+    to twice the larger scale, added, and brought to the scale of the result, with
+    `fixed_point.rounded_away` each time.
+
+    Args:
+        x: int8 or int16.
+        x_grid: of x.
+        y: the same, of a shape that broadcasts with that of x.
+        y_grid: of y.
+        grid: of the result.
+        clamp: the range of a fused activation.
+        kernels: whose arithmetic.
+    """
+    return _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign=1)
+
+
+def sub(
+    x: jax.Array,
+    x_grid: Grid,
+    y: jax.Array,
+    y_grid: Grid,
+    grid: Grid,
+    clamp: Clamp = NO_CLAMP,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """SUB: `add` with the integers of y negated after its zero point."""
+    return _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign=-1)
+
+
+def mul(
+    x: jax.Array,
+    x_grid: Grid,
+    y: jax.Array,
+    y_grid: Grid,
+    grid: Grid,
+    clamp: Clamp = NO_CLAMP,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """MUL.
+
+    XNNPACK, int8 (``xnn_init_qs8_mul_minmax_scalar_params``):
+    ``rint(float32((x - x0) * (y - y0)) * m) + zero_point`` with
+    ``m = x_scale * y_scale / scale`` in float32. It takes m from 2**-16 to below 2**8;
+    TFLite's kernel runs others.
+
+    TFLite (``reference/mul.h``): the same m as fixed point, `fixed_point.rounded_away`.
+
+    Args:
+        x: int8 or int16.
+        x_grid: of x.
+        y: the same, of a shape that broadcasts with that of x.
+        y_grid: of y.
+        grid: of the result.
+        clamp: the range of a fused activation.
+        kernels: whose arithmetic.
+    """
+    product = _centered(x, x_grid) * _centered(y, y_grid)
+    multiplier = np.float32(x_grid.scale) * np.float32(y_grid.scale)
+    multiplier /= np.float32(grid.scale)
+    is_narrow = grid.dtype == "int8"
+    if kernels == "xnnpack" and is_narrow and 2.0**-16 <= multiplier < 2.0**8:
+        return rescaling.requantize(product, multiplier, grid, clamp)
+    fixed = fixed_point.quantized_multiplier(multiplier)
+    return rescaling.shifted(fixed_point.rounded_away(product, *fixed), grid, clamp)
+
+
+def div(
+    x: jax.Array,
+    x_grid: Grid,
+    y: jax.Array,
+    y_grid: Grid,
+    grid: Grid,
+    clamp: Clamp = NO_CLAMP,
+) -> jax.Array:
+    """DIV of int8, from a table of all pairs.
+
+    Source: TFLite, ``reference/div.h``, which runs under every resolver. Where a
+    quotient needs a shift of more than 31 bits (numerators of few quanta, 1 to 4 % of
+    random pairs), that kernel's result is no quotient at all; it is the same here.
+
+    Args:
+        x: int8 or int16.
+        x_grid: of x.
+        y: int8, nowhere its zero point (LiteRT refuses it; here 1 stands for 0), of a
+            shape that broadcasts with that of x.
+        y_grid: of y.
+        grid: of the result.
+        clamp: the range of a fused activation.
+    """
+    numerators, denominators = np.meshgrid(
+        np.arange(-128, 128) - x_grid.zero_point,
+        np.arange(-128, 128) - y_grid.zero_point,
+        indexing="ij",
+    )
+    real = np.float32(x_grid.scale) / (
+        np.float32(y_grid.scale) * np.float32(grid.scale)
+    )
+    multiplier, shift = fixed_point.quantized_multiplier(real)
+    quotients = constant_fixed_point.quotients(
+        numerators, denominators, int(multiplier), int(shift)
+    )
+    low, high = rescaling.limits(grid, clamp)
+    table = np.clip(quotients + grid.zero_point, low, high).astype(np.int8)
+    index = (x.astype(jnp.int32) + 128) * 256 + (y.astype(jnp.int32) + 128)
+    return jnp.asarray(table.reshape(-1))[index]
+
+
+def maximum(
+    x: jax.Array, x_grid: Grid, y: jax.Array, y_grid: Grid, grid: Grid
+) -> jax.Array:
+    """MAXIMUM: of both inputs brought to the grid of the result (`rescaling.rescale`).
+
+    The converter writes a QUANTIZE before the operator for an input of another grid.
+    """
+    return jnp.maximum(
+        rescaling.rescale(x, x_grid, grid), rescaling.rescale(y, y_grid, grid)
+    )
+
+
+def minimum(
+    x: jax.Array, x_grid: Grid, y: jax.Array, y_grid: Grid, grid: Grid
+) -> jax.Array:
+    """MINIMUM: of both inputs brought to the grid of the result, as `maximum`."""
+    return jnp.minimum(
+        rescaling.rescale(x, x_grid, grid), rescaling.rescale(y, y_grid, grid)
+    )
+
+
+def _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign):
+    x, y = _centered(x, x_grid), _centered(y, y_grid)
+    scales = [np.float32(g.scale) for g in (x_grid, y_grid, grid)]
+    ratios = np.asarray([scales[0] / scales[2], scales[1] / scales[2]])
+    within = (ratios >= 2.0**-10).all() and (ratios < 2.0**8).all()
+    if kernels == "xnnpack" and within and grid.dtype == "int8":
+        shift = 20 - int(np.frexp(ratios.max())[1] - 1)
+        a, b = np.rint(np.ldexp(ratios, shift)).astype(np.int32)
+        total = a * x + sign * b * y + (1 << (shift - 1))
+        return rescaling.shifted(total >> shift, grid, clamp)
+    left = 20 if grid.dtype == "int8" else 15
+    twice = 2 * np.float64(max(scales[:2]))
+    both = [
+        fixed_point.rounded_away(
+            v << left, *fixed_point.quantized_multiplier(s / twice)
+        )
+        for v, s in ((x, np.float64(scales[0])), (y, np.float64(scales[1])))
+    ]
+    total = both[0] + sign * both[1]
+    real = twice / np.float64(np.float32(2**left) * scales[2])
+    fixed = fixed_point.quantized_multiplier(real)
+    return rescaling.shifted(fixed_point.rounded_away(total, *fixed), grid, clamp)
+
+
+def _centered(x: jax.Array, grid: Grid) -> jax.Array:
+    return x.astype(jnp.int32) - grid.zero_point

@@ -1,0 +1,269 @@
+"""Fully connected layers, convolutions and products of matrices."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import dimension_numbers as dn
+from aqtlite.edge.arithmetic import fixed_point, rescaling
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
+from aqtlite.edge.grid import Grid
+from aqtlite.lowering.convolution import Convolution
+from aqtlite.lowering.integer import integer_dot
+from aqtlite.lowering.integer_convolution import integer_conv
+
+_LARGEST = (128, 128)
+
+_Roundings = dict[Kernels, fixed_point.Rounding | None]
+_FULLY_CONNECTED: _Roundings = {
+    "xnnpack": None,
+    "builtin": "upward",
+    "reference": "once",
+}
+
+
+def fully_connected(
+    x: jax.Array,
+    x_grid: Grid,
+    weights: jax.Array,
+    weights_grid: Grid,
+    bias: jax.Array | None,
+    grid: Grid,
+    clamp: Clamp = NO_CLAMP,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """FULLY_CONNECTED: sums of products plus bias, requantized.
+
+    XNNPACK leaves int16 to TFLite, whose reference kernel misreads a bias then.
+
+    Args:
+        x: int8 or int16, shape (..., K).
+        x_grid: of x.
+        weights: int8 or int4, shape (K, N); constants (`matmul` if they are not).
+        weights_grid: of the weights: the zero point 0, scales of shape () or (N,).
+        bias: int32, shape (N,), on the grid ``x_grid.scale * weights_grid.scale``.
+        grid: of the result.
+        clamp: the range of a fused activation.
+        kernels: whose arithmetic.
+
+    Returns:
+        Shape (..., N).
+    """
+    sums = _dot(x, x_grid, weights, weights_grid, (((x.ndim - 1,), (0,)), ((), ())))
+    rounding = _FULLY_CONNECTED[kernels]
+    if x.dtype == jnp.int16 and rounding is None:
+        rounding = "upward"
+    return requantize_sums(sums, bias, x_grid, weights_grid, grid, clamp, rounding)
+
+
+def matmul(
+    x: jax.Array,
+    x_grid: Grid,
+    y: jax.Array,
+    y_grid: Grid,
+    grid: Grid,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """FULLY_CONNECTED of two activations, which TFLite's kernels run.
+
+    The converter writes it, after a TRANSPOSE of y, for the product of two matrices.
+
+    Args:
+        x: int8, shape (..., K).
+        x_grid: of x.
+        y: int8, shape (K, N).
+        y_grid: of y.
+        grid: of the result.
+        kernels: whose arithmetic; that of "xnnpack" is "builtin".
+
+    Returns:
+        Shape (..., N).
+    """
+    kernels = "builtin" if kernels == "xnnpack" else kernels
+    return fully_connected(x, x_grid, y, y_grid, None, grid, kernels=kernels)
+
+
+def batch_matmul(
+    x: jax.Array,
+    x_grid: Grid,
+    y: jax.Array,
+    y_grid: Grid,
+    grid: Grid,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """BATCH_MATMUL: the products of matrices, requantized.
+
+    XNNPACK runs int8 if the zero point of y is 0, constant or not, and leaves the rest
+    to TFLite. The sums of int16 are held in 40 bits; `fixed_point.rounded_short`
+    requantizes them.
+
+    Args:
+        x: int8, shape (..., M, K), or int16 with K up to 256.
+        x_grid: of x.
+        y: the same dtype, shape (..., K, N), with the same leading axes.
+        y_grid: of y, of one scale.
+        grid: of the result.
+        kernels: whose arithmetic.
+
+    Returns:
+        Shape (..., M, N).
+
+    Raises:
+        ValueError: if a sum of int16 has more than 256 products.
+    """
+    if x.dtype == jnp.int16:
+        return _batch_matmul_of_int16(x, x_grid, y, y_grid, grid)
+    sums = _batched_dot(x, x_grid, y, y_grid)
+    is_of_xnnpack = kernels == "xnnpack" and y_grid.zero_point == 0
+    rounding: fixed_point.Rounding | None = None if is_of_xnnpack else "away"
+    return requantize_sums(sums, None, x_grid, y_grid, grid, NO_CLAMP, rounding)
+
+
+def conv_2d(
+    x: jax.Array,
+    x_grid: Grid,
+    weights: jax.Array,
+    weights_grid: Grid,
+    bias: jax.Array | None,
+    grid: Grid,
+    strides: Sequence[int] = (1, 1),
+    padding: Sequence[tuple[int, int]] | str = "VALID",
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    clamp: Clamp = NO_CLAMP,
+    kernels: Kernels = "xnnpack",
+) -> jax.Array:
+    """CONV_2D and DEPTHWISE_CONV_2D: convolutions plus bias, requantized.
+
+    Args:
+        x: int8, shape (batch, height, width, channels).
+        x_grid: of x, whose zero point is what x is padded with.
+        weights: int8 or int4, shape (height, width, channels / groups, N); a depthwise
+            convolution has one channel in each group.
+        weights_grid: of the weights: the zero point 0, scales of shape () or (N,).
+        bias: int32, shape (N,), on the grid ``x_grid.scale * weights_grid.scale``.
+        grid: of the result.
+        strides: of the window.
+        padding: (low, high) for each spatial axis, "SAME" or "VALID".
+        dilation: of the window.
+        groups: the number of groups of channels.
+        clamp: the range of a fused activation.
+        kernels: whose arithmetic; XNNPACK leaves int4 weights to TFLite.
+
+    Returns:
+        Shape (batch, height, width, N).
+
+    Raises:
+        ValueError: if x is not int8.
+    """
+    if x.dtype != jnp.int8:
+        raise ValueError(
+            f"conv_2d of {x.dtype} {x.shape}: LiteRT reads the converter's int32 bias "
+            "as int64 and returns other numbers; quantize the input to int8"
+        )
+    convolution = Convolution.of(
+        x.shape,
+        weights.shape,
+        strides,
+        padding,
+        rhs_dilation=dilation,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+    padded = convolution.pad(x, x_grid.zero_point)
+    sums = integer_conv(padded, weights, convolution.of_padded(), largest=_LARGEST)
+    offsets = x_grid.zero_point * jnp.sum(weights, (0, 1, 2), jnp.int32)
+    sums = sums.astype(jnp.int32) - offsets
+    rounding = _conv_rounding(x, weights_grid, groups, kernels)
+    return requantize_sums(sums, bias, x_grid, weights_grid, grid, clamp, rounding)
+
+
+def requantize_sums(
+    sums: jax.Array,
+    bias: jax.Array | None,
+    x_grid: Grid,
+    weights_grid: Grid,
+    grid: Grid,
+    clamp: Clamp,
+    rounding: fixed_point.Rounding | None,
+) -> jax.Array:
+    """The integers of sums of products.
+
+    XNNPACK: ``rint(float32(sums + bias) * m) + zero_point``, with
+    ``m = x_scale * weights_scale / scale`` in float32 (its qs8 kernels on x86, fp32
+    requantization). TFLite: m in float64, as `fixed_point.quantized_multiplier`, then
+    `fixed_point.multiply`.
+
+    Args:
+        sums: int32, channels last.
+        bias: int32, of the channels.
+        x_grid: of the activations.
+        weights_grid: of the weights: scales of shape () or of the channels.
+        grid: of the result.
+        clamp: the range of a fused activation.
+        rounding: of fixed point; None for XNNPACK's float32.
+    """
+    if bias is not None:
+        sums += bias
+    x_scale, scale = np.float32(x_grid.scale), np.float32(grid.scale)
+    weights_scale = np.asarray(weights_grid.scale, np.float32)
+    if rounding is None:
+        multiplier = x_scale * weights_scale / scale
+        return rescaling.requantize(sums, multiplier, grid, clamp)
+    real = np.float64(x_scale) * weights_scale / np.float64(scale)
+    fixed = fixed_point.quantized_multiplier(real)
+    products = fixed_point.multiply(sums, *fixed, rounding)
+    return rescaling.shifted(products, grid, clamp)
+
+
+def _conv_rounding(x, weights_grid, groups, kernels):
+    if kernels == "reference":
+        return "away"
+    if kernels == "xnnpack" and weights_grid.dtype == "int8":
+        return None
+    if groups == x.shape[-1]:  # Depthwise, even if there is one channel.
+        return "eights"
+    return "upward" if groups == 1 else "away"
+
+
+def _batch_matmul_of_int16(x, x_grid, y, y_grid, grid):
+    if x.shape[-1] > 256:
+        raise ValueError(
+            f"batch_matmul of int16 {x.shape} and {y.shape}: sums of more than 256 "
+            "products are not simulated; contract a smaller axis, or int8"
+        )
+    real = np.float64(np.float32(x_grid.scale)) * np.float64(np.float32(y_grid.scale))
+    fixed = fixed_point.quantized_multiplier(real / np.float64(np.float32(grid.scale)))
+    high, low = x.astype(jnp.int32) >> 8, x.astype(jnp.int32) & 255
+    sums = [_batched_dot(part, x_grid, y, y_grid) for part in (high, low)]
+    products = fixed_point.rounded_short(sums[0], sums[1], *fixed)
+    return rescaling.shifted(products, grid)
+
+
+def _batched_dot(x, x_grid, y, y_grid):
+    batch = tuple(range(x.ndim - 2))
+    dims = ((x.ndim - 1,), (y.ndim - 2,)), (batch, batch)
+    return _dot(x, x_grid, y, y_grid, dims)
+
+
+def _dot(
+    x: jax.Array, x_grid: Grid, y: jax.Array, y_grid: Grid, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """The sums of ``(x - x's zero point) * (y - y's zero point)``."""
+    ((contracted,), (of_y,)), (batch, _) = dims
+    if y.dtype == jnp.int16 or x.dtype == jnp.int16:
+        wide = x.astype(jnp.int32), y.astype(jnp.int32)
+        return lax.dot_general(*wide, dims, preferred_element_type=jnp.int32)
+    sums = integer_dot(x, y, dims, largest=_LARGEST).astype(jnp.int32)
+    if x_grid.zero_point:
+        of_columns = jnp.sum(y, of_y, jnp.int32)
+        sums -= x_grid.zero_point * jnp.expand_dims(of_columns, len(batch))
+    if y_grid.zero_point:
+        of_rows = jnp.sum(x, contracted, jnp.int32)[..., None]
+        count = x.shape[contracted]
+        sums -= y_grid.zero_point * (of_rows - count * x_grid.zero_point)
+    return sums

@@ -1,0 +1,180 @@
+"""Products of int32 with fixed-point numbers, as 64-bit integers would give them.
+
+JAX has no 64-bit integers unless it is told to, so that each product is held in two
+words of 32 bits.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Rounding = Literal["once", "upward", "away", "eights"]
+"""How a product is rounded: the functions `rounded_once`, `rounded_upward`, ...."""
+
+
+def quantized_multiplier(
+    real: np.ndarray | np.floating | float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A real number as ``multiplier * 2**(shift - 31)``.
+
+    Source: ``QuantizeMultiplier`` of TFLite, ``kernels/internal/quantization_util.cc``.
+
+    Args:
+        real: float64, positive.
+
+    Returns:
+        The multipliers, int32 from 2**30 to 2**31 - 1, and the shifts, int32.
+
+    >>> quantized_multiplier(0.75)
+    (array(1610612736, dtype=int32), array(0, dtype=int32))
+    """
+    mantissa, shift = np.frexp(np.asarray(real, np.float64))
+    fixed = np.floor(mantissa * 2.0**31 + 0.5).astype(np.int64)
+    carries = fixed == 2**31
+    fixed, shift = np.where(carries, fixed // 2, fixed), shift + carries
+    vanishes = shift < -31
+    return (
+        np.where(vanishes, 0, fixed).astype(np.int32),
+        np.where(vanishes, 0, shift).astype(np.int32),
+    )
+
+
+def multiply(
+    x: jax.Array, multiplier: np.ndarray, shift: np.ndarray, rounding: Rounding
+) -> jax.Array:
+    """``x * multiplier * 2**(shift - 31)``, rounded.
+
+    Args:
+        x: int32.
+        multiplier: int32, not negative; broadcasts to x.
+        shift: int32 from -31 to 30; broadcasts to x.
+        rounding: how.
+    """
+    run = {
+        "once": rounded_once,
+        "upward": rounded_upward,
+        "away": rounded_away,
+        "eights": rounded_in_eights,
+    }
+    return run[rounding](x, multiplier, shift)
+
+
+def rounded_once(x: jax.Array, multiplier: np.ndarray, shift: np.ndarray) -> jax.Array:
+    """``floor(x * multiplier / 2**(31 - shift) + 1 / 2)``.
+
+    Source: ``MultiplyByQuantizedMultiplier`` of TFLite with TFLITE_SINGLE_ROUNDING,
+    ``kernels/internal/common.cc``.
+    """
+    return _shifted(_product(x, multiplier), 31 - np.asarray(shift))
+
+
+def rounded_upward(
+    x: jax.Array, multiplier: np.ndarray, shift: np.ndarray
+) -> jax.Array:
+    """``floor(floor(x * 2**left * multiplier / 2**31 + 1 / 2) / 2**right + 1 / 2)``.
+
+    left is the shift if it is positive, right its magnitude if it is negative.
+
+    Source: ruy, which TFLite's optimized kernels call, as measured.
+    """
+    left, right = _left_and_right(shift)
+    high = _shifted(_product(x << left, multiplier), np.asarray(31))
+    # No sum overflows: what is shifted is far from the limits of int32.
+    return (high + _half(right)) >> right
+
+
+def rounded_away(x: jax.Array, multiplier: np.ndarray, shift: np.ndarray) -> jax.Array:
+    """As `rounded_upward`, but the second rounding is away from zero at a half.
+
+    Source: ``MultiplyByQuantizedMultiplier`` of TFLite,
+    ``kernels/internal/common.cc``, on gemmlowp's ``SaturatingRoundingDoublingHighMul``
+    and ``RoundingDivideByPOT``.
+    """
+    left, right = _left_and_right(shift)
+    high = _shifted(_product(x << left, multiplier), np.asarray(31))
+    return (high + _half(right) - ((high < 0) & (right > 0))) >> right
+
+
+def rounded_in_eights(
+    x: jax.Array, multiplier: np.ndarray, shift: np.ndarray
+) -> jax.Array:
+    """As `rounded_upward` for all whole groups of eight channels, then `rounded_away`.
+
+    Source: TFLite's optimized depthwise convolution, as measured.
+    """
+    channels = x.shape[-1]
+    return jnp.where(
+        np.arange(channels) < channels // 8 * 8,
+        rounded_upward(x, multiplier, shift),
+        rounded_away(x, multiplier, shift),
+    )
+
+
+def rounded_short(
+    high: jax.Array, low: jax.Array, multiplier: np.ndarray, shift: np.ndarray
+) -> jax.Array:
+    """As `rounded_once`, of ``256 * high + low``, with a multiplier of 16 bits.
+
+    Source: ``MultiplyByQuantizedMultiplier`` of TFLite for 64-bit sums, which are those
+    of products of int16, ``kernels/internal/common.cc``.
+
+    Args:
+        high: int32.
+        low: int32.
+        multiplier: int32, not negative; broadcasts to both.
+        shift: int32 from -31 to 7; broadcasts to both.
+    """
+    wide = np.asarray(multiplier, np.int64)
+    short = np.minimum((wide + 2**15) >> 16, 0x7FFF).astype(np.int32)
+    upper, lower = _product(high, short)
+    lifted = (upper << 8) | (lower >> 24).astype(jnp.int32), lower << 8
+    upper, lower = _product(low, short)
+    sums = lifted[1] + lower
+    carry = (sums < lower).astype(jnp.int32)
+    return _shifted((lifted[0] + upper + carry, sums), 15 - np.asarray(shift))
+
+
+def _left_and_right(shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    shift = np.asarray(shift, np.int32)
+    return np.maximum(shift, 0), np.maximum(-shift, 0)
+
+
+def _half(right: np.ndarray) -> np.ndarray:
+    """Half the unit that is shifted out; nothing if nothing is."""
+    return np.where(right > 0, 1 << np.maximum(right - 1, 0), 0).astype(np.int32)
+
+
+def _product(x: jax.Array, y: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """The high word, int32, and the low one, uint32, of a product; y is positive."""
+    x, factor = x.astype(jnp.int32), jnp.asarray(y, jnp.int32)
+    x_high, x_low = x >> 16, x & 0xFFFF
+    y_high, y_low = factor >> 16, factor & 0xFFFF
+    low = x_low.astype(jnp.uint32) * y_low.astype(jnp.uint32)
+    # Neither sum overflows: a product of halves leaves room for 16 bits more.
+    middle = x_high * y_low + (low >> 16).astype(jnp.int32)
+    carry = x_low * y_high + (middle & 0xFFFF)
+    high = x_high * y_high + (middle >> 16) + (carry >> 16)
+    return high, (carry.astype(jnp.uint32) << 16) | (low & 0xFFFF)
+
+
+def _shifted(words: tuple[jax.Array, jax.Array], amount: np.ndarray) -> jax.Array:
+    """``floor(x / 2**amount + 1 / 2)`` of 64 bits, for amounts from 1 to 62."""
+    high, low = words
+    half = np.asarray(amount, np.int64) - 1
+    low_half = np.where(half < 32, np.uint64(1) << half.astype(np.uint64), 0)
+    high_half = np.where(half >= 32, 1 << np.maximum(half - 32, 0), 0)
+    sums = low + low_half.astype(np.uint32)
+    high = high + high_half.astype(np.int32) + (sums < low).astype(jnp.int32)
+    amount = np.asarray(amount, np.int32)
+    # Of amounts below 32, the bits that come down from the high word, too.
+    small = np.clip(amount, 1, 31)
+    joined = (high << (32 - small)).astype(jnp.uint32) | (
+        sums >> small.astype(np.uint32)
+    )
+    large = np.clip(amount - 32, 0, 31)
+    return jnp.where(
+        amount < 32, lax.bitcast_convert_type(joined, jnp.int32), high >> large
+    )

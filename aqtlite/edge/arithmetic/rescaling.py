@@ -1,0 +1,169 @@
+"""From sums and floats to the integers of a grid, and from one grid to another."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.edge.arithmetic import fixed_point
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.grid import Grid
+from aqtlite.lowering import exact
+
+Clamp = tuple[float, float]
+"""The range of a fused activation: (0, 6) for relu6."""
+
+NO_CLAMP: Clamp = (-math.inf, math.inf)
+_TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
+
+
+def limits(grid: Grid, clamp: Clamp = NO_CLAMP) -> tuple[int, int]:
+    """The smallest and the largest integer of a result.
+
+    A bound is ``rint(bound / scale + zero_point)`` in float32 (XNNPACK,
+    ``xnn_qs8_quantize``).
+
+    Args:
+        grid: of the result.
+        clamp: the range of a fused activation.
+
+    >>> limits(Grid(np.float32(0.05), -128), (0.0, 6.0))
+    (-128, -8)
+    """
+    low, high = grid.limits
+    scale, zero_point = np.float32(grid.scale), np.float32(grid.zero_point)
+    bounds = [np.float32(bound) / scale + zero_point for bound in clamp]
+    smallest, largest = (np.rint(np.clip(bound, low, high)) for bound in bounds)
+    return int(smallest), int(largest)
+
+
+def requantize(
+    sums: jax.Array,
+    multiplier: np.ndarray | np.floating,
+    grid: Grid,
+    clamp: Clamp = NO_CLAMP,
+) -> jax.Array:
+    """``rint(float32(sums) * multiplier) + zero_point``, clamped.
+
+    A half is rounded to the even integer.
+
+    Source: XNNPACK, the fp32 requantization of its qs8 kernels on x86.
+
+    Args:
+        sums: int32.
+        multiplier: float32, of shape () or one for each channel of the last axis.
+        grid: of the result.
+        clamp: the range of a fused activation.
+    """
+    low, high = limits(grid, clamp)
+    product = sums.astype(jnp.float32) * jnp.asarray(multiplier, jnp.float32)
+    z = np.float32(grid.zero_point)
+    rounded = lax.round(product, _TO_EVEN)
+    within = lax.clamp(np.float32(low) - z, rounded, np.float32(high) - z)
+    return (within.astype(jnp.int32) + grid.zero_point).astype(grid.dtype)
+
+
+def shifted(products: jax.Array, grid: Grid, clamp: Clamp = NO_CLAMP) -> jax.Array:
+    """``products + zero_point``, clamped, of int32 on the scale of the grid."""
+    low, high = limits(grid, clamp)
+    z = grid.zero_point
+    return (jnp.clip(products, low - z, high - z) + z).astype(grid.dtype)
+
+
+def rescale(
+    x: jax.Array, x_grid: Grid, grid: Grid, kernels: Kernels = "xnnpack"
+) -> jax.Array:
+    """QUANTIZE of integers: from one grid to another.
+
+    XNNPACK (``xnn_init_qs8_cvt_scalar_params``), int8 to int8: the ratio of the scales
+    becomes ``m = rint(256 * ratio)``; the result is
+    ``((x - x's zero point) * m + 128) >> 8``, plus the zero point. With so few bits the
+    result is often a quantum off. It takes ratios from 2**-8 to 2**7; TFLite's kernel
+    runs others.
+
+    TFLite (``Requantize``), other ratios and int16: the ratio as fixed point. Between
+    int8 grids the optimized kernel rounds as `fixed_point.rounded_upward`, apart from
+    the last ``size % 16`` elements; all others as `fixed_point.rounded_away`.
+
+    Args:
+        x: int8 or int16.
+        x_grid: of x.
+        grid: of the result. If it is that of x, x is returned.
+        kernels: whose arithmetic.
+    """
+    is_same = x_grid.dtype == grid.dtype and x_grid.zero_point == grid.zero_point
+    if is_same and np.float32(x_grid.scale) == np.float32(grid.scale):
+        return x
+    centered = x.astype(jnp.int32) - x_grid.zero_point
+    ratio = np.float32(x_grid.scale) / np.float32(grid.scale)
+    is_narrow = x_grid.dtype == grid.dtype == "int8"
+    if kernels == "xnnpack" and is_narrow and 2.0**-8 <= ratio <= 2.0**7:
+        multiplier = int(np.rint(np.float32(256) * ratio))
+        return shifted((centered * multiplier + 128) >> 8, grid)
+    real = np.float64(np.float32(x_grid.scale)) / np.float64(np.float32(grid.scale))
+    fixed = fixed_point.quantized_multiplier(real)
+    rounding: fixed_point.Rounding = (
+        "upward" if is_narrow and kernels != "reference" else "away"
+    )
+    return shifted(fixed_point.multiply(centered, *fixed, rounding), grid)
+
+
+def concatenate(
+    arrays: Sequence[jax.Array], grids: Sequence[Grid], grid: Grid, axis: int
+) -> jax.Array:
+    """CONCATENATION of arrays brought to one grid (`rescale`).
+
+    The converter writes a QUANTIZE before the operator for an input of another grid.
+
+    Args:
+        arrays: int8.
+        grids: of the arrays.
+        grid: of the result.
+        axis: to join along.
+    """
+    pairs = zip(arrays, grids, strict=True)
+    return jnp.concatenate([rescale(x, one, grid) for x, one in pairs], axis)
+
+
+def quantize(x: jax.Array, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Array:
+    """QUANTIZE of floats.
+
+    ``rint(x * (1 / scale)) + zero_point``, clamped (XNNPACK,
+    ``xnn_init_f32_qs8_cvt_scalar_params``; TFLite's optimized kernel for int16).
+    TFLite's reference kernel rounds ``x / scale``, a half away from zero.
+
+    Args:
+        x: float32, within 2**31 quanta, beyond which TFLite's kernels overflow.
+        grid: of the result.
+        kernels: whose arithmetic.
+    """
+    x = exact.algebraic_barrier(x.astype(jnp.float32))
+    scale = np.float32(grid.scale)
+    low, high = (np.float32(bound - grid.zero_point) for bound in grid.limits)
+    if kernels == "reference":
+        # XLA would multiply by the reciprocal of a constant, which this is not for it.
+        divisor = scale + x * np.float32(0)
+        rounded = lax.round(x / divisor, lax.RoundingMethod.AWAY_FROM_ZERO)
+    else:
+        rounded = lax.round(x * (np.float32(1) / scale), _TO_EVEN)
+    within = lax.clamp(low, rounded, high).astype(jnp.int32)
+    return (within + grid.zero_point).astype(grid.dtype)
+
+
+def dequantize(x: jax.Array, grid: Grid) -> jax.Array:
+    """DEQUANTIZE: ``float32(x - zero_point) * scale``.
+
+    Source: XNNPACK, ``qs8-f32-vcvt``, and TFLite alike.
+
+    Args:
+        x: integers.
+        grid: of x, of one scale.
+
+    Returns:
+        float32.
+    """
+    centered = x.astype(jnp.int32) - grid.zero_point
+    return centered.astype(jnp.float32) * np.float32(grid.scale)

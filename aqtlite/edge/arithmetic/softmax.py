@@ -1,0 +1,119 @@
+"""Softmax over the last axis, and its logarithm."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.edge.arithmetic import fixed_point, interpolated
+from aqtlite.edge.grid import Grid
+from aqtlite.lowering import exact
+
+
+def softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
+    """SOFTMAX over the last axis, in float32 for int8 (`softmax_of_int16`).
+
+    With ``e[d] = exp(-x_scale * d)`` for the distances d from the maximum, and s their
+    sum from first to last, ``round(e[d] * (1 / (s * scale))) + zero_point``; a half is
+    rounded away from zero.
+
+    Source: TFLite, ``Softmax`` in ``optimized/optimized_ops.h``; XNNPACK does not run
+    it.
+
+    Args:
+        x: int8 or int16.
+        x_grid: of x.
+        grid: of the result: LiteRT takes the scale 1 / 256 with the zero point -128,
+            and 2**-15 for int16.
+    """
+    if x.dtype == jnp.int16:
+        return softmax_of_int16(x, x_grid)
+    exponentials, total = _exponentials(x, x_grid)
+    inverse = np.float32(1) / (total * np.float32(grid.scale))
+    scaled = exponentials * inverse[..., None]
+    rounded = lax.round(scaled, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int32)
+    low, high = grid.limits
+    return jnp.clip(rounded + grid.zero_point, low, high).astype(grid.dtype)
+
+
+def softmax_of_int16(x: jax.Array, x_grid: Grid) -> jax.Array:
+    """SOFTMAX of int16 over the last axis, to int16 of scale 2**-15.
+
+    Exponentials and the reciprocal of their sum are interpolated in tables; the sum is
+    int32, with 15 bits after the point.
+
+    Source: TFLite, ``SoftmaxInt16`` in ``reference/softmax.h``.
+
+    Args:
+        x: int16.
+        x_grid: of x.
+    """
+    # LiteRT makes these tables in float64.
+    span = 65535.0
+    exponential = interpolated.table(
+        np.exp, np.float64(10 / span), 32767, np.float64(2 / span)
+    )
+    reciprocal = interpolated.table(
+        lambda v: 1 / (1 + v), np.float64(1 / span), -32768, np.float64(2 / span)
+    )
+    wide = x.astype(jnp.int32)
+    distances = wide - jnp.max(wide, -1, keepdims=True)
+    # In units of 10 / 65535.
+    scale = np.float64(np.float32(x_grid.scale)) / (10.0 / span)
+    fixed = fixed_point.quantized_multiplier(scale)
+    scaled = fixed_point.rounded_away(distances, *fixed)
+    place = jnp.clip(scaled + 32767, -32768, 32767)
+    values = interpolated.interpolate(exponential, place)
+    total = jnp.sum(values, -1, jnp.int32, keepdims=True)
+    zeros = lax.clz(total)
+    # From 2**30 to below 2**31, and then 16 bits after the point.
+    shifted = ((total << (zeros - 1)) + (1 << 13)) >> 14
+    centered = jnp.clip(shifted - (2**15 + 2**16), -32768, 32767)
+    inverse = interpolated.interpolate(reciprocal, centered)
+    right = 31 - zeros
+    product = values * inverse + (1 << (right - 1))
+    return jnp.clip(product >> right, 0, 32767).astype(jnp.int16)
+
+
+def log_softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
+    """LOG_SOFTMAX of int8 over the last axis, in float32.
+
+    With s as in `softmax` and the largest integer of a row,
+    ``rint(x_scale / scale * x - (x_scale * largest + log(s)) / scale) + zero_point``.
+
+    Source: TFLite, ``LogSoftmax`` in ``optimized/optimized_ops.h``.
+
+    Args:
+        x: int8.
+        x_grid: of x.
+        grid: of the result: LiteRT takes the scale 1 / 16 with the zero point 127.
+    """
+    _, total = _exponentials(x, x_grid)
+    integers = x.astype(jnp.float32)
+    x_scale, scale = np.float32(x_grid.scale), np.float32(grid.scale)
+    largest = jnp.max(integers, -1, keepdims=True)
+    reached = exact.rounded_product(largest, jnp.asarray(x_scale))
+    offset = (reached + jnp.log(total)[..., None]) / scale
+    products = exact.rounded_product(integers, jnp.asarray(x_scale / scale))
+    rounded = lax.round(products - offset, lax.RoundingMethod.TO_NEAREST_EVEN)
+    low, high = grid.limits
+    return jnp.clip(rounded.astype(jnp.int32) + grid.zero_point, low, high).astype(
+        grid.dtype
+    )
+
+
+def _exponentials(x: jax.Array, x_grid: Grid) -> tuple[jax.Array, jax.Array]:
+    """The exponentials of the distances from the maximum, and their sums."""
+    # The product in float32; the exponential of it rounded to float32.
+    distances = np.arange(256, dtype=np.float32) * -np.float32(x_grid.scale)
+    table = np.exp(distances.astype(np.float64)).astype(np.float32)
+    largest = jnp.max(x.astype(jnp.int32), -1, keepdims=True)
+    exponentials = jnp.asarray(table)[largest - x.astype(jnp.int32)]
+
+    def add(total, values):
+        return total + values, None
+
+    # One after the other: the order decides the last bit.
+    in_order = jnp.moveaxis(exponentials, -1, 0)
+    total, _ = lax.scan(add, jnp.zeros(x.shape[:-1], jnp.float32), in_order)
+    return exponentials, total
