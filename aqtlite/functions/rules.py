@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import config
+from aqtlite.functions import rules_json
 
 OperationName = Literal["dot_general", "conv_general_dilated", "ragged_dot"]
 Operands = Literal["any", "weight", "activations"]
@@ -124,9 +125,6 @@ def check(rules: Any) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-_VERSION = 1
-
-
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
     """Writes rules as JSON, every field of them, defaults included.
 
@@ -144,13 +142,11 @@ def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
     """
     written = []
     for rule in check(rules):
-        fields = {
-            field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)
-        }
+        fields = rules_json.fields_of(rule)
         if rule.cfg is not None:
             fields["cfg"] = json.loads(config.to_json(rule.cfg))
         written.append(fields)
-    return json.dumps({"version": _VERSION, "rules": written}, indent=indent)
+    return rules_json.write(written, indent)
 
 
 def from_json(text: str) -> tuple[Rule, ...]:
@@ -161,33 +157,10 @@ def from_json(text: str) -> tuple[Rule, ...]:
         ValueError: if it is not JSON, not of version 1, or does not describe rules; the
             message names the place.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"from_json needs a string, got {type(text).__name__}")
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"$: not valid JSON: {error}") from error
-    if not isinstance(data, dict) or set(data) != {"version", "rules"}:
-        raise ValueError('$: expected an object with "version" and "rules"')
-    if data["version"] != _VERSION or not isinstance(data["rules"], list):
-        raise ValueError(
-            f"$.version: {data['version']!r}, $.rules: a "
-            f"{type(data['rules']).__name__}; expected version {_VERSION} and a list"
-        )
-    return tuple(_rule(one, f"$.rules[{i}]") for i, one in enumerate(data["rules"]))
+    return rules_json.read(text, Rule, _arguments)
 
 
-def _rule(fields: Any, path: str) -> Rule:
-    known = [field.name for field in dataclasses.fields(Rule)]
-    if not isinstance(fields, dict) or set(fields) - set(known):
-        raise ValueError(
-            f"{path}: expected an object with fields of {', '.join(known)}, got "
-            f"{fields!r}"
-        )
-    arguments = dict(fields)
-    try:
-        if arguments.get("cfg") is not None:
-            arguments["cfg"] = config.from_json(json.dumps(arguments["cfg"]))
-        return Rule(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
+def _arguments(fields: dict[str, Any]) -> dict[str, Any]:
+    if fields.get("cfg") is None:
+        return fields
+    return {**fields, "cfg": config.from_json(json.dumps(fields["cfg"]))}

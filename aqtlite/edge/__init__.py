@@ -1,0 +1,30 @@
+"""Full-integer programs for the edge: from a float model to an int8 file.
+
+`calibrate` finds the ranges of a model's values, `fake_quantize` trains with them,
+`export` writes a LiteRT or ONNX file, `simulate` predicts what the interpreter
+computes, and `compare` shows where that differs from the float model.
+"""
+
+from aqtlite.edge import rules
+from aqtlite.edge.calibrate import calibrate
+from aqtlite.edge.compare import compare
+from aqtlite.edge.export import export
+from aqtlite.edge.fake_quantize import fake_quantize
+from aqtlite.edge.ranges import Range, Ranges
+from aqtlite.edge.report import Report
+from aqtlite.edge.rules import Rule
+from aqtlite.edge.simulate import Simulation, simulate
+
+__all__ = [
+    "Range",
+    "Ranges",
+    "Report",
+    "Rule",
+    "Simulation",
+    "calibrate",
+    "compare",
+    "export",
+    "fake_quantize",
+    "rules",
+    "simulate",
+]

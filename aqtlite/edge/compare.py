@@ -1,0 +1,136 @@
+"""Where a full-integer program differs from its float model, value by value."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import rich.box
+import rich.console
+import rich.table
+
+from aqtlite.edge.graph import Node
+from aqtlite.edge.simulate import Simulation
+from aqtlite.edge.translation.elementwise import MASKED_BELOW
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The difference of a value's integers from its floats."""
+
+    name: str
+    operator: str
+    mean_quanta: float
+    """The mean magnitude of the difference, in steps of the value's grid."""
+
+    max_quanta: float
+    clipped: float
+    """The share of floats beyond the ends of the grid."""
+
+    decibels: float
+    """The power of the floats over that of the difference; infinite if there is none.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The differences of all values, in the order of the program."""
+
+    differences: tuple[Difference, ...]
+
+    def __rich__(self) -> rich.table.Table:
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
+        table.add_column("value", overflow="fold")
+        for name in ("mean quanta", "max quanta", "clipped", "dB"):
+            table.add_column(name, justify="right")
+        for one in self.differences:
+            table.add_row(
+                one.name,
+                f"{one.mean_quanta:.2f}",
+                f"{one.max_quanta:.1f}",
+                f"{one.clipped:.2%}",
+                f"{one.decibels:.1f}",
+            )
+        return table
+
+    def __str__(self) -> str:
+        console = rich.console.Console(width=120, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    def plot(self) -> Any:
+        """Draws the signal to noise ratio of every value; returns a Matplotlib figure.
+
+        Raises:
+            ModuleNotFoundError: if Matplotlib is not installed.
+        """
+        import matplotlib.pyplot as plt
+
+        names = [one.name for one in self.differences]
+        height = 1 + 0.22 * len(names)
+        figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
+        places = np.arange(len(names))
+        ratios = [min(one.decibels, 100.0) for one in self.differences]
+        axes.barh(places, ratios)
+        axes.set_yticks(places, names, fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlabel("signal to noise ratio of the integers, dB")
+        return figure
+
+
+def compare(simulation: Simulation, *args: Any) -> Comparison:
+    """Compares the integers of a program with the floats of its model.
+
+    A value with a ratio far below those before it is where accuracy is lost: give its
+    operator int16, or float, by a rule, or look at its range.
+
+    Args:
+        simulation: of the program.
+        *args: floating inputs of the model.
+
+    >>> import flax.linen as nn
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import edge
+    >>> model, x = nn.Dense(3), jnp.linspace(-1, 1, 8).reshape(2, 4)
+    >>> variables = model.init(jax.random.key(0), x)
+    >>> ranges = edge.calibrate(model, variables, [x])
+    >>> simulation = edge.simulate(model, variables, ranges, x)
+    >>> [one.operator for one in edge.compare(simulation, x).differences]
+    ['input', 'fully_connected']
+    """
+    deployed = simulation.deployed
+    program = deployed.program
+    inputs = dict(zip(program.graph.inputs, jax.tree.leaves(args), strict=True))
+    floats = program.graph.evaluate({**deployed.known, **inputs}, Node.compute)
+    integers = simulation.values(*args)
+    operators = {i: n.operator.name for n in program.graph.nodes for i in n.outputs}
+    numbers = {name: value for value, name in program.names.items()}
+    differences = []
+    for name, values in integers.items():
+        value = numbers[name]
+        if value in program.unrounded:
+            continue
+        x = np.asarray(floats[value], np.float64)
+        grid = deployed.grids[value]
+        error = np.asarray(simulation.dequantize(name, values), np.float64) - x
+        scale = float(grid.scale)
+        low, high = (scale * (end - grid.zero_point) for end in grid.limits)
+        # Half a step beyond the last value still rounds to it.
+        is_clipped = (x < low - scale / 2) | (x > high + scale / 2)
+        # What masks others is beyond every grid.
+        counts = x >= MASKED_BELOW
+        error, x = error[counts], x[counts]
+        power, noise = np.mean(np.square(x)), np.mean(np.square(error))
+        differences.append(
+            Difference(
+                name,
+                operators.get(value, "input"),
+                float(np.abs(error).mean() / scale),
+                float(np.abs(error).max() / scale),
+                float(is_clipped.mean()),
+                10 * math.log10(power / noise) if noise and power else math.inf,
+            )
+        )
+    return Comparison(tuple(differences))

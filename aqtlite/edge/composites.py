@@ -1,0 +1,120 @@
+"""A program as StableHLO with the composites that converters read integers from.
+
+``quant.fake_quant`` marks a value with its scale, zero point and dtype; what has it at
+every input and output becomes an operator of integers. ``quant.dequantize`` and
+``quant.quantize`` make integers of the inputs and outputs of the program.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.edge.deployed import Deployed
+from aqtlite.edge.graph import Node
+from aqtlite.edge.grid import Grid
+
+_NAMES = {"int2": "i2", "int4": "i4", "int8": "i8", "int16": "i16"}
+
+
+def annotated(
+    deployed: Deployed, is_integer: Callable[[int], bool]
+) -> Callable[..., list[Any]]:
+    """Returns a program with its integers annotated, as a function of its inputs.
+
+    Args:
+        deployed: the program.
+        is_integer: says of an input or output whether it is one of integers.
+    """
+    graph, grids = deployed.program.graph, deployed.grids
+
+    def function(*inputs: Any) -> list[Any]:
+        values = dict(deployed.known)
+        for number, x in zip(graph.inputs, inputs, strict=True):
+            if number in grids:
+                grid = grids[number]
+                x = _dequantize(x, grid) if is_integer(number) else mark(x, grid)
+            values[number] = x
+
+        def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+            return _run(deployed, node, inputs)
+
+        known = graph.evaluate(values, run)
+        outputs = []
+        for i in graph.outputs:
+            x = known[i]
+            if is_integer(i) and i in deployed.program.unrounded:
+                x = mark(x, grids[i])
+            outputs.append(_quantize(x, grids[i]) if is_integer(i) else x)
+        return outputs
+
+    return function
+
+
+def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    program, grids = deployed.program, deployed.grids
+    if not program.is_quantized(node):
+        # Between integers, the converter would make integers of it, too.
+        inputs = [
+            x if i in deployed.known else lax.optimization_barrier(x)
+            for i, x in zip(node.inputs, inputs, strict=True)
+        ]
+        outputs = node.compute(inputs)
+        return [lax.optimization_barrier(y) for y in outputs]
+    inputs = [
+        mark(x, grids[i]) if i in program.unrounded else x
+        for i, x in zip(node.inputs, inputs, strict=True)
+    ]
+    if node.operator.is_compound:
+        # What it shares with others, XLA would compute once, and the converter would
+        # not recognise it.
+        inputs[0] = mark(inputs[0], grids[node.inputs[0]], node.output)
+    for position, one in deployed.operands[node.output].items():
+        value = one.dequant()
+        # The sums have the grid of a bias already.
+        inputs[position] = value if one.grid.dtype == "int32" else mark(value, one.grid)
+    (y,) = node.compute(inputs)
+    return [mark(y, grids[node.output]) if node.output in grids else y]
+
+
+def mark(x: jax.Array, grid: Grid, user: int | None = None) -> jax.Array:
+    """Marks a value of floats with its grid.
+
+    Args:
+        x: the value.
+        grid: its grid.
+        user: the output of the only operator that takes it so; None for any.
+    """
+    attributes = _attributes(grid)
+    if user is not None:
+        attributes["user"] = user
+    if grid.axis is not None:
+        attributes["quantization_dimension"] = grid.axis
+    return lax.composite(lambda x, **_: x, name="quant.fake_quant")(x, **attributes)
+
+
+def _attributes(grid: Grid) -> dict[str, Any]:
+    return {
+        "scale": np.asarray(grid.scale, np.float32).reshape(-1),
+        "zero_point": np.full(np.size(grid.scale), grid.zero_point, np.int64),
+        "dtype": _NAMES[grid.dtype],
+        "narrow_range": False,
+    }
+
+
+def _dequantize(q: jax.Array, grid: Grid) -> jax.Array:
+    """The value of an input of integers."""
+    composite = lax.composite(
+        lambda q, **_: q.astype(jnp.float32), name="quant.dequantize"
+    )
+    return composite(q, **_attributes(grid))
+
+
+def _quantize(x: jax.Array, grid: Grid) -> jax.Array:
+    """An output of integers."""
+    dtype = jnp.dtype(grid.dtype)
+    composite = lax.composite(lambda x, **_: x.astype(dtype), name="quant.quantize")
+    return composite(x, **_attributes(grid))

@@ -1,0 +1,83 @@
+"""A program with all of its integers: what is exported, checked and simulated."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aqtlite.edge import grids as grids_lib
+from aqtlite.edge import program as program_lib
+from aqtlite.edge import stored
+from aqtlite.edge.graph import Node
+from aqtlite.edge.grid import Grid
+from aqtlite.edge.program import Program
+from aqtlite.edge.ranges import Ranges
+from aqtlite.edge.rules import Rule
+from aqtlite.edge.stored import Stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployed:
+    """A program with all of its integers."""
+
+    program: Program
+    grids: Mapping[int, Grid]
+    """Of the values that are computed from the inputs."""
+
+    operands: Mapping[int, Mapping[int, Stored]]
+    """The known operands of each operator, by its output and their position."""
+
+    known: Mapping[int, Any]
+    """The values that depend on parameters and constants alone."""
+
+    def grid_of_operand(self, output: int, position: int, value: int) -> Grid | None:
+        """The grid of an operand of an operator; None if it has no integers."""
+        one = self.operands.get(output, {}).get(position)
+        return self.grids.get(value) if one is None else one.grid
+
+
+def deploy(
+    model: Any,
+    variables: Any,
+    ranges: Ranges,
+    args: tuple[Any, ...],
+    rules: Sequence[Rule],
+) -> Deployed:
+    """Quantizes what a program stores.
+
+    Args:
+        model: a Linen module, an NNX module, or a function of variables and arguments.
+        variables: of the model, arrays.
+        ranges: of its values.
+        args: sample arguments, or their shapes.
+        rules: which integers.
+    """
+    program = program_lib.make(model, variables, args, rules)
+    grids = grids_lib.resolve(program, ranges)
+    graph = program.graph
+    values = program.bind(variables, args)
+    known: dict[int, Any] = dict(graph.constants)
+    known.update((i, values[i]) for i in graph.parameters)
+    operands = {}
+    for node in graph.nodes:
+        if program.static.issuperset(node.outputs):
+            inputs = [known[i] for i in node.inputs]
+            outputs = node.compute(inputs)
+            known.update(zip(node.outputs, outputs, strict=True))
+        elif program.is_quantized(node):
+            found = stored.operands(program, node, known, grids)
+            operands[node.output] = {i: x.known() for i, x in found.items()}
+            _check_finite(node, operands[node.output])
+    return Deployed(program, grids, operands, known)
+
+
+def _check_finite(node: Node, operands: Mapping[int, Stored]) -> None:
+    for position, one in operands.items():
+        if not np.isfinite(one.grid.scale).all():
+            what = "weight" if position == 1 else "known operand"
+            raise ValueError(
+                f"the {what} of {node.path or '(no name scope)'} ({node.operator.name})"
+                f", of shape {one.qvalue.shape}, has NaN or infinity: check the "
+                "variables"
+            )

@@ -1,0 +1,138 @@
+"""What a LiteRT file holds: operators, and the integers of its tensors."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """Such as "int8" or "float32"."""
+
+    scale: np.ndarray | None
+    """float32, one or one for each channel; None if it is not quantized."""
+
+    zero_point: np.ndarray | None
+    axis: int
+    data: bytes | None = dataclasses.field(repr=False)
+    """The bytes of a constant."""
+
+    @property
+    def is_float(self) -> bool:
+        """True for a tensor of floats."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+    def array(self) -> np.ndarray:
+        """The constant that it is."""
+        if self.data is None:
+            raise ValueError(f"the tensor {self.name!r} is computed")
+        if self.dtype in ("int4", "int2"):
+            return _unpacked(self.data, int(self.dtype[3:]), self.shape)
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileOperator:
+    """An operator of a file."""
+
+    name: str
+    """Of the builtin, such as "CONV_2D"."""
+
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """The main program of a LiteRT file."""
+
+    operators: tuple[FileOperator, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    size: int
+    """Bytes."""
+
+
+def read(data: bytes) -> File:
+    """Reads a LiteRT file.
+
+    Raises:
+        ModuleNotFoundError: if the runtime, which knows the format, is not installed.
+        ValueError: if it is none.
+    """
+    try:
+        from ai_edge_litert import schema_py_generated as schema
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "a LiteRT file is read with the packages of the extra edge: pip install "
+            "'aqtlite[edge]'",
+            name=error.name,
+        ) from error
+    if data[4:8] != b"TFL3":
+        raise ValueError("this is no LiteRT file: it does not begin with TFL3")
+    model = schema.ModelT.InitFromPackedBuf(data, 0)
+    names = _names(schema.BuiltinOperator)
+    types = {number: name.lower() for number, name in _names(schema.TensorType).items()}
+    (graph, *_) = model.subgraphs
+    tensors = [_tensor(one, model.buffers, types) for one in graph.tensors]
+    operators = []
+    for one in graph.operators:
+        code = model.operatorCodes[one.opcodeIndex]
+        number = max(code.builtinCode, code.deprecatedBuiltinCode)
+        operators.append(
+            FileOperator(
+                names[number],
+                tuple(tensors[i] if i >= 0 else None for i in one.inputs),
+                tuple(tensors[i] for i in one.outputs),
+            )
+        )
+    return File(
+        tuple(operators),
+        tuple(tensors[i] for i in graph.inputs),
+        tuple(tensors[i] for i in graph.outputs),
+        len(data),
+    )
+
+
+def _names(enumeration: Any) -> dict[int, str]:
+    return {
+        number: name
+        for name, number in vars(enumeration).items()
+        if isinstance(number, int) and not name.startswith("_")
+    }
+
+
+def _tensor(one: Any, buffers: list[Any], types: dict[int, str]) -> Tensor:
+    scale = zero_point = None
+    axis = 0
+    if one.quantization is not None and one.quantization.scale is not None:
+        scale = np.asarray(one.quantization.scale, np.float32)
+        zero_point = np.asarray(one.quantization.zeroPoint, np.int64)
+        axis = one.quantization.quantizedDimension
+    content = buffers[one.buffer].data
+    return Tensor(
+        one.name.decode() if one.name else "",
+        tuple(int(n) for n in (one.shape if one.shape is not None else ())),
+        types[one.type],
+        scale,
+        zero_point,
+        axis,
+        None if content is None or not len(content) else bytes(content),
+    )
+
+
+def _unpacked(data: bytes, bits: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Integers narrower than a byte, the first of a byte in its lowest bits."""
+    raw = np.frombuffer(data, np.uint8)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (raw[:, None] >> shifts) & ((1 << bits) - 1)
+    values = parts.reshape(-1)[: int(np.prod(shape))].astype(np.int8)
+    return np.where(values >= 1 << (bits - 1), values - (1 << bits), values).reshape(
+        shape
+    )

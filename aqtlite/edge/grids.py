@@ -1,0 +1,82 @@
+"""From ranges to the integers of every value of a program."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import calibration, numerics
+from aqtlite.edge.grid import Grid
+from aqtlite.edge.passes.unify import Group
+from aqtlite.edge.program import Program
+from aqtlite.edge.ranges import Range, Ranges
+
+GRIDS: dict[str, numerics.Numerics] = {
+    "int8": numerics.IntAffine(bits=8, signed=True),
+    "int16": numerics.IntSymmetric(bits=16, preserve_max_val=True),
+}
+"""The grid of activations of each dtype."""
+
+
+def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
+    """Returns the grid of each value that is computed from the inputs.
+
+    Args:
+        program: the program.
+        ranges: of its values.
+
+    Raises:
+        TypeError: if `ranges` are none.
+        ValueError: if ranges are missing, or are of values that there are not.
+    """
+    if not isinstance(ranges, Ranges):
+        raise TypeError(
+            "ranges must be what edge.calibrate or edge.Ranges.load returned, got a "
+            f"{type(ranges).__name__}"
+        )
+    wanted = {
+        program.range_name(group)
+        for group in program.groups.values()
+        if group.fixed is None
+    }
+    missing, unknown = sorted(wanted - set(ranges)), sorted(set(ranges) - wanted)
+    if missing or unknown:
+        raise ValueError(
+            "the table of ranges is of another program, or of other rules: "
+            + "; ".join(
+                f"{what} {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+                for what, names in (
+                    ("it lacks", missing),
+                    ("the program has no", unknown),
+                )
+                if names
+            )
+            + ". Calibrate again"
+        )
+    return {value: _grid(program, ranges, g) for value, g in program.groups.items()}
+
+
+def _grid(program: Program, ranges: Mapping[str, Range], group: Group) -> Grid:
+    if group.fixed is not None:
+        return group.fixed
+    return of_range(ranges[program.range_name(group)], group.dtype)
+
+
+def of_range(reached: Range, dtype: str) -> Grid:
+    """The grid of a range: affine for int8, symmetric for int16.
+
+    Args:
+        reached: the range; zero is made part of it.
+        dtype: "int8" or "int16".
+    """
+    grid = GRIDS[dtype]
+    # Grids are numbers, also where a program is traced.
+    with jax.ensure_compile_time_eval():
+        low, high = (jnp.float32(end) for end in reached)
+        found = calibration.Range(high, low)
+        if grid.zero_point_range is None:
+            found = calibration.Range(jnp.maximum(jnp.abs(low), jnp.abs(high)))
+        scale, zero_point = calibration.scale_and_zero_point(found, grid, po2=False)
+        offset = 0 if zero_point is None else int(zero_point)
+        return Grid(np.asarray(scale, np.float32), offset, dtype)

@@ -1,0 +1,141 @@
+"""Graphs from traced functions: calls inlined, loops unrolled, constants folded."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from aqtlite.edge.graph import Builder, Graph, Node
+from aqtlite.edge.operators.equation import Equation
+from aqtlite.jaxpr import equations, scopes, tracing
+
+_IDENTITIES = ("stop_gradient", "copy", "copy_p", "optimization_barrier", "name")
+_CONTROL_FLOW = ("while", "cond")
+_LARGEST_CONSTANT = 1 << 24  # Elements; larger ones are computed when they are needed.
+
+
+def trace(
+    function: Callable[..., Any], variables: Any, args: tuple[Any, ...]
+) -> tuple[Graph, tracing.Traced]:
+    """Returns the graph of a function.
+
+    Args:
+        function: takes `variables` and `args`.
+        variables: a pytree of arrays, or of their shapes.
+        args: pytrees of arrays, or of their shapes.
+
+    Raises:
+        ValueError: if it has control flow that depends on data.
+    """
+    traced = tracing.trace(function, (variables, *args))
+    of_variables, *_ = traced.inputs
+    is_parameter = {i for i in jax.tree.leaves(of_variables) if i is not None}
+    builder = Builder()
+    avals: list[Any] = list(traced.jaxpr.in_avals)
+    numbers = [builder.value(x.shape, x.dtype) for x in avals]
+    outputs = inline(builder, traced.jaxpr, numbers)
+    graph = builder.finish(
+        [n for i, n in enumerate(numbers) if i not in is_parameter],
+        [n for i, n in enumerate(numbers) if i in is_parameter],
+        outputs,
+    )
+    return graph, traced
+
+
+def inline(
+    builder: Builder, closed: core.ClosedJaxpr, inputs: Sequence[int], scope: str = ""
+) -> list[int]:
+    """Adds the equations of a jaxpr to a graph; returns its outputs."""
+    known: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
+    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        known[var] = builder.constant(value)
+
+    def read(atom: Any) -> int:
+        if isinstance(atom, core.Literal):
+            aval: Any = atom.aval
+            return builder.constant(np.asarray(atom.val, aval.dtype))
+        return known[atom]
+
+    for eqn in closed.jaxpr.eqns:
+        path = scopes.join(scope, scopes.text_of(eqn))
+        values = [read(atom) for atom in eqn.invars]
+        outputs = _equation(builder, closed.jaxpr, eqn, values, path)
+        known.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in closed.jaxpr.outvars]
+
+
+def _equation(
+    builder: Builder, jaxpr: Any, eqn: Any, inputs: list[int], path: str
+) -> list[int]:
+    """Adds an equation; returns its outputs."""
+    name = eqn.primitive.name
+    if name in _IDENTITIES or _converts_nothing(eqn):
+        return list(inputs)
+    if name == "scan":
+        avals = [builder.values[i] for i in inputs]
+        unrolled = jax.make_jaxpr(lambda *values: _unrolled(eqn, values))(*avals)
+        return inline(builder, unrolled, inputs, path)
+    body = equations.called_body(eqn)
+    if body is not None:
+        return inline(builder, body, inputs, path)
+    if name in _CONTROL_FLOW:
+        raise ValueError(
+            f"{path or 'the function'} has a {name}, whose steps depend on data: a "
+            "full-integer program has no control flow. Scans of a known length are "
+            "unrolled; take other loops and conditions out of what is exported"
+        )
+    operator = Equation(eqn, jaxpr)
+    if _is_foldable(builder, eqn, inputs):
+        with jax.ensure_compile_time_eval():
+            results = operator.compute_all(*(builder.constants[i] for i in inputs))
+        return [builder.constant(result) for result in results]
+    outputs = [builder.value(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    path = scopes.parse(path).path
+    builder.append(Node(operator, tuple(inputs), tuple(outputs), path))
+    return outputs
+
+
+def _converts_nothing(eqn: Any) -> bool:
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    return bool(eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
+
+
+def _is_foldable(builder: Builder, eqn: Any, inputs: Sequence[int]) -> bool:
+    """Tells whether an equation has known inputs and outputs that can be stored."""
+    if eqn.effects or not all(i in builder.constants for i in inputs):
+        return False
+    if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in eqn.outvars):
+        return False
+    return sum(math.prod(v.aval.shape) for v in eqn.outvars) <= _LARGEST_CONSTANT
+
+
+def _unrolled(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """What a scan computes, step by step."""
+    params = eqn.params
+    first, count = params["num_consts"], params["num_carry"]
+    consts, carry = values[:first], list(values[first : first + count])
+    scanned = values[first + count :]
+    body = core.jaxpr_as_fun(params["jaxpr"])
+    stacks: list[list[Any]] = []
+    steps = range(params["length"])
+    for step in reversed(steps) if params["reverse"] else steps:
+        slices = [lax.index_in_dim(x, step, keepdims=False) for x in scanned]
+        results = body(*consts, *carry, *slices)
+        carry = results[:count]
+        stacks.append(results[count:])
+    if params["reverse"]:
+        stacks.reverse()
+    shapes = [v.aval for v in eqn.outvars[count:]]
+    stacked = [
+        jnp.stack([results[i] for results in stacks])
+        if stacks
+        else jnp.zeros(shape.shape, shape.dtype)
+        for i, shape in enumerate(shapes)
+    ]
+    return [*carry, *stacked]

@@ -1,0 +1,143 @@
+"""What onnxruntime makes of an ONNX file."""
+
+import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from aqtlite.edge.flatbuffer import File, FileOperator, Tensor
+from aqtlite.edge.onnx.writer import package
+
+_GIVE = {
+    "ArgMax": "int64",
+    "ArgMin": "int64",
+    "DequantizeLinear": "float32",
+    "Equal": "bool",
+    "Greater": "bool",
+    "GreaterOrEqual": "bool",
+    "Less": "bool",
+    "LessOrEqual": "bool",
+    "QuantizeLinear": "uint8",
+}
+"""The dtypes of operators' outputs, where no input has them."""
+
+_TYPED_BY = {"QLinearConcat": 2, "QLinearWhere": 1, "Where": 1}
+"""Which input has the dtype of the output, where it is not the first."""
+
+
+_SCALING = ("QuantizeLinear", "DequantizeLinear")
+
+
+def optimized(data: bytes) -> File:
+    """The operators that onnxruntime runs, with what it has fused.
+
+    Raises:
+        ModuleNotFoundError: if onnxruntime is not installed.
+        ValueError: if it refuses the file.
+    """
+    onnx, onnxruntime = package("onnx"), package("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "optimized.onnx"
+        options.optimized_model_filepath = str(path)
+        try:
+            onnxruntime.InferenceSession(
+                data, options, providers=["CPUExecutionProvider"]
+            )
+        except _errors() as error:
+            raise ValueError(f"onnxruntime refuses the file: {error}") from error
+        model = onnx.load(path)
+    given = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
+    tensors = _tensors(onnx, given)
+    for one in model.graph.initializer:
+        tensors[one.name] = _constant(onnx, one)
+    scaling = {
+        name
+        for node in given.graph.node
+        if node.op_type in _SCALING
+        for name in node.input[1:]
+    }
+    operators = []
+    for node in model.graph.node:
+        # The scales and zero points of operators of integers are no operands.
+        is_quantized = node.op_type in _SCALING or node.op_type.startswith("Q")
+        hidden = scaling if is_quantized else set()
+        inputs = tuple(None if i in hidden else tensors.get(i) for i in node.input)
+        outputs = tuple(_output(onnx, node, name, inputs) for name in node.output)
+        outputs = tuple(tensors.setdefault(one.name, one) for one in outputs)
+        operators.append(FileOperator(node.op_type, inputs, outputs))
+    return File(
+        tuple(operators),
+        tuple(tensors[one.name] for one in given.graph.input),
+        tuple(tensors[one.name] for one in given.graph.output),
+        len(data),
+    )
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What onnxruntime raises: classes that have no common one."""
+    state = package("onnxruntime.capi.onnxruntime_pybind11_state")
+    names = (
+        "Fail",
+        "InvalidArgument",
+        "InvalidGraph",
+        "InvalidProtobuf",
+        "NotImplemented",
+        "RuntimeException",
+    )
+    return tuple(getattr(state, name) for name in names)
+
+
+def _tensors(onnx: Any, model: Any) -> dict[str, Tensor]:
+    """The inputs, outputs, and what is between them, of a file."""
+    grids, graph = parameters(onnx, model), model.graph
+    found = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        kind = info.type.tensor_type
+        shape = tuple(int(n.dim_value) for n in kind.shape.dim)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        scale, zero_point, axis = grids.get(info.name, (None, None, 0))
+        found[info.name] = Tensor(
+            info.name, shape, dtype, scale, zero_point, axis, None
+        )
+    return found
+
+
+def _constant(onnx: Any, one: Any) -> Tensor:
+    array = onnx.numpy_helper.to_array(one)
+    data = array.tobytes()
+    return Tensor(one.name, array.shape, array.dtype.name, None, None, 0, data)
+
+
+def _output(
+    onnx: Any, node: Any, name: str, inputs: tuple[Tensor | None, ...]
+) -> Tensor:
+    """An array that only the optimized graph has, whose shape is not known."""
+    dtype = _GIVE.get(node.op_type)
+    if node.op_type == "Cast":
+        (to,) = (one.i for one in node.attribute if one.name == "to")
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(to).name
+    if dtype is None:
+        typed_by = inputs[_TYPED_BY.get(node.op_type, 0)]
+        dtype = "unknown" if typed_by is None else typed_by.dtype
+    return Tensor(name, (), dtype, None, None, 0, None)
+
+
+def parameters(onnx: Any, model: Any) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
+    """The scale, zero point and axis of each array of integers, by its name."""
+    arrays = {
+        one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer
+    }
+    found = {}
+    for node in model.graph.node:
+        if node.op_type not in _SCALING:
+            continue
+        is_made = node.op_type == "QuantizeLinear"
+        name = node.output[0] if is_made else node.input[0]
+        axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
+        scale, zero_point = (arrays[i].reshape(-1) for i in node.input[1:3])
+        found[name] = (scale, zero_point.astype(np.int64), axis)
+    return found

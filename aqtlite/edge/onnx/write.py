@@ -1,0 +1,194 @@
+"""A program with all of its integers as the bytes of an ONNX file."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aqtlite.edge.deployed import Deployed
+from aqtlite.edge.graph import Node
+from aqtlite.edge.grid import Grid
+from aqtlite.edge.onnx import equations, operators
+from aqtlite.edge.onnx.forms.base import Output
+from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
+from aqtlite.edge.operators.contractions import WEIGHTED, Conv2D
+from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.stored import Stored
+
+
+def write(
+    deployed: Deployed,
+    is_integer: Callable[[int], bool],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+) -> bytes:
+    """Returns an ONNX file.
+
+    Args:
+        deployed: the program.
+        is_integer: says of an input or output whether it is one of integers.
+        input_names: of the file.
+        output_names: of the file.
+
+    Raises:
+        ModuleNotFoundError: if the package onnx is not installed.
+        ValueError: if operators have no form in ONNX; it names all of them.
+    """
+    writing = _Writing(deployed, Writer())
+    graph = deployed.program.graph
+    inputs = [
+        writing.take(value, name, is_integer(value))
+        for value, name in zip(graph.inputs, input_names, strict=True)
+    ]
+    writing.run()
+    outputs = [
+        writing.give(value, name, is_integer(value))
+        for value, name in zip(graph.outputs, output_names, strict=True)
+    ]
+    return writing.writer.finish("main", inputs, outputs)
+
+
+@dataclasses.dataclass
+class _Writing:
+    """A file that is written."""
+
+    deployed: Deployed
+    writer: Writer
+
+    def __post_init__(self) -> None:
+        self.arrays: dict[int, Array] = {}
+
+    def take(self, value: int, name: str, is_integer: bool) -> Array:
+        """Adds an input; returns it."""
+        aval = self.deployed.program.graph.values[value]
+        grid, writer = self.deployed.grids.get(value), self.writer
+        dtype, shape = np.dtype(aval.dtype), aval.shape
+        given = Array(writer.name(name), shape, dtype, grid if is_integer else None)
+        self.arrays[value] = given
+        if grid is not None:
+            # From integers of the interface to those that the file stores.
+            floats = given.name
+            if is_integer:
+                floats = writer.interface("DequantizeLinear", floats, grid)
+            self.arrays[value] = writer.quantize(
+                floats, shape, grid, f"{name}/quantized"
+            )
+        return given
+
+    def give(self, value: int, name: str, is_integer: bool) -> Array:
+        """Adds an output; returns it."""
+        x, writer = self.read(value), self.writer
+        if not is_integer:
+            made = writer.node("Identity", [writer.floats(x)], name)
+            return Array(made, x.shape, x.dtype)
+        grid = self.deployed.grids[value]
+        made = writer.interface("QuantizeLinear", writer.floats(x), grid, name)
+        return Array(made, x.shape, x.dtype, grid)
+
+    def read(self, value: int) -> Array:
+        """A value of the program."""
+        if value not in self.arrays:
+            known = np.asarray(self.deployed.known[value])
+            self.arrays[value] = self.writer.constant(known)
+        return self.arrays[value]
+
+    def rounded(self, x: Array, grid: Grid, name: str) -> Array:
+        """An array in a grid; it is rounded if operators of floats gave it."""
+        if x.grid is not None:
+            return x
+        return self.writer.quantize(x.name, x.shape, grid, f"{name}/quantized")
+
+    def run(self) -> None:
+        """Adds all nodes.
+
+        Raises:
+            ValueError: if some have no form in ONNX.
+        """
+        program, refused = self.deployed.program, []
+        for node in program.graph.nodes:
+            if all(value in self.deployed.known for value in node.outputs):
+                continue
+            try:
+                self._add(node)
+            except NotWritable as error:
+                path = node.path or "(no name scope)"
+                refused.append(f"{path}: {_name(node)}: {error}")
+                for value in node.outputs:
+                    aval = program.graph.values[value]
+                    dtype = np.dtype(aval.dtype)
+                    self.arrays[value] = Array("refused", aval.shape, dtype)
+        if refused:
+            raise ValueError(
+                "these operations cannot be written into an ONNX file; leave them out "
+                "of what is exported, or export to LiteRT (a path that ends in "
+                ".tflite):\n  " + "\n  ".join(refused)
+            )
+
+    def _add(self, node: Node) -> None:
+        deployed = self.deployed
+        if isinstance(node.operator, Equation):
+            inputs = [self.read(i) for i in node.inputs]
+            graph = deployed.program.graph
+            made = equations.write(self.writer, graph, deployed.known, node, inputs)
+            self.arrays.update(zip(node.outputs, made, strict=True))
+            return
+        name = deployed.program.names[node.output]
+        grid = None
+        if deployed.program.is_quantized(node):
+            grid = deployed.grids[node.output]
+            inputs = self._quantized_inputs(node, name)
+        else:
+            inputs = [self.read(i) for i in node.inputs]
+            inputs = [self._plain(x) for x in inputs]
+        aval = deployed.program.graph.values[node.output]
+        output = Output(aval.shape, np.dtype(aval.dtype), grid, name)
+        self.arrays[node.output] = operators.write(
+            self.writer, node.operator, inputs, output
+        )
+
+    def _plain(self, x: Array) -> Array:
+        """The values of an array, for an operator of floats."""
+        if x.grid is None:
+            return x
+        return Array(self.writer.floats(x), x.shape, x.dtype)
+
+    def _quantized_inputs(self, node: Node, name: str) -> list[Array]:
+        deployed, inputs = self.deployed, []
+        stored = deployed.operands[node.output]
+        for position, value in enumerate(node.inputs):
+            if position in stored:
+                inputs.append(self._stored(node, position, stored[position], name))
+                continue
+            x = self.read(value)
+            if value in deployed.grids:
+                x = self.rounded(x, deployed.grids[value], name)
+            inputs.append(x)
+        return inputs
+
+    def _stored(self, node: Node, position: int, one: Stored, name: str) -> Array:
+        is_weighted = isinstance(node.operator, WEIGHTED)
+        what = ("", "weight", "bias")[position] if is_weighted else f"operand{position}"
+        if one.grid.dtype == "int2":
+            raise NotWritable(
+                "its weight is of int2, and onnxruntime takes none: let edge.Rule have "
+                'weights="int4" or "int8"'
+            )
+        qvalue, grid = layout_of(node, position, one)
+        return self.writer.stored(qvalue, grid, f"{name}/{what}")
+
+
+def layout_of(node: Node, position: int, one: Stored) -> tuple[np.ndarray, Grid]:
+    """The integers of a known operand, with their axes as ONNX has them."""
+    if position == 1 and isinstance(node.operator, Conv2D):
+        qvalue = np.asarray(one.qvalue).transpose(3, 2, 0, 1)
+        return qvalue, dataclasses.replace(one.grid, axis=0)
+    return np.asarray(one.qvalue), one.grid
+
+
+def _name(node: Node) -> str:
+    operator: Any = node.operator
+    if isinstance(operator, Equation):
+        return operator.primitive
+    name: str = operator.name
+    return name

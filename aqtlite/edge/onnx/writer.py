@@ -1,0 +1,282 @@
+"""An ONNX graph under construction, whose arrays know their integers."""
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.edge.grid import Grid
+
+OPSET = 21
+"""The first with int4 and int16 in QuantizeLinear and DequantizeLinear."""
+
+IR_VERSION = 10
+
+
+def package(name: str) -> Any:
+    """A package of the extra.
+
+    Raises:
+        ModuleNotFoundError: if it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "an ONNX file is written and checked with the packages of the extra onnx: "
+            "pip install 'aqtlite[onnx]'",
+            name=error.name,
+        ) from error
+
+
+class NotWritable(Exception):
+    """Something has no form in ONNX; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array of the graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    """Of the values: float32 where there is a grid, whatever it is stored as."""
+
+    grid: Grid | None = None
+    """Of what it stores; None if it stores the values themselves."""
+
+    known: np.ndarray | None = None
+    """The values, if it is a constant without a grid."""
+
+    is_stored: bool = False
+    """True for integers that are known."""
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+def stored_grid(grid: Grid) -> tuple[str, np.ndarray]:
+    """The dtype and the zero points that a grid has in the file.
+
+    Activations of int8 are stored as uint8, 128 higher, zero points too: on x86,
+    onnxruntime leaves most operators of int8 activations in float unless a session asks
+    for them, and fuses those of uint8 everywhere. Weights keep their dtype.
+    """
+    zero_points = np.full(np.shape(grid.scale), grid.zero_point, np.int64)
+    if grid.dtype == "int8" and grid.axis is None:
+        return "uint8", zero_points + 128
+    return grid.dtype, zero_points
+
+
+class Writer:
+    """Gathers the nodes and constants of a graph."""
+
+    def __init__(self) -> None:
+        self._onnx = package("onnx")
+        self.nodes: list[Any] = []
+        self.initializers: list[Any] = []
+        self._names: dict[str, int] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
+        self._stored: dict[tuple[Any, ...], Array] = {}
+        self._floats: dict[str, str] = {}
+
+    def name(self, wanted: str) -> str:
+        """A name that nothing has yet."""
+        count = self._names.get(wanted, 0)
+        self._names[wanted] = count + 1
+        return f"{wanted}.{count}" if count else wanted
+
+    def node(
+        self, operator: str, inputs: Sequence[str], name: str, **attributes: Any
+    ) -> str:
+        """Adds a node; returns its output."""
+        output = self.name(name)
+        make = self._onnx.helper.make_node
+        self.nodes.append(make(operator, list(inputs), [output], **attributes))
+        return output
+
+    def initializer(self, array: Any, dtype: str, name: str) -> str:
+        """Adds a constant, unless there is an equal one; returns its name."""
+        stored = np.asarray(array).astype(dtype)
+        key = dtype, stored.shape, stored.tobytes()
+        if key not in self._constants:
+            self._constants[key] = self._added(stored, name)
+        return self._constants[key]
+
+    def _added(self, array: np.ndarray, name: str) -> str:
+        found = self.name(name)
+        self.initializers.append(self._onnx.numpy_helper.from_array(array, found))
+        return found
+
+    def constant(self, array: Any, name: str = "constant") -> Array:
+        """Adds an array that is known."""
+        array = np.asarray(array)
+        dtype = array.dtype.name
+        found = self.initializer(array, dtype, name)
+        return Array(found, array.shape, array.dtype, known=array)
+
+    def indices(self, values: Sequence[int]) -> str:
+        """Adds a vector of int64: a shape, axes, bounds of a slice."""
+        return self.initializer(np.asarray(values, np.int64), "int64", "indices")
+
+    def stored(self, qvalue: Any, grid: Grid, name: str) -> Array:
+        """Adds integers of a grid that are known, unless there are equal ones."""
+        dtype, _ = stored_grid(grid)
+        array = np.asarray(qvalue, np.int64)
+        scale = np.asarray(grid.scale, np.float32)
+        key = dtype, array.shape, array.tobytes(), scale.tobytes(), grid.zero_point
+        if key not in self._stored:
+            self._stored[key] = self._integers(array, grid, name)
+        return self._stored[key]
+
+    def _integers(self, array: np.ndarray, grid: Grid, name: str) -> Array:
+        dtype, _ = stored_grid(grid)
+        if dtype == "uint8":
+            array = array + 128
+        # Two of int4 are one byte.
+        found = self._added(array.astype(jnp.dtype(dtype)), name)
+        if dtype == "int4":
+            # No kernel takes it: onnxruntime converts it when it loads the file.
+            found = self.node(
+                "Cast", [found], f"{name}/int8", to=self._onnx.TensorProto.INT8
+            )
+            grid = dataclasses.replace(grid, dtype="int8")
+        floats = np.dtype(np.float32)
+        return Array(found, array.shape, floats, grid, is_stored=True)
+
+    def floats(self, x: Array) -> str:
+        """The name of the values of an array."""
+        if x.grid is None:
+            return x.name
+        if x.name not in self._floats:
+            attributes = {} if x.grid.axis is None else {"axis": x.grid.axis}
+            self._floats[x.name] = self.node(
+                "DequantizeLinear",
+                [x.name, *self._parameters(x.grid)],
+                f"{x.name}/float",
+                **attributes,
+            )
+        return self._floats[x.name]
+
+    def quantize(
+        self, floats: str, shape: Sequence[int], grid: Grid, name: str
+    ) -> Array:
+        """Rounds values to a grid."""
+        found = self.node("QuantizeLinear", [floats, *self._parameters(grid)], name)
+        return Array(found, tuple(shape), np.dtype(np.float32), grid)
+
+    def interface(
+        self, operator: str, x: str, grid: Grid, name: str | None = None
+    ) -> str:
+        """Adds what reads integers of an input, or gives those of an output.
+
+        They have the dtype and zero point of the grid, whatever other arrays store.
+        """
+        parameters = [
+            self.initializer(np.asarray(grid.scale, np.float32), "float32", "scale"),
+            self.initializer(np.asarray(grid.zero_point), grid.dtype, "zero_point"),
+        ]
+        return self.node(operator, [x, *parameters], name or f"{x}/float")
+
+    def _parameters(self, grid: Grid) -> list[str]:
+        dtype, zero_points = stored_grid(grid)
+        scale = self.initializer(grid.scale, "float32", "scale")
+        if grid.axis is None:
+            return [scale, self.initializer(zero_points, dtype, "zero_point")]
+        # Where a session makes uint8 of weights, they cannot share zero points.
+        return [scale, self._added(zero_points.astype(dtype), "zero_point")]
+
+    def apply(
+        self,
+        operator: str,
+        inputs: Sequence[Array],
+        shape: Sequence[int],
+        grid: Grid | None,
+        name: str,
+        *more: str,
+        **attributes: Any,
+    ) -> Array:
+        """Adds an operator of values, rounded to a grid if there is one.
+
+        Args:
+            operator: of ONNX.
+            inputs: its first inputs.
+            shape: of its output.
+            grid: of its output.
+            name: of its output.
+            *more: the names of further inputs.
+            **attributes: of the operator.
+        """
+        names = [*map(self.floats, inputs), *more]
+        if grid is None:
+            made = self.node(operator, names, name, **attributes)
+            return Array(made, tuple(shape), inputs[0].dtype)
+        floats = self.node(operator, names, f"{name}/unrounded", **attributes)
+        return self.quantize(floats, shape, grid, name)
+
+    def transpose(self, x: Array, permutation: Sequence[int], name: str) -> Array:
+        """Puts axes in another order."""
+        if list(permutation) == list(range(len(x.shape))):
+            return x
+        shape = [x.shape[i] for i in permutation]
+        return self.apply(
+            "Transpose", [x], shape, x.grid, name, perm=list(map(int, permutation))
+        )
+
+    def reshape(self, x: Array, shape: Sequence[int], name: str) -> Array:
+        """Gives an array another shape."""
+        if tuple(shape) == x.shape:
+            return x
+        return self.apply("Reshape", [x], shape, x.grid, name, self.indices(shape))
+
+    def cast(self, x: Array, dtype: Any, name: str) -> Array:
+        """Converts values to another dtype."""
+        dtype = np.dtype(dtype)
+        if x.dtype == dtype:
+            return x
+        to = self._onnx.helper.np_dtype_to_tensor_dtype(dtype)
+        made = self.node("Cast", [self.floats(x)], name, to=to)
+        return Array(made, x.shape, dtype)
+
+    def finish(
+        self, name: str, inputs: Sequence[Array], outputs: Sequence[Array]
+    ) -> bytes:
+        """The bytes of the model.
+
+        Raises:
+            ValueError: if it has more bytes than one file of ONNX may have.
+        """
+        helper = self._onnx.helper
+        used = {name for node in self.nodes for name in node.input}
+
+        def info(x: Array) -> Any:
+            dtype = np.dtype(x.dtype if x.grid is None else x.grid.dtype)
+            kind = helper.np_dtype_to_tensor_dtype(dtype)
+            return helper.make_tensor_value_info(x.name, kind, x.shape)
+
+        graph = helper.make_graph(
+            self.nodes,
+            name,
+            [info(x) for x in inputs],
+            [info(x) for x in outputs],
+            [one for one in self.initializers if one.name in used],
+        )
+        model = helper.make_model(
+            graph,
+            producer_name="aqtlite",
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+        )
+        if model.ByteSize() >= 2**31:
+            raise ValueError(
+                f"the model has {model.ByteSize():,} bytes, and one ONNX file holds "
+                "less than 2 GiB: export parts of it"
+            )
+        data: bytes = model.SerializeToString()
+        return data

@@ -1,0 +1,1 @@
+"""The operators that runtimes of full-integer programs have."""

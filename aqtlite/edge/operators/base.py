@@ -1,0 +1,56 @@
+"""The interface of an operator of a full-integer program."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.grid import Grid
+
+
+class Operator(abc.ABC):
+    """An operator: what it computes on floats, and on the integers of a file.
+
+    Subclasses are frozen dataclasses of what is known before it runs.
+    """
+
+    name: ClassVar[str]
+    """The name of the operator in rules, tables and messages."""
+
+    @abc.abstractmethod
+    def compute(self, *inputs: jax.Array) -> Any:
+        """The output, of floats; in the form that the converter recognises."""
+
+    @property
+    def is_compound(self) -> bool:
+        """True if it is several operations of JAX, which a converter makes one of."""
+        return False
+
+    @property
+    def moves_values(self) -> bool:
+        """True if its output holds elements of its inputs, and has their grid."""
+        return False
+
+    def fixed_grid(self, dtype: str) -> Grid | None:
+        """The grid of its output, if the runtime demands one."""
+        del dtype
+        return None
+
+    @abc.abstractmethod
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        """The integers of its output, as LiteRT computes them.
+
+        Args:
+            inputs: integers, or what is not quantized.
+            grids: of the inputs; None for what is not quantized.
+            output: the grid of the output.
+            kernels: whose arithmetic.
+        """

@@ -1,0 +1,166 @@
+"""Operators that move elements, and change none."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.edge.arithmetic import rescaling
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.grid import Grid
+from aqtlite.edge.operators.base import Operator
+
+
+class Layout(Operator):
+    """The base of operators whose output has the grid of their inputs."""
+
+    @property
+    def moves_values(self) -> bool:
+        return True
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        moved: jax.Array = self.compute(*inputs)
+        return moved
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshape(Layout):
+    """The same elements in another shape."""
+
+    shape: tuple[int, ...]
+
+    name = "reshape"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return x.reshape(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transpose(Layout):
+    """Axes in another order."""
+
+    permutation: tuple[int, ...]
+
+    name = "transpose"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return x.transpose(self.permutation)
+
+
+@dataclasses.dataclass(frozen=True)
+class BroadcastTo(Layout):
+    """Elements repeated along axes of size 1."""
+
+    shape: tuple[int, ...]
+
+    name = "broadcast_to"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return jnp.broadcast_to(x, self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice(Layout):
+    """A part of every axis, with strides."""
+
+    start: tuple[int, ...]
+    limit: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    name = "slice"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return lax.slice(x, self.start, self.limit, self.strides)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad(Layout):
+    """Zeros around an array."""
+
+    widths: tuple[tuple[int, int], ...]
+
+    name = "pad"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return jnp.pad(x, self.widths)
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        zero = np.asarray(grids[0].zero_point, inputs[0].dtype)
+        return jnp.pad(inputs[0], self.widths, constant_values=zero)
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenate(Layout):
+    """Arrays one behind the other along an axis."""
+
+    axis: int
+
+    name = "concatenation"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        return jnp.concatenate(inputs, axis=self.axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Take(Layout):
+    """Slices of an array along an axis: rows of an embedding table, by index."""
+
+    axis: int
+
+    name = "gather"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        x, indices = inputs
+        return jnp.take(x, indices, axis=self.axis, mode="clip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Select(Layout):
+    """Elements of two arrays, by a condition: ``where(condition, x, y)``."""
+
+    name = "select"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        condition, x, y = inputs
+        return jnp.where(condition, x, y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescale(Operator):
+    """The same values as other integers."""
+
+    name = "quantize"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return x
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        return rescaling.rescale(inputs[0], grids[0], output, kernels)

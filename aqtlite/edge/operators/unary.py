@@ -1,0 +1,170 @@
+"""Functions of one value, element by element."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.edge.arithmetic import softmax, unary
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.grid import Grid
+from aqtlite.edge.operators.base import Operator
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
+    "abs": jnp.abs,
+    "exp": jnp.exp,
+    "gelu": _gelu,
+    "hard_swish": jax.nn.hard_swish,
+    "log": jnp.log,
+    "logistic": jax.nn.sigmoid,
+    "rsqrt": lax.rsqrt,
+    "sqrt": jnp.sqrt,
+    "tanh": jnp.tanh,
+}
+"""What each computes, in the form that the converter recognises."""
+
+_TABLES: dict[str, Callable[[Grid, Grid], unary.Table]] = {
+    "abs": unary.abs,
+    "exp": unary.exp,
+    "gelu": unary.gelu,
+    "hard_swish": unary.hard_swish,
+    "log": unary.log,
+    "rsqrt": unary.rsqrt,
+    "sqrt": unary.sqrt,
+}
+"""The integers of those that every kernel computes alike."""
+
+_FIXED = {"logistic": (1 / 256, -128, 1 / 32768), "tanh": (1 / 128, 0, 1 / 32768)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unary(Operator):
+    """A function of `FUNCTIONS`."""
+
+    function: str
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the function."""
+        return self.function
+
+    @property
+    def is_compound(self) -> bool:
+        return self.function in ("gelu", "hard_swish")
+
+    def fixed_grid(self, dtype: str) -> Grid | None:
+        return fixed(dtype, *_FIXED[self.function]) if self.function in _FIXED else None
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return FUNCTIONS[self.function](x)
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        if self.function in ("tanh", "logistic"):
+            fill = getattr(unary, self.function)
+            return unary.lookup(fill(grids[0], output, kernels), inputs[0])
+        return unary.lookup(_TABLES[self.function](grids[0], output), inputs[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class LeakyRelu(Operator):
+    """``x`` where it is positive, else ``slope * x``."""
+
+    slope: float
+
+    name = "leaky_relu"
+
+    @property
+    def is_compound(self) -> bool:
+        return True
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return jax.nn.leaky_relu(x, self.slope)
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        table = unary.leaky_relu(grids[0], output, self.slope, kernels)
+        return unary.lookup(table, inputs[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax(Operator):
+    """The softmax along the last axis."""
+
+    name = "softmax"
+
+    @property
+    def is_compound(self) -> bool:
+        return True
+
+    def fixed_grid(self, dtype: str) -> Grid | None:
+        return fixed(dtype, 1 / 256, -128, 1 / 32768)
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return jax.nn.softmax(x, axis=-1)
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        return softmax.softmax(inputs[0], grids[0], output)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogSoftmax(Operator):
+    """The logarithm of the softmax along the last axis."""
+
+    name = "log_softmax"
+
+    @property
+    def is_compound(self) -> bool:
+        return True
+
+    def fixed_grid(self, dtype: str) -> Grid | None:
+        return fixed(dtype, 16 / 256, 127, 16 / 65536)
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        shifted = x - jnp.max(x, -1, keepdims=True)
+        return shifted - jnp.log(jnp.sum(jnp.exp(shifted), -1, keepdims=True))
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        return softmax.log_softmax(inputs[0], grids[0], output)
+
+
+def fixed(dtype: str, scale: float, zero_point: int, of_int16: float) -> Grid | None:
+    """A grid that LiteRT's kernels demand."""
+    if dtype == "int8":
+        return Grid(np.float32(scale), zero_point)
+    return Grid(np.float32(of_int16), 0, "int16")

@@ -1,0 +1,1 @@
+"""Passes over graphs, from equations of JAX to operators that are rounded once."""

@@ -1,0 +1,88 @@
+"""From equations of JAX to operators of a full-integer program."""
+
+from collections.abc import Callable
+
+from aqtlite.edge.graph import Builder, Graph, Node
+from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.translation import contractions, elementwise, layout, reductions
+from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+
+TRANSLATIONS: dict[str, Translation] = {
+    **contractions.TRANSLATIONS,
+    **elementwise.TRANSLATIONS,
+    **layout.TRANSLATIONS,
+    **reductions.TRANSLATIONS,
+}
+"""The translation of each primitive."""
+
+
+_COMPARED = "LiteRT's converter leaves comparisons of computed values in float"
+
+_REASONS = {
+    "argmax": "take it of the exported outputs: their integers have the same order",
+    **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), _COMPARED),
+}
+"""Why there is none for some primitives, and what to do."""
+
+
+def translate(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
+    """Puts operators in place of the equations of floats that depend on inputs.
+
+    Args:
+        graph: of equations, and of operators that have been recognised.
+        is_float: says of an equation whether it stays as it is.
+
+    Raises:
+        ValueError: if there are equations without an operator of integers; it names
+            all of them.
+    """
+    builder = Builder(graph)
+    static = graph.static_values()
+    refused: dict[int, str] = {}
+    for node in graph.nodes:
+        if not _is_translated(graph, node, static) or is_float(node):
+            builder.keep(node)
+            continue
+        try:
+            outputs = tuple(_translated(Site(builder, node, static)))
+        except NotTranslatable as error:
+            refused[node.outputs[0]] = str(error)
+            builder.keep(node)
+            continue
+        for old, new in zip(node.outputs, outputs, strict=True):
+            if old != new:
+                builder.replace(old, new)
+    built = builder.build(graph)
+    # A pattern may have taken the place of what depended on a refused one.
+    lines = [
+        f"{node.path or '(no name scope)'}: {_name(node)}: {refused[node.outputs[0]]}"
+        for node in built.nodes
+        if node.outputs[0] in refused
+    ]
+    if lines:
+        raise ValueError(
+            "these operations have no integer form; leave them out of what is "
+            "exported, or in float by edge.Rule(path=..., is_float=True):\n  "
+            + "\n  ".join(lines)
+        )
+    return built
+
+
+def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
+    if not isinstance(node.operator, Equation) or static.issuperset(node.outputs):
+        return False
+    # Arithmetic of indices stays as it is.
+    return any(graph.is_float(value) for value in (*node.inputs, *node.outputs))
+
+
+def _translated(site: Site) -> list[int]:
+    primitive = site.equation.primitive
+    if primitive not in TRANSLATIONS:
+        why = _REASONS.get(primitive, "runtimes have no integer operator for it")
+        raise NotTranslatable(why)
+    return list(TRANSLATIONS[primitive](site))
+
+
+def _name(node: Node) -> str:
+    assert isinstance(node.operator, Equation)
+    return node.operator.primitive

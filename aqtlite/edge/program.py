@@ -1,0 +1,172 @@
+"""A function as a program of integer operators, before any range is known."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from aqtlite.edge import importing
+from aqtlite.edge import rules as rules_lib
+from aqtlite.edge.graph import Graph, Node
+from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.passes import fold, fuse, patterns, simplify, translate, unify
+from aqtlite.edge.passes.unify import Group
+from aqtlite.edge.rules import Rule
+from aqtlite.jaxpr import tracing
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program of operators that runtimes have."""
+
+    graph: Graph
+    traced: tracing.Traced
+    rules: tuple[Rule, ...]
+    names: Mapping[int, str]
+    """Of the inputs, and of the outputs of operators."""
+
+    groups: Mapping[int, Group]
+    """Which values share their integers."""
+
+    def rule_of(self, node: Node) -> Rule:
+        """The rule for an operator."""
+        return rules_lib.of(self.rules, node.path, node.operator.name)
+
+    def is_quantized(self, node: Node) -> bool:
+        """Tells whether an operator gives integers."""
+        if isinstance(node.operator, Equation) or self.rule_of(node).is_float:
+            return False
+        return any(value in self.groups for value in (*node.inputs, *node.outputs))
+
+    @functools.cached_property
+    def static(self) -> frozenset[int]:
+        """The values that depend on parameters and constants alone."""
+        return self.graph.static_values()
+
+    @functools.cached_property
+    def unrounded(self) -> frozenset[int]:
+        """The values of floats that operators of floats give."""
+        return frozenset(
+            value
+            for node in self.graph.nodes
+            if not self.is_quantized(node) and not self.static.issuperset(node.outputs)
+            for value in node.outputs
+            if value in self.groups
+        )
+
+    def range_name(self, group: Group) -> str:
+        """The name of the range of a group."""
+        candidates = (*group.sources, *group.members)
+        return next(self.names[v] for v in candidates if v in self.names)
+
+    def bind(self, variables: Any, args: tuple[Any, ...]) -> dict[int, Any]:
+        """The values of the inputs of the graph, by number."""
+        values = self.traced.values((variables, *args))
+        numbers = sorted((*self.graph.inputs, *self.graph.parameters))
+        return dict(zip(numbers, values, strict=True))
+
+    def result(self, values: Mapping[int, Any]) -> Any:
+        """The result of the function, of values by number."""
+        outputs = [values[i] for i in self.graph.outputs]
+        return jax.tree.map(lambda i: outputs[i], self.traced.outputs)
+
+
+def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> Program:
+    """Makes a program of a model.
+
+    Args:
+        model: a Linen module, an NNX module, or a function of variables and arguments.
+        variables: of the model, or their shapes.
+        args: sample arguments, or their shapes.
+        rules: which integers.
+
+    Raises:
+        TypeError: if a value is of another floating dtype than float32.
+        ValueError: if an operation has no integer form, or a rule fits none.
+    """
+    checked = rules_lib.check(rules)
+    graph, traced = importing.trace(function_of(model), variables, args)
+    _check_dtypes(graph)
+    graph = patterns.recognise(graph)
+
+    def is_float(node: Node) -> bool:
+        assert isinstance(node.operator, Equation)
+        rule = rules_lib.of(checked, node.path, node.operator.primitive)
+        return rule.is_float
+
+    graph = simplify.simplify(translate.translate(graph, is_float))
+    graph = simplify.simplify(fuse.fuse_activations(fold.fold(graph)))
+    rule_of = functools.partial(_rule_of, checked)
+    graph = unify.rescale_inputs(graph, rule_of)
+    names = _names(graph, traced)
+    return Program(graph, traced, checked, names, unify.groups(graph, rule_of))
+
+
+def _rule_of(rules: Sequence[Rule], node: Node) -> Rule:
+    return rules_lib.of(rules, node.path, node.operator.name)
+
+
+def function_of(model: Any) -> Callable[..., Any]:
+    """A model as a function of variables and arguments.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    if isinstance(model, linen.Module):
+        return model.apply
+    if isinstance(model, nnx.Module):
+        graphdef = nnx.graphdef(model)
+        return lambda state, *args: nnx.merge(graphdef, state)(*args)
+    if not callable(model):
+        raise TypeError(
+            "the model must be a Linen module, an NNX module, or a function of "
+            f"variables and arguments, got {model!r}"
+        )
+    function: Callable[..., Any] = model
+    return function
+
+
+def _check_dtypes(graph: Graph) -> None:
+    for number, value in enumerate(graph.values):
+        if graph.is_float(number) and value.dtype != jnp.float32:
+            raise TypeError(
+                f"the model computes {value.dtype.name} of shape {value.shape}; a "
+                "full-integer program is made of a model that computes in float32: "
+                "build it with dtype=jnp.float32, and cast its variables"
+            )
+
+
+def _names(graph: Graph, traced: tracing.Traced) -> dict[int, str]:
+    """A name for each input and each operator's output."""
+    names = {}
+    for number, name in zip(graph.inputs, _input_names(traced), strict=True):
+        names[number] = name
+    counts: collections.Counter[str] = collections.Counter()
+    static = graph.static_values()
+    for node in graph.nodes:
+        if static.issuperset(node.outputs):
+            continue
+        name = "/".join(part for part in (node.path, node.operator.name) if part)
+        for output in node.outputs:
+            number = counts[name]
+            counts[name] += 1
+            names[output] = f"{name}#{number}" if number else name
+    return names
+
+
+def _input_names(traced: tracing.Traced) -> list[str]:
+    """ "input", or where there are several, with their place in the arguments."""
+    _, *args = traced.inputs
+    places = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
+    found = {
+        number: jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, number in places
+    }
+    if len(found) == 1:
+        return ["input"]
+    return [f"input/{found[number]}" for number in sorted(found)]

@@ -1,0 +1,155 @@
+"""The ranges of the values of a program: a table that a person can read and edit."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import rich.box
+import rich.table
+
+
+class Range(NamedTuple):
+    """The values that a grid has to reach."""
+
+    low: float
+    high: float
+
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranges(Mapping[str, Range]):
+    """The range of each value of a program, by name.
+
+    A value is named by the name scopes around its operator, and the operator. Values
+    that share their integers, such as the inputs of a concatenation, have one entry.
+
+    >>> ranges = Ranges({"input": (0, 1), "MLP/Dense_0/fully_connected": (-4.5, 7)})
+    >>> ranges["input"]
+    Range(low=0.0, high=1.0)
+    >>> Ranges.from_json(ranges.to_json()) == ranges
+    True
+    >>> ranges.replace({"input": (-1, 1)})["input"]
+    Range(low=-1.0, high=1.0)
+
+    Raises:
+        TypeError: if `of_values` is no mapping from strings to pairs of numbers.
+        ValueError: if a range is not finite, or its ends are in the wrong order.
+    """
+
+    of_values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of_values, Mapping):
+            raise TypeError(
+                "ranges are a mapping from names of values to (low, high), got "
+                f"{self.of_values!r}"
+            )
+        checked = {name: _checked(name, x) for name, x in self.of_values.items()}
+        object.__setattr__(self, "of_values", checked)
+
+    def __getitem__(self, name: str) -> Range:
+        found: Range = self.of_values[name]
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.of_values)
+
+    def __len__(self) -> int:
+        return len(self.of_values)
+
+    def replace(self, changed: Mapping[str, Any]) -> "Ranges":
+        """Returns a table in which some ranges are others.
+
+        Raises:
+            ValueError: if there is no value of a name.
+        """
+        unknown = sorted(set(changed) - set(self.of_values))
+        if unknown:
+            raise ValueError(
+                f"there is no value {unknown[0]!r}; the values are "
+                f"{', '.join(self.of_values)}"
+            )
+        return Ranges({**self.of_values, **changed})
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Writes the table as JSON."""
+        rows = {name: {"low": one.low, "high": one.high} for name, one in self.items()}
+        return json.dumps({"version": _VERSION, "ranges": rows}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ranges":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: if it is not that; the message names the place.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"$: not valid JSON: {error}") from error
+        if not isinstance(data, dict) or set(data) != {"version", "ranges"}:
+            raise ValueError('$: expected an object with "version" and "ranges"')
+        if data["version"] != _VERSION or not isinstance(data["ranges"], dict):
+            raise ValueError(
+                f"$.version: {data['version']!r}; expected version {_VERSION}, and an "
+                "object at $.ranges"
+            )
+        ranges = {}
+        for name, one in data["ranges"].items():
+            if not isinstance(one, dict) or set(one) != {"low", "high"}:
+                raise ValueError(
+                    f'$.ranges[{name!r}]: expected an object with "low" and "high", '
+                    f"got {one!r}"
+                )
+            ranges[name] = (one["low"], one["high"])
+        return cls(ranges)
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the table into a file."""
+        pathlib.Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "Ranges":
+        """Reads a table from a file.
+
+        Raises:
+            ValueError: if it does not hold one.
+        """
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        try:
+            return cls.from_json(text)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def __rich__(self) -> rich.table.Table:
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
+        table.add_column("value", overflow="fold")
+        for name in ("low", "high"):
+            table.add_column(name, justify="right")
+        for value, one in self.items():
+            table.add_row(value, f"{one.low:.6g}", f"{one.high:.6g}")
+        return table
+
+
+def _checked(name: Any, value: Any) -> Range:
+    if not isinstance(name, str):
+        raise TypeError(f"names of values are strings, got {name!r}")
+    try:
+        low, high = value
+        found = Range(float(low), float(high))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the range of {name!r} must be two numbers (low, high), got {value!r}"
+        ) from error
+    if not (math.isfinite(found.low) and math.isfinite(found.high)):
+        raise ValueError(f"the range of {name!r} is not finite: {value!r}")
+    if found.low > found.high:
+        raise ValueError(
+            f"the range of {name!r} begins above its end: {found.low} > {found.high}"
+        )
+    return found

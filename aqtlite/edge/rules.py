@@ -1,0 +1,125 @@
+"""Rules: the integers of each operator of a full-integer program."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from aqtlite.functions import rules_json
+
+Activations = Literal["int8", "int16"]
+Weights = Literal["int8", "int4", "int2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The integers of the operators of a program that fulfil some conditions.
+
+    Of several rules, the first one whose conditions an operator fulfils decides. One
+    that fulfils those of none has int8 activations and int8 weights.
+
+    >>> rules = (Rule(path=".*/head", is_float=True), Rule(weights="int4"))
+
+    Raises:
+        TypeError: if a field is of another type than declared.
+        ValueError: if `path` is no regular expression, or another field has a value
+            that it cannot have.
+    """
+
+    path: str = ".*"
+    """A regular expression for all of the name scopes around an operator
+    (`jax.named_scope`; Flax modules leave their names), joined by slashes."""
+
+    op: str | None = None
+    """The name of the operator, such as "fully_connected", "conv_2d" or "softmax"; or,
+    for `is_float`, that of the primitive of JAX. None for any."""
+
+    activations: Activations = "int8"
+    """The integers of its output, and of its inputs."""
+
+    weights: Weights = "int8"
+    """The integers of its weight, if it has one: symmetric, a scale per channel."""
+
+    is_float: bool = False
+    """It stays in float."""
+
+    def __post_init__(self) -> None:
+        for name, options in (("activations", Activations), ("weights", Weights)):
+            value, known = getattr(self, name), get_args(options)
+            if value not in known:
+                raise ValueError(
+                    f"edge.Rule.{name} must be one of {', '.join(known)}, got {value!r}"
+                )
+        if not isinstance(self.path, str):
+            raise TypeError(f"edge.Rule.path must be a string, got {self.path!r}")
+        if self.op is not None and not isinstance(self.op, str):
+            raise TypeError(f"edge.Rule.op must be a string or None, got {self.op!r}")
+        if not isinstance(self.is_float, bool):
+            raise TypeError(f"edge.Rule.is_float must be a bool, got {self.is_float!r}")
+        try:
+            re.compile(self.path)
+        except re.error as error:
+            hint = "; any text is written .*" if "*" in self.path else ""
+            raise ValueError(
+                f"edge.Rule.path={self.path!r} is no regular expression: {error}{hint}"
+            ) from error
+
+    def fits(self, path: str, *names: str) -> bool:
+        """Tells whether an operator fulfils the conditions.
+
+        Args:
+            path: the name scopes around it.
+            *names: those that it goes by.
+        """
+        has_name = self.op is None or self.op in names
+        return has_name and re.fullmatch(self.path, path) is not None
+
+
+def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
+    """Writes rules as JSON, every field of them, defaults included.
+
+    >>> rules = (Rule(path=".*/head", is_float=True), Rule(weights="int4"))
+    >>> from_json(to_json(rules)) == rules
+    True
+
+    Args:
+        rules: the rules.
+        indent: spaces by which each level is indented; None for a single line.
+
+    Raises:
+        TypeError: if they are none.
+    """
+    return rules_json.write([rules_json.fields_of(r) for r in check(rules)], indent)
+
+
+def from_json(text: str) -> tuple[Rule, ...]:
+    """Reads what `to_json` wrote. A field that is not there takes its default.
+
+    Raises:
+        TypeError: if `text` is not a string.
+        ValueError: if it is not JSON, not of version 1, or does not describe rules; the
+            message names the place.
+    """
+    return rules_json.read(text, Rule)
+
+
+INT8 = Rule()
+"""The rule for operators that fulfil the conditions of no other."""
+
+
+def check(rules: Any) -> tuple[Rule, ...]:
+    """Returns rules as a tuple.
+
+    Raises:
+        TypeError: if they are none.
+    """
+    if isinstance(rules, Rule):
+        return (rules,)
+    if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
+        raise TypeError(f"rules must be a sequence of aqtlite.edge.Rule, got {rules!r}")
+    return tuple(rules)
+
+
+def of(rules: Sequence[Rule], path: str, *names: str) -> Rule:
+    """The rule for an operator."""
+    return next((rule for rule in rules if rule.fits(path, *names)), INT8)

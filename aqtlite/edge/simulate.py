@@ -1,0 +1,154 @@
+"""Simulation: what the interpreter of an exported file computes, in JAX."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.edge.arithmetic import rescaling
+from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.deployed import Deployed, deploy
+from aqtlite.edge.graph import Node
+from aqtlite.edge.ranges import Ranges
+from aqtlite.edge.rules import Rule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Simulation:
+    """A full-integer program, as a function of the inputs of its file."""
+
+    deployed: Deployed
+    kernels: Kernels
+
+    def __call__(self, *args: Any) -> Any:
+        """The outputs of the file: integers, where the program has them.
+
+        Args:
+            *args: of the model. Floats are rounded to the integers of the input;
+                integers of its dtype are taken as they are.
+        """
+        return self.deployed.program.result(self._run(args))
+
+    def values(self, *args: Any) -> dict[str, jax.Array]:
+        """All integers that are computed, by the name of their value.
+
+        Args:
+            *args: as for a call.
+        """
+        known, program = self._run(args), self.deployed.program
+        return {
+            name: known[value]
+            for value, name in program.names.items()
+            if value in self.deployed.grids
+        }
+
+    def dequantize(self, name: str, integers: Any) -> jax.Array:
+        """The floats that the integers of a value stand for.
+
+        Args:
+            name: of the value, as `values` has it.
+            integers: of it.
+
+        Raises:
+            KeyError: if there is no value of that name.
+        """
+        numbers = {n: value for value, n in self.deployed.program.names.items()}
+        grid = self.deployed.grids[numbers[name]]
+        return rescaling.dequantize(jnp.asarray(integers), grid)
+
+    def _run(self, args: tuple[Any, ...]) -> dict[int, Any]:
+        deployed, graph = self.deployed, self.deployed.program.graph
+        leaves = jax.tree.leaves(args)
+        values = dict(deployed.known)
+        for number, x in zip(graph.inputs, leaves, strict=True):
+            grid, x = deployed.grids.get(number), jnp.asarray(x)
+            if grid is not None and x.dtype != jnp.dtype(grid.dtype):
+                x = rescaling.quantize(x, grid, self.kernels)
+            values[number] = x
+
+        def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+            return _run(deployed, node, inputs, self.kernels)
+
+        known = graph.evaluate(values, run)
+        for value in graph.outputs:
+            if value in deployed.program.unrounded:
+                known[value] = rescaling.quantize(known[value], deployed.grids[value])
+        return known
+
+
+def simulate(
+    model: Any,
+    variables: Any,
+    ranges: Ranges,
+    sample_args: Any,
+    rules: Sequence[Rule] = (),
+    *,
+    kernels: Kernels = "xnnpack",
+) -> Simulation:
+    """Returns what an exported file computes, as a function in JAX.
+
+    Every operator computes the integers that LiteRT's kernels compute, with their
+    roundings.
+
+    Args:
+        model: a Linen module, an NNX module, or a function of variables and arguments.
+        variables: of the model.
+        ranges: of its values, as `calibrate` finds them.
+        sample_args: a tuple of its arguments, or a single one; or their shapes.
+        rules: which integers.
+        kernels: whose roundings: "xnnpack", which LiteRT uses by default, "builtin",
+            without it, or "reference".
+
+    >>> import flax.linen as nn
+    >>> from aqtlite import edge
+    >>> model, x = nn.Dense(3), jnp.linspace(-1, 1, 8).reshape(2, 4)
+    >>> variables = model.init(jax.random.key(0), x)
+    >>> ranges = edge.calibrate(model, variables, [x])
+    >>> simulation = edge.simulate(model, variables, ranges, x)
+    >>> simulation(x).dtype
+    dtype('int8')
+    """
+    args = sample_args if isinstance(sample_args, tuple) else (sample_args,)
+    return Simulation(deploy(model, variables, ranges, args, rules), kernels)
+
+
+def _run(
+    deployed: Deployed, node: Node, inputs: Sequence[Any], kernels: Kernels
+) -> Sequence[Any]:
+    program, grids = deployed.program, deployed.grids
+    if not program.is_quantized(node):
+        return node.compute(_floats(deployed, node, inputs))
+    operands: Mapping[int, Any] = deployed.operands[node.output]
+    integers, of_inputs = [], []
+    for position, (value, x) in enumerate(zip(node.inputs, inputs, strict=True)):
+        grid = grids.get(value)
+        if position in operands:
+            one = operands[position]
+            dtype = "int32" if one.grid.dtype == "int32" else node_dtype(one.grid.dtype)
+            grid, x = one.grid, jnp.asarray(one.qvalue, dtype)
+        elif value in program.unrounded and grid is not None:
+            x = rescaling.quantize(x, grid, kernels)
+        integers.append(x)
+        of_inputs.append(grid)
+    # A comparison has integers as its inputs alone.
+    (output,) = [g for g in (grids.get(node.output), *of_inputs) if g is not None][:1]
+    return [node.operator.simulate(integers, of_inputs, output, kernels)]
+
+
+def node_dtype(dtype: str) -> str:
+    """The dtype in which integers are held."""
+    return "int16" if dtype == "int16" else "int8"
+
+
+def _floats(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """What an operator of floats is given."""
+    return [
+        rescaling.dequantize(x, deployed.grids[i])
+        if i in deployed.grids
+        and i not in deployed.program.unrounded
+        and i not in deployed.known
+        else x
+        for i, x in zip(node.inputs, inputs, strict=True)
+    ]

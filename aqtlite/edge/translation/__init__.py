@@ -1,0 +1,1 @@
+"""What equations of JAX are in operators of a full-integer program."""

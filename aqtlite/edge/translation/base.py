@@ -1,0 +1,89 @@
+"""What translations of equations share."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aqtlite.edge.graph import Builder, Node
+from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.layout import Reshape, Transpose
+
+
+class NotTranslatable(Exception):
+    """An equation has no operator of integers; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """An equation to translate."""
+
+    builder: Builder
+    node: Node
+    static: frozenset[int]
+    """The values that depend on parameters and constants alone."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of its primitive."""
+        return self.equation.params
+
+    @property
+    def equation(self) -> Equation:
+        """The equation."""
+        assert isinstance(self.node.operator, Equation)
+        return self.node.operator
+
+    @property
+    def inputs(self) -> list[int]:
+        """Its inputs, in the graph that is built."""
+        return [self.builder.resolve(i) for i in self.node.inputs]
+
+    def is_static(self, index: int) -> bool:
+        """Tells whether an input depends on parameters and constants alone."""
+        return self.node.inputs[index] in self.static
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The value of an input that is known."""
+        return self.builder.constants.get(self.node.inputs[index])
+
+    def uniform(self, index: int) -> float | None:
+        """The only value in an input that is known; None if there are others."""
+        array = self.constant(index)
+        if array is None or not array.size:
+            return None
+        first = array.reshape(-1)[0]
+        return float(first) if (array == first).all() else None
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The shape of a value."""
+        return self.builder.shape(value)
+
+    def producer(self, value: int) -> Node | None:
+        """The node of the graph that is built that makes a value."""
+        return self.builder.producers.get(self.builder.resolve(value))
+
+    def add(self, operator: Any, *inputs: int) -> int:
+        """Adds an operator; returns its output."""
+        return self.builder.add(operator, inputs, self.node.path)
+
+    def transpose(self, x: int, permutation: Sequence[int]) -> int:
+        """Adds a transposition, unless it changes nothing."""
+        if list(permutation) == list(range(len(permutation))):
+            return x
+        return self.add(Transpose(tuple(map(int, permutation))), x)
+
+    def reshape(self, x: int, shape: Sequence[int]) -> int:
+        """Adds a reshape, unless it changes nothing."""
+        if self.shape(x) == tuple(shape):
+            return x
+        return self.add(Reshape(tuple(map(int, shape))), x)
+
+
+Translation = Callable[[Site], Sequence[int]]
+"""Adds the operators that an equation stands for; returns its outputs.
+
+Raises:
+    NotTranslatable: if there are none.
+"""

@@ -1,0 +1,135 @@
+"""Contractions as products of matrices, and as convolutions of images."""
+
+import math
+from collections.abc import Sequence
+
+from jax import lax
+
+from aqtlite.edge.operators.contractions import (
+    BatchMatMul,
+    Conv2D,
+    DepthwiseConv2D,
+    FullyConnected,
+)
+from aqtlite.edge.operators.layout import Pad
+from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+
+
+def dot_general(site: Site) -> Sequence[int]:
+    """A layer with a weight if one operand has no other origin, else a product."""
+    (contracting, batch) = site.params["dimension_numbers"]
+    lhs, rhs = site.inputs
+    if site.is_static(0) and not batch[0]:
+        made = _fully_connected(site, rhs, contracting[1], lhs, contracting[0])
+        # The axes of the weight come first.
+        of_weight = len(site.shape(lhs)) - len(contracting[0])
+        rank = len(site.shape(made))
+        order = [*range(rank - of_weight, rank), *range(rank - of_weight)]
+        return [site.transpose(made, order)]
+    if site.is_static(1) and not batch[0]:
+        return [_fully_connected(site, lhs, contracting[0], rhs, contracting[1])]
+    return [_batch_matmul(site, lhs, rhs)]
+
+
+def _fully_connected(
+    site: Site, x: int, of_x: Sequence[int], w: int, of_w: Sequence[int]
+) -> int:
+    """A contraction with a weight, whose axes come behind those of x."""
+    x_free = [i for i in range(len(site.shape(x))) if i not in of_x]
+    w_free = [i for i in range(len(site.shape(w))) if i not in of_w]
+    lead = [site.shape(x)[i] for i in x_free]
+    columns = [site.shape(w)[i] for i in w_free]
+    size = math.prod(site.shape(x)[i] for i in of_x)
+    x = site.reshape(site.transpose(x, [*x_free, *of_x]), [*(lead or [1]), size])
+    w = site.transpose(w, [*of_w, *w_free])
+    w = site.reshape(w, [size, math.prod(columns)])
+    return site.reshape(site.add(FullyConnected(), x, w), [*lead, *columns])
+
+
+def _batch_matmul(site: Site, lhs: int, rhs: int) -> int:
+    (of_lhs, of_rhs), (lhs_batch, rhs_batch) = site.params["dimension_numbers"]
+    lhs_free, rhs_free = (
+        [i for i in range(len(site.shape(x))) if i not in (*used, *batch)]
+        for x, used, batch in ((lhs, of_lhs, lhs_batch), (rhs, of_rhs, rhs_batch))
+    )
+    batch = [site.shape(lhs)[i] for i in lhs_batch]
+    rows = [site.shape(lhs)[i] for i in lhs_free]
+    columns = [site.shape(rhs)[i] for i in rhs_free]
+    size = math.prod(site.shape(lhs)[i] for i in of_lhs)
+    lhs = site.transpose(lhs, [*lhs_batch, *lhs_free, *of_lhs])
+    lhs = site.reshape(lhs, [*batch, math.prod(rows), size])
+    rhs = site.transpose(rhs, [*rhs_batch, *of_rhs, *rhs_free])
+    rhs = site.reshape(rhs, [*batch, size, math.prod(columns)])
+    return site.reshape(site.add(BatchMatMul(), lhs, rhs), [*batch, *rows, *columns])
+
+
+def conv_general_dilated(site: Site) -> Sequence[int]:
+    """A convolution over one or two axes."""
+    params = site.params
+    x, w = site.inputs
+    if not site.is_static(1):
+        raise NotTranslatable("its kernel is computed from the input")
+    if params["batch_group_count"] != 1:
+        raise NotTranslatable("it has batch_group_count, as gradients have")
+    if any(d != 1 for d in params["lhs_dilation"]):
+        raise NotTranslatable("it is a transposed convolution (lhs_dilation)")
+    dims = params["dimension_numbers"]
+    spatial = len(dims.lhs_spec) - 2
+    if spatial not in (1, 2):
+        raise NotTranslatable(
+            f"it has {spatial} spatial axes, and runtimes have 1 or 2"
+        )
+    batch, feature, *x_axes = dims.lhs_spec
+    out_feature, in_feature, *w_axes = dims.rhs_spec
+    x = site.transpose(x, [batch, *x_axes, feature])
+    w = site.transpose(w, [*w_axes, in_feature, out_feature])
+    strides, dilation = params["window_strides"], params["rhs_dilation"]
+    padding = params["padding"]
+    if spatial == 1:
+        n, *rest = site.shape(x)
+        x, w = site.reshape(x, [n, 1, *rest]), site.reshape(w, [1, *site.shape(w)])
+        strides, dilation = (1, *strides), (1, *dilation)
+        padding = ((0, 0), *padding)
+    x, name = _padded(site, x, site.shape(w)[:2], strides, dilation, padding)
+    groups = params["feature_group_count"]
+    is_depthwise = groups > 1 and site.shape(w)[2] == 1
+    kind = DepthwiseConv2D if is_depthwise else Conv2D
+    y = site.add(kind(tuple(strides), name, tuple(dilation), groups), x, w)
+    if spatial == 1:
+        n, _, *rest = site.shape(y)
+        y = site.reshape(y, [n, *rest])
+    order = [0] * (spatial + 2)
+    out_batch, out_channel, *out_axes = dims.out_spec
+    order[out_batch], order[out_channel] = 0, spatial + 1
+    for index, axis in enumerate(out_axes):
+        order[axis] = 1 + index
+    return [site.transpose(y, order)]
+
+
+def _padded(
+    site: Site,
+    x: int,
+    window: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+) -> tuple[int, str]:
+    """The input, padded unless the operator can pad it, and the operator's padding."""
+    padding = [(int(low), int(high)) for low, high in padding]
+    if all(pair == (0, 0) for pair in padding):
+        return x, "VALID"
+    sizes = site.shape(x)[1:3]
+    extents = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
+    if [tuple(p) for p in lax.padtype_to_pads(sizes, extents, strides, "SAME")] == (
+        padding
+    ):
+        return x, "SAME"
+    if any(side < 0 for pair in padding for side in pair):
+        raise NotTranslatable(f"it has negative padding {padding}")
+    return site.add(Pad(((0, 0), *padding, (0, 0))), x), "VALID"
+
+
+TRANSLATIONS: dict[str, Translation] = {
+    "dot_general": dot_general,
+    "conv_general_dilated": conv_general_dilated,
+}

@@ -1,0 +1,98 @@
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from aqtlite import edge
+from aqtlite.edge import Rule
+
+X = jax.random.normal(jax.random.key(0), (2, 4))
+WEIGHT = jax.random.normal(jax.random.key(1), (4, 3))
+
+
+def export(function, path, rules=(), **options):
+    ranges = edge.calibrate(function, {}, [X], rules)
+    return edge.export(function, {}, ranges, X, path, rules, **options)
+
+
+def dense(_, x):
+    return jnp.tanh(x) @ WEIGHT
+
+
+def test_the_report_has_the_grids_of_the_interface(tmp_path):
+    path = tmp_path / "model.onnx"
+    report = export(dense, path)
+    (x,), (y,) = report.inputs, report.outputs
+    assert (x.name, x.dtype, x.shape) == ("input", "int8", (2, 4))
+    assert (y.name, y.dtype, y.shape) == ("output", "int8", (2, 3))
+    ranges = edge.calibrate(dense, {}, [X])
+    low, high = ranges["input"]
+    assert x.scale == pytest.approx((high - low) / 255)
+    assert -128 <= int(x.zero_point[0]) <= 127
+    assert report.file.size == path.stat().st_size
+    assert "Tanh" in str(report)
+    assert [one.name for one in report.float_operators] == [
+        "DequantizeLinear",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Tanh",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "QuantizeLinear",
+    ]
+
+
+@pytest.mark.parametrize("name", ["model", "model.tfl", "model.ONNX"])
+def test_another_suffix_is_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in .tflite or .onnx.*got"):
+        export(dense, tmp_path / name)
+
+
+def test_what_has_no_form_is_refused_by_name(tmp_path):
+    def function(_, x):
+        with jax.named_scope("block"):
+            return lax.erf_inv(x / 9) * lax.digamma(x)
+
+    rules = [Rule(op=op, is_float=True) for op in ("erf_inv", "digamma")]
+    with pytest.raises(ValueError) as error:
+        export(function, tmp_path / "model.onnx", rules)
+    assert "\n  block: erf_inv: there is no form" in str(error.value)
+    assert "\n  block: digamma: there is no form" in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int2_is_refused(tmp_path):
+    message = r'fully_connected: its weight is of int2.*weights="int4" or "int8"'
+    with pytest.raises(ValueError, match=message):
+        export(dense, tmp_path / "model.onnx", [Rule(weights="int2")])
+
+
+def test_a_file_stays_where_an_export_fails(tmp_path):
+    path = tmp_path / "model.onnx"
+    export(dense, path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError):
+        export(dense, path, [Rule(weights="int2")])
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnxruntime"])
+def test_the_extra_is_named_where_a_package_is_missing(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aqtlite\[onnx\]'"):
+        export(dense, tmp_path / "model.onnx")
+
+
+def test_an_input_that_is_an_output(tmp_path):
+    import onnxruntime
+
+    path = tmp_path / "model.onnx"
+    export(lambda _, x: (x, jnp.tanh(x), np.arange(3)), path)
+    session = onnxruntime.InferenceSession(path)
+    q = np.arange(-4, 4, dtype=np.int8).reshape(2, 4)
+    x, _, numbers = session.run(None, {"input": q})
+    np.testing.assert_array_equal(x, q)
+    np.testing.assert_array_equal(numbers, [0, 1, 2])

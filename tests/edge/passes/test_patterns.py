@@ -1,0 +1,56 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aqtlite.edge import program
+from tests.edge import models
+
+
+def _names(function, *shape: int) -> list[str]:
+    made = program.make(lambda _, x: function(x), (), (models.normal(shape),))
+    return [n.operator.name for n in made.graph.nodes if n.output not in made.static]
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        (nn.gelu, "gelu"),
+        (lambda x: nn.gelu(x, approximate=False), "gelu"),
+        (jax.jit(nn.gelu), "gelu"),
+        (jax.checkpoint(nn.gelu), "gelu"),
+        (jax.nn.hard_swish, "hard_swish"),
+        (nn.softmax, "softmax"),
+        (nn.log_softmax, "log_softmax"),
+        (lambda x: nn.leaky_relu(x, 0.3), "leaky_relu"),
+    ],
+)
+def test_functions_are_one_operator(function, name):
+    assert _names(function, 3, 4) == [name]
+
+
+def test_what_only_resembles_a_pattern_is_none():
+    def like_gelu(x):
+        return 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.05 * x**3)))
+
+    assert "gelu" not in _names(like_gelu, 3, 4)
+
+
+def test_softmax_over_an_inner_axis_is_transposed():
+    names = _names(lambda x: nn.softmax(x, axis=1), 2, 3, 4)
+    assert names == ["transpose", "softmax", "transpose"]
+
+
+def test_variances_are_means_of_squared_deviations():
+    """The difference of a mean of squares and a square is nothing in 8 bits."""
+    x = models.normal((4, 16)) + 50.0
+    model = nn.LayerNorm(use_bias=False, use_scale=False)
+    made = program.make(model, {}, (x,))
+    names = [n.operator.name for n in made.graph.nodes if n.output not in made.static]
+    expected = ["mean", "reshape", "sub", "mul", "mean", "reshape", "add", "rsqrt"]
+    assert names == [*expected, "mul"]
+    values = made.graph.evaluate(made.bind({}, (x,)), lambda n, i: n.compute(i))
+    np.testing.assert_allclose(
+        made.result(values), model.apply({}, x), rtol=1e-3, atol=1e-3
+    )

@@ -1,0 +1,249 @@
+import pathlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from aqtlite import edge
+from aqtlite.edge import flatbuffer
+from tests.edge import models
+
+MODELS = {
+    "conv_net": (models.ConvNet(), models.normal((4, 8, 8, 1))),
+    "depthwise": (models.Depthwise(), models.normal((4, 8, 8, 3))),
+    "encoder": (models.Encoder(), models.normal((4, 6, 8))),
+    "encoder of tokens": (
+        models.Encoder(20),
+        jax.random.randint(jax.random.key(2), (4, 6), 0, 20),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_interpreter_computes_what_is_simulated(tmp_path, name):
+    model, x = MODELS[name]
+    variables = models.trained(model, x)
+    path = tmp_path / "model.tflite"
+    report, _ = models.assert_simulated(path, model, variables, x)
+    assert report.float_operators == ()
+    assert path.stat().st_size == report.file.size
+
+
+@pytest.mark.parametrize("name", ["conv_net", "depthwise"])
+def test_without_xnnpack(tmp_path, name):
+    model, x = MODELS[name]
+    variables = models.trained(model, x)
+    path = tmp_path / "model.tflite"
+    models.assert_simulated(path, model, variables, x, kernels="builtin")
+
+
+def test_nnx(tmp_path):
+    model = models.Mlp(nnx.Rngs(0))
+    x = models.normal((4, 8))
+    report, (found,) = models.assert_simulated(
+        tmp_path / "mlp.tflite", model, nnx.state(model), x
+    )
+    assert report.counts() == {"FULLY_CONNECTED": 2, "LOGISTIC": 1, "MUL": 1}
+    grid = report.outputs[0]
+    floats = (found - grid.zero_point[0]) * grid.scale[0]
+    error = np.abs(floats - model(1.2 * x[::-1]))
+    assert np.median(error) < 0.1
+
+
+class _Wide(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(16)(x))
+        return nn.softmax(nn.Dense(4)(nn.LayerNorm()(x) + jnp.tanh(x)))
+
+
+RULES = {
+    "int16": (edge.Rule(activations="int16"),),
+    "int4": (edge.Rule(weights="int4"),),
+    "int2": (edge.Rule(path=".*/Dense_0", weights="int2"),),
+    "normalizations of int16": (
+        edge.Rule(path=".*LayerNorm.*", activations="int16"),
+        edge.Rule(path=".*/Dense_1", weights="int4"),
+    ),
+    "float": (edge.Rule(op="gelu", is_float=True),),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules(tmp_path, name):
+    model, x = MODELS["encoder"]
+    if name == "int16":
+        model, x = _Wide(), models.normal((4, 8))
+    variables = models.trained(model, x)
+    report, _ = models.assert_simulated(
+        tmp_path / "model.tflite", model, variables, x, RULES[name]
+    )
+    dtypes = {t.dtype for one in report.file.operators for t in one.inputs if t}
+    assert ("float32" in dtypes) == (name == "float")
+    if name in ("int16", "int4", "int2"):
+        assert name in dtypes
+    if name == "float":
+        names = [one.name for one in report.float_operators]
+        assert "GELU" in names and "FULLY_CONNECTED" not in names
+
+
+def test_float_interface(tmp_path):
+    model, x = MODELS["conv_net"]
+    variables = models.trained(model, x)
+    ranges = edge.calibrate(model, variables, [x])
+    path = tmp_path / "model.tflite"
+    report = edge.export(model, variables, ranges, x, path, interface="float")
+    assert [one.name for one in report.float_operators] == ["QUANTIZE", "DEQUANTIZE"]
+    simulation = edge.simulate(model, variables, ranges, x)
+    (found,) = models.run(path, x)
+    expected = simulation.dequantize("ConvNet/Dense_1/fully_connected", simulation(x))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_integers_of_the_file_are_those_of_the_library(tmp_path):
+    model, x = MODELS["conv_net"]
+    variables = models.trained(model, x)
+    ranges = edge.calibrate(model, variables, [x])
+    path = tmp_path / "model.tflite"
+    edge.export(model, variables, ranges, x, path)
+    file = flatbuffer.read(path.read_bytes())
+    (*_, last) = file.operators
+    kernel = variables["params"]["Dense_1"]["kernel"]
+    scale = np.abs(kernel).max(0) / 127
+    np.testing.assert_allclose(last.inputs[1].scale, scale, rtol=1e-6)
+    expected = np.rint(np.asarray(kernel) / np.asarray(last.inputs[1].scale)).T
+    np.testing.assert_array_equal(last.inputs[1].array(), expected)
+    bias = np.asarray(variables["params"]["Dense_1"]["bias"])
+    step = last.inputs[0].scale * last.inputs[1].scale
+    np.testing.assert_array_equal(last.inputs[2].array(), np.rint(bias / step))
+
+
+def test_several_inputs_and_outputs(tmp_path):
+    def function(w, images, numbers):
+        y = images["left"] @ w + images["right"] @ w
+        return {"sum": y, "chosen": jnp.take(y, numbers, axis=0)}
+
+    w = models.normal((6, 3), 0)
+    args = (
+        {"left": models.normal((4, 6), 1), "right": 2 * models.normal((4, 6), 2)},
+        jnp.array([2, 0, 1]),
+    )
+    ranges = edge.calibrate(function, w, [args])
+    assert {"input/0/left", "input/0/right"} < set(ranges)
+    path = tmp_path / "model.tflite"
+    edge.export(function, w, ranges, args, path)
+    simulation = edge.simulate(function, w, ranges, args)
+    predicted = simulation(*args)
+    values = simulation.values(*args)
+    found = models.run(path, values["input/0/left"], values["input/0/right"], args[1])
+    np.testing.assert_array_equal(found[0], predicted["chosen"])
+    np.testing.assert_array_equal(found[1], predicted["sum"])
+
+
+class _Bad(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        with jax.named_scope("angles"):
+            x = jnp.sin(x)
+        return jnp.cumsum(x, axis=-1)
+
+
+def _no_file(directory: pathlib.Path) -> bool:
+    return list(directory.iterdir()) == []
+
+
+def test_all_operations_without_integers_are_named(tmp_path):
+    x = models.normal((2, 3))
+    variables = _Bad().init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"_Bad/angles: sin: .*\n  _Bad: cumsum: "):
+        edge.calibrate(_Bad(), variables, [x])
+    rules = (
+        edge.Rule(op="sin", is_float=True),
+        edge.Rule(op="cumsum", is_float=True),
+    )
+    report, _ = models.assert_simulated(
+        tmp_path / "model.tflite", _Bad(), variables, x, rules
+    )
+    assert "SIN" in report.counts()
+
+
+def _dense(w, x):
+    return x @ w
+
+
+_W, _X = models.normal((3, 2)), models.normal((4, 3))
+
+
+def test_stale_ranges(tmp_path):
+    path = tmp_path / "model.tflite"
+    ranges = edge.Ranges({"input": (0, 1), "other": (0, 1)})
+    with pytest.raises(ValueError, match="lacks fully_connected; the program has no"):
+        edge.export(_dense, _W, ranges, _X, path)
+    with pytest.raises(TypeError, match="got a dict"):
+        edge.export(_dense, _W, {"input": (0, 1)}, _X, path)
+    assert _no_file(tmp_path)
+
+
+def test_symbolic_shapes_are_refused(tmp_path):
+    (batch,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
+    ranges = edge.calibrate(_dense, _W, [_X])
+    with pytest.raises(ValueError, match="symbolic.*resize_tensor_input"):
+        edge.export(_dense, _W, ranges, x, tmp_path / "model.tflite")
+    assert _no_file(tmp_path)
+
+
+def test_half_precision_is_refused(tmp_path):
+    ranges = edge.calibrate(_dense, _W, [_X])
+    with pytest.raises(TypeError, match=r"bfloat16.*dtype=jnp\.float32"):
+        edge.export(
+            _dense,
+            _W.astype(jnp.bfloat16),
+            ranges,
+            _X.astype(jnp.bfloat16),
+            tmp_path / "model.tflite",
+        )
+    assert _no_file(tmp_path)
+
+
+def test_nan_weights_are_refused(tmp_path):
+    ranges = edge.calibrate(_dense, _W, [_X])
+    with pytest.raises(ValueError, match="weight of .*fully_connected.* NaN"):
+        edge.export(_dense, _W.at[0].set(jnp.nan), ranges, _X, tmp_path / "m.tflite")
+    assert _no_file(tmp_path)
+
+
+def test_a_file_that_is_there_stays_after_a_failure(tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"precious")
+    ranges = edge.Ranges({"input": (0, 1)})
+    with pytest.raises(ValueError, match="lacks"):
+        edge.export(_dense, _W, ranges, _X, path)
+    assert path.read_bytes() == b"precious"
+
+
+def test_unknown_interface():
+    with pytest.raises(ValueError, match='"integer" or "float", got'):
+        edge.export(_dense, _W, edge.Ranges({}), _X, "m.tflite", interface="int")
+
+
+def test_reports_print_as_tables(tmp_path):
+    ranges = edge.calibrate(_dense, _W, [_X])
+    report = edge.export(_dense, _W, ranges, _X, tmp_path / "m.tflite")
+    text = str(report)
+    assert "FULLY_CONNECTED" in text and "1 operators, 0 of them in float" in text
+    assert report.inputs[0].dtype == "int8"
+
+
+def test_operators_without_int16_are_named(tmp_path):
+    model, x = MODELS["conv_net"]
+    variables = models.trained(model, x)
+    rules = (edge.Rule(activations="int16"),)
+    ranges = edge.calibrate(model, variables, [x], rules)
+    with pytest.raises(ValueError, match=r"no int16 form.*\n  ConvNet/Conv_0: conv_2d"):
+        edge.export(model, variables, ranges, x, tmp_path / "model.tflite", rules)
+    assert _no_file(tmp_path)

@@ -1,0 +1,41 @@
+import pytest
+
+from aqtlite import edge
+
+_RANGES = edge.Ranges({"input": (0, 1), "a/add": (-1.5, 2)})
+
+
+def test_files(tmp_path):
+    path = tmp_path / "ranges.json"
+    _RANGES.save(path)
+    assert edge.Ranges.load(path) == _RANGES
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "not valid JSON"),
+        ("[]", "expected an object"),
+        ('{"version": 2, "ranges": {}}', "version"),
+        ('{"version": 1, "ranges": {"a": [0, 1]}}', r"ranges\['a'\]"),
+        ('{"version": 1, "ranges": {"a": {"low": "x", "high": 1}}}', "two numbers"),
+        ('{"version": 1, "ranges": {"a": {"low": 2, "high": 1}}}', "above its end"),
+        ('{"version": 1, "ranges": {"a": {"low": 2, "high": NaN}}}', "not finite"),
+    ],
+)
+def test_damaged_files(tmp_path, text, message):
+    path = tmp_path / "ranges.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"ranges.json.*{message}"):
+        edge.Ranges.load(path)
+
+
+def test_replaced():
+    assert _RANGES.replace({"input": (-3, 3)})["input"] == (-3.0, 3.0)
+    with pytest.raises(ValueError, match="no value 'output'; the values are input"):
+        _RANGES.replace({"output": (0, 1)})
+
+
+def test_no_mapping():
+    with pytest.raises(TypeError, match="mapping"):
+        edge.Ranges([("a", (0, 1))])
