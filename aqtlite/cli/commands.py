@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 
-from aqtlite.cli import checkpoint_options
+from aqtlite.cli import checkpoint_options, edge_options
 from aqtlite.demo import options as demo_options
 from aqtlite.errors import UserError
 
@@ -55,6 +55,13 @@ def _run_show(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _run_edge(args: argparse.Namespace) -> int:
+    from aqtlite.cli import edge
+
+    edge.run(args)
+    return EXIT_OK
+
+
 COMMANDS = (
     Command(
         name="demo",
@@ -76,5 +83,12 @@ COMMANDS = (
         description=checkpoint_options.SHOW_DESCRIPTION,
         add_arguments=checkpoint_options.add_show_arguments,
         run=_run_show,
+    ),
+    Command(
+        name="edge",
+        summary="write a trained model into a file of integers for LiteRT",
+        description=edge_options.DESCRIPTION,
+        add_arguments=edge_options.add_arguments,
+        run=_run_edge,
     ),
 )

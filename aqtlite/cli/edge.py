@@ -1,0 +1,212 @@
+"""The command ``aqtlite edge``."""
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import rich.console
+from flax import linen, nnx
+
+from aqtlite import calibration as calibrations
+from aqtlite import edge
+from aqtlite.checkpoint.load_float import load_float
+from aqtlite.checkpoint.variables import OF_MODELS, untraceable
+from aqtlite.cli import edge_options, factory
+from aqtlite.cli.examples import Examples
+from aqtlite.errors import UserError
+from aqtlite.flax.nnx.quantize import QuantizedModel
+from aqtlite.jaxpr import tracing
+
+_PACKAGES = {".tflite": ("litert_converter", "ai_edge_litert")}
+"""The packages that write and read a file, by its suffix."""
+
+_EACH = calibrations.MinMax()
+_FRACTIONS = tuple(i / 40 for i in range(40, 15, -1))
+"""Of the largest value, which ``--calibration mse`` tries."""
+
+_CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
+    "max": lambda: calibrations.MaxOverBatches(of=_EACH),
+    "mean": lambda: calibrations.MeanOverBatches(of=_EACH),
+    "average": lambda decay=0.99: calibrations.MovingAverage(of=_EACH, decay=decay),
+    "percentile": lambda percentage: calibrations.PercentileOverBatches(percentage),
+    "mse": lambda: calibrations.MeanOverBatches(of=calibrations.MseSearch(_FRACTIONS)),
+}
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite edge``."""
+    _check_target(args.target, args.force)
+    calibration = _calibration(args.calibration)
+    if args.save_ranges is not None:
+        if args.calibrate is None:
+            raise UserError("--save-ranges goes with --calibrate")
+        _check_free(args.save_ranges, args.force)
+    rules = _rules(args.rules)
+    model, sample_args, sample_kwargs = factory.call(
+        args.model, factory.find(args.model), None
+    )
+    _check_model(args.model, model, sample_kwargs)
+    examples = None
+    if args.calibrate is not None:
+        examples = Examples(args.calibrate, sample_args, args.batch_size)
+    variables = _float32(
+        load_float(args.source, model, sample_args, sample_kwargs, args.subtree)
+    )
+    function = _function(model, sample_kwargs)
+    _check_traces(model, function, variables, sample_args, sample_kwargs)
+    with _in_one_line():
+        if examples is None:
+            ranges = edge.Ranges.load(args.ranges)
+        else:
+            ranges = edge.calibrate(
+                function, variables, examples, rules, calibration=calibration
+            )
+        if args.save_ranges is not None:
+            _save(ranges, args.save_ranges)
+        report = edge.export(
+            function,
+            variables,
+            ranges,
+            sample_args,
+            args.target,
+            rules,
+            interface=args.interface,
+        )
+    if sys.stdout.isatty():
+        rich.console.Console().print(report)
+    else:
+        print(report)
+    before = sum(x.nbytes for x in jax.tree.leaves(variables))
+    share = f", {args.target.stat().st_size / before:.0%} of the floats" * bool(before)
+    print(f"wrote {args.target}: {report.summary()}{share}")
+
+
+def _check_target(target: pathlib.Path, force: bool) -> None:
+    if target.suffix not in _PACKAGES:
+        raise UserError(
+            f"{target} must end in {' or '.join(_PACKAGES)}, which says for which "
+            "runtime it is"
+        )
+    _check_free(target, force)
+    for package in _PACKAGES[target.suffix]:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"a {target.suffix} file needs the package {package!r}: pip install "
+                "'aqtlite[edge]'"
+            )
+
+
+def _check_free(path: pathlib.Path, force: bool) -> None:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file")
+    if path.exists() and not force:
+        raise UserError(f"{path} exists; --force replaces it")
+
+
+def _check_model(name: str, model: Any, kwargs: Mapping[str, Any]) -> None:
+    if not isinstance(model, linen.Module | nnx.Module) or isinstance(
+        model, QuantizedModel
+    ):
+        raise UserError(
+            f"--model {name}: a file of integers is made of a float model: return the "
+            "module itself, not what quantize_model made of it"
+        )
+    if any(map(tracing.is_array, jax.tree.leaves(kwargs))):
+        raise UserError(
+            f"--model {name}: sample_kwargs holds an array; the inputs of a file are "
+            "positional arguments"
+        )
+
+
+def _calibration(text: str) -> calibrations.Calibration:
+    name, equals, number = text.partition("=")
+    make = _CALIBRATIONS.get(name)
+    try:
+        if make is None:
+            raise TypeError
+        return make(*([float(number)] if equals else []))
+    except TypeError as error:
+        raise UserError(
+            f"--calibration {text}: write {edge_options.CALIBRATIONS}"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"--calibration {text}: {error}") from error
+
+
+def _rules(path: pathlib.Path | None) -> tuple[edge.Rule, ...]:
+    if path is None:
+        return ()
+    try:
+        return edge.rules.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _float32(variables: Any) -> Any:
+    """Variables in the dtype that a program of integers is made of."""
+    return jax.tree.map(
+        lambda x: x.astype("float32") if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        variables,
+    )
+
+
+def _function(model: Any, kwargs: Mapping[str, Any]) -> Any:
+    """A model as a function of variables and positional arguments."""
+    if isinstance(model, linen.Module):
+        return lambda variables, *args: model.apply(variables, *args, **kwargs)
+    graphdef = nnx.graphdef(model)
+    others = dict(kwargs)
+    method = others.pop("method", "__call__")
+
+    def call(state: Any, *args: Any) -> Any:
+        return getattr(nnx.merge(graphdef, state), method)(*args, **others)
+
+    return call
+
+
+def _check_traces(
+    model: Any,
+    function: Any,
+    variables: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Raises UserError if the model itself raises with the sample inputs."""
+    flat, inputs = tracing.close_over_constants(
+        function, (variables, *args), tracing.is_array
+    )
+    try:
+        jax.eval_shape(flat, inputs)
+    except OF_MODELS as error:
+        raise untraceable(type(model).__name__, args, kwargs, error) from error
+
+
+def _save(ranges: edge.Ranges, path: pathlib.Path) -> None:
+    """Writes ranges: the file is whole, or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        ranges.save(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Makes errors that say what to do errors of the command."""
+    try:
+        yield
+    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(" ".join(str(error).split())) from error

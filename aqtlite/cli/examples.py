@@ -1,0 +1,129 @@
+"""Examples for calibration: the arrays of a ``.npz`` file, in batches."""
+
+import pathlib
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.errors import UserError
+from aqtlite.jaxpr import tracing
+
+
+class Examples:
+    """The batches of a file, each a tuple of a model's positional arguments."""
+
+    def __init__(self, path: pathlib.Path, args: tuple[Any, ...], batch_size: int):
+        """Reads the file, and compares it with the arguments of the model.
+
+        Args:
+            path: of the file.
+            args: sample arguments; shapes will do. Those that are no arrays are the
+                same for all batches.
+            batch_size: how many examples a batch has; the last one may have fewer.
+
+        Raises:
+            UserError: if the file cannot be read, or holds other arrays than the model
+                takes, no example, NaN or infinities.
+        """
+        if batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1, got {batch_size}")
+        self._size = batch_size
+        self._leaves, self._treedef = jax.tree.flatten(args)
+        self._places = [i for i, x in enumerate(self._leaves) if tracing.is_array(x)]
+        samples = [self._leaves[i] for i in self._places]
+        arrays = _read(path)
+        names = sorted(arrays, key=_natural)
+        if len(names) != len(samples):
+            raise UserError(
+                f"{path} holds {len(names)} arrays ({', '.join(names)}), and the "
+                f"model takes {len(samples)}: {', '.join(map(_brief, samples))}"
+            )
+        self._arrays = [
+            _checked(f"{path}: {name}", arrays[name], sample)
+            for name, sample in zip(names, samples, strict=True)
+        ]
+        counts = [len(x) for x in self._arrays]
+        if len(set(counts)) > 1:
+            listed = ", ".join(
+                f"{n} of {c}" for n, c in zip(names, counts, strict=True)
+            )
+            raise UserError(f"{path} holds different numbers of examples: {listed}")
+        self.count = counts[0]
+        """How many examples there are."""
+
+    def __len__(self) -> int:
+        return -(-self.count // self._size)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for start in range(0, self.count, self._size):
+            leaves = list(self._leaves)
+            for place, x in zip(self._places, self._arrays, strict=True):
+                leaves[place] = jnp.asarray(x[start : start + self._size])
+            yield jax.tree.unflatten(self._treedef, leaves)
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise UserError(f"{path} holds one array: write it by numpy.savez")
+        with file:
+            arrays = dict(file)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read: {text}") from error
+    for name, x in arrays.items():
+        if not isinstance(x, np.ndarray):
+            raise UserError(f"{path}: {name} is no array")
+    if not arrays:
+        raise UserError(f"{path} holds no array: ranges come from data")
+    return arrays
+
+
+def _checked(name: str, x: np.ndarray, sample: Any) -> np.ndarray:
+    """An array as an argument, of the dtype of the sample."""
+    shape, dtype = tuple(sample.shape), np.dtype(sample.dtype)
+    if not shape:
+        raise UserError(
+            f"an argument of the model is {_brief(sample)}, which has no axis that "
+            "counts examples: make it a constant of the model"
+        )
+    if x.shape[1:] != shape[1:] or x.ndim != len(shape):
+        wanted = ", ".join(map(str, ("N", *shape[1:])))
+        raise UserError(f"{name} is {_brief(x)}; the model takes {dtype}[{wanted}]")
+    if not len(x):
+        raise UserError(f"{name} holds no example: ranges come from data")
+    if _kind(x.dtype) != _kind(dtype):
+        raise UserError(
+            f"{name} is {x.dtype.name}, and the model takes {dtype.name}: write it as "
+            "the model is given it in training"
+        )
+    with np.errstate(over="ignore"):  # Infinities are found below.
+        cast = x.astype(dtype)
+    finite = np.isfinite(cast.reshape(len(cast), -1)).all(axis=1)
+    if not finite.all():
+        raise UserError(f"{name} holds NaN or infinities, in example {finite.argmin()}")
+    if _kind(dtype) == "integer" and (cast != x).any():
+        raise UserError(f"{name} holds integers that are too large for {dtype.name}")
+    return cast
+
+
+def _kind(dtype: np.dtype) -> str:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "float"
+    return "integer" if jnp.issubdtype(dtype, jnp.integer) else dtype.name
+
+
+def _brief(x: Any) -> str:
+    return f"{np.dtype(x.dtype).name}[{', '.join(map(str, x.shape))}]"
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """The key of an order in which numbers in names count as such."""
+    return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d*)", name)]
