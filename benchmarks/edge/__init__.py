@@ -1,0 +1,1 @@
+"""Files of integers for the edge, beside floats and Qwix."""

@@ -1,0 +1,135 @@
+"""The files of a trained model: of floats, and of integers by aqtlite and Qwix."""
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import qwix
+from flax import nnx
+
+from aqtlite import edge
+from aqtlite.edge import converter, flatbuffer
+from aqtlite.edge.arithmetic import rescaling
+from aqtlite.edge.report import Report
+from benchmarks.edge.training import Trained
+
+BATCH = 64
+SIZES = (1, 32)
+"""The batches that files are made for."""
+
+QWIX_RULES = [qwix.QuantizationRule(weight_qtype=jnp.int8, act_qtype=jnp.int8)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a model by one library."""
+
+    data: Mapping[int, bytes]
+    """By the size of the batch."""
+
+    predict: Callable[[Any], Any] | None
+    """What the file of the largest batch should compute: floats, of floats."""
+
+
+def of_floats(trained: Trained, images: Any) -> Files:
+    """Converts a model as it is."""
+    shape = images.shape[1:]
+    return Files({n: _convert(trained, n, shape) for n in SIZES}, None)
+
+
+def by_aqtlite(trained: Trained, images: Any, interface: str) -> Files:
+    """Calibrates and exports."""
+    model, variables = trained.model, trained.variables
+    ranges = edge.calibrate(model, variables, list(_batches(images)))
+    data = {}
+    for n in SIZES:
+        x = jax.ShapeDtypeStruct((n, *images.shape[1:]), "float32")
+        data[n] = _exported(model, variables, ranges, x, interface)
+    simulation = edge.simulate(model, variables, ranges, x)
+    run = jax.jit(simulation.__call__)
+    (number,) = simulation.deployed.program.graph.outputs
+    grid = simulation.deployed.grids[number]
+    return Files(data, lambda x: rescaling.dequantize(run(x), grid))
+
+
+def _exported(
+    model: Any, variables: Any, ranges: edge.Ranges, x: Any, interface: Any
+) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "model.tflite")
+        edge.export(model, variables, ranges, x, path, interface=interface)
+        return path.read_bytes()
+
+
+def by_qwix(trained: Trained, images: Any) -> Files:
+    """Calibrates and converts with Qwix's providers for on-device models."""
+    make = _qwix_linen if isinstance(trained.model, nn.Module) else _qwix_nnx
+    converted = make(trained, images)
+    shape = images.shape[1:]
+    # Not in jax.jit, where the converted model gives other values than its file.
+    return Files({n: _convert(converted, n, shape) for n in SIZES}, converted)
+
+
+def _qwix_linen(trained: Trained, images: Any) -> Callable[[Any], Any]:
+    model, variables = trained.model, trained.variables
+    observed = qwix.quantize_model(model, qwix.OdmlQatProvider(QWIX_RULES))
+    stats: dict[str, Any] = {}
+    for x in _batches(images):
+        _, stats = observed.apply({**variables, **stats}, x, mutable=["quant_stats"])
+    provider = qwix.OdmlConversionProvider(
+        QWIX_RULES, variables["params"], stats["quant_stats"]
+    )
+    converted = qwix.quantize_model(model, provider)
+    return lambda x: converted.apply(variables, x)
+
+
+def _qwix_nnx(trained: Trained, images: Any) -> Callable[[Any], Any]:
+    first = next(_batches(images))
+    provider = qwix.OdmlQatProvider(QWIX_RULES)
+    observed = qwix.quantize_model(trained.model, provider, first)
+    for x in _batches(images):
+        observed(x)
+    params = nnx.to_pure_dict(nnx.state(trained.model, nnx.Param))
+    stats = nnx.to_pure_dict(nnx.state(observed, nnx.Not(nnx.Param)))
+    provider = qwix.OdmlConversionProvider(QWIX_RULES, params, stats)
+    return qwix.quantize_model(trained.model, provider, first)
+
+
+def _batches(images: Any) -> Iterator[jax.Array]:
+    for start in range(0, len(images) - BATCH + 1, BATCH):
+        yield jnp.asarray(images[start : start + BATCH])
+
+
+def _convert(function: Callable[[Any], Any], size: int, shape: Any) -> bytes:
+    x = jax.ShapeDtypeStruct((size, *shape), "float32")
+    return converter.convert(lambda x: [function(x)], [x], ["input"], ["output"])
+
+
+_AT_THE_ENDS = ("QUANTIZE", "DEQUANTIZE")
+
+
+def float_operators(data: bytes) -> list[str]:
+    """The names of the operators of floats, less those that cast."""
+    found = Report(flatbuffer.read(data)).float_operators
+    return [one.name for one in found if one.name not in _AT_THE_ENDS]
+
+
+def operators(data: bytes) -> int:
+    """How many operators a file has, those that cast included."""
+    return len(flatbuffer.read(data).operators)
+
+
+def output_scale(data: bytes) -> float | None:
+    """The scale of the integers that a file computes; None for floats."""
+    file = flatbuffer.read(data)
+    (tensor,) = file.outputs
+    for one in file.operators:
+        if one.name == "DEQUANTIZE" and one.outputs[0].name == tensor.name:
+            tensor = one.inputs[0]
+    return None if tensor.scale is None else float(np.ravel(tensor.scale)[0])
