@@ -97,7 +97,7 @@ def convert_checkpoint(
     True
     """
     paths = (subtree,) if isinstance(subtree, str) else tuple(subtree)
-    opened = _open_float(pathlib.Path(source), paths)
+    opened = open_float(pathlib.Path(source), paths)
     kwargs = dict(sample_kwargs or {})
     if isinstance(model, nnx.Module):
         job = job_from_nnx(opened, model, sample_args, kwargs, keep_float)
@@ -109,7 +109,16 @@ def convert_checkpoint(
     return run.run(job, opened, out, allow_nonfinite, overwrite, console)
 
 
-def _open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
+def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
+    """Opens the checkpoint of a trained model.
+
+    Args:
+        path: of the checkpoint.
+        subtree: paths in it, as `convert_checkpoint` takes them.
+
+    Raises:
+        CheckpointError: if there is none, or it is a converted one.
+    """
     source = open_reader(path)
     if source.manifest() is not None:
         raise CheckpointError(
