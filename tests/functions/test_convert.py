@@ -89,6 +89,16 @@ FUNCTIONS = {
         WS,
         3 * (16 * 16 + 16 * 4),
     ),
+    "ragged": (
+        lambda w, x: lax.ragged_dot(x, w, jnp.array([1, 0, len(x) - 1])),
+        WS,
+        3 * (16 * 16 + 16 * 4),
+    ),
+    "a_product": (  # Beside it, the integers of its second factor are kept.
+        lambda p, x: x @ (p["a"] @ p["b"]),
+        {"a": SQUARE, "b": W},
+        2 * (16 * 8 + 8 * 4),
+    ),
     "a_number": (
         lambda p, x: x @ p["w"] * p["times"],
         {"w": W, "times": 0.5},
@@ -385,6 +395,16 @@ def test_weights_that_depend_on_the_input():
     _, _, serving = converted(function, W, X)
     assert len(frozen_weights(serving)) == 1
     assert isinstance(serving["params"], jax.Array)
+
+
+def test_scales_of_another_dtype():
+    """Rounded scales would change every product."""
+    _, serve, serving = converted(lambda w, x: x @ w, W, X)
+    cast = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, serving
+    )
+    with pytest.raises(ValueError, match="'params' of '' is bfloat16, but scales are"):
+        serve(cast, X)
 
 
 def test_errors():
