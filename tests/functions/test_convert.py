@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
 from aqtlite.fixed_scale import FixedScale
@@ -377,8 +378,17 @@ def test_a_state_of_every_step(function, params, count, preset):
             )[1],
             "a lax.while_loop",
         ),
+        (
+            lambda w, x: jax.shard_map(
+                lambda w, x: x @ w,
+                mesh=jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,)),
+                in_specs=(P(), P("d")),
+                out_specs=P("d"),
+            )(w, x),
+            "a jax.shard_map",
+        ),
     ],
-    ids=["cond", "while"],
+    ids=["cond", "while", "shard_map"],
 )
 def test_weights_that_stay_in_float(function, words):
     quantized, serve, serving = converted(function, SQUARE, X)
@@ -424,9 +434,14 @@ def test_errors():
         convert_function(with_state, W, X)
     with pytest.raises(ValueError, match="nothing to freeze: the rules"):
         convert_function(quantize_function(lambda w, x: x @ w, [], params=0), W, X)
+    with pytest.raises(ValueError, match="nothing to freeze(.|\n)*an operand is empty"):
+        convert_function(quantized, W, X[:0])
     serve, serving = convert_function(quantized, W, X)
     with pytest.raises(TypeError):
         serve(serving)
+    for wrong in (W, {"w": W}, serving["params"]):
+        with pytest.raises(TypeError, match="takes the serving parameters"):
+            serve(wrong, X)
 
 
 def test_name_of_the_served_function():
