@@ -99,6 +99,12 @@ def convert_checkpoint(
     paths = (subtree,) if isinstance(subtree, str) else tuple(subtree)
     opened = open_float(pathlib.Path(source), paths)
     kwargs = dict(sample_kwargs or {})
+    if not isinstance(model, Model | nnx.Module):
+        raise CheckpointError(
+            "model has to be a Linen module, an NNX module, or what quantize_model "
+            f"returned, got {type(model).__name__}; aqtlite.convert_function converts "
+            "functions, in memory"
+        )
     if isinstance(model, nnx.Module):
         job = job_from_nnx(opened, model, sample_args, kwargs, keep_float)
     else:

@@ -42,6 +42,14 @@ def calls_of(
     ):
         raise TypeError(
             "calls must be a list of aqtlite.flax.Call, such as "
-            f"[Call(x), Call(x[:1])], got {type(calls).__name__}"
+            f"[Call(x), Call(x[:1])], got {_brief(calls)}"
         )
     return calls
+
+
+def _brief(calls: Any) -> str:
+    name = type(calls).__name__
+    if not isinstance(calls, list | tuple):
+        return name
+    held = sorted({type(one).__name__ for one in calls})
+    return f"a {name} of {', '.join(held)}" if held else f"an empty {name}"

@@ -83,9 +83,11 @@ def convert_function(
             + ("which have none" if state is not None else "and was not given")
         )
     call = FunctionCall(fn_q, args, kwargs)
-    if not call.program(params, state or {}).plan.quantized():
+    planned = call.program(params, state or {}).plan
+    if not planned.quantized():
         raise ValueError(
             "nothing to freeze: the rules quantize none of the function's contractions"
+            + planned.reasons()
         )
     serving, summary = freezing.plan([call], params, state or {}).run()
     if strict:
@@ -107,6 +109,12 @@ class ServingFunction:
         return f"serve_{self.function.__name__}"
 
     def __call__(self, serving: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(serving, Mapping) or set(serving) != _KEYS:
+            raise TypeError(
+                f"{self.__name__} takes the serving parameters that convert_function "
+                f"returned, a dictionary with {', '.join(sorted(_KEYS))}, got "
+                f"{_brief(serving)}"
+            )
         leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=_is_frozen)
         shapes = jax.tree.unflatten(
             treedef,
@@ -126,6 +134,14 @@ class ServingFunction:
         given = jax.tree.leaves(((values, *args), kwargs), is_leaf=_is_frozen)
         outputs = program.serve([given[i] for i in program.traced.leaves], frozen)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
+
+
+_KEYS = {"params", "state", COLLECTION}
+
+
+def _brief(x: Any) -> str:
+    keys = f" with {', '.join(map(str, x))}" if isinstance(x, Mapping) else ""
+    return f"{type(x).__name__}{keys}"
 
 
 def _is_frozen(x: Any) -> bool:

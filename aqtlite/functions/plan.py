@@ -24,6 +24,8 @@ from aqtlite.jaxpr.sites import Loop, Site
 
 Kind = Literal["weight", "activation", "constant"]
 
+_NO_SCOPE = "(no name scope)"
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedOperand:
@@ -102,6 +104,12 @@ class Plan:
         """Returns those that stay in float."""
         return tuple(one for one in self.contractions if not one.is_quantized)
 
+    def reasons(self) -> str:
+        """Returns why contractions stay in float: a line for each, behind a colon."""
+        left = self.left_float()
+        lines = [f"  {one.path or _NO_SCOPE}: {one.why_float}" for one in left]
+        return "\n".join([":", *lines]) if lines else ", of which it has none"
+
     def to_json(self, *, indent: int | None = None) -> str:
         """Writes the plan as JSON: a list of objects, one for each contraction."""
         rows = []
@@ -122,7 +130,7 @@ class Plan:
             table.add_column(name, overflow="fold")
         for one in self.contractions:
             table.add_row(
-                one.path or "(no name scope)",
+                one.path or _NO_SCOPE,
                 one.equation or one.op,
                 str(one.lhs),
                 str(one.rhs),
@@ -310,9 +318,13 @@ def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) 
     alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
     missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
     nearest = sorted(alike, key=lambda path: len(missing[path]))[:5]
-    lines = [
-        f"  {path or '(no name scope)'}: {', '.join(missing[path])}" for path in nearest
-    ]
+    lines = [f"  {path or _NO_SCOPE}: {', '.join(missing[path])}" for path in nearest]
+    kinds = {kind for one in planned for kind in (one.lhs.kind, one.rhs.kind)}
+    if rule.operands == "weight" and "weight" not in kinds:
+        lines.append(
+            "No operand is a weight: params= says which arguments are parameters, and "
+            "what a function closes over is a constant."
+        )
     return "\n".join(
         [
             f"{text}. The nearest of {len(planned)} contractions, and what does not "
@@ -344,7 +356,7 @@ def report(planned: Plan, *, strict: bool) -> None:
         and (one.rule is None or planned.rules[one.rule].cfg is not None)
     ]
     if strict and left:
-        lines = [f"  {one.path or '(no name scope)'}: {one.why_float}" for one in left]
+        lines = [f"  {one.path or _NO_SCOPE}: {one.why_float}" for one in left]
         raise ValueError(
             f"strict=True, and {len(left)} contractions stay in float:\n"
             + "\n".join(lines)

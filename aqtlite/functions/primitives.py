@@ -172,6 +172,11 @@ def equation_of(eqn: Any) -> str | None:
     return f"{''.join(lhs)},{''.join(rhs)}->{''.join(batch + kept)}"
 
 
-def smaller_size(eqn: Any) -> int:
-    """How many elements the smaller operand of an equation has."""
-    return min(math.prod(atom.aval.shape) for atom in eqn.invars[:2])
+def smaller_size(eqn: Any) -> float:
+    """How many elements the smaller operand of an equation has.
+
+    One whose size is symbolic (`jax.export`) is taken for the larger one; infinity if
+    both are.
+    """
+    sizes = [math.prod(atom.aval.shape) for atom in eqn.invars[:2]]
+    return min((size for size in sizes if isinstance(size, int)), default=math.inf)

@@ -17,7 +17,7 @@ from aqtlite.jaxpr import dependencies, rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
-from aqtlite.serving import uses
+from aqtlite.serving import lookup, uses
 from aqtlite.serving.call_site import FrozenEntry
 from aqtlite.serving.contraction import (
     CallingModule,
@@ -103,9 +103,14 @@ class Program:
                 converted call had.
         """
         removed = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
+        found = {
+            one.path: self._entries(one, frozen.get(module, ()))
+            for one, module, _ in self._numbered()
+        }
+        self._check_found(found, removed)
         replacements = {}
-        for one, module, _ in self._numbered():
-            entries = self._entries(one, frozen.get(module, ()), removed)
+        for one in self.plan.quantized():
+            entries = found[one.path]
             replacements[one.site.location] = Replacement(
                 functools.partial(self._served, one),
                 (
@@ -148,15 +153,14 @@ class Program:
         }
 
     def _entries(
-        self,
-        one: PlannedContraction,
-        frozen: Sequence[FrozenEntry],
-        removed: Set[int],
+        self, one: PlannedContraction, frozen: Sequence[FrozenEntry]
     ) -> dict[Side, FrozenEntry]:
         """The frozen weights of a contraction."""
         found: dict[Side, FrozenEntry] = {}
-        avals = [atom.aval for atom in one.site.eqn.invars]
-        call = self._contraction(one, avals, States())
+        lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
+        # The sizes of groups do not matter here, but are to be numbers.
+        sizes = (np.zeros(aval.shape, aval.dtype) for aval in rest)
+        call = self._contraction(one, [lhs, rhs, *sizes], States())
         for side, origin in _origins(one).items():
             axes = call.operand(side).contracting
             fitting = [
@@ -168,6 +172,7 @@ class Program:
             ]
             for entry in fitting:
                 if entry.site.cfg == call.cfg:
+                    lookup.stored(repr(one.path), entry)
                     found[side] = entry
             if fitting and side not in found:
                 changes = config.differences(fitting[0].site.cfg, call.cfg)
@@ -176,17 +181,35 @@ class Program:
                     "converted with another config than its rule has: "
                     f"{'; '.join(changes)}"
                 )
-            is_weight = origin.identity is not None
-            if is_weight and side not in found and removed & origin.needed:
-                names = [
-                    ".".join(self.parameters[i].path) for i in removed & origin.needed
-                ]
-                raise ValueError(
-                    f"the {side} of the contraction {one.path!r} is made of the frozen "
-                    f"parameters {', '.join(sorted(names))}, but not as in the call "
-                    "that was converted: convert the function with these arguments"
-                )
         return found
+
+    def _check_found(
+        self, found: Mapping[str, Mapping[Side, FrozenEntry]], removed: Set[int]
+    ) -> None:
+        """Raises where a weight is made of parameters that are gone, and is not frozen.
+
+        A product of weights that is itself (part of) a frozen weight is not read.
+        """
+        for one in self.plan.quantized():
+            origins = _origins(one)
+            of_product = frozenset().union(*(x.needed for x in origins.values()))
+            is_weight = all(x.identity is not None for x in origins.values())
+            is_read = not is_weight or not any(
+                of_product <= _origins(other)[side].needed
+                for other in self.plan.quantized()
+                if other is not one
+                for side in found[other.path]
+            )
+            for side, origin in origins.items():
+                gone = removed & origin.needed
+                missing = origin.identity is not None and side not in found[one.path]
+                if missing and gone and is_read:
+                    names = sorted(".".join(self.parameters[i].path) for i in gone)
+                    raise ValueError(
+                        f"the {side} of the contraction {one.path!r} is made of the "
+                        f"frozen parameters {', '.join(names)}, but not as in the call "
+                        "that was converted: convert the function with these arguments"
+                    )
 
     def _numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
         """The quantized contractions, with the numbers that they have in a module."""

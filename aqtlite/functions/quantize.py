@@ -23,6 +23,9 @@ from aqtlite.functions.states import (
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Left, Replacement
 from aqtlite.state_collections import (
+    OF_GRADIENTS,
+    PARAMETERS,
+    STATISTICS,
     collections_of,
 )
 from aqtlite.statistics import States
@@ -234,16 +237,39 @@ def quantize_function(
         their place (`with_gradient_statistics`).
 
     Raises:
-        TypeError: if `rules` are none.
+        TypeError: if `fn` is a model or no function, `rules` are none, or `params` is
+            none of these.
         ValueError: if `paths` is neither; when it is called, if a rule matches nothing,
             and with `strict` if a contraction stays in float.
     """
+    if hasattr(fn, "init") and hasattr(fn, "apply"):
+        raise TypeError(
+            f"quantize_function takes a function, got the model {type(fn).__name__}: "
+            "give its apply, with params=0; Linen models have "
+            "aqtlite.flax.quantize_model"
+        )
     if not callable(fn):
         raise TypeError(f"quantize_function takes a function, got {fn!r}")
-    if params is not None and not callable(params) and not isinstance(params, int):
-        params = tuple(params)
     checked = rules_lib.check(rules)
-    return QuantizedFunction(fn, checked, params, strict, naming_of(paths))
+    return QuantizedFunction(fn, checked, _positions(params), strict, naming_of(paths))
+
+
+def _positions(params: Any) -> Parameters:
+    """Returns what says which arguments are parameters, such that it is hashable.
+
+    Raises:
+        TypeError: if it is none of what `quantize_function` takes.
+    """
+    if params is None or callable(params):
+        return params
+    positions = tuple(params) if isinstance(params, Sequence) else (params,)
+    if isinstance(params, str) or not all(type(one) is int for one in positions):
+        raise TypeError(
+            "params must be the position of an argument, several of them, or a "
+            "function of the path of a leaf, such as "
+            f"lambda path: path.startswith('0/encoder/'), got {params!r}"
+        )
+    return positions if isinstance(params, Sequence) else params
 
 
 def plan(
@@ -293,7 +319,8 @@ def _is_in_params(path: str) -> bool:
 
 
 def _is_state(x: Any) -> bool:
-    return isinstance(x, Mapping)
+    collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
+    return isinstance(x, Mapping) and x.keys() <= collections
 
 
 def _parameters(

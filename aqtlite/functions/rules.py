@@ -56,7 +56,8 @@ class Rule:
     a matrix product, ``"abc,cd->abd"`` a dense layer of three axes. None for any."""
 
     min_size: int = 0
-    """How many elements the smaller operand has at least."""
+    """How many elements the smaller operand has at least. An operand of a symbolic size
+    (`jax.export`) is taken for the larger one."""
 
     is_required: bool = True
     """A program without any contraction that fulfils the conditions is an error."""

@@ -26,7 +26,7 @@ class NamedValue:
 
     dependencies: Dependencies
     is_in_branch: bool
-    """It is inside a branch, or inside a loop other than a scan."""
+    """It is inside a branch, a loop other than a scan, or a shard."""
 
 
 def output_dependencies(
@@ -113,7 +113,7 @@ class _NamedDependencies(_Dependencies):
         )
 
     def _collect_inside(self, eqn: Any, inputs: list[Dependencies]) -> None:
-        """Collects the names in branches and loops."""
+        """Collects the names in branches, loops, and shards."""
         everything = _NOTHING.union(*inputs)
         inside = type(self)(is_in_branch=True)
         for body in equations.bodies(eqn):
@@ -125,6 +125,8 @@ class _NamedDependencies(_Dependencies):
                 first = eqn.params["cond_nconsts"]
                 facts = inputs[first : first + eqn.params["body_nconsts"]]
                 facts += [everything] * (len(body.jaxpr.invars) - len(facts))
+            elif eqn.primitive.name == "shard_map":
+                facts = inputs
             else:
                 facts = [everything] * len(body.jaxpr.invars)
             analysis.analyze(body.jaxpr, facts, inside)

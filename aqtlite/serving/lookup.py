@@ -195,26 +195,40 @@ _HOW_TO_ADD = (
 )
 
 
-def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
-    where = f"the frozen weight {weight.name!r} of {module.path}"
+def stored(where: str, weight: FrozenEntry) -> QTensor:
+    """Returns the `QTensor` of a frozen weight.
+
+    Args:
+        where: names the module that contracts it, for error messages.
+        weight: as it is stored.
+
+    Raises:
+        ValueError: if it is not there, or its scales are not float32.
+    """
+    name = f"the frozen weight {weight.name!r} of {where}"
     operand = weight.site.operand
     qtensor = weight.values.get(operand.side)
     if not isinstance(qtensor, QTensor):
         raise ValueError(
-            f"{where}, a {operand}, is missing from the collection "
-            f"'{COLLECTION}'; convert again"
-        )
-    if qtensor.shape != operand.shape:
-        raise ValueError(
-            f"{where} has shape {qtensor.shape}, but was converted as {operand}; "
+            f"{name}, a {operand}, is missing from the collection '{COLLECTION}'; "
             "convert again"
         )
     if qtensor.scale.dtype != np.dtype("float32"):
         raise ValueError(
-            f"the scale of {where} is {qtensor.scale.dtype}, but scales are float32: "
+            f"the scale of {name} is {qtensor.scale.dtype}, but scales are float32: "
             "rounding them would change every product. Cast the parameters before "
-            "convert, or only serving['params'], and leave the collection "
+            "they are converted, or what is left of them, and leave the collection "
             f"'{COLLECTION}' as it is"
+        )
+    return qtensor
+
+
+def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
+    qtensor, operand = stored(module.path, weight), weight.site.operand
+    if qtensor.shape != operand.shape:
+        raise ValueError(
+            f"the frozen weight {weight.name!r} of {module.path} has shape "
+            f"{qtensor.shape}, but was converted as {operand}; convert again"
         )
     return weight
 

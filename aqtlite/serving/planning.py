@@ -145,7 +145,8 @@ def _why_nothing_is_frozen(discoveries: list[Discovery]) -> str:
         )
     return (
         "nothing to freeze: the method that was called has no AqtDotGeneral or "
-        "AqtEinsum with a config that quantizes"
+        "AqtEinsum with a config that quantizes, and no contraction that a rule "
+        "quantizes (plan says why)"
     )
 
 

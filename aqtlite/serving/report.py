@@ -48,7 +48,7 @@ class ConversionReport:
     >>> serving = convert(dense, variables, jnp.ones((2, 64)), report=print)
     parameter          before          after
     kernel            1,024 B          272 B  frozen
-    others (1)           16 B           16 B  in float, not contracted
+    others (1)           16 B           16 B  in float, not quantized
     total             1,040 B          288 B
     """
 
@@ -94,10 +94,10 @@ class ConversionReport:
         return "\n".join(lines)
 
 
-_NOT_CONTRACTED = "not contracted"
+_NOT_QUANTIZED = "not quantized"
 _NOT_READ = "not read by the calls that were given (calls=)"
 _LEARNED = "of learned calibrations"
-_SUMMED_UP = {"others": _NOT_CONTRACTED, "learned": _LEARNED, "unread": _NOT_READ}
+_SUMMED_UP = {"others": _NOT_QUANTIZED, "learned": _LEARNED, "unread": _NOT_READ}
 
 
 def _outcome(parameter: ParameterReport) -> str:
@@ -141,7 +141,7 @@ def report_of(
         elif not gone and parameter in learned:
             why = _LEARNED
         elif not gone:
-            why = _NOT_CONTRACTED if parameter in read else _NOT_READ
+            why = _NOT_QUANTIZED if parameter in read else _NOT_READ
         kept = 0 if gone else parameter.nbytes
         parameters.append(
             ParameterReport(

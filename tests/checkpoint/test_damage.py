@@ -217,6 +217,18 @@ def manifest_of(tmp_path):
     return tmp_path / "out" / "aqtlite.json"
 
 
+def test_damaged_metadata(tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "orbax")
+    (source / "_METADATA").write_text("{")
+    assert "_METADATA" in convert_error(tmp_path, source)
+
+
+def test_what_is_no_model(tmp_path):
+    source = save(tmp_path / "float", VARIABLES, "msgpack")
+    message = convert_error(tmp_path, source, lambda params, x: x)
+    assert "has to be a Linen module, an NNX module" in message
+
+
 def test_newer_format(tmp_path):
     file = manifest_of(tmp_path)
     data = json.loads(file.read_text())

@@ -203,6 +203,18 @@ def test_one_conversion_serves_methods_that_the_call_calls():
     jax.tree.map(np.testing.assert_array_equal, methods(serving), methods(variables))
 
 
+@pytest.mark.parametrize("cfg", [INT8, config.static_int8()], ids=["int8", "static"])
+def test_init_makes_caches_anew(cfg):
+    """In a call that finds a cache, attention takes a token at a time."""
+    attention = nn.MultiHeadDotProductAttention(num_heads=1, decode=True)
+    quantized, x = quantize_model(attention, cfg), jnp.ones((1, 3, 4))
+    variables = quantized.init(jax.random.key(0), x)
+    expected = attention.init(jax.random.key(0), x)
+    assert set(variables) - {"aqt_stats"} == {"params", "cache"}
+    kept = {name: variables[name] for name in expected}
+    jax.tree.map(np.testing.assert_array_equal, kept, dict(expected))
+
+
 def test_dropout_draws_from_the_rngs_of_the_call():
     class Net(nn.Module):
         @nn.compact

@@ -229,9 +229,9 @@ def test_a_parameter_that_no_call_reads_is_said_to_be_unread():
     convert(model, variables, X, report=reports.append)
     text = str(reports[0])
     assert "unread (2)" in text and "not read by the calls that were given" in text
-    assert "others (1)" in text and "in float, not contracted" in text
+    assert "others (1)" in text and "in float, not quantized" in text
     why = {one.path: one.why for one in reports[0].parameters}
-    assert "calls=" in why["other/kernel"] and why["used/bias"] == "not contracted"
+    assert "calls=" in why["other/kernel"] and why["used/bias"] == "not quantized"
 
 
 @pytest.mark.parametrize("report", [True, "print"])

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
 from aqtlite.fixed_scale import FixedScale
@@ -88,6 +89,16 @@ FUNCTIONS = {
         lambda w, x: jax.vmap(lambda w: x @ w)(w),
         WS,
         3 * (16 * 16 + 16 * 4),
+    ),
+    "ragged": (
+        lambda w, x: lax.ragged_dot(x, w, jnp.array([1, 0, len(x) - 1])),
+        WS,
+        3 * (16 * 16 + 16 * 4),
+    ),
+    "a_product": (  # Beside it, the integers of its second factor are kept.
+        lambda p, x: x @ (p["a"] @ p["b"]),
+        {"a": SQUARE, "b": W},
+        2 * (16 * 8 + 8 * 4),
     ),
     "a_number": (
         lambda p, x: x @ p["w"] * p["times"],
@@ -367,8 +378,17 @@ def test_a_state_of_every_step(function, params, count, preset):
             )[1],
             "a lax.while_loop",
         ),
+        (
+            lambda w, x: jax.shard_map(
+                lambda w, x: x @ w,
+                mesh=jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,)),
+                in_specs=(P(), P("d")),
+                out_specs=P("d"),
+            )(w, x),
+            "a jax.shard_map",
+        ),
     ],
-    ids=["cond", "while"],
+    ids=["cond", "while", "shard_map"],
 )
 def test_weights_that_stay_in_float(function, words):
     quantized, serve, serving = converted(function, SQUARE, X)
@@ -385,6 +405,16 @@ def test_weights_that_depend_on_the_input():
     _, _, serving = converted(function, W, X)
     assert len(frozen_weights(serving)) == 1
     assert isinstance(serving["params"], jax.Array)
+
+
+def test_scales_of_another_dtype():
+    """Rounded scales would change every product."""
+    _, serve, serving = converted(lambda w, x: x @ w, W, X)
+    cast = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, serving
+    )
+    with pytest.raises(ValueError, match="'params' of '' is bfloat16, but scales are"):
+        serve(cast, X)
 
 
 def test_errors():
@@ -404,9 +434,14 @@ def test_errors():
         convert_function(with_state, W, X)
     with pytest.raises(ValueError, match="nothing to freeze: the rules"):
         convert_function(quantize_function(lambda w, x: x @ w, [], params=0), W, X)
+    with pytest.raises(ValueError, match="nothing to freeze(.|\n)*an operand is empty"):
+        convert_function(quantized, W, X[:0])
     serve, serving = convert_function(quantized, W, X)
     with pytest.raises(TypeError):
         serve(serving)
+    for wrong in (W, {"w": W}, serving["params"]):
+        with pytest.raises(TypeError, match="takes the serving parameters"):
+            serve(wrong, X)
 
 
 def test_name_of_the_served_function():

@@ -1,5 +1,6 @@
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -270,6 +271,14 @@ def test_export():
     assert_bits(exported.call(W, X), jax.jit(injected(mlp))(W, X))
 
 
+def test_export_of_a_symbolic_batch():
+    (rows,) = export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, X.shape[1]), X.dtype)
+    quantized = by_rules(mlp, [Rule(cfg=INT8, min_size=4)])
+    exported = export.export(jax.jit(quantized))(W, x)
+    assert_bits(exported.call(W, X), jax.jit(quantized)(W, X))
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_placements(kind):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(kind,))
@@ -378,6 +387,11 @@ def test_a_forward_contraction_in_float_keeps_the_precision():
 def test_errors():
     with pytest.raises(TypeError, match="takes a function, got 3"):
         quantize_function(3, INT8)
+    with pytest.raises(TypeError, match="got the model Dense: give its apply"):
+        quantize_function(nn.Dense(3), INT8)
+    for params in ("params", ["w"], 1.5, True):
+        with pytest.raises(TypeError, match="params must be the position"):
+            quantize_function(mlp, INT8, params=params)
     with pytest.raises(TypeError, match="a sequence of aqtlite.Rule"):
         quantize_function(mlp, "int8")
     with pytest.raises(ValueError, match="matches nothing"):
@@ -600,8 +614,9 @@ def test_states_that_would_get_no_gradient(function, cfg, words):
 
 def test_calls_without_the_state():
     quantized = quantize_function(two_layers, config.static_int8(), params=0)
-    with pytest.raises(TypeError, match="init_state"):
-        quantized(W, X)
+    for params in (W, {"w": W}):
+        with pytest.raises(TypeError, match="init_state"):
+            quantized(params, X)
     with pytest.raises(ValueError, match="nothing for the contraction 'first'"):
         quantized({}, W, X)
     with pytest.raises(ValueError, match="'second' in 'aqt_stats'"):

@@ -96,9 +96,13 @@ class OrbaxReader(base.Reader):
             try:
                 with _quiet():
                     metadata = self._checkpointer.metadata(folder.resolve())
-                tree = metadata.item_metadata.tree
             except _ERRORS as error:
                 raise CheckpointError(f"{folder} cannot be read: {error}") from error
+            if metadata.item_metadata is None:
+                raise CheckpointError(
+                    f"{folder} cannot be read: its metadata (_METADATA) is damaged"
+                )
+            tree = metadata.item_metadata.tree
             for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
                 name = "/".join(filter(None, (name_of(item), path_name(path))))
                 in_dicts = all(isinstance(k, jax.tree_util.DictKey) for k in path)

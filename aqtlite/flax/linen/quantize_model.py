@@ -12,9 +12,14 @@ from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
 from aqtlite.functions import rules
 from aqtlite.functions.plan import Plan
 from aqtlite.state_collections import (
+    OF_GRADIENTS,
+    PARAMETERS,
     STATISTICS,
     collections_of,
 )
+
+_OURS = (PARAMETERS, STATISTICS, OF_GRADIENTS)
+"""The collections of parameters, and of the states of calibrations."""
 
 _METHODS = ("apply", "init", "init_with_output", "plan")
 
@@ -53,16 +58,15 @@ class QuantizedModel(ModelByRules):
         mutable = kwargs.pop("mutable", flax_core.DenyList("intermediates"))
         variables = self.model.init(rngs, *args, mutable=mutable, **kwargs)
         variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
-        rngs = rngs if isinstance(rngs, Mapping) else {"params": rngs}
-        others = {name: rng for name, rng in rngs.items() if name != "params"}
-        changed = [name for name in variables if name != "params"]
-        call = Call(
-            *args, **kwargs, mutable=[*changed, STATISTICS], rngs=others or rngs
-        )
+        # Other collections are made anew, as in the call that made them: in one that
+        # finds a cache, attention takes a token at a time.
+        given = {name: variables[name] for name in _OURS if name in variables}
+        made = [name for name in variables if name not in _OURS]
+        call = Call(*args, **kwargs, mutable=[*made, STATISTICS], rngs=rngs)
         if self.has_state:
-            traced = TracedCall.of(self, variables, call)
-            variables = merged(variables, traced.init_states())
-        out, _ = self.apply(variables, *call.args, **call.kwargs)
+            states = TracedCall.of(self, given, call).init_states()
+            variables, given = merged(variables, states), merged(given, states)
+        out, _ = self.apply(given, *call.args, **call.kwargs)
         return out, variables
 
     @property

@@ -143,6 +143,9 @@ def _check_is_quantized(calls: Sequence[FunctionCall], params: Any, state: Any) 
     if any(one.plan.quantized() for one in programs):
         return
     why = "no rule names a contraction, and no layer has an AqtDotGeneral"
+    if any(rule.cfg is not None for rule in calls[0].function.rules):
+        reasons = "; ".join(one.plan.reasons() for one in programs)
+        why = f"the rules quantize none of its contractions{reasons}"
     if any(scopes.occurs(contraction.SCOPE, one.traced.jaxpr) for one in programs):
         why = (
             "its contractions are quantized by functions whose weights NNX cannot "
