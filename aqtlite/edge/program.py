@@ -92,6 +92,8 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
     checked = rules_lib.check(rules)
     graph, traced = importing.trace(function_of(model), variables, args)
     _check_dtypes(graph)
+    # Rules may name primitives of JAX, too.
+    operators = _operators(graph)
     graph = patterns.recognise(graph)
 
     def is_float(node: Node) -> bool:
@@ -101,10 +103,26 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
 
     graph = simplify.simplify(translate.translate(graph, is_float))
     graph = simplify.simplify(fuse.fuse_activations(fold.fold(graph)))
+    rules_lib.check_used(checked, [*operators, *_operators(graph)])
     rule_of = functools.partial(_rule_of, checked)
     graph = unify.rescale_inputs(graph, rule_of)
     names = _names(graph, traced)
     return Program(graph, traced, checked, names, unify.groups(graph, rule_of))
+
+
+def _operators(graph: Graph) -> list[tuple[str, str]]:
+    """The name scopes around each operator of inputs, and its name."""
+    static = graph.static_values()
+    return [
+        (
+            node.path,
+            node.operator.primitive
+            if isinstance(node.operator, Equation)
+            else node.operator.name,
+        )
+        for node in graph.nodes
+        if not static.issuperset(node.outputs)
+    ]
 
 
 def _rule_of(rules: Sequence[Rule], node: Node) -> Rule:

@@ -1,6 +1,7 @@
 """Rules: the integers of each operator of a full-integer program."""
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -43,6 +44,9 @@ class Rule:
     is_float: bool = False
     """It stays in float."""
 
+    is_required: bool = True
+    """A program without any operator that fulfils the conditions is an error."""
+
     def __post_init__(self) -> None:
         for name, options in (("activations", Activations), ("weights", Weights)):
             value, known = getattr(self, name), get_args(options)
@@ -54,8 +58,11 @@ class Rule:
             raise TypeError(f"edge.Rule.path must be a string, got {self.path!r}")
         if self.op is not None and not isinstance(self.op, str):
             raise TypeError(f"edge.Rule.op must be a string or None, got {self.op!r}")
-        if not isinstance(self.is_float, bool):
-            raise TypeError(f"edge.Rule.is_float must be a bool, got {self.is_float!r}")
+        for name in ("is_float", "is_required"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"edge.Rule.{name} must be a bool, got {getattr(self, name)!r}"
+                )
         try:
             re.compile(self.path)
         except re.error as error:
@@ -123,3 +130,24 @@ def check(rules: Any) -> tuple[Rule, ...]:
 def of(rules: Sequence[Rule], path: str, *names: str) -> Rule:
     """The rule for an operator."""
     return next((rule for rule in rules if rule.fits(path, *names)), INT8)
+
+
+def check_used(rules: Sequence[Rule], operators: Sequence[tuple[str, str]]) -> None:
+    """Checks that there is an operator for each rule that is required.
+
+    Args:
+        rules: the rules.
+        operators: the name scopes around each operator, and its name.
+
+    Raises:
+        ValueError: if not; it lists operators that are similar.
+    """
+    for index, rule in enumerate(rules):
+        if rule.is_required and not any(rule.fits(*one) for one in operators):
+            known = sorted({f"{path} {name}".strip() for path, name in operators})
+            wanted = f"{rule.path} {rule.op or ''}".strip()
+            near = difflib.get_close_matches(wanted, known, 5, 0.0)
+            raise ValueError(
+                f"rules[{index}], {rule}, fits no operator; the nearest are "
+                f"{'; '.join(near)}. Set is_required=False if that is meant"
+            )

@@ -1,5 +1,8 @@
+import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from aqtlite import edge
@@ -27,6 +30,19 @@ def test_the_first_rule_that_fits_decides():
 def test_fields_are_checked(fields, error, message):
     with pytest.raises(error, match=message):
         edge.Rule(**fields)
+
+
+def test_rules_that_fit_nothing_are_refused():
+    def function(w, x):
+        with jax.named_scope("head"):
+            return jnp.tanh(x @ w)
+
+    w, x = jnp.ones((3, 2)), jnp.ones((4, 3))
+    rule = edge.Rule(path="haed", weights="int4")
+    with pytest.raises(ValueError, match=r"rules\[0\].*nearest are head .*is_required"):
+        edge.calibrate(function, w, [x], [rule])
+    optional = dataclasses.replace(rule, is_required=False)
+    assert edge.calibrate(function, w, [x], [optional])
 
 
 def test_what_is_no_rule():
