@@ -41,7 +41,7 @@ def convert(
     True
     >>> serving.frozen[""]["kernel"].get_value()
     QTensor(int8[4,32], scale=float32[4,1], ...)
-    >>>     >>> [x.shape for x in jax.tree.leaves(nnx.state(serving, nnx.Param))]
+    >>> [x.shape for x in jax.tree.leaves(nnx.state(serving, nnx.Param))]
     [(4,)]
 
     Args:
