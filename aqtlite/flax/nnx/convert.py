@@ -29,6 +29,7 @@ def convert(
     the path of the module and the name of the parameter. The scales of static ranges
     (`FixedScale`) take the place of the statistics that they come from.
 
+    >>> import jax
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
     >>> from aqtlite.flax.nnx import quantize_model
