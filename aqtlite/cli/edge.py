@@ -42,6 +42,8 @@ _CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
 
 def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite edge``."""
+    # The converter computes nothing with oneDNN, and would log that it could.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     _check_target(args.target, args.force)
     calibration = _calibration(args.calibration)
     if args.save_ranges is not None:
