@@ -86,7 +86,7 @@ COMMANDS = (
     ),
     Command(
         name="edge",
-        summary="write a trained model into a file of integers for LiteRT",
+        summary="write a trained model into a file of integers for LiteRT or ONNX",
         description=edge_options.DESCRIPTION,
         add_arguments=edge_options.add_arguments,
         run=_run_edge,

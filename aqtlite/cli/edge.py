@@ -24,8 +24,14 @@ from aqtlite.errors import UserError
 from aqtlite.flax.nnx.quantize import QuantizedModel
 from aqtlite.jaxpr import tracing
 
-_PACKAGES = {".tflite": ("litert_converter", "ai_edge_litert")}
-"""The packages that write and read a file, by its suffix."""
+_PACKAGES = {
+    ".tflite": ("litert_converter", "ai_edge_litert"),
+    ".onnx": ("onnx", "onnxruntime"),
+}
+"""The packages that write and check a file, by its suffix."""
+
+_EXTRAS = {".tflite": "edge", ".onnx": "onnx"}
+"""The extras of aqtlite that bring them."""
 
 _EACH = calibrations.MinMax()
 _FRACTIONS = tuple(i / 40 for i in range(40, 15, -1))
@@ -101,7 +107,7 @@ def _check_target(target: pathlib.Path, force: bool) -> None:
         if importlib.util.find_spec(package) is None:
             raise UserError(
                 f"a {target.suffix} file needs the package {package!r}: pip install "
-                "'aqtlite[edge]'"
+                f"'aqtlite[{_EXTRAS[target.suffix]}]'"
             )
 
 

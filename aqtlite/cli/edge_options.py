@@ -7,11 +7,12 @@ import argparse
 import pathlib
 
 DESCRIPTION = """\
-Write a trained model into a file of integers: int8 from input to output, for LiteRT.
+Write a trained model into a file of integers, int8 from input to output: for LiteRT, or
+for onnxruntime.
 
 SOURCE is a checkpoint of float variables: of Orbax, a safetensors file or a folder of
-them, or a .msgpack file of flax.serialization. TARGET ends in .tflite. It is read back
-and compared, integer for integer, before it appears.
+them, or a .msgpack file of flax.serialization. TARGET ends in .tflite or in .onnx. It
+is read back and compared, integer for integer, before it appears.
 
   # in deploy.py:  def factory(): return MyModel(), (jax.ShapeDtypeStruct(...),)
   aqtlite edge run/3 model.tflite --model deploy:factory --calibrate data.npz

@@ -12,6 +12,8 @@ import pytest
 from flax import nnx
 
 from aqtlite import cli, edge
+from aqtlite.cli import edge as edge_command
+from aqtlite.edge.export import TARGETS
 from tests.checkpoint.support import save
 
 needs_converter = pytest.mark.skipif(
@@ -71,6 +73,9 @@ def hidden():
     model, args = of_nnx()
     return model, args, {"method": "hidden"}
 """
+ANY: dict = {suffix: () for suffix in TARGETS}
+"""Packages that are needed: for errors that come before any file is written."""
+
 X = np.asarray(jax.random.normal(jax.random.key(0), (7, 4)))
 Y = np.asarray(jax.random.normal(jax.random.key(1), (7, 8)))
 
@@ -195,7 +200,7 @@ def test_nnx(folder, capsys):
 @pytest.mark.parametrize("how", ["mean", "average=0.5", "percentile=90", "mse"])
 def test_calibrations(how, folder, capsys, monkeypatch):
     found = {}
-    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", {".tflite": ()})
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
 
     def stop(model, variables, ranges, *args, **kwargs):
         found["ranges"] = ranges
@@ -243,7 +248,7 @@ NPZ = {
     ],
 )
 def test_wrong_data(name, words, folder, capsys, monkeypatch):
-    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", {".tflite": ()})
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
     np.savez(folder / "out.npz", **NPZ[name])
     model = "deploy:two" if name == "unequal" else "deploy:factory"
     argv = [*ARGV[:2], "--model", model, "--calibrate", "out.npz"]
@@ -254,7 +259,10 @@ def test_wrong_data(name, words, folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["float.safetensors", "out.bin", *ARGV[2:], *DATA], "must end in .tflite"),
+        (
+            ["float.safetensors", "out.bin", *ARGV[2:], *DATA],
+            "end in .tflite or .onnx,",
+        ),
         (["none", *ARGV[1:], *DATA], "none does not exist"),
         ([*ARGV, "--calibrate", "none.npz"], "none.npz cannot be read"),
         ([*ARGV, "--calibrate", "deploy.py"], "deploy.py cannot be read"),
@@ -277,7 +285,7 @@ def test_wrong_data(name, words, folder, capsys, monkeypatch):
     ],
 )
 def test_errors_are_one_line(argv, words, folder, capsys, monkeypatch):
-    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", {".tflite": ()})
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
     assert words in error(capsys, *argv)
     assert not (folder / "out.tflite").exists()
 
@@ -293,7 +301,7 @@ def test_errors_are_one_line(argv, words, folder, capsys, monkeypatch):
     ],
 )
 def test_wrong_models(name, words, folder, capsys, monkeypatch):
-    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", {".tflite": ()})
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
     np.savez(folder / "out.npz", *(X, Y)[: 2 if name == "scalar" else 1])
     if name == "wide":
         np.savez(folder / "out.npz", np.pad(X, ((0, 0), (0, 1))))
@@ -302,19 +310,40 @@ def test_wrong_models(name, words, folder, capsys, monkeypatch):
 
 
 def test_an_operation_without_an_integer_form(folder, capsys, monkeypatch):
-    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", {".tflite": ()})
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
     argv = ["sorted.safetensors", "out.tflite", "--model", "deploy:sorted_", *DATA]
     assert "sort" in error(capsys, *argv)
     assert not (folder / "out.tflite").exists()
 
 
-def test_missing_packages(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "litert_converter", None)
-    assert "pip install 'aqtlite[edge]'" in error(capsys, *ARGV, *DATA)
+def test_onnx(folder, capsys):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    code, out, _ = run(capsys, ARGV[0], "out.onnx", *ARGV[2:], *DATA)
+    assert code == 0 and out.splitlines()[-1].startswith("wrote out.onnx: ")
+    onnx.checker.check_model(onnx.load("out.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("target", "package", "extra"),
+    [("out.tflite", "litert_converter", "edge"), ("out.onnx", "onnxruntime", "onnx")],
+)
+def test_missing_packages(target, package, extra, folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: sys.modules.get(name, 1)
+    )
+    shown = error(capsys, ARGV[0], target, *ARGV[2:], *DATA)
+    assert f"needs the package {package!r}: pip install 'aqtlite[{extra}]'" in shown
+
+
+def test_every_target_of_the_library_is_known():
+    assert set(edge_command._PACKAGES) == set(TARGETS)
+    assert set(edge_command._EXTRAS) == set(TARGETS)
 
 
 def test_an_export_that_fails_leaves_what_was_there(folder, capsys, monkeypatch):
-    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", {".tflite": ()})
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
     monkeypatch.setitem(sys.modules, "litert_converter", None)
     (folder / "out.tflite").write_bytes(b"before")
     assert "aqtlite[edge]" in error(capsys, *ARGV, *DATA, "--force")
