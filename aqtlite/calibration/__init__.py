@@ -16,6 +16,7 @@ from aqtlite.calibration.learned_clipping import LearnedClipping
 from aqtlite.calibration.lsq import LSQ
 from aqtlite.calibration.lsq_plus import LSQPlus
 from aqtlite.calibration.min_max import MinMax
+from aqtlite.calibration.mse_over_batches import MseOverBatches
 from aqtlite.calibration.mse_search import MseSearch
 from aqtlite.calibration.over_batches import (
     MaxOverBatches,
@@ -47,6 +48,7 @@ __all__ = [
     "MeanOverBatches",
     "MinMax",
     "MovingAverage",
+    "MseOverBatches",
     "MseSearch",
     "Parameters",
     "Percentile",

@@ -66,6 +66,12 @@ class PercentileOverBatches(base.Calibration):
     def _bins(self) -> int:
         return 1 << (8 + self.mantissa_bits)
 
+    def edges(self) -> np.ndarray:
+        """The upper edges of the bins, float32; the first one is that of zero alone."""
+        shift = _MANTISSA_BITS - self.mantissa_bits
+        edges = (np.arange(self._bins, dtype=np.int32) << shift).view(np.float32)
+        return np.where(np.isfinite(edges), edges, np.finfo(np.float32).max)
+
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
         del grid
         return {"counts": jnp.zeros((self._bins, *shape), jnp.uint32)}

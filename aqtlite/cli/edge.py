@@ -34,7 +34,6 @@ _EXTRAS = {".tflite": "edge", ".onnx": "onnx"}
 """The extras of aqtlite that bring them."""
 
 _EACH = calibrations.MinMax()
-_FRACTIONS = tuple(i / 40 for i in range(40, 15, -1))
 """Of the largest value, which ``--calibration mse`` tries."""
 
 _CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
@@ -42,7 +41,7 @@ _CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
     "mean": lambda: calibrations.MeanOverBatches(of=_EACH),
     "average": lambda decay=0.99: calibrations.MovingAverage(of=_EACH, decay=decay),
     "percentile": lambda percentage: calibrations.PercentileOverBatches(percentage),
-    "mse": lambda: calibrations.MeanOverBatches(of=calibrations.MseSearch(_FRACTIONS)),
+    "mse": calibrations.MseOverBatches,
 }
 
 

@@ -41,6 +41,7 @@ _classes: dict[str, type] = {
         calibration.PACT,
         calibration.LearnedClipping,
         calibration.Percentile,
+        calibration.MseOverBatches,
         calibration.PercentileOverBatches,
         calibration.Periodic,
         calibration.RMS,

@@ -52,9 +52,8 @@ def calibrate(
         rules: which integers.
         calibration: what is kept of the batches. `MaxOverBatches`, the default, clips
             nothing that was seen; `MovingAverage`, `MeanOverBatches` and
-            `PercentileOverBatches` clip the largest values; `MeanOverBatches` of
-            `MseSearch` clips where the squared error is least. They cannot reach beyond
-            what was seen.
+            `PercentileOverBatches` clip the largest values; `MseOverBatches` clips
+            where the squared error is least. They cannot reach beyond what was seen.
 
     Returns:
         A table, which can be read and edited as JSON.

@@ -213,7 +213,8 @@ def test_calibrations(how, folder, capsys, monkeypatch):
     assert "stop" in error(capsys, *argv, how)
     low, high = found["ranges"]["input"]
     assert widest["input"].low <= low and high <= widest["input"].high
-    assert found["ranges"] != widest
+    # Of so few values, 8 bits are worth no clipping.
+    assert (found["ranges"] == widest) == (how == "mse")
 
 
 NPZ = {

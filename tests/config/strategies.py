@@ -83,6 +83,7 @@ def _calibrations_over_batches(affine):
     symmetric = (
         st.builds(calibration.DelayedScaling, length=st.integers(1, 20))
         | st.builds(calibration.PercentileOverBatches, st.floats(1, 100))
+        | st.builds(calibration.MseOverBatches, st.just((1.0, 0.5)))
         | st.builds(
             calibration.WeightedDeviations, l1_coeff=_FACTORS, p=st.floats(1, 4)
         )

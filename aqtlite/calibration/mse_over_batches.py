@@ -1,0 +1,139 @@
+"""Calibration by the least squared error over all batches, from histograms."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.calibration import base, min_max, number
+from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
+from aqtlite.numerics import Numerics
+
+_HISTOGRAM = PercentileOverBatches(100)
+
+
+@dataclasses.dataclass(frozen=True)
+class MseOverBatches(base.Calibration):
+    """The fraction of the widest range with the least squared error over all batches.
+
+    Magnitudes are counted in the histogram of `PercentileOverBatches`, those of
+    negative elements apart for a grid with a zero point. Of the ranges from ``c * low``
+    to ``c * high``, the one is chosen for which the expected error is least: ``step^2 /
+    12`` for every element within (the variance of a uniform rounding error), and the
+    squared distance from the end for every one beyond. Of equal errors the wider range
+    is chosen.
+
+    A NaN or an infinity makes the range NaN. Histograms of batches add up in any order.
+
+    >>> from aqtlite import numerics
+    >>> x = jnp.array([[8.0] + 999 * [0.5]])
+    >>> how, grid = MseOverBatches((1.0, 0.5, 0.25)), numerics.IntSymmetric(bits=2)
+    >>> state = how.update(how.init_state((1, 1), grid), x, (0, 1), grid)
+    >>> how.range(x, (0, 1), grid, state).high.tolist()
+    [[2.0]]
+
+    Raises:
+        TypeError: if `candidates` is not a tuple or a list of numbers.
+        ValueError: if there are no candidates, or one is not above 0 and at most 1.
+    """
+
+    candidates: tuple[float, ...] = tuple(round(1 - 0.02 * i, 2) for i in range(40))
+    """The fractions to try, in any order; they are sorted, the largest first."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.candidates
+        where = "MseOverBatches.candidates"
+        if not isinstance(given, tuple | list):
+            raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
+        checked = {
+            number.checked_positive(value, f"{where}[{i}]")
+            for i, value in enumerate(given)
+        }
+        if not checked or max(checked) > 1:
+            raise ValueError(
+                f"{where} are fractions of the largest magnitude, above 0 and at most "
+                f"1, such as (1.0, 0.9, 0.8); got {given!r}"
+            )
+        object.__setattr__(self, "candidates", tuple(sorted(checked, reverse=True)))
+
+    @property
+    def has_state(self) -> bool:
+        return True
+
+    def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
+        if grid.arithmetic != "integer":
+            raise ValueError(
+                f"MseOverBatches is for grids of equal steps, not for {grid!r}; "
+                "MaxOverBatches() and PercentileOverBatches() are for all"
+            )
+        sides = ("above",) if grid.zero_point_range is None else ("above", "below")
+        return {side: _HISTOGRAM.init_state(shape, grid) for side in sides}
+
+    def update(
+        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> base.State:
+        parts = {"above": x}
+        if grid.zero_point_range is not None:
+            parts["above"], parts["below"] = min_max.both_sides(x)
+        return {
+            side: _HISTOGRAM.update(state[side], part, axes, grid)
+            for side, part in parts.items()
+        }
+
+    def merge(self, state: Any, other: Any, grid: Numerics) -> base.State:
+        return {
+            side: _HISTOGRAM.merge(state[side], other[side], grid) for side in state
+        }
+
+    def range(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+    ) -> base.Range:
+        ends = {
+            side: _HISTOGRAM.range(x, axes, grid, kept).high
+            for side, kept in state.items()
+        }
+        fractions = jnp.asarray(self.candidates, jnp.float32)
+
+        def error_of(fraction: jax.Array) -> jax.Array:
+            reached = {side: fraction * end for side, end in ends.items()}
+            scale, _ = base.scale_and_zero_point(_range(reached), grid, po2=False)
+            step = scale / jnp.float32(grid.unit)
+            return sum(
+                (_error(state[side]["counts"], reached[side], step) for side in state),
+                start=jnp.float32(0),
+            )
+
+        errors = lax.map(error_of, fractions)
+        shape = fractions.shape + (1,) * (errors.ndim - 1)
+        is_least = errors == errors.min(axis=0)
+        best = jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
+        # Where an end is NaN, no error is the least.
+        return _range(
+            {side: jnp.where(best > 0, best, 1) * end for side, end in ends.items()}
+        )
+
+
+def _range(ends: dict[str, jax.Array]) -> base.Range:
+    low = -ends["below"] if "below" in ends else None
+    return base.Range(ends["above"], low)
+
+
+def _error(counts: jax.Array, end: jax.Array, step: jax.Array) -> jax.Array:
+    """The expected squared error of what a histogram has counted.
+
+    Args:
+        counts: of magnitudes, the bins first.
+        end: of the range.
+        step: between the values of the grid.
+    """
+    edges = _HISTOGRAM.edges().astype(np.float64)
+    middles = np.append(0, (edges[:-1] + edges[1:]) / 2).astype(np.float32)
+    centers = jnp.asarray(middles).reshape(-1, *[1] * end.ndim)
+    beyond = jnp.maximum(centers - end, 0)
+    errors = jnp.where(beyond > 0, jnp.square(beyond), jnp.square(step) / 12)
+    # Zero has a value on the grid.
+    counted = counts.astype(jnp.float32).at[0].set(0)
+    return jnp.sum(jnp.where(counted > 0, counted * errors, 0), axis=0)
