@@ -605,6 +605,45 @@ def test_rules_on_a_mesh(mesh, of_weight):
     assert_equal((out, served), (alone, alone))
 
 
+def test_training_by_rules_is_that_of_one_device_and_exchanges_what_injection_does():
+    """Rows and columns are shared by devices, in a scan of rematerialized layers."""
+
+    def gradients(dot):
+        @jax.checkpoint
+        def layer(x, w):
+            x = jax.nn.relu(
+                dot(jax.nn.relu(dot(x, w["up"], MATMUL)), w["down"], MATMUL)
+            )
+            return x, None
+
+        return lambda params, x: jnp.sum(lax.scan(layer, x, params)[0])
+
+    def step(total, *shardings):
+        given = {"in_shardings": shardings} if shardings else {}
+        return jax.jit(jax.value_and_grad(total, (0, 1)), **given)
+
+    by_rules = aqtlite.quantize_function(
+        gradients(lax.dot_general), nearest(), params=0, strict=True
+    )
+    injected = gradients(DOTS["int8"])
+    params = {"up": normal((2, 16, 8), 3), "down": normal((2, 8, 16), 4)}
+    wanted = step(by_rules)(params, X)
+    assert_equal(step(injected)(params, X), wanted)
+    columns, rows = P(None, None, "m"), P(None, "m")
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(AUTO, spec),
+        ({"up": columns, "down": rows}, P("d")),
+    )
+    compiled = [
+        step(total, *shardings).lower(params, X).compile()
+        for total in (by_rules, injected)
+    ]
+    assert_equal(compiled[0](params, X)[1], wanted[1])
+    found = [hlo.count(one.as_text()) for one in compiled]
+    assert found[0]
+    assert found[0] == found[1]
+
+
 def sharded_layers(p, x):
     """Kernels whose columns and whose rows are shared by devices, and a bias."""
     x = jnp.tanh(x @ p["up"].reshape(16, 12) + p["bias"])

@@ -22,7 +22,7 @@ class Figure:
     """Parameters of the case, such as ``{"width": 512, "phase": "forward"}``."""
     contestant: str
     unit: str
-    """"s", "bytes", "relative error" or "nats"."""
+    """"s", "bytes", "operations", "relative error" or "nats"."""
     median: float
     lower_quartile: float
     upper_quartile: float

@@ -17,6 +17,7 @@ WORKLOADS = (
     "static_ranges",
     "kv_cache",
     "compile",
+    "rules",
     "memory",
     "contractions",
     "convolution",

@@ -23,6 +23,7 @@ _UNITS = {
     "bytes": ("MB", 1e-6),
     "relative error": ("%", 1e2),
     "nats": ("millinats", 1e3),
+    "operations": ("count", 1),
 }
 
 

@@ -4,9 +4,12 @@
 
 - Temporary memory of the compiled training step of an MLP of 8 blocks, as XLA reports
   it: unrolled, and as a scan over rematerialized blocks.
+- The same with the residuals of a scan chosen by a policy of `jax.checkpoint`, among
+  them `aqtlite.remat.save_quantized()`.
 - Bytes that a stack of 4 plain layers saves for its backward pass, arguments aside.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from aqtlite import remat
 from benchmarks.harness import contestants, figures
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.figures import Figure
@@ -21,7 +25,7 @@ from benchmarks.harness.options import Options
 from benchmarks.workloads import mlp
 
 BLOCKS, LAYERS = 8, 4
-WIDTH, TOKENS, SAVED_TOKENS = 256, 1024, 4096
+WIDTH, TOKENS, POLICY_TOKENS, SAVED_TOKENS = 256, 1024, 2048, 4096
 QUICK_WIDTH, QUICK_TOKENS, QUICK_SAVED_TOKENS = 64, 64, 256
 
 NAMES = (contestants.FLOAT32, contestants.AQTP, contestants.AQTLITE)
@@ -41,6 +45,33 @@ def scanned(contestant: Contestant, x: jax.Array, stacked: Any) -> jax.Array:
     def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
         return x + mlp.block(contestant, x, *weights), None
 
+    return jax.lax.scan(body, x, stacked)[0]
+
+
+POLICIES: dict[str, Callable[..., Any] | None] = {
+    "no checkpoint": None,
+    "dots_saveable": jax.checkpoint_policies.dots_saveable,
+    "save_quantized()": remat.save_quantized(),
+    "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def layers_in_a_scan(
+    policy: Callable[..., Any] | None,
+    contestant: Contestant,
+    x: jax.Array,
+    stacked: Any,
+) -> jax.Array:
+    """MLPs with GELU in a scan; a policy keeps some activations, None keeps all."""
+    dims = (((1,), (0,)), ((), ()))
+
+    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+        up, down = weights
+        hidden = jax.nn.gelu(contestant.dot_general(x, up, dims))
+        return contestant.dot_general(hidden, down, dims), None
+
+    if policy is not None:
+        body = jax.checkpoint(body, policy=policy)
     return jax.lax.scan(body, x, stacked)[0]
 
 
@@ -88,11 +119,11 @@ def layers(contestant: Contestant, x: jax.Array, *kernels: jax.Array) -> jax.Arr
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """All three figures, for each contestant."""
-    width, tokens, saved_tokens = (
-        (QUICK_WIDTH, QUICK_TOKENS, QUICK_SAVED_TOKENS)
+    """All figures, for each contestant."""
+    width, tokens, policy_tokens, saved_tokens = (
+        (QUICK_WIDTH, QUICK_TOKENS, QUICK_TOKENS, QUICK_SAVED_TOKENS)
         if options.quick
-        else (WIDTH, TOKENS, SAVED_TOKENS)
+        else (WIDTH, TOKENS, POLICY_TOKENS, SAVED_TOKENS)
     )
     compared = contestants.select(NAMES)
     x = jax.ShapeDtypeStruct((saved_tokens, width), jnp.float32)
@@ -103,6 +134,16 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
         report(what)
         values = {c.name: temporary_bytes(model, c, width, tokens) for c in compared}
         case = {"what": what, "width": width, "tokens": tokens}
+        measured += figures.exact("memory", case, values, "bytes")
+    named = contestants.select((contestants.FLOAT32, contestants.AQTLITE))
+    for name, policy in POLICIES.items():
+        what = f"temporary, scan, {name}"
+        report(what)
+        model = functools.partial(layers_in_a_scan, policy)
+        values = {
+            c.name: temporary_bytes(model, c, width, policy_tokens) for c in named
+        }
+        case = {"what": what, "width": width, "tokens": policy_tokens}
         measured += figures.exact("memory", case, values, "bytes")
     what = f"saved, {LAYERS} layers"
     report(what)

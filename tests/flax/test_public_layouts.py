@@ -152,6 +152,85 @@ class ResNet(nn.Module):
         return nn.Dense(4)(nn.relu(residual + y).mean((1, 2)))
 
 
+class Wmt(nn.Module):
+    """Flax's, and lm1b's decoder: one embedding for both inputs and for the logits."""
+
+    is_decoding: bool = False
+
+    @nn.compact
+    def __call__(self, tokens):
+        shared = nn.Embed(16, 8, name="shared_embedding")
+        attention = functools.partial(
+            nn.MultiHeadDotProductAttention, num_heads=2, use_bias=False
+        )
+        encoded = nn.relu(nn.Dense(8, name="encoder")(shared(tokens)))
+        x = nn.LayerNorm()(shared(tokens))
+        mask = None if self.is_decoding else nn.make_causal_mask(tokens)
+        x += attention(decode=self.is_decoding)(x, mask=mask)
+        x += attention(name="encoder_decoder")(x, encoded)
+        return shared.attend(x) / jnp.sqrt(8.0)
+
+
+class Vae(nn.Module):
+    """Flax's: modules made in `setup`, and noise from an rng of the call."""
+
+    def setup(self):
+        self.hidden, self.out = nn.Dense(8), nn.Dense(16)
+        self.mean, self.logvar, self.up = nn.Dense(4), nn.Dense(4), nn.Dense(8)
+
+    def __call__(self, tokens):
+        h = nn.relu(self.hidden(jax.nn.one_hot(tokens, 16)))
+        mean, logvar = self.mean(h), self.logvar(h)
+        noise = jax.random.normal(jax.random.key(1), mean.shape)
+        return self.generate(mean + jnp.exp(0.5 * logvar) * noise)
+
+    def generate(self, z):
+        return self.out(nn.relu(self.up(z)))
+
+
+class Bert(nn.Module):
+    """Hugging Face's: a pooler of one token, and a head that shares the embedding."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        words = nn.Embed(16, 8, name="word_embeddings")
+        x = nn.LayerNorm()(words(tokens) + nn.Embed(4, 8)(jnp.arange(4)))
+        q, k, v = (
+            nn.Dense(8, name=name)(x).reshape(2, 4, 2, 4)
+            for name in ("query", "key", "value")
+        )
+        heads = nn.dot_product_attention(q, k, v).reshape(2, 4, 8)
+        x = nn.LayerNorm()(nn.Dense(8, name="output")(heads) + x)
+        pooled = nn.tanh(nn.Dense(8, name="pooler")(x[:, 0]))
+        x = nn.LayerNorm()(nn.gelu(nn.Dense(8, name="transform")(x)))
+        kernel = words.variables["params"]["embedding"].T
+        decoder = nn.Dense(16, use_bias=False, name="decoder")
+        bias = self.param("bias", nn.initializers.zeros, (16,))
+        logits = decoder.apply({"params": {"kernel": kernel}}, x) + bias
+        return jnp.concatenate([logits.reshape(2, -1), pooled], axis=1)
+
+
+class T5(nn.Module):
+    """Hugging Face's: scale-only norms, relative positions, a gate, a scaled head."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        shared = nn.Embed(16, 8, name="shared")
+        dense = functools.partial(nn.Dense, use_bias=False)
+        norm = functools.partial(nn.RMSNorm, epsilon=1e-6)
+        x = shared(tokens)
+        h = norm()(x)
+        q, k, v = (dense(8, name=name)(h).reshape(2, 4, 2, 4) for name in "qkv")
+        distance = jnp.clip(jnp.arange(4) - jnp.arange(4)[:, None], -2, 2) + 2
+        bias = nn.Embed(5, 2, name="relative_attention_bias")(distance)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) + bias.transpose(2, 0, 1)
+        heads = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), v)
+        x += dense(8, name="o")(heads.reshape(2, 4, 8))
+        h = norm()(x)
+        x += dense(8, name="wo")(nn.gelu(dense(16, name="wi_0")(h)) * dense(16)(h))
+        return shared.attend(norm()(x) * 8**-0.5)
+
+
 @pytest.mark.parametrize(
     ("model", "num_weights", "num_of_activations"),
     [
@@ -160,6 +239,10 @@ class ResNet(nn.Module):
         (MaxText(), 4, 2),
         (Seq2seq(), 17, 0),
         (ResNet(), 4, 0),
+        (Wmt(), 10, 4),
+        (Vae(), 5, 0),
+        (Bert(), 7, 2),
+        (T5(), 8, 2),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, nn.Module) else "",
 )
@@ -185,3 +268,26 @@ def test_every_contraction_is_quantized_and_served(
     out, served, in_float = run(variables, serving)
     np.testing.assert_array_equal(served, out)
     assert 0 < relative_error(out, in_float) < 0.1
+
+
+def test_a_decoder_with_a_cache_serves_what_the_whole_sequence_froze():
+    trained, decoder = (quantize_model(Wmt(one), INT8) for one in (False, True))
+    variables = jax.jit(decoder.init)(jax.random.key(0), TOKENS)
+    cache = variables.pop("cache")
+    serving = convert(trained, variables, TOKENS)
+
+    @jax.jit
+    def both_decode(variables, serving):
+        def step(caches, token):
+            steps = [
+                decoder.apply({**one, "cache": own}, token[:, None], mutable="cache")
+                for one, own in zip((variables, serving), caches, strict=True)
+            ]
+            return [state["cache"] for _, state in steps], [out for out, _ in steps]
+
+        return jax.lax.scan(step, [cache, cache], TOKENS.T)
+
+    caches, (wanted, served) = both_decode(variables, serving)
+    np.testing.assert_array_equal(served, wanted)
+    jax.tree.map(np.testing.assert_array_equal, *caches)
+    assert caches[0]["MultiHeadDotProductAttention_0"]["cache_index"] == 4

@@ -100,6 +100,55 @@ def test_equals_injected_contractions(is_scanned):
     )
 
 
+class Experts(nn.Module):
+    """Layers under `nn.vmap`, and one that is called twice."""
+
+    dot_general: AqtDotGeneral | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        given = {} if self.dot_general is None else {"dot_general": self.dot_general}
+        experts = nn.vmap(
+            nn.Dense,
+            in_axes=None,
+            axis_size=3,
+            variable_axes={"params": 0, "aqt": 0},
+            split_rngs={"params": True},
+        )
+        x = experts(8, name="experts", **given)(x).mean(0)
+        shared = nn.Dense(8, name="shared", **given)
+        return shared(nn.relu(shared(x)))
+
+
+def test_mapped_layers_and_layers_called_twice_equal_injected_ones():
+    # Of mapped layers, injected ones round gradients with noise of their own.
+    cfg = config.fully_quantized(use_stochastic_rounding=False)
+    injected = Experts(AqtDotGeneral(cfg))
+    quantized = quantize_model(Experts(), cfg, strict=True)
+    x = jax.random.normal(jax.random.key(1), (4, 8))
+    variables = jax.jit(Experts().init)(jax.random.key(0), x)
+    paths = [one.path for one in quantized.plan(variables, x).quantized()]
+    assert paths == ["Experts/experts", "Experts/shared", "Experts/shared#1"]
+    served = [convert(model, variables, x) for model in (injected, quantized)]
+    assert len(jax.tree.leaves(served[1]["aqt"]["shared"])) == 2  # Frozen once.
+
+    @jax.jit
+    def both(variables, served):
+        def of(model, variables, served):
+            out, pull_back = jax.vjp(lambda v: model.apply(v, x), variables)
+            return out, pull_back(jnp.sin(out)), model.apply(served, x)
+
+        return [
+            of(model, variables, one)
+            for model, one in zip((injected, quantized), served, strict=True)
+        ]
+
+    wanted, got = both(variables, served)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+    np.testing.assert_array_equal(got[2], got[0])
+    assert _arrays(served[1]) == _arrays(served[0])
+
+
 def _arrays(serving):
     """Paths and values of the arrays of serving variables."""
     flat = jax.tree_util.tree_flatten_with_path(serving)[0]

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from aqtlite import config
 from aqtlite import flax as aqt_flax
 from aqtlite.flax import nnx as aqt_nnx
 from tests.flax.nnx.models import CFG, Mlp, X, call
 
+# Attention of NNX lays out its products otherwise, and so the noise on gradients.
+NEAREST = config.fully_quantized(use_stochastic_rounding=False)
 IMAGES = jax.random.normal(jax.random.key(2), (2, 6, 6, 3))
 
 
@@ -20,6 +23,22 @@ class LinenMlp(nn.Module):
         dot_general = aqt_flax.AqtDotGeneral(CFG)
         x = nn.relu(nn.Dense(16, dot_general=dot_general, name="up")(x))
         return nn.Dense(4, dot_general=dot_general, name="down")(x)
+
+
+class Attending(nn.Module):
+    """The head of a tied embedding."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Embed(16, 8, name="embed").attend(x)
+
+
+class NnxAttending(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(16, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.embed.attend(x)
 
 
 PAIRS = {
@@ -34,16 +53,28 @@ PAIRS = {
         IMAGES,
     ),
     "mlp": (LinenMlp(), Mlp, X),
+    "attention": (
+        aqt_flax.quantize_model(nn.MultiHeadDotProductAttention(2), NEAREST),
+        lambda rngs: nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs),
+        X[None],
+    ),
+    "einsum": (
+        aqt_flax.quantize_model(nn.Einsum((2, 8, 4), "bd,hdn->bhn"), CFG),
+        lambda rngs: nnx.Einsum("bd,hdn->bhn", (2, 8, 4), (2, 4), rngs=rngs),
+        X,
+    ),
+    "attend": (aqt_flax.quantize_model(Attending(), CFG), NnxAttending, X),
 }
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_forward_gradients_and_serving(name):
     linen, make, x = PAIRS[name]
-    variables = linen.init(jax.random.key(0), x)
+    variables = jax.jit(linen.init)(jax.random.key(0), x)
     inner = make(nnx.Rngs(0))
     nnx.update(inner, nnx.State(variables["params"]))
-    model = aqt_nnx.quantize_model(inner, CFG)
+    cfg = NEAREST if name == "attention" else CFG
+    model = aqt_nnx.quantize_model(inner, cfg)
 
     def linen_loss(params):
         out = linen.apply({"params": params}, x)
