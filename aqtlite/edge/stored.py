@@ -17,6 +17,12 @@ from aqtlite.lowering import exact
 
 _BITS = {"int2": 2, "int4": 4, "int8": 8, "int16": 16}
 
+_LARGEST_BIAS = 2.0**22
+"""The integers of a bias: up to here, converters find them again in its floats."""
+
+_OF_OUTPUT = 2.0**-8
+"""The step of the bias of weights that are zero, in steps of the output."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
@@ -62,7 +68,10 @@ def operands(
             continue
         x = known[value]
         if isinstance(node.operator, WEIGHTED) and position == 1:
-            found[1] = _symmetric(x, rule.weights, node.operator.channel_axis)
+            one = _symmetric(x, rule.weights, node.operator.channel_axis)
+            bias = known[node.inputs[2]] if len(node.inputs) > 2 else 0.0
+            of_input, of_output = grids[node.inputs[0]], grids[node.output]
+            found[1] = _with_bias(one, x, bias, of_input, of_output)
         elif isinstance(node.operator, WEIGHTED) and position == 2:
             found[2] = _bias(x, grids[node.inputs[0]], found[1].grid)
         elif node.operator.moves_values:
@@ -92,11 +101,33 @@ def _symmetric(x: Any, dtype: str, axis: int | None) -> Stored:
     return Stored(q.qvalue.astype(jnp.int32), Grid(scale, 0, dtype, axis))
 
 
+def _with_bias(
+    one: Stored, w: Any, bias: Any, of_input: Grid, of_output: Grid
+) -> Stored:
+    """A weight whose scales leave room for a bias, which has the grid of the sums.
+
+    Where weights are tiny and a bias is not, such as in a channel that a batch
+    normalization has turned off, the bias would not fit into its integers; where all
+    weights of a channel are zero, their scale is the bias's alone.
+    """
+    scale, sums = one.grid.scale, jnp.asarray(of_input.scale)
+    axes = tuple(i for i in range(jnp.ndim(w)) if i != one.grid.axis)
+    is_zero = jnp.abs(w).max(axes) == 0
+    own = jnp.where(is_zero, _OF_OUTPUT * of_output.scale / sums, scale)
+    scale = jnp.maximum(own, jnp.abs(bias) / (_LARGEST_BIAS * sums))
+    grid = dataclasses.replace(one.grid, scale=scale)
+    shape = [1] * jnp.ndim(w)
+    shape[grid.axis or 0] = -1
+    coarser = exact.nearest_integer(jnp.asarray(w) / scale.reshape(shape))
+    is_same = (scale == one.grid.scale).reshape(shape)
+    qvalue = jnp.where(is_same, one.qvalue, coarser.astype(jnp.int32))
+    return Stored(qvalue, grid)
+
+
 def _bias(x: Any, of_input: Grid, of_weight: Grid) -> Stored:
     """Integers on the grid of the sums: ``s_in * s_w``."""
     scale = jnp.asarray(of_weight.scale) * of_input.scale
-    limit = np.float32(2**31 - 256)
-    q = jnp.clip(exact.nearest_integer(jnp.asarray(x) / scale), -limit, limit)
+    q = exact.nearest_integer(jnp.asarray(x) / scale)
     return Stored(q.astype(jnp.int32), Grid(scale, 0, "int32", 0))
 
 
