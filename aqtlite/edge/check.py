@@ -91,7 +91,7 @@ def _check_constants(file: File, deployed: Deployed) -> None:
     in_program: dict[tuple[bytes, ...], str] = {}
     for node in deployed.program.graph.nodes:
         path = node.path or "(no name scope)"
-        for position, one in deployed.operands.get(node.output, {}).items():
+        for position, one in deployed.operands.get(node.outputs[0], {}).items():
             zero_points = np.full(np.size(one.grid.scale), one.grid.zero_point)
             keys = [
                 _key(array, one.grid.scale, zero_points)

@@ -49,7 +49,7 @@ def check(data: bytes, deployed: Deployed) -> Report:
 
 def _operands(deployed: Deployed) -> Iterator[tuple[_Key, str]]:
     for node in deployed.program.graph.nodes:
-        for position, one in deployed.operands.get(node.output, {}).items():
+        for position, one in deployed.operands.get(node.outputs[0], {}).items():
             qvalue, grid = layout_of(node, position, one)
             zero_point = np.full(np.size(grid.scale), grid.zero_point)
             path = node.path or "(no name scope)"

@@ -97,12 +97,12 @@ def groups(graph: Graph, rule_of: Callable[[Node], Rule]) -> Mapping[int, Group]
         if static.issuperset(node.outputs):
             continue
         rule, of_floats = rule_of(node), [i for i in node.inputs if graph.is_float(i)]
-        if graph.is_float(node.output):
-            dtypes[node.output] = rule.activations
-            root(node.output)
+        for output in filter(graph.is_float, node.outputs):
+            dtypes[output] = rule.activations
+            root(output)
             grid = node.operator.fixed_grid(rule.activations)
             if grid is not None:
-                fixed[node.output] = grid
+                fixed[output] = grid
         if node.operator.moves_values:
             if graph.is_float(node.output):
                 moved_from.add(node.output)
