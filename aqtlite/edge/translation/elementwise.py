@@ -57,7 +57,7 @@ def _mul(site: Site) -> Sequence[int]:
     x, y = site.inputs
     for one, index in ((x, 1), (y, 0)):
         factor = site.uniform(index)
-        if factor is not None and (mean := _mean_of_sum(site, one, 1 / factor)):
+        if factor and (mean := _mean_of_sum(site, one, 1 / factor)):
             return [mean]
     return [site.add(Multiply(), x, y)]
 
