@@ -41,7 +41,9 @@ def convert(
             "'aqtlite[edge]'",
             name=error.name,
         ) from error
-    lowered: Any = jax.jit(function).lower(*inputs).compiler_ir("stablehlo")
+    # What is not used keeps its place among the names of inputs.
+    compiled = jax.jit(function, keep_unused=True)
+    lowered: Any = compiled.lower(*inputs).compiler_ir("stablehlo")
     bytecode = io.BytesIO()
     lowered.operation.write_bytecode(bytecode)
     context = ir.Context()
