@@ -19,6 +19,11 @@ TRANSLATIONS: dict[str, Translation] = {
 _COMPARED = "LiteRT's converter leaves comparisons of computed values in float"
 
 _REASONS = {
+    "convert_element_type": (
+        "it makes floats of integers or booleans that are computed; give the model "
+        "floats, which are integers of the file in any case, and select by a mask with "
+        "jnp.where"
+    ),
     "argmax": "take it of the exported outputs: their integers have the same order",
     **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), _COMPARED),
 }
