@@ -139,7 +139,7 @@ def function_of(model: Any) -> Callable[..., Any]:
         return model.apply
     if isinstance(model, nnx.Module):
         graphdef = nnx.graphdef(model)
-        return lambda state, *args: nnx.merge(graphdef, state)(*args)
+        return functools.partial(_inferred, graphdef)
     if not callable(model):
         raise TypeError(
             "the model must be a Linen module, an NNX module, or a function of "
@@ -147,6 +147,30 @@ def function_of(model: Any) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = model
     return function
+
+
+def _inferred(graphdef: Any, state: Any, *args: Any) -> Any:
+    """What an NNX module returns.
+
+    Raises:
+        ValueError: if it changes its variables, as in training.
+    """
+    model = nnx.merge(graphdef, state)
+    before = nnx.to_flat_state(nnx.state(model))
+    given = {path: one.get_value() for path, one in before}
+    result = model(*args)
+    changed = [
+        "/".join(map(str, path))
+        for path, one in nnx.to_flat_state(nnx.state(model))
+        if path in given and one.get_value() is not given[path]
+    ]
+    if changed:
+        raise ValueError(
+            f"the model changes its variables when it is called: {', '.join(changed)}. "
+            "A file has no state: call model.eval(), so that dropout and batch "
+            "normalization infer"
+        )
+    return result
 
 
 def _check_dtypes(graph: Graph) -> None:

@@ -247,3 +247,63 @@ def test_operators_without_int16_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"no int16 form.*\n  ConvNet/Conv_0: conv_2d"):
         edge.export(model, variables, ranges, x, tmp_path / "model.tflite", rules)
     assert _no_file(tmp_path)
+
+
+def test_a_channel_that_is_turned_off_keeps_its_bias(tmp_path):
+    # Batch normalization leaves tiny weights, or none, of a channel and its bias.
+    factors = jnp.array([1.0, 1e-4, 1e-8, 1e-30, 0.0])
+    variables = models.normal((8, 5)) * factors, jnp.arange(1.0, 6.0)
+
+    def model(variables, x):
+        w, b = variables
+        return x @ w + b
+
+    for scale in (1.0, 1000.0):
+        x = scale * models.normal((4, 8), 2)
+        path = tmp_path / "off.tflite"
+        report, (found,) = models.assert_simulated(path, model, variables, x)
+        (grid,) = report.outputs
+        floats = (found.astype(np.float32) - grid.zero_point) * grid.scale
+        expected = np.broadcast_to(variables[1][2:], (4, 3))
+        np.testing.assert_allclose(floats[:, 2:], expected, atol=grid.scale[0])
+
+
+def test_inputs_that_are_not_used_and_known_outputs(tmp_path):
+    x, path = models.normal((2, 3)), tmp_path / "m.tflite"
+
+    def model(w, x, unused):
+        return (x @ w) * 0.0, jnp.arange(3.0)
+
+    ranges = edge.calibrate(model, models.normal((3, 4)), [(x, x)])
+    edge.export(model, models.normal((3, 4)), ranges, (x, x), path)
+    q = np.zeros((2, 3), np.int8)
+    product, known = models.run(path, q, q)
+    assert product.shape == (2, 4)
+    np.testing.assert_array_equal(known, np.arange(3.0))
+
+
+def test_several_outputs_of_an_equation_of_weights(tmp_path):
+    w, x = models.normal((6, 8)), models.normal((4, 6), 2)
+
+    def model(w, x):
+        first, second = jnp.split(w, 2, axis=1)
+        return jnp.tanh(x @ first) + x @ second
+
+    models.assert_simulated(tmp_path / "split.tflite", model, w, x)
+
+
+def test_nnx_in_training_is_refused():
+    class Dropped(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.layer = nnx.Linear(3, 2, rngs=rngs)
+            self.norm = nnx.BatchNorm(2, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.dropout(self.norm(self.layer(x)))
+
+    model, x = Dropped(nnx.Rngs(0)), models.normal((4, 3))
+    with pytest.raises(ValueError, match=r"norm/mean.*call model.eval\(\)"):
+        edge.calibrate(model, nnx.state(model), [x])
+    model.eval()
+    edge.calibrate(model, nnx.state(model), [x])
