@@ -11,10 +11,19 @@ from aqtlite.edge import program as program_lib
 from aqtlite.edge import stored
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
+from aqtlite.edge.operators.arithmetic import Add, Multiply, Subtract
+from aqtlite.edge.operators.contractions import WEIGHTED, BatchMatMul
+from aqtlite.edge.operators.layout import Rescale
+from aqtlite.edge.operators.reductions import Mean, Sum
+from aqtlite.edge.operators.unary import LeakyRelu
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.stored import Stored
+
+_LINEAR = (Add, Subtract, Mean, Sum, LeakyRelu, Rescale)
+_BILINEAR = (*WEIGHTED, BatchMatMul, Multiply)
+"""The operators whose output has steps that are multiples of their inputs' steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +78,7 @@ def deploy(
             found = stored.operands(program, node, known, grids)
             operands[node.output] = {i: x.known() for i, x in found.items()}
             _check_finite(node, operands[node.output])
+            _check_range(program, node, grids, operands[node.output])
     return Deployed(program, grids, operands, known)
 
 
@@ -81,3 +91,34 @@ def _check_finite(node: Node, operands: Mapping[int, Stored]) -> None:
                 f", of shape {one.qvalue.shape}, has NaN or infinity: check the "
                 "variables"
             )
+
+
+def _check_range(
+    program: Program,
+    node: Node,
+    grids: Mapping[int, Grid],
+    operands: Mapping[int, Stored],
+) -> None:
+    """Checks that a step of the sums is not more than all steps of the output.
+
+    Runtimes have no kernels for that: some refuse the file, some end the process.
+    """
+    output = grids.get(node.output)
+    if output is None or not isinstance(node.operator, (*_LINEAR, *_BILINEAR)):
+        return
+    of_inputs = [
+        np.max(operands[i].grid.scale if i in operands else grids[value].scale)
+        for i, value in enumerate(node.inputs[:2])
+    ]
+    is_product = isinstance(node.operator, _BILINEAR)
+    step = np.prod(of_inputs) if is_product else np.max(of_inputs)
+    low, high = output.limits
+    steps = float(step / output.scale)
+    if not steps < high - low + 1:
+        raise ValueError(
+            f"the range of {program.names[node.output]!r} is too narrow for what it is "
+            f"computed from: one step of that is {steps:.3g} of its {high - low + 1}. "
+            "Give the model data or weights whose differences are larger, widen the "
+            "range (Ranges.replace), or leave the operator in float by "
+            f"edge.Rule(path={node.path!r}, is_float=True)"
+        )
