@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,11 @@ class Simulation:
     def _run(self, args: tuple[Any, ...]) -> dict[int, Any]:
         deployed, graph = self.deployed, self.deployed.program.graph
         leaves = jax.tree.leaves(args)
+        if len(leaves) != len(graph.inputs):
+            raise ValueError(
+                f"the simulation takes {len(graph.inputs)} arrays, as the sample "
+                f"arguments had, got {len(leaves)}"
+            )
         values = dict(deployed.known)
         for number, x in zip(graph.inputs, leaves, strict=True):
             grid, x = deployed.grids.get(number), jnp.asarray(x)
@@ -101,6 +106,11 @@ def simulate(
         kernels: whose roundings: "xnnpack", which LiteRT uses by default, "builtin",
             without it, or "reference".
 
+    Raises:
+        TypeError: if an argument is of another type.
+        ValueError: if `kernels` is another word, if an operation has no integer form,
+            or if ranges are missing.
+
     >>> import flax.linen as nn
     >>> from aqtlite import edge
     >>> model, x = nn.Dense(3), jnp.linspace(-1, 1, 8).reshape(2, 4)
@@ -110,6 +120,10 @@ def simulate(
     >>> simulation(x).dtype
     dtype('int8')
     """
+    if kernels not in get_args(Kernels):
+        raise ValueError(
+            f"kernels must be one of {', '.join(get_args(Kernels))}, got {kernels!r}"
+        )
     args = sample_args if isinstance(sample_args, tuple) else (sample_args,)
     return Simulation(deploy(model, variables, ranges, args, rules), kernels)
 

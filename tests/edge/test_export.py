@@ -307,3 +307,33 @@ def test_nnx_in_training_is_refused():
         edge.calibrate(model, nnx.state(model), [x])
     model.eval()
     edge.calibrate(model, nnx.state(model), [x])
+
+
+def test_convolutions_without_bias(tmp_path):
+    x = models.normal((2, 5, 5, 3))
+    model = nn.Conv(4, (3, 3), use_bias=False)
+    variables = models.trained(model, x)
+    models.assert_simulated(tmp_path / "conv.tflite", model, variables, x)
+
+
+def test_ranges_that_are_too_narrow_are_refused(tmp_path):
+    x, w = models.normal((2, 3)), models.normal((3, 4))
+
+    def model(w, x):
+        y = x @ w
+        return y + y[::-1]
+
+    ranges = edge.calibrate(model, w, [x])
+    for name in ("fully_connected", "add"):
+        narrow = ranges.replace({name: (-1e-7, 1e-7)})
+        with pytest.raises(ValueError, match=f"range of '{name}' is too narrow"):
+            edge.export(model, w, narrow, x, tmp_path / "narrow.tflite")
+
+
+def test_arguments_of_a_simulation():
+    x, w = models.normal((2, 3)), models.normal((3, 4))
+    ranges = edge.calibrate(jnp.matmul, x, [w])
+    with pytest.raises(ValueError, match="kernels must be one of xnnpack, builtin"):
+        edge.simulate(jnp.matmul, x, ranges, w, kernels="fastest")
+    with pytest.raises(ValueError, match="takes 1 arrays.*got 0"):
+        edge.simulate(jnp.matmul, x, ranges, w)()
