@@ -150,6 +150,9 @@ class Select(Layout):
 class Rescale(Operator):
     """The same values as other integers."""
 
+    dtype: str = "int8"
+    """Of its output: that of the operator it is for, whatever rules say of it."""
+
     name = "quantize"
 
     def compute(self, *inputs: jax.Array) -> Any:

@@ -50,7 +50,7 @@ def rescale_inputs(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
             if is_computed and (other_width or is_bound):
                 if other_width and value not in graph.inputs:
                     value = _pinned(builder, value, node)
-                value = builder.add(Rescale(), [value], node.path)
+                value = builder.add(Rescale(rule.activations), [value], node.path)
             inputs.append(value)
         if rule.activations == "int16" and isinstance(operator, Add | Subtract):
             inputs = [_broadcast(builder, i, node) for i in inputs]
@@ -98,7 +98,8 @@ def groups(graph: Graph, rule_of: Callable[[Node], Rule]) -> Mapping[int, Group]
             continue
         rule, of_floats = rule_of(node), [i for i in node.inputs if graph.is_float(i)]
         for output in filter(graph.is_float, node.outputs):
-            dtypes[output] = rule.activations
+            is_rescaled = isinstance(node.operator, Rescale)
+            dtypes[output] = node.operator.dtype if is_rescaled else rule.activations
             root(output)
             grid = node.operator.fixed_grid(rule.activations)
             if grid is not None:
