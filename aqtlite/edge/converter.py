@@ -74,3 +74,31 @@ def _first(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = [line for line in lines if "error:" in line] or lines
     return re.sub(r"^.*error: ", "", found[0]) if found else type(error).__name__
+
+
+def check_runs(data: bytes) -> None:
+    """Runs a file once, on zeros.
+
+    Some operators of mixed widths are refused only there.
+
+    Raises:
+        ModuleNotFoundError: if the interpreter is not installed.
+        ValueError: if it refuses the file.
+    """
+    try:
+        from ai_edge_litert import interpreter
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "a LiteRT file is run once with the packages of the extra edge: pip "
+            "install 'aqtlite[edge]'",
+            name=error.name,
+        ) from error
+    try:
+        model = interpreter.Interpreter(model_content=data)
+        model.allocate_tensors()
+        model.invoke()
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"LiteRT's interpreter refuses the file: {_first(error)}. Where rules ask "
+            "for int16 for some operators, ask for it for those around them, too"
+        ) from error

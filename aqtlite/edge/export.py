@@ -99,7 +99,9 @@ def _litert(
         [type_of(i) for i in graph.inputs],
         *_names(deployed),
     )
-    return data, check.check(flatbuffer.read(data), deployed)
+    report = check.check(flatbuffer.read(data), deployed)
+    converter.check_runs(data)
+    return data, report
 
 
 def _onnx(

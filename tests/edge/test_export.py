@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from aqtlite import edge
-from aqtlite.edge import flatbuffer
+from aqtlite.edge import converter, flatbuffer
 from tests.edge import models
 
 MODELS = {
@@ -337,3 +337,20 @@ def test_arguments_of_a_simulation():
         edge.simulate(jnp.matmul, x, ranges, w, kernels="fastest")
     with pytest.raises(ValueError, match="takes 1 arrays.*got 0"):
         edge.simulate(jnp.matmul, x, ranges, w)()
+
+
+@pytest.mark.parametrize("op", ["fully_connected", "add", "softmax"])
+def test_int16_of_one_operator(tmp_path, op):
+    # What is rescaled for it has its width, though no rule is for that.
+    def model(w, x):
+        y = x @ w
+        return nn.softmax(y + x) @ w
+
+    rules = [edge.Rule(op=op, activations="int16")]
+    w, x = models.normal((4, 4)), models.normal((3, 4), 2)
+    models.assert_simulated(tmp_path / "mixed.tflite", model, w, x, rules)
+
+
+def test_a_file_that_does_not_run_is_refused():
+    with pytest.raises(ValueError, match="interpreter refuses the file"):
+        converter.check_runs(b"no model" * 20)
