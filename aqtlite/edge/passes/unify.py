@@ -98,8 +98,9 @@ def groups(graph: Graph, rule_of: Callable[[Node], Rule]) -> Mapping[int, Group]
             continue
         rule, of_floats = rule_of(node), [i for i in node.inputs if graph.is_float(i)]
         for output in filter(graph.is_float, node.outputs):
-            is_rescaled = isinstance(node.operator, Rescale)
-            dtypes[output] = node.operator.dtype if is_rescaled else rule.activations
+            dtypes[output] = rule.activations
+            if isinstance(node.operator, Rescale):
+                dtypes[output] = node.operator.dtype
             root(output)
             grid = node.operator.fixed_grid(rule.activations)
             if grid is not None:
