@@ -92,6 +92,13 @@ def read(data: bytes) -> File:
                 tuple(tensors[i] for i in one.outputs),
             )
         )
+    if model.signatureDefs:
+        (signature, *_) = model.signatureDefs
+        for one in (*signature.inputs, *signature.outputs):
+            # By these names runtimes take and give them.
+            known = tensors[one.tensorIndex]
+            named = dataclasses.replace(known, name=one.name.decode())
+            tensors[one.tensorIndex] = named
     return File(
         tuple(operators),
         tuple(tensors[i] for i in graph.inputs),

@@ -237,6 +237,7 @@ def test_reports_print_as_tables(tmp_path):
     text = str(report)
     assert "FULLY_CONNECTED" in text and "1 operators, 0 of them in float" in text
     assert report.inputs[0].dtype == "int8"
+    assert (report.inputs[0].name, report.outputs[0].name) == ("input", "output")
 
 
 def test_operators_without_int16_are_named(tmp_path):
