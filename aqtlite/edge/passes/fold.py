@@ -99,9 +99,7 @@ class _Affine:
 
     def apply(self, link: Node, base: int) -> None:
         """Composes it with a link behind it."""
-        known = next((i for i in link.inputs if i != base), None)
-        if known is None:
-            raise AssertionError("a link has an operand that is known")
+        (known,) = (i for i in link.inputs if i != base)
         if isinstance(link.operator, Multiply):
             self._factor = self._known(Multiply(), self._factor, known)
             if self._summand is not None:

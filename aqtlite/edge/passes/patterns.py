@@ -21,14 +21,20 @@ from aqtlite.edge.operators.equation import Equation
 from aqtlite.edge.operators.layout import Transpose
 from aqtlite.edge.operators.unary import LogSoftmax, Softmax, Unary
 
+Replacement = Callable[[Builder, int, str], int]
+"""Adds something of a value, in a name scope; returns its output."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
     """A function of one array, and what takes its place."""
 
     function: Callable[[jax.Array], Any]
-    replacement: Callable[[Builder, int, str], int]
-    """Adds something of a value, in a name scope; returns its output."""
+    replacement: Replacement
+
+
+Candidates = Callable[[Graph, Node], Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]]
+"""Yields patterns that a node may be the last one of, and the shapes of their input."""
 
 
 def recognise(graph: Graph) -> Graph:
@@ -120,13 +126,11 @@ def _traced(
     return graph if graph.nodes and graph.inputs else None
 
 
-def _operator(operator: Operator) -> Callable[[Builder, int, str], int]:
+def _operator(operator: Operator) -> Replacement:
     return lambda builder, x, path: builder.add(operator, [x], path)
 
 
-def _function(
-    function: Callable[[jax.Array], Any],
-) -> Callable[[Builder, int, str], int]:
+def _function(function: Callable[[jax.Array], Any]) -> Replacement:
     """Puts the equations of a function in place of a pattern."""
 
     def replacement(builder: Builder, x: int, path: str) -> int:
@@ -137,9 +141,7 @@ def _function(
     return replacement
 
 
-def _elementwise(
-    *patterns: Pattern,
-) -> Callable[[Graph, Node], Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]]:
+def _elementwise(*patterns: Pattern) -> Candidates:
     """Patterns whose input has the shape of their output."""
 
     def of_shape(
@@ -151,9 +153,7 @@ def _elementwise(
     return of_shape
 
 
-def _over_an_axis(
-    function: Callable[..., Any], operator: Operator
-) -> Callable[[Graph, Node], Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]]:
+def _over_an_axis(function: Callable[..., Any], operator: Operator) -> Candidates:
     """Patterns over any one axis; the operator is over the last one."""
 
     @functools.cache
@@ -171,9 +171,7 @@ def _over_an_axis(
     return of_shape
 
 
-def _along(
-    operator: Operator, axis: int, rank: int
-) -> Callable[[Builder, int, str], int]:
+def _along(operator: Operator, axis: int, rank: int) -> Replacement:
     """Adds an operator over the last axis in place of one over another."""
 
     def replacement(builder: Builder, x: int, path: str) -> int:
@@ -235,10 +233,7 @@ def _softplus(x: jax.Array) -> jax.Array:
     return jnp.maximum(x, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(x)))
 
 
-_PATTERNS: tuple[
-    tuple[str, Callable[[Graph, Node], Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]]],
-    ...,
-] = (
+_PATTERNS: tuple[tuple[str, Candidates], ...] = (
     (
         "mul",
         _elementwise(
