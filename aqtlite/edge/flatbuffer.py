@@ -81,6 +81,13 @@ def read(data: bytes) -> File:
     types = {number: name.lower() for number, name in _names(schema.TensorType).items()}
     (graph, *_) = model.subgraphs
     tensors = [_tensor(one, model.buffers, types) for one in graph.tensors]
+    if model.signatureDefs:
+        (signature, *_) = model.signatureDefs
+        for one in (*signature.inputs, *signature.outputs):
+            # By these names runtimes take and give them.
+            known = tensors[one.tensorIndex]
+            named = dataclasses.replace(known, name=one.name.decode())
+            tensors[one.tensorIndex] = named
     operators = []
     for one in graph.operators:
         code = model.operatorCodes[one.opcodeIndex]
@@ -92,13 +99,6 @@ def read(data: bytes) -> File:
                 tuple(tensors[i] for i in one.outputs),
             )
         )
-    if model.signatureDefs:
-        (signature, *_) = model.signatureDefs
-        for one in (*signature.inputs, *signature.outputs):
-            # By these names runtimes take and give them.
-            known = tensors[one.tensorIndex]
-            named = dataclasses.replace(known, name=one.name.decode())
-            tensors[one.tensorIndex] = named
     return File(
         tuple(operators),
         tuple(tensors[i] for i in graph.inputs),
