@@ -103,8 +103,14 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
     deployed = simulation.deployed
     program = deployed.program
     inputs = dict(zip(program.graph.inputs, jax.tree.leaves(args), strict=True))
-    floats = program.graph.evaluate({**deployed.known, **inputs}, Node.compute)
-    integers = simulation.values(*args)
+
+    @jax.jit
+    def evaluated(inputs: Any) -> Any:
+        known = program.graph.evaluate({**deployed.known, **inputs}, Node.compute)
+        return {value: known[value] for value in deployed.grids}
+
+    floats = evaluated(inputs)
+    integers = jax.jit(simulation.values)(*args)
     operators = {i: n.operator.name for n in program.graph.nodes for i in n.outputs}
     numbers = {name: value for value, name in program.names.items()}
     differences = []

@@ -11,6 +11,7 @@ from ai_edge_litert import interpreter
 from flax import nnx
 
 from aqtlite import edge
+from aqtlite.edge.arithmetic import rescaling
 
 RESOLVERS = {
     "xnnpack": interpreter.OpResolverType.AUTO,
@@ -80,14 +81,13 @@ def normal(shape: tuple[int, ...], seed: int = 1) -> jax.Array:
 
 def trained(model: nn.Module, x: Any) -> Any:
     """Variables of which no two channels have the same statistics."""
-    variables = model.init(jax.random.key(0), x)
-    leaves, treedef = jax.tree.flatten(variables)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    leaves = [
-        (leaf + 0.1) * jax.random.uniform(key, leaf.shape, minval=0.5, maxval=1.5)
-        for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, leaves)
+    rng = np.random.default_rng(1)
+
+    def changed(leaf: jax.Array) -> np.ndarray:
+        factors = rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
+        return (np.asarray(leaf) + np.float32(0.1)) * factors
+
+    return jax.tree.map(changed, jax.jit(model.init)(jax.random.key(0), x))
 
 
 def run(path: pathlib.Path, *inputs: Any, kernels: str = "xnnpack") -> list[np.ndarray]:
@@ -108,7 +108,9 @@ def _number(name: str) -> int:
 
 def integers(simulation: edge.Simulation, x: Any) -> np.ndarray:
     """The integers of the only input."""
-    return np.asarray(simulation.values(x)["input"])
+    (number,) = simulation.deployed.program.graph.inputs
+    grid = simulation.deployed.grids[number]
+    return np.asarray(rescaling.quantize(jnp.asarray(x), grid, simulation.kernels))
 
 
 def assert_simulated(

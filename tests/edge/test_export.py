@@ -32,9 +32,8 @@ def test_the_interpreter_computes_what_is_simulated(tmp_path, name):
     assert path.stat().st_size == report.file.size
 
 
-@pytest.mark.parametrize("name", ["conv_net", "depthwise"])
-def test_without_xnnpack(tmp_path, name):
-    model, x = MODELS[name]
+def test_without_xnnpack(tmp_path):
+    model, x = MODELS["depthwise"]
     variables = models.trained(model, x)
     path = tmp_path / "model.tflite"
     models.assert_simulated(path, model, variables, x, kernels="builtin")

@@ -101,8 +101,9 @@ def test_simulated(tmp_path, group):
     assert report.float_operators == ()
     # The integers stand for what the float function gives, where nothing is clipped.
     ranges = edge.calibrate(model, _W, [_X])
-    rounded = edge.fake_quantize(model, ranges)(_W, _X)
-    for name, one, expected in zip(functions, rounded, model(_W, _X), strict=True):
+    rounded = jax.jit(edge.fake_quantize(model, ranges))(_W, _X)
+    floats = jax.jit(model)(_W, _X)
+    for name, one, expected in zip(functions, rounded, floats, strict=True):
         spread = float(expected.max() - expected.min())
         error = np.abs(np.asarray(one - expected))
         assert np.median(error) <= 0.03 * spread, name

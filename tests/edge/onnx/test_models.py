@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
 
 def linen(model, x, path, **options):
-    variables = model.init(jax.random.key(0), x)
+    variables = jax.jit(model.init)(jax.random.key(0), x)
     return runs.run(model, variables, (x,), path, **options)
 
 
