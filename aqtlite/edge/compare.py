@@ -97,7 +97,7 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
     >>> variables = model.init(jax.random.key(0), x)
     >>> ranges = edge.calibrate(model, variables, [x])
     >>> simulation = edge.simulate(model, variables, ranges, x)
-    >>> [one.operator for one in edge.compare(simulation, x).differences]
+    >>> [one.operator for one in compare(simulation, x).differences]
     ['input', 'fully_connected']
     """
     deployed = simulation.deployed
@@ -112,12 +112,11 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
     floats = evaluated(inputs)
     integers = jax.jit(simulation.values)(*args)
     operators = {i: n.operator.name for n in program.graph.nodes for i in n.outputs}
-    numbers = {name: value for value, name in program.names.items()}
     differences = []
-    for name, values in integers.items():
-        value = numbers[name]
-        if value in program.unrounded:
+    for value, name in program.names.items():
+        if name not in integers or value in program.unrounded:
             continue
+        values = integers[name]
         x = np.asarray(floats[value], np.float64)
         grid = deployed.grids[value]
         error = np.asarray(simulation.dequantize(name, values), np.float64) - x

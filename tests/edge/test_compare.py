@@ -35,6 +35,9 @@ def test_tables_and_plots(simulation_and_input):
     comparison = edge.compare(simulation, x)
     assert "Encoder/Dense_1/gelu" not in str(comparison)
     assert "Encoder/gelu" in str(comparison)
+    # In the order of the program.
+    assert comparison.differences[0].name == "input"
+    assert comparison.differences[1].name == "Encoder/Dense_0/fully_connected"
     (axes,) = comparison.plot().axes
     assert len(axes.patches) == len(comparison.differences)
 
