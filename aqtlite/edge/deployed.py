@@ -40,11 +40,6 @@ class Deployed:
     known: Mapping[int, Any]
     """The values that depend on parameters and constants alone."""
 
-    def grid_of_operand(self, output: int, position: int, value: int) -> Grid | None:
-        """The grid of an operand of an operator; None if it has no integers."""
-        one = self.operands.get(output, {}).get(position)
-        return self.grids.get(value) if one is None else one.grid
-
 
 def deploy(
     model: Any,

@@ -11,6 +11,7 @@ from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.deployed import Deployed, deploy
 from aqtlite.edge.graph import Node
+from aqtlite.edge.grid import Grid
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
 
@@ -140,8 +141,7 @@ def _run(
         grid = grids.get(value)
         if position in operands:
             one = operands[position]
-            dtype = "int32" if one.grid.dtype == "int32" else node_dtype(one.grid.dtype)
-            grid, x = one.grid, jnp.asarray(one.qvalue, dtype)
+            grid, x = one.grid, jnp.asarray(one.qvalue, _dtype(one.grid))
         elif value in program.unrounded and grid is not None:
             x = rescaling.quantize(x, grid, kernels)
         integers.append(x)
@@ -151,9 +151,9 @@ def _run(
     return [node.operator.simulate(integers, of_inputs, output, kernels)]
 
 
-def node_dtype(dtype: str) -> str:
-    """The dtype in which integers are held."""
-    return "int16" if dtype == "int16" else "int8"
+def _dtype(grid: Grid) -> str:
+    """The dtype in which the integers of a grid are held: int8 for narrower ones."""
+    return "int8" if grid.dtype in ("int2", "int4") else grid.dtype
 
 
 def _floats(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> list[Any]:

@@ -31,8 +31,12 @@ def of_limits(low: float, high: float) -> Activation | None:
 
 
 def apply(x: jax.Array, activation: Activation) -> jax.Array:
-    """Applies an activation, in the form that converters recognise."""
-    low, high = _LIMITS[activation]
+    """Applies an activation."""
+    return clip(x, *_LIMITS[activation])
+
+
+def clip(x: jax.Array, low: float, high: float) -> jax.Array:
+    """Clips to a range that may be open, in the form that converters recognise."""
     if low > -math.inf:
         x = jnp.maximum(x, jnp.asarray(low, x.dtype))
     if high < math.inf:

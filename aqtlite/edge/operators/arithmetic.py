@@ -13,7 +13,7 @@ from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.operators import activation as activations
 from aqtlite.edge.operators.activation import Activation
-from aqtlite.edge.operators.base import Operator
+from aqtlite.edge.operators.base import Moving, Operator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,48 +109,22 @@ class Divide(Operator):
 
 
 @dataclasses.dataclass(frozen=True)
-class Maximum(Operator):
+class Maximum(Moving):
     """The larger of two values."""
 
     name = "maximum"
 
-    @property
-    def moves_values(self) -> bool:
-        return True
-
     def compute(self, *inputs: jax.Array) -> Any:
-        return jnp.maximum(*inputs)
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
         return jnp.maximum(*inputs)
 
 
 @dataclasses.dataclass(frozen=True)
-class Minimum(Operator):
+class Minimum(Moving):
     """The smaller of two values."""
 
     name = "minimum"
 
-    @property
-    def moves_values(self) -> bool:
-        return True
-
     def compute(self, *inputs: jax.Array) -> Any:
-        return jnp.minimum(*inputs)
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
         return jnp.minimum(*inputs)
 
 
@@ -165,11 +139,7 @@ class Clip(Operator):
 
     def compute(self, *inputs: jax.Array) -> Any:
         (x,) = inputs
-        if self.low > -math.inf:
-            x = jnp.maximum(x, jnp.asarray(self.low, x.dtype))
-        if self.high < math.inf:
-            x = jnp.minimum(x, jnp.asarray(self.high, x.dtype))
-        return x
+        return activations.clip(x, self.low, self.high)
 
     def simulate(
         self,

@@ -54,3 +54,24 @@ class Operator(abc.ABC):
             output: the grid of the output.
             kernels: whose arithmetic.
         """
+
+
+class Moving(Operator):
+    """The base of operators that do to integers what they do to floats.
+
+    Their output holds elements of their inputs, which have one grid.
+    """
+
+    @property
+    def moves_values(self) -> bool:
+        return True
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        moved: jax.Array = self.compute(*inputs)
+        return moved

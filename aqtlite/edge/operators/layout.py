@@ -12,29 +12,11 @@ from jax import lax
 from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.operators.base import Operator
-
-
-class Layout(Operator):
-    """The base of operators whose output has the grid of their inputs."""
-
-    @property
-    def moves_values(self) -> bool:
-        return True
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        moved: jax.Array = self.compute(*inputs)
-        return moved
+from aqtlite.edge.operators.base import Moving, Operator
 
 
 @dataclasses.dataclass(frozen=True)
-class Reshape(Layout):
+class Reshape(Moving):
     """The same elements in another shape."""
 
     shape: tuple[int, ...]
@@ -47,7 +29,7 @@ class Reshape(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class Transpose(Layout):
+class Transpose(Moving):
     """Axes in another order."""
 
     permutation: tuple[int, ...]
@@ -60,7 +42,7 @@ class Transpose(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class BroadcastTo(Layout):
+class BroadcastTo(Moving):
     """Elements repeated along axes of size 1."""
 
     shape: tuple[int, ...]
@@ -73,7 +55,7 @@ class BroadcastTo(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice(Layout):
+class Slice(Moving):
     """A part of every axis, with strides."""
 
     start: tuple[int, ...]
@@ -88,7 +70,7 @@ class Slice(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pad(Layout):
+class Pad(Moving):
     """Zeros around an array."""
 
     widths: tuple[tuple[int, int], ...]
@@ -111,7 +93,7 @@ class Pad(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class Concatenate(Layout):
+class Concatenate(Moving):
     """Arrays one behind the other along an axis."""
 
     axis: int
@@ -123,7 +105,7 @@ class Concatenate(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class Take(Layout):
+class Take(Moving):
     """Slices of an array along an axis: rows of an embedding table, by index."""
 
     axis: int
@@ -136,7 +118,7 @@ class Take(Layout):
 
 
 @dataclasses.dataclass(frozen=True)
-class Select(Layout):
+class Select(Moving):
     """Elements of two arrays, by a condition: ``where(condition, x, y)``."""
 
     name = "select"

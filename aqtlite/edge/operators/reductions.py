@@ -11,7 +11,7 @@ from jax import lax
 from aqtlite.edge.arithmetic import pooling, reductions
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.operators.base import Operator
+from aqtlite.edge.operators.base import Moving, Operator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,55 +64,29 @@ class Sum(Operator):
 
 
 @dataclasses.dataclass(frozen=True)
-class ReduceMax(Operator):
+class ReduceMax(Moving):
     """The largest value over axes."""
 
     axes: tuple[int, ...]
 
     name = "reduce_max"
 
-    @property
-    def moves_values(self) -> bool:
-        return True
-
     def compute(self, *inputs: jax.Array) -> Any:
         (x,) = inputs
         return jnp.max(x, axis=self.axes)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        return jnp.max(inputs[0], axis=self.axes)
-
 
 @dataclasses.dataclass(frozen=True)
-class ReduceMin(Operator):
+class ReduceMin(Moving):
     """The smallest value over axes."""
 
     axes: tuple[int, ...]
 
     name = "reduce_min"
 
-    @property
-    def moves_values(self) -> bool:
-        return True
-
     def compute(self, *inputs: jax.Array) -> Any:
         (x,) = inputs
         return jnp.min(x, axis=self.axes)
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        return jnp.min(inputs[0], axis=self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
