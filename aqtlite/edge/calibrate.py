@@ -16,7 +16,6 @@ from aqtlite.edge import grids
 from aqtlite.edge import program as program_lib
 from aqtlite.edge.graph import Node
 from aqtlite.edge.operators.layout import Select
-from aqtlite.edge.passes.unify import Group
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
@@ -118,7 +117,7 @@ class _Observer:
             i: x for i, x in values.items() if i not in self.program.graph.constants
         }
         states, is_finite = self._update(states, values)
-        for name in self._groups():
+        for name in self.program.ranged_groups:
             if not is_finite[name]:
                 raise ValueError(
                     f"batch {batch} gives NaN or infinity at {name!r}: ranges come "
@@ -126,27 +125,20 @@ class _Observer:
                 )
         return states
 
-    def _groups(self) -> dict[str, Group]:
-        return {
-            self.program.range_name(group): group
-            for group in self.program.groups.values()
-            if group.fixed is None
-        }
-
     def _initial(self) -> Any:
         return {
             name: {
                 "kept": self.calibration.init_state((1,), _GRID),
                 "seen": (jnp.float32(jnp.inf), jnp.float32(-jnp.inf)),
             }
-            for name, group in self._groups().items()
+            for name, group in self.program.ranged_groups.items()
         }
 
     def _updated(self, states: Any, values: dict[int, Any]) -> tuple[Any, Any]:
         graph = self.program.graph
         known = graph.evaluate(values, Node.compute)
         updated, is_finite = {}, {}
-        for name, group in self._groups().items():
+        for name, group in self.program.ranged_groups.items():
             parts = [_observed(known[value]) for value in group.sources]
             x = jnp.concatenate([part for part in parts if part.size])
             is_finite[name] = jnp.isfinite(x).all()
@@ -162,7 +154,7 @@ class _Observer:
         """The table, from the statistics of all batches."""
         masked = self._masked()
         found = {}
-        for name in self._groups():
+        for name in self.program.ranged_groups:
             x = jnp.zeros((1,))
             kept = self.calibration.range(x, (0,), _GRID, states[name]["kept"])
             high = float(kept.high.reshape(()))

@@ -8,7 +8,6 @@ import numpy as np
 
 from aqtlite import calibration, numerics
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.passes.unify import Group
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Range, Ranges
 
@@ -35,12 +34,11 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
             "ranges must be what edge.calibrate or edge.Ranges.load returned, got a "
             f"{type(ranges).__name__}"
         )
-    wanted = {
-        program.range_name(group)
-        for group in program.groups.values()
-        if group.fixed is None
-    }
-    missing, unknown = sorted(wanted - set(ranges)), sorted(set(ranges) - wanted)
+    wanted = program.ranged_groups
+    missing, unknown = (
+        sorted(wanted.keys() - set(ranges)),
+        sorted(set(ranges) - wanted.keys()),
+    )
     if missing or unknown:
         raise ValueError(
             "the table of ranges is of another program, or of other rules: "
@@ -54,13 +52,14 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
             )
             + ". Calibrate again"
         )
-    return {value: _grid(program, ranges, g) for value, g in program.groups.items()}
-
-
-def _grid(program: Program, ranges: Mapping[str, Range], group: Group) -> Grid:
-    if group.fixed is not None:
-        return group.fixed
-    return of_range(ranges[program.range_name(group)], group.dtype)
+    grids = {
+        value: group.fixed
+        for value, group in program.groups.items()
+        if group.fixed is not None
+    }
+    for name, group in wanted.items():
+        grids.update(dict.fromkeys(group.members, of_range(ranges[name], group.dtype)))
+    return grids
 
 
 def of_range(reached: Range, dtype: str) -> Grid:

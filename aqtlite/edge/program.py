@@ -64,6 +64,15 @@ class Program:
         candidates = (*group.sources, *group.members)
         return next(self.names[v] for v in candidates if v in self.names)
 
+    @functools.cached_property
+    def ranged_groups(self) -> dict[str, Group]:
+        """The groups whose range is found by calibration, by the name of that."""
+        return {
+            self.range_name(group): group
+            for group in self.groups.values()
+            if group.fixed is None
+        }
+
     def bind(self, variables: Any, args: tuple[Any, ...]) -> dict[int, Any]:
         """The values of the inputs of the graph, by number."""
         values = self.traced.values((variables, *args))
