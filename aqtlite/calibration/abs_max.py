@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from aqtlite.calibration import base
+from aqtlite.calibration import base, number
 from aqtlite.lowering import reduction
 
 
@@ -20,7 +20,7 @@ class AbsMax(base.Calibration):
     [[3.0], [2.0]]
 
     Raises:
-        ValueError: if `clipping_scale` is not positive and finite.
+        ValueError: if `clipping_scale` is not positive, finite and normal in float32.
         TypeError: if it is not a number.
     """
 
@@ -29,16 +29,9 @@ class AbsMax(base.Calibration):
     clipped. None: all of it. Below 1, set ``IntSymmetric(clip_gradient=True)``."""
 
     def __post_init__(self) -> None:
-        scale = self.clipping_scale
-        if scale is None:
-            return
-        if isinstance(scale, bool) or not isinstance(scale, int | float):
-            raise TypeError(f"AbsMax.clipping_scale must be a number, got {scale!r}")
-        if not (scale > 0 and np.isfinite(scale)):
-            raise ValueError(
-                f"AbsMax.clipping_scale must be positive and finite, got {scale}"
-            )
-        object.__setattr__(self, "clipping_scale", float(scale))
+        where = "AbsMax.clipping_scale"
+        scale = number.checked_positive_or_none(self.clipping_scale, where)
+        object.__setattr__(self, "clipping_scale", scale)
 
     @property
     def ignores_zeros(self) -> bool:

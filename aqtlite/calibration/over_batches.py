@@ -183,7 +183,7 @@ class MovingAverage(OverBatches):
 
     Raises:
         TypeError: if `decay` is not a number.
-        ValueError: if it is not from 0 to 1, 1 excluded.
+        ValueError: if it is not from 0 to 1 in float32, 1 excluded.
     """
 
     decay: float = 0.99
@@ -191,11 +191,7 @@ class MovingAverage(OverBatches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decay = number.checked(self.decay, "MovingAverage.decay")
-        if not 0 <= decay < 1:
-            raise ValueError(
-                f"MovingAverage.decay must be from 0 to below 1, got {self.decay}"
-            )
+        decay = number.checked_fraction(self.decay, "MovingAverage.decay")
         object.__setattr__(self, "decay", decay)
 
     def _accumulated(

@@ -15,6 +15,7 @@ from aqtlite.numerics import Numerics
 
 _COEFFICIENTS = "l1_coeff", "lp_coeff", "max_coeff", "constant"
 _PRIORS = "l1_prior", "lp_prior", "max_prior"
+_MOST_BATCHES = 2**24  # One less a reciprocal is another float32 up to here.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class WeightedDeviations(base.Calibration):
     Raises:
         TypeError: if a field is not of the type declared.
         ValueError: if a number is negative, `p` is not from 1/8 to 8,
-            `ema_update_count` or `update_count_prior` are not positive, or all
-            coefficients are 0.
+            `ema_update_count` not from 1 to 2^24, `update_count_prior` is not positive,
+            or all coefficients are 0; or if one is neither 0 nor normal in float32.
     """
 
     l1_coeff: float = 0.0
@@ -82,9 +83,11 @@ class WeightedDeviations(base.Calibration):
             object.__setattr__(self, name, value)
         if not 1 / 8 <= self.p <= 8:
             raise ValueError(f"{cls}.p must be from 1/8 to 8, got {self.p}")
-        if self.ema_update_count < 1:
+        if not 1 <= self.ema_update_count <= _MOST_BATCHES:
             raise ValueError(
-                f"{cls}.ema_update_count must be 1 or more, got {self.ema_update_count}"
+                f"{cls}.ema_update_count must be from 1 to 2^24, of which the "
+                "reciprocal changes an average in float32, got "
+                f"{self.ema_update_count}"
             )
         if not isinstance(self.filter_zeros, bool):
             raise TypeError(

@@ -3,6 +3,7 @@
 import dataclasses
 
 from aqtlite import calibration as calibrations
+from aqtlite.calibration import number
 from aqtlite.config import representation
 
 
@@ -65,12 +66,10 @@ class Smoothing(representation.CompactRepr):
             )
 
     def _check_exponent(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"Smoothing.{name} must be a number, got {value!r}")
+        value = number.checked(getattr(self, name), f"Smoothing.{name}")
         if not 0 <= value <= 1:
             raise ValueError(f"Smoothing.{name} must be from 0 to 1, got {value}")
-        object.__setattr__(self, name, float(value))
+        object.__setattr__(self, name, value)
 
     def _check_calibration(self, name: str, exponent: str) -> None:
         value = getattr(self, name)

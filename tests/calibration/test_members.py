@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import config
+from aqtlite import calibration, config
 from tests.calibration import members
 from tests.common import assert_same, normal, quick_jit
 
@@ -162,3 +162,35 @@ def test_explicit_sharding(tensor, spec):
     wanted = quick_quantize(x, tensor, 1)
     np.testing.assert_array_equal(got.scale, wanted.scale)
     np.testing.assert_array_equal(got.qvalue, wanted.qvalue)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (cls, field.name)
+        for cls in map(calibration.__dict__.get, calibration.__all__)
+        if dataclasses.is_dataclass(cls)
+        for field in dataclasses.fields(cls)
+        if "float" in str(field.type) and "tuple" not in str(field.type)
+    ],
+)
+@pytest.mark.parametrize("value", [1e-46, 1e-320, 1e39, float("nan"), float("inf")])
+def test_numbers_that_float32_does_not_have_are_refused(cls, name, value):
+    required = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING
+    ]
+    with pytest.raises(ValueError, match=rf"{cls.__name__}\.{name} must be"):
+        cls(**{**dict.fromkeys(required, 1.0), name: value})
+
+
+@pytest.mark.parametrize("cls", [calibration.MseSearch, calibration.SnrSearch])
+def test_factors_that_float32_does_not_have_are_refused(cls):
+    with pytest.raises(ValueError, match=r"\[1\] must be a normal float32"):
+        cls((1.0, 1e-46))
+
+
+def test_decay_that_float32_rounds_to_one_is_refused():
+    with pytest.raises(ValueError, match="below 1, in float32"):
+        calibration.MovingAverage(decay=1 - 1e-12)

@@ -49,6 +49,7 @@ def test_describe():
         (lambda: config.Smoothing(lhs_exponent=1.1), ValueError, "from 0 to 1"),
         (lambda: config.Smoothing(rhs_exponent=-0.1), ValueError, "from 0 to 1"),
         (lambda: config.Smoothing(lhs_exponent="a"), TypeError, "must be a number"),
+        (lambda: config.Smoothing(lhs_exponent=1e-46), ValueError, "a normal float32"),
         (lambda: config.Smoothing(po2_scale=1), TypeError, "must be a bool"),
         (
             lambda: config.Smoothing(lhs_exponent=0, rhs_exponent=0),
