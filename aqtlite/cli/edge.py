@@ -20,6 +20,7 @@ from aqtlite.checkpoint.load_float import load_float
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.cli import edge_options, factory
 from aqtlite.cli.examples import Examples
+from aqtlite.edge import program
 from aqtlite.errors import UserError
 from aqtlite.flax.nnx.quantize import QuantizedModel
 from aqtlite.jaxpr import tracing
@@ -34,7 +35,7 @@ _EXTRAS = {".tflite": "edge", ".onnx": "onnx"}
 """The extras of aqtlite that bring them."""
 
 _EACH = calibrations.MinMax()
-"""Of the largest value, which ``--calibration mse`` tries."""
+"""Range of one batch, which ``max``, ``mean`` and ``average`` combine."""
 
 _CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
     "max": lambda: calibrations.MaxOverBatches(of=_EACH),
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     variables = _float32(
         load_float(args.source, model, sample_args, sample_kwargs, args.subtree)
     )
-    function = _function(model, sample_kwargs)
+    function = program.function_of(model, **sample_kwargs)
     _check_traces(model, function, variables, sample_args, sample_kwargs)
     with _in_one_line():
         if examples is None:
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
                 function, variables, examples, rules, calibration=calibration
             )
         if args.save_ranges is not None:
-            _save(ranges, args.save_ranges)
+            ranges.save(args.save_ranges)
         report = edge.export(
             function,
             variables,
@@ -166,20 +167,6 @@ def _float32(variables: Any) -> Any:
     )
 
 
-def _function(model: Any, kwargs: Mapping[str, Any]) -> Any:
-    """A model as a function of variables and positional arguments."""
-    if isinstance(model, linen.Module):
-        return lambda variables, *args: model.apply(variables, *args, **kwargs)
-    graphdef = nnx.graphdef(model)
-    others = dict(kwargs)
-    method = others.pop("method", "__call__")
-
-    def call(state: Any, *args: Any) -> Any:
-        return getattr(nnx.merge(graphdef, state), method)(*args, **others)
-
-    return call
-
-
 def _check_traces(
     model: Any,
     function: Any,
@@ -195,17 +182,6 @@ def _check_traces(
         jax.eval_shape(flat, inputs)
     except OF_MODELS as error:
         raise untraceable(type(model).__name__, args, kwargs, error) from error
-
-
-def _save(ranges: edge.Ranges, path: pathlib.Path) -> None:
-    """Writes ranges: the file is whole, or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        ranges.save(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Export to a file of integers: for LiteRT, or for onnxruntime."""
 
-import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -12,6 +10,7 @@ from aqtlite.edge import check, composites, converter, flatbuffer
 from aqtlite.edge.deployed import Deployed, deploy
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
+from aqtlite.edge.publish import publish
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Report
 from aqtlite.edge.rules import Rule
@@ -79,7 +78,7 @@ def export(
         return interface == "integer" and value in deployed.grids
 
     data, report = TARGETS[path.suffix](deployed, is_integer)
-    _publish(data, path)
+    publish(data, path)
     return report
 
 
@@ -133,18 +132,3 @@ def _check_shapes(args: tuple[Any, ...]) -> None:
                     "symbolic: export for a batch of a fixed size, and resize the "
                     "interpreter's input (resize_tensor_input) where it may differ"
                 )
-
-
-def _publish(data: bytes, path: pathlib.Path) -> None:
-    """Writes a file at once: it is whole, or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise

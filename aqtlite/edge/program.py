@@ -138,17 +138,20 @@ def _rule_of(rules: Sequence[Rule], node: Node) -> Rule:
     return rules_lib.of(rules, node.path, node.operator.name)
 
 
-def function_of(model: Any) -> Callable[..., Any]:
-    """A model as a function of variables and arguments.
+def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:
+    """A model as a function of variables and positional arguments.
+
+    Args:
+        model: a Linen module, an NNX module, or such a function.
+        **kwargs: the other arguments of a module, and the name of its `method`.
 
     Raises:
         TypeError: if it is none.
     """
     if isinstance(model, linen.Module):
-        return model.apply
+        return functools.partial(model.apply, **kwargs)
     if isinstance(model, nnx.Module):
-        graphdef = nnx.graphdef(model)
-        return functools.partial(_inferred, graphdef)
+        return functools.partial(_inferred, nnx.graphdef(model), **kwargs)
     if not callable(model):
         raise TypeError(
             "the model must be a Linen module, an NNX module, or a function of "
@@ -158,7 +161,9 @@ def function_of(model: Any) -> Callable[..., Any]:
     return function
 
 
-def _inferred(graphdef: Any, state: Any, *args: Any) -> Any:
+def _inferred(
+    graphdef: Any, state: Any, *args: Any, method: str = "__call__", **kwargs: Any
+) -> Any:
     """What an NNX module returns.
 
     Raises:
@@ -167,7 +172,7 @@ def _inferred(graphdef: Any, state: Any, *args: Any) -> Any:
     model = nnx.merge(graphdef, state)
     before = nnx.to_flat_state(nnx.state(model))
     given = {path: one.get_value() for path, one in before}
-    result = model(*args)
+    result = getattr(model, method)(*args, **kwargs)
     changed = [
         "/".join(map(str, path))
         for path, one in nnx.to_flat_state(nnx.state(model))

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import rich.box
 import rich.table
 
+from aqtlite.edge.publish import publish
+
 
 class Range(NamedTuple):
     """The values that a grid has to reach."""
@@ -110,8 +112,8 @@ class Ranges(Mapping[str, Range]):
         return cls(ranges)
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the table into a file."""
-        pathlib.Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        """Writes the table into a file, at once."""
+        publish((self.to_json() + "\n").encode(), pathlib.Path(path))
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Ranges":

@@ -1,0 +1,23 @@
+"""Writing files at once: they are whole, or not there."""
+
+import os
+import pathlib
+
+
+def publish(data: bytes, path: pathlib.Path) -> None:
+    """Writes a file, in place of one that is there; makes the folders around it.
+
+    Args:
+        data: what it holds.
+        path: of the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
