@@ -23,6 +23,9 @@ from aqtlite.dot_general import make_dot_general
 from aqtlite.einsum import contract
 from aqtlite.qtensor import QTensor
 
+_WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
+"""What `aqtlite.flax.widen_int4` makes of storage dtypes."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +135,10 @@ def append(
 ) -> KVCache:
     """Writes the next positions, in place where XLA may (if the cache is donated).
 
-    Beyond the length of the cache it raises, or, inside `jax.jit`, makes scales NaN, so
-    that all attention to the cache is NaN from there on.
+    More positions than the cache is long raise, and so do more than it has room for,
+    where `index` is known. Where it is not, as inside `jax.jit`, they are written over
+    the last ones with scales of NaN, so that all attention to the cache is NaN from
+    there on.
 
     Args:
         cache: the cache.
@@ -143,8 +148,8 @@ def append(
 
     Raises:
         TypeError: if they are not floating.
-        ValueError: for another shape, if the cache is on another grid, or if there is
-            no room.
+        ValueError: for another shape, if the cache is on another grid or stored in
+            another dtype than the grid's, or if there is no room.
     """
     order = cache.key.order, cache.value.order
     cache = _checked(cache, cfg)
@@ -156,6 +161,12 @@ def append(
             "another axis than the last"
         )
     positions, index = key.shape[-3], cache.index
+    if positions > cache.length:
+        raise ValueError(
+            f"key of shape {key.shape} has {positions} positions, and the KV cache of "
+            f"shape {cache.key.shape} has room for {cache.length}; initialize it with "
+            "a longer sequence, or give it fewer positions at once"
+        )
     is_overfull = index + positions > cache.length
     if not isinstance(is_overfull, jax.core.Tracer) and np.any(is_overfull):
         raise ValueError(
@@ -302,7 +313,8 @@ def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
     """The cache with an order of axes for those that it has.
 
     Raises:
-        ValueError: if the cache is on another grid than the config's.
+        ValueError: if the cache is on another grid than the config's, or stored in
+            another dtype.
     """
     cache = dataclasses.replace(
         cache, key=_as_mapped(cache.key), value=_as_mapped(cache.value)
@@ -315,6 +327,13 @@ def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
                 f"a KV cache of shape {past.shape} has {name} of {past.qvalue.dtype} "
                 f"on another grid than fwd.rhs.numerics of the config: {changes}; give "
                 "the config that the cache was made with"
+            )
+        stored, wanted = past.qvalue.dtype, grid.storage_dtype
+        if stored not in (wanted, _WIDENED.get(wanted)):
+            raise ValueError(
+                f"a KV cache of shape {past.shape} has {name} stored in {stored}, and "
+                f"{grid!r} of fwd.rhs of the config is stored in {wanted}; give the "
+                "config that the cache was made with"
             )
     return cache
 

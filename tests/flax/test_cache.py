@@ -1,5 +1,6 @@
 """The quantized KV cache, in Flax's attention layers and without modules."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -180,6 +181,16 @@ class Twice(nn.Module):
         return attention(x, x, x) + attention(x, -x, x)
 
 
+class Inside(nn.Module):
+    """Attends in a module with a name."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.MultiHeadDotProductAttention(
+            2, attention_fn=QuantizedCache(INT8), name="inner"
+        )(x)
+
+
 class TestBadInput:
     CACHE = jax.eval_shape(lambda: kv_cache.empty((4, 2, 8), jnp.float32, INT8))
 
@@ -200,6 +211,42 @@ class TestBadInput:
         assert outs == [True] * 4 + [False] * 2
         with pytest.raises(ValueError, match="room for 4 positions, 6 of .* 1 more"):
             kv_cache.append(cache, x, x, INT8)
+
+    @pytest.mark.parametrize("index", [None, 0, 4])
+    def test_more_positions_than_a_cache_is_long(self, index):
+        """Whether or not it is known how many are written."""
+        cache = kv_cache.empty((4, 2, 8), jnp.float32, INT8)
+        x = jnp.ones((5, 2, 8))
+        message = r"key of shape \(5, 2, 8\) has 5 .* \(4, 2, 8\) has room for 4"
+
+        def append(given, x):
+            known = given if index is None else jnp.int32(index)
+            return kv_cache.append(
+                dataclasses.replace(cache, index=known), x, x, cfg=INT8
+            )
+
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(append, cache.index, x)
+
+    def test_more_positions_than_a_cache_is_long_in_a_layer(self):
+        x = jax.ShapeDtypeStruct((1, 6, 8), "float32")
+        apply = functools.partial(Inside().apply, mutable=["cache"])
+        made = Inside().init(jax.random.key(0), jnp.ones((1, 4, 8)))
+        with pytest.raises(ValueError, match="^inner: key of .* has 6 positions"):
+            jax.eval_shape(apply, made, x)
+
+    def test_integers_of_other_bits(self):
+        """What restoring to the target of another config leaves."""
+        cache, other = (
+            kv_cache.empty((4, 2, 8), jnp.float32, one) for one in (INT8, INT4)
+        )
+        mixed = dataclasses.replace(
+            cache, key=dataclasses.replace(cache.key, qvalue=other.key.qvalue)
+        )
+        x = jax.ShapeDtypeStruct((1, 2, 8), "float32")
+        append = functools.partial(kv_cache.append, cfg=INT8)
+        with pytest.raises(ValueError, match="keys stored in int4.* is stored in int8"):
+            jax.eval_shape(append, mixed, x, x)
 
     @pytest.mark.parametrize(
         ("shape", "dtype", "error", "match"),

@@ -114,7 +114,10 @@ class QuantizedCache:
                 "writes the next positions to that collection: give it to model.apply, "
                 "and beside the arguments of a call to convert"
             )
-        cache = kv_cache.append(cache, key, value, self.cfg)
+        try:
+            cache = kv_cache.append(cache, key, value, self.cfg)
+        except ValueError as error:
+            raise ValueError(f"{path_of(scope)}: {error}") from error
         _write(scope, cache)
         return kv_cache.attend(query, cache, self.cfg, mask)
 
