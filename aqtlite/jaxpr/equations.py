@@ -1,8 +1,9 @@
-"""The bodies of the equations of a jaxpr."""
+"""The equations of a jaxpr: their bodies, and the literals that they read."""
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -37,3 +38,14 @@ def bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
                 yield one
             elif isinstance(one, core.Jaxpr) and not one.constvars:
                 yield core.ClosedJaxpr(one, ())
+
+
+def literal_value(literal: Any) -> Any:
+    """Returns the value of a literal, which has a dtype.
+
+    JAX gives Python's numbers types of its own, which keep dtype and weak type, but
+    leaves a bool as it is.
+    """
+    value = literal.val
+    is_typed = hasattr(value, "dtype")
+    return value if is_typed else np.asarray(value, literal.aval.dtype)

@@ -36,7 +36,9 @@ def evaluate(
             needed.update(_needed_inputs(eqn, used))
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else known.get(atom)
+        if isinstance(atom, core.Literal):
+            return equations.literal_value(atom)
+        return known.get(atom)
 
     for eqn, used in reversed(steps):
         values = [read(atom) for atom in eqn.invars]

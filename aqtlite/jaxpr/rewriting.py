@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from aqtlite.jaxpr import scopes
+from aqtlite.jaxpr import equations, scopes
 from aqtlite.jaxpr.bodies import BUILDERS
 from aqtlite.jaxpr.replacement import (
     Inside,
@@ -47,13 +47,16 @@ def evaluate(
     for location, one in replacements.items():
         inside.setdefault(location[0][0], {})[location] = one
     left: Left = {}
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, core.Literal):
+            return equations.literal_value(atom)
+        return known[atom]
+
     for part in _parts(jaxpr, inside):
         if isinstance(part, int):
             eqn = jaxpr.eqns[part]
-            values = [
-                atom.val if isinstance(atom, core.Literal) else known[atom]
-                for atom in eqn.invars
-            ]
+            values = [read(atom) for atom in eqn.invars]
             with _scope_of(eqn):
                 results, of_equation = _replaced(eqn, values, inside[part])
             known.update(zip(eqn.outvars, results, strict=True))
@@ -62,11 +65,7 @@ def evaluate(
             values = [known[var] for var in part.invars]
             results = core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))(*values)
             known.update(zip(part.outvars, results, strict=True))
-    outputs = [
-        atom.val if isinstance(atom, core.Literal) else known[atom]
-        for atom in jaxpr.outvars
-    ]
-    return outputs, left
+    return [read(atom) for atom in jaxpr.outvars], left
 
 
 def _parts(jaxpr: Any, stops: Mapping[int, Any]) -> Iterator[Any]:

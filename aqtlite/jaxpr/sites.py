@@ -164,7 +164,7 @@ def _walk(
 
     def read(atom: Any) -> Origin:
         if isinstance(atom, core.Literal):
-            return Origin(identity=_of_constant(atom.val))
+            return Origin(identity=_of_constant(equations.literal_value(atom)))
         return known[atom]
 
     for index, eqn in enumerate(jaxpr.eqns):
