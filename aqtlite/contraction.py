@@ -206,6 +206,7 @@ def _straight_through_fwd(how: Execution, *primals: Any):
             (how.fwd.rhs, rhs, rhs_q, states.rhs),
         )
     ]
+    saved_lhs, saved_rhs, estimators = remat.packed((saved_lhs, saved_rhs, estimators))
     if "lhs" not in differentiated:
         saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
     if "rhs" not in differentiated:
@@ -294,12 +295,12 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
                     how.gradient(side),
                     saved.operation.gradient(side),
                     g,
-                    other,
+                    remat.unpacked(other),
                     saved.seed,
                     scales,
                     states[f"d{side}"],
                 )
-                gradients[side], states[side] = own.gradients(out)
+                gradients[side], states[side] = remat.unpacked(own).gradients(out)
     lhs, rhs = gradients["lhs"], gradients["rhs"]
     return None, None, lhs, rhs, None, None, None, States(**states)
 

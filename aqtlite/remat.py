@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite.operations import Side
@@ -61,9 +64,61 @@ def named(side: Side, q: QTensor) -> QTensor:
     zero_point = q.zero_point
     if zero_point is not None:
         zero_point = checkpoint_name(zero_point, scale)
-    return dataclasses.replace(
-        q,
-        qvalue=checkpoint_name(q.qvalue, values),
-        scale=checkpoint_name(q.scale, scale),
-        zero_point=zero_point,
+    q = dataclasses.replace(
+        packed(q), scale=checkpoint_name(q.scale, scale), zero_point=zero_point
     )
+    qvalue = jax.tree.map(lambda x: checkpoint_name(x, values), q.qvalue)
+    return unpacked(dataclasses.replace(q, qvalue=qvalue))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """Floats of 8 or 16 bits, as the integers of their bits.
+
+    `jax.checkpoint` passes every float that it saves through `lax.reduce_precision`,
+    which takes the largest exponent for infinities and NaN, and flushes subnormal
+    values. Neither is true of all float8 dtypes.
+    """
+
+    bits: jax.Array
+    dtype: np.dtype = dataclasses.field(metadata={"static": True})
+
+
+def packed(tree: Any) -> Any:
+    """Replaces stored floats by their bits, which `jax.checkpoint` saves exactly.
+
+    Args:
+        tree: a pytree in which a `QTensor` is a node.
+
+    Returns:
+        The pytree for `unpacked`; stored integers and float arrays stay.
+    """
+    return _map_stored(_pack, tree)
+
+
+def unpacked(tree: Any) -> Any:
+    """Restores the stored floats that `packed` replaced."""
+    return _map_stored(_unpack, tree)
+
+
+def _map_stored(function: Callable[[Any], Any], tree: Any) -> Any:
+    def of_node(node: Any) -> Any:
+        if not isinstance(node, QTensor):
+            return node
+        return dataclasses.replace(node, qvalue=function(node.qvalue))
+
+    return jax.tree.map(of_node, tree, is_leaf=lambda node: isinstance(node, QTensor))
+
+
+def _pack(x: jax.Array) -> jax.Array | _Packed:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    bits = jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}")
+    return _Packed(lax.bitcast_convert_type(x, bits), np.dtype(x.dtype))
+
+
+def _unpack(x: jax.Array | _Packed) -> jax.Array:
+    if not isinstance(x, _Packed):
+        return x
+    return lax.bitcast_convert_type(x.bits, x.dtype)

@@ -1,6 +1,7 @@
 """Checkpoint policies by the names of what is quantized."""
 
 import contextlib
+import functools
 import io
 
 import jax
@@ -77,3 +78,99 @@ def test_one_traced_layer_is_differentiated_in_several_ways(preset):
     wanted = gradients(layer)
     for wrapped in (jax.checkpoint(layer), jax.jit(layer)):
         jax.tree.map(np.testing.assert_array_equal, gradients(wrapped), wanted)
+
+
+P = jax.checkpoint_policies
+POLICIES = {
+    "nothing_saveable": P.nothing_saveable,
+    "everything_saveable": P.everything_saveable,
+    "dots_saveable": P.dots_saveable,
+    "save_quantized": remat.save_quantized(),
+    "save one operand": P.save_only_these_names(remat.RHS),
+    "offload": P.save_and_offload_only_these_names(
+        names_which_can_be_saved=[remat.SUMS],
+        names_which_can_be_offloaded=list(remat.OPERANDS),
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
+PRESETS = {
+    "unquantized": config.unquantized(),
+    "weight_only": config.weight_only(4),
+    "fully_quantized": config.fully_quantized(),
+    "qat": config.qat(),
+    "w4a8": config.w4a8(),
+    "static_int8": config.static_int8(),
+    "smoothquant": config.smoothquant(),
+    "lsq": config.lsq(),
+    "fp8": config.fp8(),
+    "fp8 per channel": config.fp8(per_channel=True),
+    "fp8 delayed": config.fp8(delayed=True),
+    "fp8 e3m4": config.fp8(forward="float8_e3m4"),
+    "block_fp8": config.block_fp8(32),
+    "mxfp8": config.mxfp8(),
+    "mxfp6": config.mxfp6(),
+    "mxfp4": config.mxfp4(),
+    "mxint8": config.mxint8(),
+    "nvfp4": config.nvfp4(),
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_gradients_of_every_preset_are_the_same_under_every_policy(preset):
+    cfg = PRESETS[preset]
+    x = jax.random.normal(jax.random.key(0), (32, 64))
+    w = jax.random.normal(jax.random.key(1), (64, 32))
+    states = aqtlite.statistics.init_states(cfg, x, w, DIMS)
+    states = aqtlite.statistics.update_states(cfg, states, x, w, DIMS)
+    dot = aqtlite.make_dot_general(cfg)
+
+    def layer(x, w, states):
+        return dot(x, w, DIMS, states=states)
+
+    @jax.jit
+    def gradients(x, w, states):
+        def of_layer(layer):
+            def loss(x, w, dlhs, drhs):
+                given = states._replace(dlhs=dlhs, drhs=drhs)
+                return jnp.square(layer(x, w, given)).sum()
+
+            return jax.grad(loss, (0, 1, 2, 3))(x, w, states.dlhs, states.drhs)
+
+        found = {
+            name: of_layer(jax.checkpoint(layer, policy=policy))
+            for name, policy in POLICIES.items()
+        }
+        return of_layer(layer), found
+
+    wanted, found = gradients(x, w, states)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted))
+    # Sums of floats depend on what XLA fuses them with.
+    tolerance = 1e-6 if preset in ("unquantized", "weight_only", "qat") else 0
+
+    for name, got in found.items():
+        jax.tree.map(
+            functools.partial(
+                np.testing.assert_allclose,
+                rtol=tolerance,
+                atol=100 * tolerance,
+                err_msg=name,
+            ),
+            got,
+            wanted,
+        )
+
+
+def test_frozen_floats_of_8_bits_are_saved_exactly():
+    cfg = config.fp8()
+    x, w = jnp.linspace(-1, 1, 32).reshape(2, 16), jnp.linspace(-2, 1, 64)
+    frozen = aqtlite.quantize(w.reshape(16, 4), cfg.fwd.rhs, 0)
+    dot = aqtlite.make_dot_general(cfg)
+
+    def gradient(frozen, policy):
+        layer = jax.checkpoint(lambda x: dot(x, frozen, DIMS), policy=policy)
+        return jax.grad(lambda x: layer(x).sum())(x)
+
+    for policy in (jax.checkpoint_policies.everything_saveable, remat.save_quantized()):
+        got = jax.jit(functools.partial(gradient, policy=policy))(frozen)
+        np.testing.assert_array_equal(got, gradient(frozen, None))
