@@ -1,8 +1,9 @@
 """Calls of NNX models as functions of arrays."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -15,6 +16,8 @@ from aqtlite.jaxpr import forwarding, tracing
 
 Path = tuple[Any, ...]
 
+_CAPTURES = "__captures__"
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +27,29 @@ class _Object:
     index: int
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a variable is: the number of the object, and the steps below it."""
+
+    path: Path
+
+
+class Changes(NamedTuple):
+    """What a call does to the model and to the NNX objects among the arguments."""
+
+    values: dict[int, Any]
+    """New values of variables, by number."""
+
+    added: list[tuple[_Place, nnx.Variable[Any]]]
+    """Variables that were not there before, such as those that `sow` makes."""
+
+
 class PureCall:
     """A call of a method of a model, as a function of arrays.
 
-    ``call.function(*call.arguments)`` returns what the method does, and the variables
-    that it changed, which `update` then writes into the model.
+    ``call.function(*call.arguments)`` returns what the method does, and the changes of
+    variables, which `update` then makes in the model.
     """
 
     def __init__(
@@ -43,7 +64,8 @@ class PureCall:
         self._args, self._kwargs = jax.tree.map(
             self._arrays_of, (args, dict(kwargs)), is_leaf=_is_object
         )
-        graphdef, state = nnx.split(self._objects, graph=True)
+        with _without_captures_of_lists(self._objects):
+            graphdef, state = nnx.split(self._objects, graph=True)
         self._graphdef: nnx.GraphDef[Any] = graphdef
         leaves = _flat(state)
         self._params = [one for one in leaves if _is_parameter(*one)]
@@ -81,14 +103,14 @@ class PureCall:
         others: Sequence[Any],
         args: Any,
         kwargs: Any,
-    ) -> tuple[Any, dict[int, Any]]:
+    ) -> tuple[Any, Changes]:
         """Calls the method.
 
         Returns:
-            What it returns, and the values of the variables that it changed.
+            What it returns, and what it changes.
 
         Raises:
-            ValueError: if it changes more than the values of variables.
+            ValueError: if it changes more than variables.
         """
         values = [_get(params, path[1:]) for path, _ in self._params]
         values += others
@@ -105,13 +127,14 @@ class PureCall:
         )
         with injected.marking():
             out = getattr(objects[0], self._method)(*args, **kwargs)
+        added = list(self._taken_out(objects))
         graphdef, state = nnx.split(objects, graph=True)
         if graphdef != self._graphdef:
             raise ValueError(
                 f"{type(objects[0]).__name__}.{self._method} changes the structure of "
-                "the model: it adds or removes variables or modules, or sets an "
-                "attribute that is no array. Call it on the model itself (the `model` "
-                "of a QuantizedModel), and gather intermediates with nnx.capture"
+                "the model: it removes variables, adds or removes modules, or sets an "
+                "attribute that is no variable. Call it on the model itself (the "
+                "`model` of a QuantizedModel)"
             )
         after = dict(_flat(state))
         changed = {}
@@ -119,7 +142,21 @@ class PureCall:
             new = _value(after[path])
             if not _is_same(new, value):
                 changed[index] = new
-        return out, changed
+        return out, Changes(changed, added)
+
+    def _taken_out(
+        self, objects: list[Any]
+    ) -> Iterator[tuple[_Place, nnx.Variable[Any]]]:
+        """Takes the variables out of modules that a call put there."""
+        before = {path for path, _ in (*self._params, *self._others)}
+        for path, leaf in _flat(nnx.state(objects, graph=True)):
+            *above, name = path
+            if path in before or not isinstance(leaf, nnx.Variable):
+                continue
+            module = _node(objects, above)
+            if isinstance(module, nnx.Module):
+                delattr(module, name)
+                yield _Place(path), leaf
 
     def without_unchanged(self, traced: tracing.Traced) -> tracing.Traced:
         """Leaves variables that a trace returns as they were out of what it returns.
@@ -132,15 +169,13 @@ class PureCall:
         forwarded = forwarding.forwarded_inputs(traced.jaxpr)
         (params, others, _, _), _ = traced.inputs
         before = [_get(params, path[1:]) for path, _ in self._params] + others
-        out, changed = traced.outputs
-        outputs = (
-            out,
-            {
-                index: after
-                for index, after in changed.items()
-                if jax.tree.map(lambda i: forwarded[i], after) != before[index]
-            },
-        )
+        out, changes = traced.outputs
+        values = {
+            index: after
+            for index, after in changes.values.items()
+            if jax.tree.map(lambda i: forwarded[i], after) != before[index]
+        }
+        outputs = out, changes._replace(values=values)
         kept, treedef = jax.tree.flatten(outputs)
         jaxpr = traced.jaxpr.jaxpr
         pruned = jaxpr.replace(
@@ -153,10 +188,13 @@ class PureCall:
             outputs=jax.tree.unflatten(treedef, range(len(kept))),
         )
 
-    def update(self, changed: Mapping[int, Any]) -> None:
-        """Writes new values into the variables of the model, and of the arguments."""
+    def update(self, changes: Changes) -> None:
+        """Makes changes in the model, and in the arguments."""
         leaves = [*self._params, *self._others]
-        self._write((leaves[i], value) for i, value in changed.items())
+        self._write((leaves[i], value) for i, value in changes.values.items())
+        for place, variable in changes.added:
+            *above, name = place.path
+            setattr(_node(self._objects, above), name, variable)
 
     def replace_params(self, params: Any) -> None:
         """Writes values into the parameters, in the structure of `params`.
@@ -187,6 +225,26 @@ def _flat(state: Any) -> list[tuple[Path, Any]]:
     return list(nnx.to_flat_state(state))
 
 
+@contextlib.contextmanager
+def _without_captures_of_lists(objects: list[Any]) -> Iterator[None]:
+    """Takes out what nnx.capture puts into every module, where that is an nnx.List.
+
+    Nothing is sown there, and `nnx.merge` cannot sort a name among numbers.
+    """
+    taken = [
+        (module, vars(module)[_CAPTURES])
+        for _, module in nnx.iter_graph(objects)
+        if isinstance(module, nnx.List) and _CAPTURES in vars(module)
+    ]
+    for module, _ in taken:
+        delattr(module, _CAPTURES)
+    try:
+        yield
+    finally:
+        for module, captures in taken:
+            setattr(module, _CAPTURES, nnx.data(captures))
+
+
 def _value(leaf: Any) -> Any:
     return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
@@ -202,6 +260,15 @@ def _is_same(one: Any, other: Any) -> bool:
         return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(a is b for a, b in pairs)
+
+
+def _node(objects: list[Any], path: Sequence[Any]) -> Any:
+    """The object at a path."""
+    node: Any = objects
+    for step in path:
+        is_attribute = isinstance(step, str) and hasattr(node, step)
+        node = getattr(node, step) if is_attribute else node[step]
+    return node
 
 
 def _set(tree: dict[Any, Any], steps: Sequence[Any], value: Any) -> None:

@@ -108,18 +108,18 @@ def call_method(
     if model.frozen:
         params, *others = call.arguments
         serving = {"params": params, COLLECTION: _collection(model), "state": state}
-        out, changed = ServingFunction(function)(serving, *others)
+        out, changes = ServingFunction(function)(serving, *others)
     elif model.use_running_average or STATISTICS not in state:
-        out, changed = function.evaluate(state, call.arguments, {})
+        out, changes = function.evaluate(state, call.arguments, {})
     else:
-        (out, changed), after = function.run(state, call.arguments, {})
+        (out, changes), after = function.run(state, call.arguments, {})
         jax.tree.map(
             lambda variable, x: variable.set_value(x),
             model.statistics,
             after[STATISTICS],
             is_leaf=_is_variable,
         )
-    call.update(changed)
+    call.update(changes)
     return out
 
 
@@ -178,8 +178,8 @@ def quantize_model(
     Raises:
         TypeError: if `model` is no NNX module, or `rules` are none.
         ValueError: when it is called, if a rule matches nothing, if the method changes
-            more of the model than values of variables, and with `strict` if a
-            contraction stays in float.
+            more of the model than variables, and with `strict` if a contraction stays
+            in float.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
