@@ -117,21 +117,18 @@ def _is_foldable(builder: Builder, eqn: Any, inputs: Sequence[int]) -> bool:
 
 def _unrolled(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """What a scan computes, step by step."""
-    params = eqn.params
-    first, count = params["num_consts"], params["num_carry"]
-    consts, carry = values[:first], list(values[first : first + count])
-    scanned = values[first + count :]
-    body = core.jaxpr_as_fun(params["jaxpr"])
+    scan = equations.Scan.of(eqn)
+    consts, carry, scanned = scan.of_inputs(values)
+    body = core.jaxpr_as_fun(scan.body)
     stacks: list[list[Any]] = []
-    steps = range(params["length"])
-    for step in reversed(steps) if params["reverse"] else steps:
+    steps = range(scan.length)
+    for step in reversed(steps) if scan.reverse else steps:
         slices = [lax.index_in_dim(x, step, keepdims=False) for x in scanned]
-        results = body(*consts, *carry, *slices)
-        carry = results[:count]
-        stacks.append(results[count:])
-    if params["reverse"]:
+        carry, results = scan.of_outputs(body(*consts, *carry, *slices))
+        stacks.append(results)
+    if scan.reverse:
         stacks.reverse()
-    shapes = [v.aval for v in eqn.outvars[count:]]
+    shapes = [v.aval for v in scan.of_outputs(eqn.outvars)[1]]
     stacked = [
         jnp.stack([results[i] for results in stacks])
         if stacks

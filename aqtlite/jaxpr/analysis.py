@@ -82,17 +82,16 @@ def analyze_equation(
 
 def _scan(eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]) -> list[Fact]:
     """Joins what goes into the carry with what comes out, until nothing changes."""
-    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
-    consts, carry = inputs[:first], inputs[first : first + count]
-    scanned = inputs[first + count :]
+    scan = equations.Scan.of(eqn)
+    consts, start, scanned = scan.of_inputs(inputs)
     slices = [analysis.unstack(fact) for fact in scanned]
-    body = eqn.params["jaxpr"].jaxpr
+    carry = start
     while True:
-        outputs = analyze(body, [*consts, *carry, *slices], analysis)
-        joined = list(map(analysis.join, carry, outputs[:count]))
+        outputs = analyze(scan.body.jaxpr, [*consts, *carry, *slices], analysis)
+        final, stacks = scan.of_outputs(outputs)
+        joined = list(map(analysis.join, carry, final))
         if joined == carry:
-            if eqn.params["length"] == 0:
-                outputs[:count] = inputs[first : first + count]
-            stacked = [analysis.stack(fact, scanned) for fact in outputs[count:]]
-            return [*outputs[:count], *stacked]
+            if scan.length == 0:
+                final = start
+            return [*final, *(analysis.stack(fact, scanned) for fact in stacks)]
         carry = joined

@@ -9,20 +9,15 @@ import jax
 from jax import lax
 from jax.experimental.layout import Format
 from jax.extend import core
+from jax.extend.core import primitives
 
 from aqtlite.jaxpr import custom_rules, equations
 from aqtlite.jaxpr.replacement import Inside, Left
 from aqtlite.sharding import shape_of_slice, zeros
 
 
-def _only_body(eqn: Any) -> core.ClosedJaxpr:
-    (body,) = equations.bodies(eqn)
-    return body
-
-
-def _body_function(eqn: Any, inside: Inside) -> Callable:
+def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:
     """The body of a call, as a function of what is given and of its inputs."""
-    body = _only_body(eqn)
 
     def function(given: Left, *values: Any) -> tuple[list[Any], Left]:
         return inside.giving(given).body(body, 0, values)
@@ -30,11 +25,11 @@ def _body_function(eqn: Any, inside: Inside) -> Callable:
     return function
 
 
-def _original(eqn: Any) -> Callable[..., list[Any]]:
-    """An equation as a function of its inputs."""
+def _original(eqn: Any, body: core.ClosedJaxpr) -> Callable[..., list[Any]]:
+    """An equation that calls a body, as a function of its inputs."""
     variables = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
     is_literal = [isinstance(atom, core.Literal) for atom in eqn.invars]
-    jaxpr = _only_body(eqn).jaxpr
+    jaxpr = body.jaxpr
     unique = dict.fromkeys(variables)
     single = jaxpr.replace(
         constvars=[],
@@ -58,31 +53,27 @@ def _original(eqn: Any) -> Callable[..., list[Any]]:
 
 
 def _call(eqn, values, inside):
-    return _body_function(eqn, inside)(inside.given(), *values)
+    (body,) = equations.bodies(eqn)
+    return _body_function(body, inside)(inside.given(), *values)
 
 
 def _jit(eqn, values, inside):
-    params, function = eqn.params, _body_function(eqn, inside)
-    function.__name__ = params["name"]
+    call = equations.Jit.of(eqn)
+    function = _body_function(call.body, inside)
+    function.__name__ = call.name
     # What is given comes first, and may be placed anywhere.
     shardings: dict[str, Any] = {}
-    for which, first in (("in", (None,)), ("out", ())):
-        placed = [
-            _placed(sharding, layout)
-            for sharding, layout in zip(
-                params[f"{which}_shardings"], params[f"{which}_layouts"], strict=True
-            )
-        ]
-        if any(one is not None for one in placed):
-            shardings[f"{which}_shardings"] = (*first, *placed)
-    if "out_shardings" in shardings:
-        shardings["out_shardings"] = (list(shardings["out_shardings"]), None)
-    donated = [i + 1 for i, one in enumerate(params["donated_invars"]) if one]
+    placed = list(map(_placed, call.in_shardings, call.in_layouts))
+    if any(one is not None for one in placed):
+        shardings["in_shardings"] = (None, *placed)
+    placed = list(map(_placed, call.out_shardings, call.out_layouts))
+    if any(one is not None for one in placed):
+        shardings["out_shardings"] = (placed, None)
     jitted = jax.jit(
         function,
-        donate_argnums=donated,
-        inline=params["inline"],
-        keep_unused=params["keep_unused"],
+        donate_argnums=[i + 1 for i, one in enumerate(call.donated) if one],
+        inline=call.inline,
+        keep_unused=call.keep_unused,
         **shardings,
     )
     return jitted(inside.given(), *values)
@@ -90,50 +81,53 @@ def _jit(eqn, values, inside):
 
 def _placed(sharding: Any, layout: Any) -> Any:
     """A sharding and a layout as `jax.jit` takes them; None for neither."""
-    if not isinstance(sharding, jax.sharding.Sharding):
-        sharding = None
     return sharding if layout is None else Format(layout, sharding)
 
 
 def _remat(eqn, values, inside):
+    call = equations.Checkpoint.of(eqn)
     function = jax.checkpoint(
-        _body_function(eqn, inside),
-        prevent_cse=eqn.params["prevent_cse"],
-        policy=eqn.params["policy"],
+        _body_function(call.body, inside),
+        prevent_cse=call.prevent_cse,
+        policy=call.policy,
     )
     return function(inside.given(), *values)
 
 
 def _custom_jvp(eqn, values, inside):
+    call = equations.CustomJvp.of(eqn)
     function = custom_rules.with_jvp_of(
-        _original(eqn), _body_function(eqn, inside), eqn.params["symbolic_zeros"]
+        _original(eqn, call.body),
+        _body_function(call.body, inside),
+        call.symbolic_zeros,
     )
     return function(inside.given(), *values)
 
 
 def _custom_vjp(eqn, values, inside):
+    call = equations.CustomVjp.of(eqn)
     function = custom_rules.with_vjp_of(
-        _original(eqn),
-        _body_function(eqn, inside),
-        eqn.params["num_consts"],
-        eqn.params["symbolic_zeros"],
+        _original(eqn, call.body),
+        _body_function(call.body, inside),
+        call.num_consts,
+        call.symbolic_zeros,
     )
     return function(inside.given(), *values)
 
 
 def _shard_map(eqn, values, inside):
-    params, body = eqn.params, _only_body(eqn)
+    call = equations.ShardMap.of(eqn)
 
     def function(*values):
-        return tuple(inside.body(body, 0, values)[0])
+        return tuple(inside.body(call.body, 0, values)[0])
 
     mapped = jax.shard_map(
         function,
-        mesh=params["mesh"],
-        in_specs=tuple(params["in_specs"]),
-        out_specs=tuple(params["out_specs"]),
-        check_vma=params["check_vma"],
-        axis_names=frozenset(params["newly_manual_axes"]),
+        mesh=call.mesh,
+        in_specs=call.in_specs,
+        out_specs=call.out_specs,
+        check_vma=call.check_vma,
+        axis_names=call.axis_names,
     )
     if jax.tree.leaves(inside.given()) or any(
         one.leaves for one in inside.replacements.values()
@@ -146,9 +140,8 @@ def _shard_map(eqn, values, inside):
 
 
 def _scan(eqn, values, inside):
-    params, body = eqn.params, eqn.params["jaxpr"]
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, start, scanned = values[:first], values[first:last], values[last:]
+    scan = equations.Scan.of(eqn)
+    consts, start, scanned = scan.of_inputs(values)
     here = inside.replacements
     of_a_step = {
         location: dataclasses.replace(one, per_step=one.per_step[1:])
@@ -168,25 +161,23 @@ def _scan(eqn, values, inside):
     def step(carry, slices):
         (carry, carried), (slices, sliced) = carry, slices
         there = inner.giving({**given, **carried, **sliced})
-        outputs, left = there.body(body, 0, [*consts, *carry, *slices])
+        outputs, left = there.body(scan.body, 0, [*consts, *carry, *slices])
         of_step = {
             location: one for location, one in left.items() if location in sliced
         }
         to_next = {location: left[location] for location in carried}
-        count = params["num_carry"]
-        return (outputs[:count], to_next), (outputs[count:], of_step)
+        final, stacks = scan.of_outputs(outputs)
+        return (final, to_next), (stacks, of_step)
 
     slices = jax.tree.map(shape_of_slice, (scanned, sliced))
     carried = _start(carried, lambda one: step((start, carried), one)[0][1], slices)
-    unusual = {name: params[name] for name in ("_split_transpose",) if name in params}
     (final, left), (stacks, of_steps) = lax.scan(
         step,
         (start, carried),
         (scanned, sliced),
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-        **unusual,
+        length=scan.length,
+        reverse=scan.reverse,
+        unroll=scan.unroll,
     )
     return [*final, *stacks], {**left, **of_steps}
 
@@ -207,22 +198,20 @@ def _start(
 
 
 def _while(eqn, values, inside):
-    params = eqn.params
-    first = params["cond_nconsts"]
-    second = first + params["body_nconsts"]
-    of_condition, of_body = values[:first], values[first:second]
+    loop = equations.While.of(eqn)
+    of_condition, of_body, start = loop.of_inputs(values)
     given = inside.given()
 
     def condition(carry):
-        (result,) = core.jaxpr_as_fun(params["cond_jaxpr"])(*of_condition, *carry[0])
+        (result,) = core.jaxpr_as_fun(loop.condition)(*of_condition, *carry[0])
         return result
 
     def body(carry):
         carry, carried = carry
         there = inside.giving({**given, **carried})
-        return there.body(params["body_jaxpr"], 1, [*of_body, *carry])
+        return there.body(loop.body, 1, [*of_body, *carry])
 
-    start, carried = values[second:], inside.left_unchanged()
+    carried = inside.left_unchanged()
     carried = _start(carried, lambda: body((start, carried))[1])
     return lax.while_loop(condition, body, (start, carried))
 
@@ -240,10 +229,10 @@ def _cond(eqn, values, inside):
 
         return function
 
-    branches = [branch(i, closed) for i, closed in enumerate(eqn.params["branches"])]
-    platforms = eqn.params.get("branches_platforms")
-    if platforms is not None:
-        return _by_platform(branches, platforms)(given, *operands)
+    cond = equations.Cond.of(eqn)
+    branches = [branch(i, closed) for i, closed in enumerate(cond.branches)]
+    if cond.platforms is not None:
+        return _by_platform(branches, cond.platforms)(given, *operands)
     return lax.switch(index, branches, given, *operands)
 
 
@@ -269,18 +258,16 @@ def _by_platform(
 
 
 BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Left]]] = {
-    "jit": _jit,
-    "pjit": _jit,
-    "closed_call": _call,
-    "call": _call,
-    "remat2": _remat,
-    "checkpoint": _remat,
-    "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
+    primitives.jit_p.name: _jit,
+    primitives.closed_call_p.name: _call,
+    primitives.call_p.name: _call,
+    primitives.remat_p.name: _remat,
+    primitives.custom_jvp_call_p.name: _custom_jvp,
+    primitives.custom_vjp_call_p.name: _custom_vjp,
+    primitives.scan_p.name: _scan,
+    primitives.while_p.name: _while,
+    primitives.cond_p.name: _cond,
     "shard_map": _shard_map,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
 }
 """By the name of the primitive: what evaluates an equation from its inputs, with
 something replaced `Inside`."""

@@ -116,15 +116,14 @@ class _NamedDependencies(_Dependencies):
         """Collects the names in branches, loops, and shards."""
         everything = _NOTHING.union(*inputs)
         inside = type(self)(is_in_branch=True)
-        for body in equations.bodies(eqn):
+        for number, body in enumerate(equations.bodies(eqn)):
             if eqn.primitive is primitives.cond_p:
                 facts = inputs[1:]
             elif eqn.primitive is primitives.while_p:
-                if body is not eqn.params["body_jaxpr"]:
+                if number == 0:
                     continue
-                first = eqn.params["cond_nconsts"]
-                facts = inputs[first : first + eqn.params["body_nconsts"]]
-                facts += [everything] * (len(body.jaxpr.invars) - len(facts))
+                _, facts, start = equations.While.of(eqn).of_inputs(inputs)
+                facts += [everything] * len(start)
             elif eqn.primitive.name == "shard_map":
                 facts = inputs
             else:

@@ -1,11 +1,20 @@
-"""The equations of a jaxpr: their bodies, and the literals that they read."""
+"""Equations: their bodies, literals, and parameters in each JAX that is supported.
 
-from collections.abc import Iterator
-from typing import Any
+The names of parameters are JAX's own and differ between its versions. No other
+file reads them. An equation whose parameters have unknown names is an error: to leave
+one out could change what the equation computes.
+"""
 
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
 import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
+
+T = TypeVar("T")
 
 _CALLS = (
     primitives.jit_p,
@@ -31,7 +40,14 @@ def called_body(eqn: Any) -> core.ClosedJaxpr | None:
 
 
 def bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
-    """Yields all jaxprs among the parameters of an equation."""
+    """Yields all jaxprs among the parameters of an equation.
+
+    The condition of a while loop comes before its body.
+    """
+    if eqn.primitive is primitives.while_p:
+        loop = While.of(eqn)
+        yield from (loop.condition, loop.body)
+        return
     for value in eqn.params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if isinstance(one, core.ClosedJaxpr):
@@ -49,3 +65,269 @@ def literal_value(literal: Any) -> Any:
     value = literal.val
     is_typed = hasattr(value, "dtype")
     return value if is_typed else np.asarray(value, literal.aval.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """A `jax.lax.scan`."""
+
+    body: core.ClosedJaxpr
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int | bool
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Scan":
+        """Reads an equation of `scan_p`."""
+        common = {"jaxpr", "length", "reverse", "unroll"}
+        params = _read(
+            eqn,
+            common | {"num_consts", "num_carry"},
+            common | {"ft_in", "ft_out"},  # JAX 0.11: trees of inputs and of outputs.
+        )
+        if "ft_in" in params:
+            consts, carry, _ = params["ft_in"].unpack()
+            counts = len(consts), len(carry)
+        else:
+            counts = params["num_consts"], params["num_carry"]
+        return cls(
+            params["jaxpr"],
+            *counts,
+            params["length"],
+            params["reverse"],
+            params["unroll"],
+        )
+
+    def of_inputs(self, values: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+        """Groups one value for each input: constants, start of the carry, scanned."""
+        consts, carry = self.num_consts, self.num_consts + self.num_carry
+        return list(values[:consts]), list(values[consts:carry]), list(values[carry:])
+
+    def of_outputs(self, values: Sequence[T]) -> tuple[list[T], list[T]]:
+        """Groups one value for each output: carry, stacked."""
+        return list(values[: self.num_carry]), list(values[self.num_carry :])
+
+
+@dataclasses.dataclass(frozen=True)
+class While:
+    """A `jax.lax.while_loop`."""
+
+    condition: core.ClosedJaxpr
+    body: core.ClosedJaxpr
+    num_condition_consts: int
+    num_body_consts: int
+
+    @classmethod
+    def of(cls, eqn: Any) -> "While":
+        """Reads an equation of `while_p`."""
+        params = _read(
+            eqn, {"cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"}
+        )
+        return cls(
+            params["cond_jaxpr"],
+            params["body_jaxpr"],
+            params["cond_nconsts"],
+            params["body_nconsts"],
+        )
+
+    def of_inputs(self, values: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+        """Groups one value for each input: constants of the condition and of the body,
+        start of the carry."""
+        first = self.num_condition_consts
+        second = first + self.num_body_consts
+        return list(values[:first]), list(values[first:second]), list(values[second:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cond:
+    """A `jax.lax.cond`, `switch` or `platform_dependent`.
+
+    Its first input is the index of the branch; all others are those of the branches.
+    """
+
+    branches: tuple[core.ClosedJaxpr, ...]
+    platforms: tuple[tuple[str, ...] | None, ...] | None
+    """For each branch of `platform_dependent`, the platforms it is lowered for, None
+    for all others."""
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Cond":
+        """Reads an equation of `cond_p`."""
+        params = _read(eqn, {"branches"}, {"branches", "branches_platforms"})
+        return cls(params["branches"], params.get("branches_platforms"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Jit:
+    """A `jax.jit`; of shardings and layouts that are not given None."""
+
+    body: core.ClosedJaxpr
+    name: str
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    in_layouts: tuple[Any, ...]
+    out_layouts: tuple[Any, ...]
+    donated: tuple[bool, ...]
+    inline: bool
+    keep_unused: bool
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Jit":
+        """Reads an equation of `jit_p`."""
+        params = _read(
+            eqn,
+            {
+                "jaxpr",
+                "name",
+                "in_shardings",
+                "out_shardings",
+                "in_layouts",
+                "out_layouts",
+                "donated_invars",
+                "inline",
+                "keep_unused",
+                "ctx_mesh",  # That of the context, which stays what it is.
+                "compiler_options_kvs",  # Only those of the outermost are used.
+            },
+        )
+        return cls(
+            params["jaxpr"],
+            params["name"],
+            _shardings(params["in_shardings"]),
+            _shardings(params["out_shardings"]),
+            params["in_layouts"],
+            params["out_layouts"],
+            params["donated_invars"],
+            params["inline"],
+            params["keep_unused"],
+        )
+
+
+def _shardings(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Shardings, with None for what JAX has in place of one that is not specified."""
+    return tuple(x if isinstance(x, jax.sharding.Sharding) else None for x in values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A `jax.checkpoint`."""
+
+    body: core.ClosedJaxpr
+    prevent_cse: Any
+    policy: Any
+
+    @classmethod
+    def of(cls, eqn: Any) -> "Checkpoint":
+        """Reads an equation of `remat_p`."""
+        params = _read(eqn, {"jaxpr", "prevent_cse", "policy", "differentiated"})
+        return cls(_only_body(eqn), params["prevent_cse"], params["policy"])
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomJvp:
+    """A function with a `jax.custom_jvp` rule."""
+
+    body: core.ClosedJaxpr
+    symbolic_zeros: bool
+
+    @classmethod
+    def of(cls, eqn: Any) -> "CustomJvp":
+        """Reads an equation of `custom_jvp_call_p`."""
+        params = _read(
+            eqn, {"call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}
+        )
+        return cls(_only_body(eqn), params["symbolic_zeros"])
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomVjp:
+    """A function with `jax.custom_vjp` rules."""
+
+    body: core.ClosedJaxpr
+    num_consts: int
+    """How many of the first inputs the function closes over."""
+
+    symbolic_zeros: bool
+
+    @classmethod
+    def of(cls, eqn: Any) -> "CustomVjp":
+        """Reads an equation of `custom_vjp_call_p`."""
+        params = _read(
+            eqn,
+            {
+                "call_jaxpr",
+                "fwd_jaxpr_thunk",
+                "bwd",
+                "out_trees",
+                "num_consts",
+                "symbolic_zeros",
+            },
+        )
+        return cls(_only_body(eqn), params["num_consts"], params["symbolic_zeros"])
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardMap:
+    """A `jax.shard_map`."""
+
+    body: core.ClosedJaxpr
+    mesh: Any
+    in_specs: tuple[Any, ...]
+    out_specs: tuple[Any, ...]
+    check_vma: bool
+    axis_names: frozenset[str]
+
+    @classmethod
+    def of(cls, eqn: Any) -> "ShardMap":
+        """Reads an equation of the primitive `shard_map`."""
+        common = {"jaxpr", "mesh", "in_specs", "out_specs", "check_vma"}
+        params = _read(
+            eqn,
+            common | {"manual_axes"},  # Before JAX 0.10.2.
+            common | {"newly_manual_axes"},
+        )
+        axis_names = params.get("newly_manual_axes", params.get("manual_axes"))
+        return cls(
+            _only_body(eqn),
+            params["mesh"],
+            tuple(params["in_specs"]),
+            tuple(params["out_specs"]),
+            params["check_vma"],
+            frozenset(axis_names),
+        )
+
+
+def _only_body(eqn: Any) -> core.ClosedJaxpr:
+    (body,) = bodies(eqn)
+    return body
+
+
+def _read(eqn: Any, *known: set[str]) -> Mapping[str, Any]:
+    """Returns the parameters of an equation.
+
+    Args:
+        eqn: the equation.
+        known: the sets of names that they may have.
+
+    Raises:
+        NotImplementedError: if they have other names.
+    """
+    names = set(eqn.params)
+    if names not in known:
+        nearest = min(known, key=lambda form: len(form ^ names))
+        differences = [
+            f"{what} {', '.join(sorted(found))}"
+            for what, found in (
+                ("unknown", names - nearest),
+                ("missing", nearest - names),
+            )
+            if found
+        ]
+        raise NotImplementedError(
+            f"JAX {jax.__version__} has other parameters in its {eqn.primitive.name} "
+            f"equations than this version of aqtlite can read "
+            f"({'; '.join(differences)}): install JAX 0.10 to 0.12, or a newer aqtlite"
+        )
+    return eqn.params

@@ -82,30 +82,26 @@ def _evaluate_equation(
 
 
 def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any]:
-    body, num_consts = eqn.params["jaxpr"], eqn.params["num_consts"]
-    num_carry = eqn.params["num_carry"]
-    carried = _live_carry(eqn, used)
-    stacked = [i for i in used if i >= num_carry]
-    consts = inputs[:num_consts]
+    scan = equations.Scan.of(eqn)
+    carried = _live_carry(scan, used)
+    stacked = [i for i in used if i >= scan.num_carry]
+    consts, carry, scanned = scan.of_inputs(inputs)
     start = [
         # The first step overwrites what is not needed.
-        _zeros(eqn.outvars[i].aval) if value is None else value
-        for i, value in ((i, inputs[num_consts + i]) for i in carried)
+        _zeros(eqn.outvars[i].aval) if carry[i] is None else carry[i]
+        for i in carried
     ]
 
     def step(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        full: list[Any] = [None] * num_carry
+        full: list[Any] = [None] * scan.num_carry
         for i, value in zip(carried, carry, strict=True):
             full[i] = value
-        results = evaluate(body, [*consts, *full, *slices], [*carried, *stacked])
+        values = [*consts, *full, *slices]
+        results = evaluate(scan.body, values, [*carried, *stacked])
         return results[: len(carried)], results[len(carried) :]
 
     final, stacks = lax.scan(
-        step,
-        start,
-        inputs[num_consts + num_carry :],
-        length=eqn.params["length"],
-        reverse=eqn.params["reverse"],
+        step, start, scanned, length=scan.length, reverse=scan.reverse
     )
     by_index = dict(zip([*carried, *stacked], [*final, *stacks], strict=True))
     return [by_index[i] for i in used]
@@ -115,10 +111,10 @@ def _zeros(aval: Any) -> Any:
     return zeros(shape_of(aval))
 
 
-def _live_carry(eqn: Any, used: Sequence[int]) -> list[int]:
+def _live_carry(scan: equations.Scan, used: Sequence[int]) -> list[int]:
     """Returns the parts of the carry that the used outputs need, over any steps."""
-    first, count = eqn.params["num_consts"], eqn.params["num_carry"]
-    of_output = dependencies.output_dependencies(eqn.params["jaxpr"])
+    first, count = scan.num_consts, scan.num_carry
+    of_output = dependencies.output_dependencies(scan.body)
     live = {i for i in used if i < count}
     while True:
         wanted = live | {i for i in used if i >= count}

@@ -120,7 +120,8 @@ def _part(jaxpr: Any, eqns: Sequence[Any], used_after: set[Any]) -> Any:
 def _scope_of(eqn: Any) -> Iterator[None]:
     """Keeps the names of an equation for what takes its place, and its context.
 
-    That is where it is computed (`jax.experimental.compute_on`) and metadata for XLA.
+    That is metadata for XLA and, before JAX 0.12, where it is computed
+    (`jax.experimental.compute_on`, which has a body since).
     JAX has no other way to it than the `ctx` of an equation. Should that go, they are
     lost, and a test of this file fails.
     """

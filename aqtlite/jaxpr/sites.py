@@ -129,9 +129,10 @@ class _Place:
             obstacle = "it is in the condition of a while loop"
         per_step, lengths = self.per_step, self.lengths
         if name == "scan":
-            lengths = (*lengths, eqn.params["length"])
-            first = eqn.params["num_consts"] + eqn.params["num_carry"]
-            per_step = (*per_step, any(map(self._is_of_parameters, values[first:])))
+            scan = equations.Scan.of(eqn)
+            *_, scanned = scan.of_inputs(values)
+            lengths = (*lengths, scan.length)
+            per_step = (*per_step, any(map(self._is_of_parameters, scanned)))
         return _Place(
             self.parameters,
             (*self.location, (index, body)),
@@ -184,7 +185,7 @@ def _walk(
                 )
             )
         of_bodies = []
-        for number, body in enumerate(_bodies(eqn)):
+        for number, body in enumerate(equations.bodies(eqn)):
             inner = _inputs_of_body(eqn, number, body, values, place)
             there = place.inside(eqn, values, index, number)
             of_bodies.append(_walk(body, inner, there, found))
@@ -230,13 +231,6 @@ def _of_constant(value: Any) -> str | None:
     return _digest("constant", str(array.dtype), str(array.shape), content)
 
 
-def _bodies(eqn: Any) -> list[core.ClosedJaxpr]:
-    """The bodies of an equation, in the order in which steps count them."""
-    if eqn.primitive is primitives.while_p:
-        return [eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]]
-    return list(equations.bodies(eqn))
-
-
 def _inputs_of_body(
     eqn: Any,
     number: int,
@@ -245,18 +239,17 @@ def _inputs_of_body(
     place: _Place,
 ) -> list[Origin]:
     """What the inputs of a body of an equation come from."""
-    params, count = eqn.params, len(body.in_avals)
+    count = len(body.in_avals)
     depth = place.around.count("scan")
     if eqn.primitive is primitives.scan_p:
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-        carried = _carried(body, values[:last], first, values[last:], depth)
-        return [*values[:first], *carried, *(_slice(x, depth) for x in values[last:])]
+        consts, start, scanned = equations.Scan.of(eqn).of_inputs(values)
+        carried = _carried(body, [*consts, *start], len(consts), scanned, depth)
+        return [*consts, *carried, *(_slice(x, depth) for x in scanned)]
     if eqn.primitive is primitives.while_p:
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        of_body = values[first : first + second] + values[first + second :]
-        carried = _carried(params["body_jaxpr"], of_body, second, [], depth)
-        consts = values[:first] if number == 0 else values[first : first + second]
-        return [*consts, *carried]
+        loop = equations.While.of(eqn)
+        of_condition, of_body, start = loop.of_inputs(values)
+        carried = _carried(loop.body, [*of_body, *start], len(of_body), [], depth)
+        return [*(of_condition if number == 0 else of_body), *carried]
     if eqn.primitive is primitives.cond_p:
         return values[1:]
     if len(values) == count and rewriting.enters(eqn):

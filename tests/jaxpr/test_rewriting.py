@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas
-from jax.experimental.compute_on import compute_on
 from jax.experimental.layout import Format, Layout
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -283,16 +283,16 @@ def test_donated_arrays_are_gone():
 
 
 def test_context_of_computations_is_kept():
-    def on_host(x):
-        with compute_on("device_host"):
+    def with_metadata(x):
+        with set_xla_metadata(group="of_a_layer"):
             return jax.jit(layer)(x) @ W
 
     texts = [
         jax.jit(function).lower(X).as_text()
-        for function in (on_host, replaced(on_host))
+        for function in (with_metadata, replaced(with_metadata))
     ]
-    assert texts[0].count("_xla_compute_type") == texts[1].count("_xla_compute_type")
-    assert "_xla_compute_type" in texts[1]
+    assert texts[0].count("of_a_layer") == texts[1].count("of_a_layer")
+    assert "of_a_layer" in texts[1]
 
 
 # --- Branches ------------------------------------------------------------------------
