@@ -1,18 +1,28 @@
 """The LiteRT converter: from StableHLO to a flatbuffer.
 
-`litert_converter.converter_api_ext` says of itself that it is not stable. Its version
-is pinned by the extra ``edge``, and this file has all use of it.
+It and the interpreter run in processes of their own (`aqtlite.edge.litert`): either
+ends the process that it runs in, where it meets what its authors did not expect.
 """
 
-import io
+import importlib.util
+import json
+import pathlib
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import numpy as np
+
+from aqtlite.edge import litert
 
 SIGNATURE = "serving_default"
+
+_PACKAGES = {"convert": "litert_converter", "run": "ai_edge_litert"}
+"""What each step needs."""
 
 
 def convert(
@@ -33,48 +43,30 @@ def convert(
         ModuleNotFoundError: if the converter is not installed.
         ValueError: if it refuses the program.
     """
-    try:
-        from litert_converter import converter_api_ext
-        from litert_converter.mlir import ir, passmanager
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a LiteRT file is written with the packages of the extra edge: pip install "
-            "'aqtlite[edge]'",
-            name=error.name,
-        ) from error
+    _check_installed("convert")
     # What is not used keeps its place among the names of inputs.
     compiled = jax.jit(function, keep_unused=True)
     lowered: Any = compiled.lower(*inputs).compiler_ir("stablehlo")
-    bytecode = io.BytesIO()
-    lowered.operation.write_bytecode(bytecode)
-    context = ir.Context()
-    converter_api_ext.prepare_mlir_context(context)
-    with context:
-        module = ir.Module.parse(bytecode.getvalue())
-        config = converter_api_ext.ConvertToTFLConfig()
-        config.model_origin_framework = "JAX"
-        # Otherwise composites stay, and the file does not load.
-        config.strict_qdq_mode = True
-        converter_api_ext.set_signature(
-            module.operation, SIGNATURE, list(input_names), list(output_names)
-        )
-        try:
-            converter_api_ext.run_convert_to_tfl_passes(
-                module, passmanager.PassManager(), config
-            )
-            data: bytes = converter_api_ext.export_flatbuffer_to_bytes(module.operation)
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"the LiteRT converter refuses the program: {_first(error)}"
-            ) from error
-    return data
+    signature = SIGNATURE, list(input_names), list(output_names)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        _write(lowered.operation, folder / "program.mlir")
+        (folder / "signature.json").write_text(json.dumps(signature))
+        refusal = _refusal("convert", folder)
+        if refusal is not None:
+            raise ValueError(f"the LiteRT converter refuses the program: {refusal}")
+        return (folder / "model.tflite").read_bytes()
 
 
-def _first(error: BaseException) -> str:
-    """The first line of a message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = [line for line in lines if "error:" in line] or lines
-    return re.sub(r"^.*error: ", "", found[0]) if found else type(error).__name__
+def _write(operation: Any, path: pathlib.Path) -> None:
+    """Writes a module as the converter reads it."""
+    with path.open("wb") as file:
+        # The converter's MLIR is an older one: it reads bytecode of StableHLO, which is
+        # stable, and other dialects (`chlo.top_k`) as text alone.
+        if "chlo." in operation.get_asm(large_elements_limit=16):
+            file.write(operation.get_asm().encode())
+        else:
+            operation.write_bytecode(file)
 
 
 def check_runs(data: bytes) -> None:
@@ -86,22 +78,52 @@ def check_runs(data: bytes) -> None:
         ModuleNotFoundError: if the interpreter is not installed.
         ValueError: if it refuses the file.
     """
-    try:
-        from ai_edge_litert import interpreter
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a LiteRT file is run once with the packages of the extra edge: pip "
-            "install 'aqtlite[edge]'",
-            name=error.name,
-        ) from error
-    try:
-        model = interpreter.Interpreter(model_content=data)
-        model.allocate_tensors()
-        for one in model.get_input_details():
-            model.set_tensor(one["index"], np.zeros(one["shape"], one["dtype"]))
-        model.invoke()
-    except (RuntimeError, ValueError) as error:
+    _check_installed("run")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "model.tflite").write_bytes(data)
+        refusal = _refusal("run", folder)
+    if refusal is not None:
         raise ValueError(
-            f"LiteRT's interpreter refuses the file: {_first(error)}. Where rules ask "
-            "for int16 for some operators, ask for it for those around them, too"
-        ) from error
+            f"LiteRT's interpreter refuses the file: {refusal}. Where rules ask for "
+            "int16 for some operators, ask for it for those around them, too"
+        )
+
+
+def _check_installed(step: Literal["convert", "run"]) -> None:
+    package = _PACKAGES[step]
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(
+            "a LiteRT file is written and run once with the packages of the extra "
+            "edge: pip install 'aqtlite[edge]'",
+            name=package,
+        )
+
+
+def _refusal(step: Literal["convert", "run"], folder: pathlib.Path) -> str | None:
+    """Runs a step in a process of its own; returns why it failed, or None."""
+    program = pathlib.Path(litert.__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(program), step, str(folder)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode == 0:
+        return None
+    said = folder / "refusal.txt"
+    if said.exists():
+        return _first(said.read_text())
+    how = f"exit code {done.returncode}"
+    if done.returncode < 0:
+        how = signal.Signals(-done.returncode).name
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"its process ended with {how}: {' / '.join(lines[-3:])}"
+
+
+def _first(message: str) -> str:
+    """The first line of a message that says something."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    found = [line for line in lines if "error:" in line] or lines
+    return re.sub(r"^.*error: ", "", found[0])

@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 
 from aqtlite import edge
-from aqtlite.edge import converter, flatbuffer
+from aqtlite.edge import composites, converter, flatbuffer
+from aqtlite.edge.grid import Grid
 from tests.edge import models
 
 MODELS = {
@@ -354,3 +355,28 @@ def test_int16_of_one_operator(tmp_path, op):
 def test_a_file_that_does_not_run_is_refused():
     with pytest.raises(ValueError, match="interpreter refuses the file"):
         converter.check_runs(b"no model" * 20)
+
+
+def test_a_file_that_ends_the_process_is_refused():
+    def added(x):
+        fine, coarse = Grid(np.float32(0.1)), Grid(np.float32(1e36))
+        y = composites.mark(x, fine) + composites.mark(jnp.tanh(x), coarse)
+        return [composites.mark(y, coarse)]
+
+    x = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    data = converter.convert(added, [x], ["input"], ["output"])
+    with pytest.raises(ValueError, match="interpreter refuses.* ended with SIGABRT: "):
+        converter.check_runs(data)
+
+
+def test_operators_that_the_converter_knows_as_text_alone(tmp_path):
+    def model(w, x):
+        return jax.lax.top_k(x @ w, 2)
+
+    rules = [edge.Rule(op="top_k", is_float=True)]
+    ranges = edge.calibrate(model, _W, [_X], rules)
+    path = tmp_path / "best.tflite"
+    report = edge.export(model, _W, ranges, _X, path, rules)
+    assert report.counts()["TOPK_V2"] == 1
+    _, places = models.run(path, np.zeros((4, 3), np.int8))
+    np.testing.assert_array_equal(places, [[0, 1]] * 4)

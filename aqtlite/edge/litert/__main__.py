@@ -1,0 +1,63 @@
+"""Converts a program, or runs a file once; started by `aqtlite.edge.converter`.
+
+    python FOLDER_OF_THIS_FILE convert|run FOLDER
+
+FOLDER holds what goes in and what comes out. Nothing of aqtlite is imported, and so
+neither is JAX: that would take longer than the work.
+
+`litert_converter.converter_api_ext` says of itself that it is not stable. Its version
+is pinned by the extra ``edge``, and this file has all use of it.
+"""
+
+import json
+import pathlib
+import sys
+
+
+def convert(folder: pathlib.Path) -> None:
+    """Makes ``model.tflite`` of ``program.mlir`` and ``signature.json``."""
+    from litert_converter import converter_api_ext
+    from litert_converter.mlir import ir, passmanager
+
+    context = ir.Context()
+    converter_api_ext.prepare_mlir_context(context)
+    with context:
+        try:
+            module = ir.Module.parse((folder / "program.mlir").read_bytes())
+            config = converter_api_ext.ConvertToTFLConfig()
+            config.model_origin_framework = "JAX"
+            # Otherwise composites stay, and the file does not load.
+            config.strict_qdq_mode = True
+            signature = json.loads((folder / "signature.json").read_text())
+            converter_api_ext.set_signature(module.operation, *signature)
+            converter_api_ext.run_convert_to_tfl_passes(
+                module, passmanager.PassManager(), config
+            )
+            data = converter_api_ext.export_flatbuffer_to_bytes(module.operation)
+        except (RuntimeError, ValueError, ir.MLIRError) as error:
+            _refuse(folder, error)
+    (folder / "model.tflite").write_bytes(data)
+
+
+def run(folder: pathlib.Path) -> None:
+    """Runs ``model.tflite`` once, on zeros."""
+    import numpy as np
+    from ai_edge_litert import interpreter
+
+    try:
+        model = interpreter.Interpreter(model_path=str(folder / "model.tflite"))
+        model.allocate_tensors()
+        for one in model.get_input_details():
+            model.set_tensor(one["index"], np.zeros(one["shape"], one["dtype"]))
+        model.invoke()
+    except (RuntimeError, ValueError) as error:
+        _refuse(folder, error)
+
+
+def _refuse(folder: pathlib.Path, error: Exception) -> None:
+    (folder / "refusal.txt").write_text(str(error) or type(error).__name__)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    {"convert": convert, "run": run}[sys.argv[1]](pathlib.Path(sys.argv[2]))
