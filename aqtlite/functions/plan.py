@@ -367,5 +367,32 @@ def report(planned: Plan, *, strict: bool) -> None:
             logging.warning("%r stays in float: %s", one.path, one.why_float)
 
 
+def check_quantizes(planned: Plan) -> None:
+    """Checks that rules quantize something of a program that they are applied to.
+
+    Rules that leave contractions in float by ``cfg=None``, and rules that match nothing
+    and need not, are what was asked for.
+
+    Raises:
+        ValueError: if there are contractions, none of them is quantized, and there are
+            no rules, or a contraction fulfils the conditions of one with a config.
+    """
+    if planned.quantized() or not planned.contractions:
+        return
+    names_some = any(
+        rule.cfg is not None
+        and rule.cfg.is_quantized
+        and any(_fulfils(one, rule) for one in planned.contractions)
+        for rule in planned.rules
+    )
+    if planned.rules and not names_some:
+        return
+    raise ValueError(
+        "the rules quantize nothing: every contraction stays in float"
+        f"{planned.reasons()}\nName those to quantize with Rule(path=..., cfg=...), "
+        "and those that are to stay in float with Rule(path=..., cfg=None)"
+    )
+
+
 def _is_float(one: PlannedContraction) -> bool:
     return all(jnp.issubdtype(x.dtype, jnp.floating) for x in (one.lhs, one.rhs))

@@ -153,6 +153,7 @@ class QuantizedFunction:
         how: Callable[[PlannedContraction, States], Replacement],
     ) -> tuple[Any, Plan, Left]:
         traced, planned = self.traced(args, kwargs)
+        planning.check_quantizes(planned)
         replacements = {
             one.site.location: how(one, states_of(one, state))
             for one in planned.quantized()
@@ -240,7 +241,8 @@ def quantize_function(
         TypeError: if `fn` is a model or no function, `rules` are none, or `params` is
             none of these.
         ValueError: if `paths` is neither; when it is called, if a rule matches nothing,
-            and with `strict` if a contraction stays in float.
+            if none quantizes anything (unless each has ``cfg=None``), and with `strict`
+            if a contraction stays in float.
     """
     if hasattr(fn, "init") and hasattr(fn, "apply"):
         raise TypeError(

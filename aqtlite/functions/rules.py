@@ -26,8 +26,8 @@ class Rule:
     ... )
 
     Raises:
-        TypeError: if `cfg` is neither a `config.DotGeneral` nor None, or a condition is
-            of another type than declared.
+        TypeError: if `cfg` is missing or neither a `config.DotGeneral` nor None, or a
+            condition is of another type than declared.
         ValueError: if `path` is no regular expression, if another condition has a value
             that it cannot have, or if `cfg` quantizes results, which are arrays.
     """
@@ -42,9 +42,10 @@ class Rule:
     """The function of `jax.lax` that contracts; None for any. `jnp.matmul`,
     `jnp.einsum` and dense layers are "dot_general"."""
 
-    cfg: config.DotGeneral | None = None
+    cfg: config.DotGeneral | None = dataclasses.field(kw_only=True)
     """How to quantize. ``fwd.rhs`` is the weight of a contraction that has one, on
-    whichever side it is. None: not at all."""
+    whichever side it is. None: not at all. There is no default: a rule without a config
+    would leave in float what it names."""
 
     operands: Operands = "any"
     """"weight": one of the operands, and one alone, depends on nothing but parameters.
@@ -151,7 +152,7 @@ def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> tuple[Rule, ...]:
-    """Reads what `to_json` wrote. A field that is not there takes its default.
+    """Reads what `to_json` wrote. A condition that is not there takes its default.
 
     Raises:
         TypeError: if `text` is not a string.

@@ -1,12 +1,15 @@
+import dataclasses
 import json
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax import lax
 
 import aqtlite
+import aqtlite.flax.nnx
 from aqtlite import Rule, config, quantize_function
 from tests.common import MATMUL, nearest
 
@@ -292,6 +295,53 @@ def test_injected_contractions_are_left_alone():
 def test_a_quantized_function_is_left_alone():
     quantized = quantize_function(mlp, INT8, params=0)
     assert planned([], quantized).contractions == ()
+
+
+# --- Rules that quantize nothing -----------------------------------------------------
+
+SHADOWED = [Rule(cfg=None), Rule(path="first", cfg=INT8)]
+
+
+@pytest.mark.parametrize("rules", [[], SHADOWED], ids=["none", "shadowed"])
+@pytest.mark.parametrize("of", ["function", "linen", "nnx"])
+def test_rules_that_quantize_nothing(rules, of):
+    rules = [dataclasses.replace(rule, path=".*") for rule in rules]
+    if of == "linen":
+        quantized = aqtlite.flax.quantize_model(nn.Dense(2), rules)
+        args = quantized.model.init(jax.random.key(0), X), X
+        call = quantized.apply
+    elif of == "nnx":
+        model = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
+        call = quantized = aqtlite.flax.nnx.quantize_model(model, rules)
+        args = (X,)
+    else:
+        call = quantized = quantize_function(mlp, rules, params=0)
+        args = W, X
+    with pytest.raises(ValueError, match=r"quantize nothing.*(\n.*)*Rule\(path="):
+        call(*args)
+    assert quantized.plan(*args).quantized() == ()
+
+
+def test_rules_that_cannot_quantize_what_they_name():
+    def function(w, x):
+        with jax.named_scope("there"):
+            return x[:0] @ w
+
+    with pytest.raises(ValueError, match="nothing.*(\n.*)*there: an operand is empty"):
+        quantize_function(function, INT8)(W, X)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(cfg=None),
+        Rule(cfg=config.unquantized()),
+        Rule(path="head", cfg=INT8, is_required=False),
+    ],
+    ids=["none", "unquantized", "not required"],
+)
+def test_rules_that_are_to_quantize_nothing(rule):
+    assert (quantize_function(mlp, rule)(W, X) == mlp(W, X)).all()
 
 
 # --- strict --------------------------------------------------------------------------

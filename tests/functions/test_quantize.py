@@ -131,12 +131,12 @@ def test_the_program_is_the_injected_one():
     assert compiled[0] == compiled[1]
 
 
-def test_no_rules_no_change():
+def test_a_rule_that_leaves_all_in_float_changes_nothing():
     @jax.jit
     def both(w, x):
         return [
             value_and_gradients(one)(w, x)
-            for one in (by_rules(mlp, []), injected(mlp, lax.dot_general))
+            for one in (by_rules(mlp, Rule(cfg=None)), injected(mlp, lax.dot_general))
         ]
 
     got, wanted = both(W, X)
@@ -377,7 +377,7 @@ def test_a_forward_contraction_in_float_keeps_the_precision():
 
     assert count(INT8) == 0
     # Of both operands of both contractions.
-    assert count(config.weight_only()) == count([]) == 4
+    assert count(config.weight_only()) == count(config.unquantized()) == 4
     assert count([Rule(path="conv", cfg=INT8)]) == 2
 
 

@@ -21,6 +21,9 @@ EVERY_FIELD = Rule(
 )
 
 
+FLOAT = Rule(cfg=None)
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
@@ -43,7 +46,13 @@ EVERY_FIELD = Rule(
 )
 def test_validation(fields, error, words):
     with pytest.raises(error, match=words):
-        Rule(**fields)
+        Rule(**{"cfg": INT8, **fields})
+
+
+def test_a_rule_without_a_config():
+    with pytest.raises(TypeError, match="missing.*'cfg'"):
+        Rule(path="head")
+    assert Rule(path="head", cfg=None).cfg is None
 
 
 def test_no_quantized_results():
@@ -65,7 +74,7 @@ def test_rules_are_data():
 def test_what_stands_for_rules():
     assert rules_lib.check(INT8) == (Rule(cfg=INT8),)
     assert rules_lib.check(EVERY_FIELD) == (EVERY_FIELD,)
-    assert rules_lib.check([EVERY_FIELD, Rule()]) == (EVERY_FIELD, Rule())
+    assert rules_lib.check([EVERY_FIELD, FLOAT]) == (EVERY_FIELD, FLOAT)
     assert rules_lib.check([]) == ()
 
 
@@ -80,24 +89,25 @@ def test_what_does_not(wrong):
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_there_and_back(indent):
-    rules = (EVERY_FIELD, Rule(), Rule(cfg=config.fp8(delayed=True)))
+    rules = (EVERY_FIELD, FLOAT, Rule(cfg=config.fp8(delayed=True)))
     text = rules_lib.to_json(rules, indent=indent)
     assert rules_lib.from_json(text) == rules
     assert ("\n" in text) == (indent is not None)
 
 
 def test_json_has_every_field():
-    (fields,) = json.loads(rules_lib.to_json([Rule()]))["rules"]
+    (fields,) = json.loads(rules_lib.to_json([FLOAT]))["rules"]
     assert set(fields) == {field.name for field in dataclasses.fields(Rule)}
 
 
 def test_fields_that_are_not_there():
-    text = '{"version": 1, "rules": [{}, {"path": "a"}]}'
-    assert rules_lib.from_json(text) == (Rule(), Rule(path="a"))
+    text = '{"version": 1, "rules": [{"cfg": null}, {"path": "a", "cfg": null}]}'
+    assert rules_lib.from_json(text) == (FLOAT, Rule(path="a", cfg=None))
 
 
 def one(**fields):
-    return json.dumps({"version": 1, "rules": [{}, fields]})
+    rules = [{"cfg": None}, {"cfg": None, **fields}]
+    return json.dumps({"version": 1, "rules": rules})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +120,7 @@ def one(**fields):
         ('{"version": 2, "rules": []}', "version 1"),
         ('{"version": 1, "rules": {}}', "and a list"),
         ('{"version": 1, "rules": [3]}', r"\$.rules\[0\]: expected an object"),
+        ('{"version": 1, "rules": [{"path": "a"}]}', r"\$.rules\[0\].*'cfg'"),
         (one(pathh="a"), r"\$.rules\[1\].*pathh"),
         (one(path="*"), r"\$.rules\[1\].*no regular expression"),
         (one(path=3), r"\$.rules\[1\].*must be a string"),

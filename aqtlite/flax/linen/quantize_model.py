@@ -138,8 +138,9 @@ def quantize_model(
 
     Raises:
         TypeError: if `model` is no Linen module, or `rules` are none.
-        ValueError: when it is called, if a rule matches nothing, and with `strict` if a
-            contraction stays in float.
+        ValueError: when it is called, if a rule matches nothing, if none quantizes
+            anything (unless each has ``cfg=None``), and with `strict` if a contraction
+            stays in float.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(

@@ -103,6 +103,7 @@ class TracedCall:
 
     def run(self) -> Any:
         """Evaluates the call."""
+        planning.check_quantizes(self.program.plan)
         if COLLECTION in self.variables:
             left: Left = {}
             outputs = self.program.serve(self.values, self._frozen())

@@ -177,9 +177,9 @@ def quantize_model(
 
     Raises:
         TypeError: if `model` is no NNX module, or `rules` are none.
-        ValueError: when it is called, if a rule matches nothing, if the method changes
-            more of the model than variables, and with `strict` if a contraction stays
-            in float.
+        ValueError: when it is called, if a rule matches nothing, if nothing is
+            quantized (unless each rule has ``cfg=None``), if the method changes more of
+            the model than variables, and with `strict` if a contraction stays in float.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(

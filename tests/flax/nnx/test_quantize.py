@@ -77,10 +77,10 @@ class TestPlan:
 
 
 class TestCalls:
-    def test_without_rules_it_is_the_model(self):
+    def test_left_in_float_it_is_the_model(self):
         """Batch statistics and rngs are those of the model, too."""
         one, other = Transformer(nnx.Rngs(1), 1), Transformer(nnx.Rngs(1), 1)
-        quantized = quantize_model(other)
+        quantized = quantize_model(other, Rule(cfg=None))
         for _ in range(2):
             np.testing.assert_array_equal(call(one, TOKENS), call(quantized, TOKENS))
         jax.tree.map(np.testing.assert_array_equal, values(one), values(other))
