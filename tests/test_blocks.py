@@ -15,6 +15,7 @@ from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
 from tests.common import normal, relative_error
 
 INT8 = numerics.IntSymmetric(bits=8)
+E4M3 = numerics.Float.from_dtype("float8_e4m3fn")
 MATMUL = (((1,), (0,)), ((), ()))
 FORMATS = {
     "mxfp8": config.mxfp8,
@@ -191,6 +192,31 @@ class TestContraction:
             # The integers of the forward pass, in their squares.
             wanted = dequantized(g, int8(size=4), 1) @ dequantized(w, weight, 0).T
             assert relative_error(dlhs, wanted) < 3e-6
+
+    @pytest.mark.parametrize("stored", [INT8, E4M3, numerics.NormalFloat()])
+    @pytest.mark.parametrize("own", [INT8, numerics.IntSymmetric(bits=2), E4M3])
+    def test_the_own_numerics_beside_use_fwd_quant(self, stored, own):
+        """Scales of blocks do not move: what they stand for is quantized anew."""
+        weight = Tensor(numerics=stored, blocks=Blocks(size=4))
+        own = Tensor(numerics=own)
+        backward = DotGeneralRaw(
+            lhs=Tensor(numerics=INT8),
+            rhs=dataclasses.replace(own, use_fwd_quant=True),
+        )
+        cfg = DotGeneral(fwd=DotGeneralRaw(rhs=weight), dlhs=backward)
+        x, w, g = normal((4, 16)), normal((16, 8), 1), normal((4, 8), 2)
+        dot = aqtlite.make_dot_general(cfg)
+        (got,) = jax.vjp(lambda x: dot(x, w, MATMUL), x)[1](g)
+        fresh = DotGeneral(fwd=dataclasses.replace(backward, rhs=own))
+        transposed = (((1,), (1,)), ((), ()))
+        wanted = aqtlite.make_dot_general(fresh)(
+            g, dequantized(w, weight, 0), transposed
+        )
+        np.testing.assert_array_equal(got, wanted)
+        rows = dict(
+            line.split(None, 1) for line in config.describe(cfg).split("\n") if line
+        )
+        assert f"fwd's {stored.name}, {own.numerics.name} " in rows["dlhs.rhs"]
 
     @pytest.mark.parametrize("name", FORMATS)
     def test_formats(self, name):

@@ -99,15 +99,14 @@ def reused(
     are_integers = raw.lhs.is_integer and forward.is_integer
     if blocks is not None and blocks.remaining_size > 1 and are_integers:
         return "blocks", forward
-    is_fake = forward.use_fake_quant
-    if not scale_moves and (is_fake or (blocks is not None and forward.is_integer)):
-        # There are no integers to take, and nothing to simulate.
+    if not scale_moves:
+        # There are no stored values to take, and nothing to simulate.
         return "dequantized", dataclasses.replace(raw.rhs, use_fwd_quant=False)
     return "dequantized", Tensor()
 
 
-def reused_rhs(cfg: DotGeneral, name: str) -> Tensor | None:
-    """How the operand is quantized that a contraction reuses; None if it reuses none.
+def reused_rhs(cfg: DotGeneral, name: str) -> tuple[Reuse, Tensor] | None:
+    """What `reused` gives for a contraction; None if it reuses no operand.
 
     Args:
         cfg: the config.
@@ -119,7 +118,7 @@ def reused_rhs(cfg: DotGeneral, name: str) -> Tensor | None:
     forward = getattr(cfg.fwd, FORWARD_SIDE[name])
     # Scales that are shared along contracting axes do.
     moves = forward.blocks is None
-    return reused(raw, forward, scale_moves=moves)[1]
+    return reused(raw, forward, scale_moves=moves)
 
 
 @functools.cache
@@ -127,8 +126,9 @@ def contracts_floats(cfg: DotGeneral) -> bool:
     """Tells whether a contraction, forward or backward, has an operand of floats."""
     for name in ("fwd", "dlhs", "drhs"):
         raw: DotGeneralRaw = getattr(cfg, name)
-        own = reused_rhs(cfg, name)
-        forms = forms_of(raw.lhs, raw.rhs if own is None else own, raw.dg_in_dtype)
+        reuse = reused_rhs(cfg, name)
+        rhs = raw.rhs if reuse is None else reuse[1]
+        forms = forms_of(raw.lhs, rhs, raw.dg_in_dtype)
         if kind_of(*forms, raw.dg_in_dtype) in ("mixed", "float"):
             return True
     return False

@@ -46,8 +46,9 @@ def describe(cfg: DotGeneral) -> str:
     rounding's noise if it is not the default, and the axes that share it; forward
     operands are served rounded to nearest. A backward contraction reuses what the
     forward pass quantized ("fwd's") if its scale can move onto the gradient, as one
-    that is shared along contracting axes can. With smoothing, a third table has the
-    scale that divides lhs and multiplies rhs.
+    that is shared along contracting axes can. Of one that cannot, the grid on which the
+    dequantized operand is rounded follows. With smoothing, a third table has the scale
+    that divides lhs and multiplies rhs.
 
     Args:
         cfg: the config.
@@ -62,17 +63,15 @@ def describe(cfg: DotGeneral) -> str:
     for name in ("fwd", "dlhs", "drhs"):
         contraction: DotGeneralRaw = getattr(cfg, name)
         reused = arithmetic.reused_rhs(cfg, name)
+        rhs = contraction.rhs if reused is None else reused[1]
         for side in ("lhs", "rhs"):
             path = f"{name}.{side}"
+            is_forward = name == "fwd"
             if side == "rhs" and reused is not None:
-                forward = getattr(cfg.fwd, arithmetic.FORWARD_SIDE[name])
-                fake = "fake " if reused.use_fake_quant else ""
-                cells = f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
+                cells = _reused_cells(cfg, name, *reused)
             else:
-                is_forward = name == "fwd"
                 cells = _cells(contraction, getattr(contraction, side), is_forward)
             operands.append((path, _OPERANDS[path], *cells))
-        rhs = contraction.rhs if reused is None else reused
         contractions.append((name, *_contraction_cells(contraction, rhs)))
     if cfg.out.is_quantized:
         operands.append(("out", "result", *_cells(cfg.fwd, cfg.out, False, "per-row")))
@@ -80,6 +79,18 @@ def describe(cfg: DotGeneral) -> str:
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
     return "\n\n".join(_table(rows) for rows in tables)
+
+
+def _reused_cells(
+    cfg: DotGeneral, name: str, reuse: arithmetic.Reuse, rhs: Tensor
+) -> tuple[str, str, str, str]:
+    """`_cells` of an operand that was quantized in the forward contraction."""
+    forward: Tensor = getattr(cfg.fwd, arithmetic.FORWARD_SIDE[name])
+    if reuse == "dequantized" and rhs.is_quantized:
+        grid, *others = _cells(getattr(cfg, name), rhs, False)
+        return f"fwd's {forward.grid.name}, {grid}", *others
+    fake = "fake " if rhs.use_fake_quant else ""
+    return f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
 
 
 def _cells(

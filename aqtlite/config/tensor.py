@@ -159,12 +159,12 @@ class Tensor(representation.CompactRepr):
     """Dequantize before the contraction, which then runs in floating point."""
 
     use_fwd_quant: bool = False
-    """Only in `dlhs.rhs` and `drhs.rhs`: the backward contraction takes the forward's
-    integers as they are (their scale moves onto the gradient) instead of quantizing
+    """Only in `dlhs.rhs` and `drhs.rhs`: the backward contraction takes what the
+    forward stored as it is (the scale moves onto the gradient) instead of quantizing
     the operand again, and this Tensor's own `numerics` are not used. Where the forward
-    used `use_fake_quant`, the same is simulated; but if its scale varied along
-    contracting axes, there are no integers to take: the dequantized operand is taken,
-    and quantized by the own `numerics` if any."""
+    used `use_fake_quant`, the same is simulated. If the scale varied along contracting
+    axes, as that of blocks does, the dequantized operand is taken, and quantized by the
+    own `numerics` if any; integers in square blocks are taken as they are."""
 
     noise: noises.Noise = noises.CounterHash()
     """The source of the noise, for a grid with stochastic rounding."""
