@@ -283,7 +283,7 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
     size = primitives.smaller_size(one.site.eqn)
     checks: list[tuple[Callable[[], bool], str]] = [
         (lambda: bool(re.fullmatch(rule.path, one.path)), f"path={one.path!r}"),
-        (lambda: rule.op in (None, one.op), f"op={one.op!r}"),
+        (lambda: rule.ops is None or one.op in rule.ops, f"op={one.op!r}"),
         (
             lambda: {
                 "any": True,

@@ -38,9 +38,9 @@ class Rule:
     any, the path of the parameter that it contracts. The second contraction of a path
     has ``#1`` at the end, the third ``#2``."""
 
-    op: OperationName | None = None
-    """The function of `jax.lax` that contracts; None for any. `jnp.matmul`,
-    `jnp.einsum` and dense layers are "dot_general"."""
+    op: OperationName | tuple[OperationName, ...] | None = None
+    """The function of `jax.lax` that contracts, or a tuple of several; None for any.
+    `jnp.matmul`, `jnp.einsum` and dense layers are "dot_general"."""
 
     cfg: config.DotGeneral | None = dataclasses.field(kw_only=True)
     """How to quantize. ``fwd.rhs`` is the weight of a contraction that has one, on
@@ -76,12 +76,12 @@ class Rule:
             )
         for name in ("path", "equation"):
             _check_pattern(name, getattr(self, name))
-        for name, options in (("op", OperationName), ("operands", Operands)):
-            value, known = getattr(self, name), get_args(options)
-            if value not in known and not (name == "op" and value is None):
-                raise ValueError(
-                    f"Rule.{name} must be one of {', '.join(known)}, got {value!r}"
-                )
+        self._check_op()
+        if self.operands not in get_args(Operands):
+            raise ValueError(
+                f"Rule.operands must be one of {', '.join(get_args(Operands))}, got "
+                f"{self.operands!r}"
+            )
         if type(self.min_size) is not int or self.min_size < 0:
             raise ValueError(
                 f"Rule.min_size must be an integer, not negative, got {self.min_size!r}"
@@ -90,6 +90,20 @@ class Rule:
             raise TypeError(
                 f"Rule.is_required must be a bool, got {self.is_required!r}"
             )
+
+    def _check_op(self) -> None:
+        known = get_args(OperationName)
+        unknown = [one for one in self.ops or () if one not in known]
+        if unknown or self.ops == ():
+            raise ValueError(
+                f"Rule.op must be one of {', '.join(known)}, a tuple of these or None, "
+                f"got {self.op!r}"
+            )
+
+    @property
+    def ops(self) -> tuple[Any, ...] | None:
+        """The operations as a tuple; None for any."""
+        return self.op if isinstance(self.op, tuple | None) else (self.op,)
 
 
 def _check_pattern(name: str, pattern: Any) -> None:
@@ -163,6 +177,9 @@ def from_json(text: str) -> tuple[Rule, ...]:
 
 
 def _arguments(fields: dict[str, Any]) -> dict[str, Any]:
-    if fields.get("cfg") is None:
-        return fields
-    return {**fields, "cfg": config.from_json(json.dumps(fields["cfg"]))}
+    decoded = dict(fields)
+    if isinstance(fields.get("op"), list):
+        decoded["op"] = tuple(fields["op"])
+    if fields.get("cfg") is not None:
+        decoded["cfg"] = config.from_json(json.dumps(fields["cfg"]))
+    return decoded

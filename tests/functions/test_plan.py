@@ -91,6 +91,7 @@ def many(w, x):
         ({"op": "conv_general_dilated"}, ["conv"]),
         ({"op": "ragged_dot"}, ["ragged"]),
         ({"op": "dot_general"}, ["scores", "batched"]),
+        ({"op": ("ragged_dot", "conv_general_dilated")}, ["conv", "ragged"]),
         ({"operands": "weight"}, ["ragged", "batched"]),
         ({"operands": "activations"}, ["conv", "scores"]),
         ({"equation": "abc,cd->abd"}, ["batched"]),

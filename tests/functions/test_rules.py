@@ -35,7 +35,9 @@ FLOAT = Rule(cfg=None)
         ({"equation": 3}, TypeError, "Rule.equation must be a string, got 3"),
         ({"equation": "ab,bc->(ac"}, ValueError, "Rule.equation"),
         ({"op": "matmul"}, ValueError, "Rule.op.*dot_general.*'matmul'"),
-        ({"op": ["dot_general"]}, ValueError, "Rule.op"),
+        ({"op": ["dot_general"]}, ValueError, "Rule.op.*a tuple of these or None"),
+        ({"op": ("dot_general", "dot")}, ValueError, "Rule.op.*ragged_dot.*'dot'"),
+        ({"op": ()}, ValueError, r"Rule.op.*got \(\)"),
         ({"operands": "weights"}, ValueError, "any, weight, activations.*'weights'"),
         ({"operands": None}, ValueError, "Rule.operands"),
         ({"min_size": -1}, ValueError, "Rule.min_size"),
@@ -89,7 +91,8 @@ def test_what_does_not(wrong):
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_there_and_back(indent):
-    rules = (EVERY_FIELD, FLOAT, Rule(cfg=config.fp8(delayed=True)))
+    ops = ("dot_general", "ragged_dot")
+    rules = (EVERY_FIELD, FLOAT, Rule(op=ops, cfg=config.fp8(delayed=True)))
     text = rules_lib.to_json(rules, indent=indent)
     assert rules_lib.from_json(text) == rules
     assert ("\n" in text) == (indent is not None)
@@ -125,6 +128,8 @@ def one(**fields):
         (one(path="*"), r"\$.rules\[1\].*no regular expression"),
         (one(path=3), r"\$.rules\[1\].*must be a string"),
         (one(op="matmul"), r"\$.rules\[1\].*Rule.op"),
+        (one(op=["dot_general", 3]), r"\$.rules\[1\].*Rule.op"),
+        (one(op=[]), r"\$.rules\[1\].*Rule.op"),
         (one(is_required="no"), r"\$.rules\[1\].*Rule.is_required"),
         (one(cfg={"a": 1}), r"\$.rules\[1\]"),
         (one(cfg=3), r"\$.rules\[1\]"),
