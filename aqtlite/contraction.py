@@ -160,8 +160,9 @@ class _Residuals:
     for."""
 
     seed: jax.Array | None
-    scales: tuple[jax.Array | None, jax.Array | None]
-    """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
+    scales: tuple[jax.Array, ...]
+    """The scales of lhs and rhs that can multiply the output, laid out so; they tell
+    the noise of equal gradients apart."""
 
     states: States
     """Of the output gradient alone."""
@@ -211,9 +212,9 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
     if "rhs" not in differentiated:
         saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
-    scales: tuple[jax.Array | None, jax.Array | None] = None, None
+    scales: tuple[jax.Array, ...] = ()
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
-        scales = _scale_of(lhs_q), _scale_of(rhs_q)
+        scales = _scales_on_output(operation, lhs_q, rhs_q)
     return out, _Residuals(
         operation=operation,
         lhs=saved_lhs,
@@ -246,19 +247,17 @@ def _is_absent(tree: Any) -> bool:
     )
 
 
-def _scale_of(q: QTensor | None) -> jax.Array | None:
-    return None if q is None else q.scale
-
-
 def _scales_on_output(
-    operation: Operation, scales: tuple[jax.Array | None, jax.Array | None]
+    operation: Operation, lhs_q: QTensor | None, rhs_q: QTensor | None
 ) -> tuple[jax.Array, ...]:
     """The scales that can multiply the output, laid out so."""
     return tuple(
-        operation.scale_to_output(side, scale)
-        for side, scale in zip(SIDES, scales, strict=True)
-        if scale is not None
-        and all(scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
+        operation.scale_to_output(
+            side, products.of_elements(operation, side, q.scale, q.qvalue.shape)
+        )
+        for side, q in zip(SIDES, (lhs_q, rhs_q), strict=True)
+        if q is not None
+        and all(q.scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
     )
 
 
@@ -287,7 +286,6 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     gradients: dict[str, Any] = {"lhs": None, "rhs": None}
     states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
-        scales = _scales_on_output(saved.operation, saved.scales)
         others = saved.rhs, saved.lhs
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
             if own is not None and not _is_absent((other, own)):
@@ -297,7 +295,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
                     g,
                     remat.unpacked(other),
                     saved.seed,
-                    scales,
+                    saved.scales,
                     states[f"d{side}"],
                 )
                 gradients[side], states[side] = remat.unpacked(own).gradients(out)

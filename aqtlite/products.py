@@ -78,7 +78,7 @@ def scaled(
     pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
     for side, (one, q) in zip(SIDES, pairs, strict=True):
         if q is not None and one.scales_output:
-            scale = _of_elements(operation, side, q.scale, q.qvalue.shape)
+            scale = of_elements(operation, side, q.scale, q.qvalue.shape)
             scales.append(operation.scale_to_output(side, scale))
     return _multiplied(sums, scales, how.out_sharding)
 
@@ -183,7 +183,7 @@ def _cut(
     pieces = given._replace(values=values, zero_point=zero_point, sums=None)
     if q is None or not one.scales_output:
         return pieces, None
-    scale = cut(_of_elements(operation, side, q.scale, given.values.shape))
+    scale = cut(of_elements(operation, side, q.scale, given.values.shape))
     return pieces, operation.tiled(counts).scale_to_output(side, scale)
 
 
@@ -194,13 +194,13 @@ def _with_own_zero_points(
     if given.zero_point is None:
         return given
     shape, axes = given.values.shape, operation.axes(side)
-    zero_point = _of_elements(operation, side, given.zero_point, shape)
+    zero_point = of_elements(operation, side, given.zero_point, shape)
     if axes.groups > 1:
         zero_point = block_shapes.repeat(zero_point, shape, axes.cuttable)
     return given._replace(zero_point=zero_point)
 
 
-def _of_elements(
+def of_elements(
     operation: Operation, side: Side, x: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
     """Repeats what blocks along kept axes, or several groups, share."""

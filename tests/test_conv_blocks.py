@@ -171,6 +171,39 @@ def test_grouped_squares_and_zero_points(name):
     check(cfg, CASES[name])
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(lhs=(2, 5, 6, 8), rhs=(3, 2, 1, 8), feature_groups=8),
+        Case(lhs=(2, 5, 6, 8), rhs=(3, 2, 1, 16), feature_groups=8),
+        Case(lhs=(2, 5, 6, 8), rhs=(3, 2, 2, 8), feature_groups=4),
+        Case(lhs=(8, 5, 6, 2), rhs=(3, 2, 2, 8), batch_groups=4),
+    ],
+    ids=["depthwise", "multiplier", "groups", "batch_groups"],
+)
+def test_noise_of_gradients_beside_squares_across_groups(case):
+    """Stochastic rounding seeds each channel from the scales of the forward pass."""
+    noisy = Tensor(
+        numerics=numerics.IntSymmetric(
+            bits=8, preserve_max_val=True, stochastic_rounding=True
+        )
+    )
+    across = int8(size=16, remaining_size=4, fit=True)
+    cfg = DotGeneral(
+        fwd=raw(INT8, across), dlhs=raw(noisy, REUSED), drhs=raw(noisy, REUSED)
+    )
+    x, w, g = operands(case)
+    # A channel that is a group by itself has a scale by itself.
+    shared = (1, 2) if case.feature_groups == case.lhs[-1] else (1, 2, 3)
+    x_q = np.asarray(aqtlite.quantize(x, INT8, shared).dequant())
+    w_q = np.asarray(dequantized(w, across, (0, 1), 2))
+    exact, gradients = reference(case, x_q, w_q)
+    got, *got_gradients = evaluate(cfg, case, x, w, g)
+    assert rms_error(got, exact) < 1e-6
+    for got, one in zip(got_gradients, gradients(np.asarray(g)), strict=True):
+        assert 0 < rms_error(got, one) < 0.05
+
+
 def test_tiles_are_blocks():
     """``local_aqt`` cuts what ``blocks`` of as many would."""
     tiles = DotGeneral(
