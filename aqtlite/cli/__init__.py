@@ -1,6 +1,6 @@
 """The command line: ``aqtlite`` and ``python -m aqtlite``."""
 
-from aqtlite.cli.app import build_parser, main
+from aqtlite.cli.app import build_parser, main, run
 from aqtlite.cli.commands import COMMANDS, Command
 
-__all__ = ["COMMANDS", "Command", "build_parser", "main"]
+__all__ = ["COMMANDS", "Command", "build_parser", "main", "run"]

@@ -1,6 +1,7 @@
 """The parser of the command line, and its exit codes."""
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from aqtlite.errors import UserError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+_AGAIN = "The same command starts anew"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 for success, 1 where the command's own check failed, 2 where
-        the user has to change something. ``--help``, ``--version`` and a malformed
-        command line raise `SystemExit` instead, as argparse does.
+        the user has to change something, 130 where the user interrupted it. ``--help``,
+        ``--version`` and a malformed command line raise `SystemExit` instead, as
+        argparse does.
     """
     args = build_parser().parse_args(argv)
     try:
@@ -82,7 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"aqtlite {args.command}: error: {e}", file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt as e:
-        notes = getattr(e, "__notes__", [])
+        notes = getattr(e, "__notes__", [_AGAIN])
         lines = ". ".join(("interrupted", *notes))
         print(f"aqtlite {args.command}: {lines}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def run() -> NoReturn:
+    """Runs the command line of this process, and ends the process.
+
+    An interrupted process ends without Python's own end: a compilation that goes on in
+    a thread of JAX would meet a client that is gone, and crash.
+    """
+    code = main()
+    if code == EXIT_INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -78,15 +78,16 @@ def run(args: argparse.Namespace) -> None:
             )
         if args.save_ranges is not None:
             ranges.save(args.save_ranges)
-        report = edge.export(
-            function,
-            variables,
-            ranges,
-            sample_args,
-            args.target,
-            rules,
-            interface=args.interface,
-        )
+        with _going_on_from(args.save_ranges):
+            report = edge.export(
+                function,
+                variables,
+                ranges,
+                sample_args,
+                args.target,
+                rules,
+                interface=args.interface,
+            )
     if sys.stdout.isatty():
         rich.console.Console().print(report)
     else:
@@ -182,6 +183,20 @@ def _check_traces(
         jax.eval_shape(flat, inputs)
     except OF_MODELS as error:
         raise untraceable(type(model).__name__, args, kwargs, error) from error
+
+
+@contextlib.contextmanager
+def _going_on_from(ranges: pathlib.Path | None) -> Iterator[None]:
+    """Says how to go on after an interruption, if the ranges are written."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if ranges is not None:
+            error.add_note(
+                f"The ranges are in {ranges}: --ranges {ranges} in place of "
+                "--calibrate and --save-ranges goes on from there"
+            )
+        raise
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """The command line: dispatch, help, errors in one line, exit codes."""
 
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
 
@@ -99,6 +101,43 @@ def test_exit_codes_of_a_command(monkeypatch, capsys):
         monkeypatch.setattr(commands, "COMMANDS", _one_command(run))
         assert cli.main(["demo"]) == code
     assert "interrupted" in capsys.readouterr().err
+
+
+COMPILING = """
+import dataclasses, time
+import jax, jax.numpy as jnp
+from aqtlite import cli
+from aqtlite.cli import commands
+
+def slow(x):
+    for i in range(300):
+        x = jnp.cumsum(jnp.sin(x + i))
+    return x
+
+def run(args):
+    lowered = jax.jit(slow).lower(jnp.ones(8))
+    print("compiling", flush=True)
+    lowered.compile()
+    time.sleep(600)  # On a machine that compiles it at once.
+
+commands.COMMANDS = (dataclasses.replace(commands.COMMANDS[0], run=run),)
+cli.run()
+"""
+
+
+def test_interrupted_while_it_compiles():
+    """JAX compiles in a thread, which goes on while Python ends."""
+    # A program of the cache would not be compiled.
+    env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    command = [sys.executable, "-c", COMPILING, "demo"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "compiling\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert said == "aqtlite demo: interrupted. The same command starts anew\n"
 
 
 def test_missing_dependency_says_how_to_get_it():

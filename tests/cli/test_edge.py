@@ -292,6 +292,26 @@ def test_errors_are_one_line(argv, words, folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("calibrate", "interrupted. The same command starts anew"),
+        ("export", "interrupted. The ranges are in out.json: --ranges out.json in "),
+    ],
+)
+def test_an_interruption_says_how_to_go_on(step, words, folder, capsys, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)
+    monkeypatch.setattr(edge, step, interrupt)
+    code, _, err = run(capsys, *ARGV, *DATA, "--save-ranges", "out.json")
+    assert code == 130
+    assert words in err and err.count("\n") == 1
+    assert (folder / "out.json").exists() == (step == "export")
+    assert not (folder / "out.tflite").exists()
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("wide", "the model's is float32[5, 8]"),
