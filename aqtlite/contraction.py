@@ -22,6 +22,7 @@ from aqtlite import (
     costs,
     estimator,
     execution,
+    gradient_statistics,
     operands,
     padding,
     products,
@@ -345,8 +346,9 @@ def _gradient(
     states = _NO_STATES
     tensor = how.lhs.tensor
     if tensor.gathers_statistics:
-        state = statistics.update_gradient_state(tensor, state, g, how.lhs.path)
-        states = States(lhs=statistics.typed_gradient_state(tensor, state, g.ndim))
+        statistics.check_given(tensor, state, how.lhs.path)
+        state = gradient_statistics.update(tensor, state, g, how.lhs.path)
+        states = States(lhs=gradient_statistics.typed(tensor, state, g.ndim))
         # The bound of a channel may be that of the batch before, but not its noise.
         count = jnp.reshape(state["batches"], (1,) * g.ndim)
         forward_scales = (*forward_scales, count)

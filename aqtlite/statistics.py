@@ -19,8 +19,8 @@ There are three kinds, each a pytree of arrays for an operand, ``()`` for one wi
 States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=())
 
 Beside statistics, the number of batches is counted: before the first one a contraction
-raises, and gives NaN under `jax.jit`. Statistics of gradients are floats, since
-integers have no gradient, and need no batch before the first.
+raises, and gives NaN under `jax.jit`. Statistics of gradients need no batch before the
+first; `aqtlite.gradient_statistics` has what is special about them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, granularity, parameters, smoothing
+from aqtlite import config, gradient_statistics, granularity, parameters, smoothing
 from aqtlite import dimension_numbers as dn
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
@@ -118,8 +118,8 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     return States(
         _init(cfg.fwd.lhs, lhs, lhs_axes, "fwd.lhs"),
         _init(cfg.fwd.rhs, rhs, rhs_axes, "fwd.rhs"),
-        _init_gradient(cfg.dlhs.lhs, len(out_shape)),
-        _init_gradient(cfg.drhs.lhs, len(out_shape)),
+        gradient_statistics.init(cfg.dlhs.lhs, len(out_shape)),
+        gradient_statistics.init(cfg.drhs.lhs, len(out_shape)),
         smoothed,
         init_output(cfg.out, out_shape),
     )
@@ -288,80 +288,6 @@ def _update(
         "batches": state["batches"] + 1,
         "state": tensor.calibration.update(state["state"], fixed, shared, tensor.grid),
     }
-
-
-def _init_gradient(tensor: config.Tensor, ndim: int) -> Any:
-    if not tensor.gathers_statistics:
-        return ()
-    state = tensor.calibration.init_state((1,) * ndim, tensor.grid)
-    return {
-        "batches": jnp.zeros((), jnp.float32),
-        "state": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), state),
-        "uses": jnp.zeros((), jnp.float32),
-    }
-
-
-def update_gradient_state(
-    tensor: config.Tensor, state: Any, gradient: jax.Array, path: str
-) -> Any:
-    """The statistics of the output gradient after one more batch.
-
-    They count their uses since they were last overwritten. If two contractions share
-    them, JAX adds their new values up, and loss scaling multiplies them: neither result
-    has a meaning.
-
-    Args:
-        tensor: of the output gradient, which has one scale.
-        state: as `init_states` returns it.
-        gradient: the output gradient.
-        path: of its config, for messages.
-
-    Raises:
-        ValueError: if there is no state, or it is certainly a sum of two, or scaled;
-            under `jax.jit` the latter gives NaN.
-        TypeError: if the statistics were cast.
-    """
-    check_given(tensor, state, path)
-    found = {leaf.dtype.name for leaf in jax.tree.leaves(state)}
-    if found != {"float32"}:
-        raise TypeError(
-            f"the statistics of {path} are {', '.join(sorted(found))}, but have to be "
-            "float32: cast the parameters, not the collection "
-            "'_overwrite_with_gradient'"
-        )
-    uses = state["uses"]
-    is_known = not isinstance(uses, jax.core.Tracer)
-    if is_known and not np.isin(uses, (0, 1)).all():
-        raise ValueError(
-            f"the statistics of {path} are a sum of those of several contractions, or "
-            "scaled: give each contraction its own. In nn.scan lift the collection "
-            "'_overwrite_with_gradient' along an axis, as 'params'; do not sum or "
-            "average it over devices or accumulated batches, nor scale it with the "
-            "loss"
-        )
-    is_whole = (uses == 0) | (uses == 1)
-    batches = jnp.where(is_whole, state["batches"], jnp.float32(np.nan)) + 1
-    axes = tuple(range(gradient.ndim))
-    fixed = exact.float32(jax.lax.stop_gradient(gradient))
-    typed = _typed(tensor, state["state"], gradient.ndim)
-    after = tensor.calibration.update(typed, fixed, axes, tensor.grid)
-    return {
-        "batches": batches,
-        "state": jax.tree.map(lambda leaf: leaf.astype(jnp.float32), after),
-        "uses": jnp.ones_like(uses),
-    }
-
-
-def typed_gradient_state(tensor: config.Tensor, state: Any, ndim: int) -> Any:
-    """Statistics of the output gradient, in the dtypes that the calibration uses."""
-    return {**state, "state": _typed(tensor, state["state"], ndim)}
-
-
-def _typed(tensor: config.Tensor, state: Any, ndim: int) -> Any:
-    init = jax.eval_shape(
-        lambda: tensor.calibration.init_state((1,) * ndim, tensor.grid)
-    )
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), state, init)
 
 
 def check_given(tensor: config.Tensor, state: Any, path: str) -> None:

@@ -87,8 +87,8 @@ def _reused_cells(
     """`_cells` of an operand that was quantized in the forward contraction."""
     forward: Tensor = getattr(cfg.fwd, arithmetic.FORWARD_SIDE[name])
     if reuse == "dequantized" and rhs.is_quantized:
-        grid, *others = _cells(getattr(cfg, name), rhs, False)
-        return f"fwd's {forward.grid.name}, {grid}", *others
+        grid, found, scale, rounding = _cells(getattr(cfg, name), rhs, False)
+        return f"fwd's {forward.grid.name}, {grid}", found, scale, rounding
     fake = "fake " if rhs.use_fake_quant else ""
     return f"fwd's {fake}{forward.grid.name}", "-", "-", "-"
 

@@ -212,7 +212,7 @@ def test_a_sum_of_two_raises_outside_of_jit():
         return model.apply(variables, X).sum()
 
     summed = jax.tree.map(lambda leaf: 2 * leaf, jax.grad(loss)(variables)[OWG])
-    with pytest.raises(ValueError, match=r"statistics of drhs.lhs are a sum of"):
+    with pytest.raises(ValueError, match=r"statistics of drhs.lhs are a sum or a"):
         jax.grad(loss)({**variables, OWG: summed})
 
 
@@ -248,10 +248,133 @@ def test_a_multiple_of_them_is_refused(factor):
     variables = dense_variables()
     statistics = dense_gradients(variables)[OWG]
     scaled = jax.tree.map(lambda leaf: factor * leaf, statistics)
-    with pytest.raises(ValueError, match="a sum of those of several contractions, or"):
+    with pytest.raises(
+        ValueError, match="of those of several contractions, devices or batches, or"
+    ):
         dense_gradients({**variables, OWG: scaled})
     gradients = jax.jit(dense_gradients)({**variables, OWG: scaled})
     assert np.isnan(gradients["params"]["kernel"]).all()
+
+
+def loss_of_rows(variables, x, y):
+    model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
+    return ((model.apply(variables, x) - y) ** 2).sum()
+
+
+@jax.jit
+def gradients_of_parts(variables, factors):
+    """Of two halves of a batch, whose output gradients have these factors."""
+    x, y = X.reshape(2, 2, 8), Y.reshape(2, 2, 8)
+
+    def of_part(x, y, factor):
+        return jax.grad(lambda v: factor * loss_of_rows(v, x, y))(variables)
+
+    parts = jax.vmap(of_part, axis_name="device")(x, y, factors)
+    return parts, {
+        "mean": jax.vmap(lambda t: jax.lax.pmean(t, "d"), axis_name="d")(parts),
+        "sum": jax.vmap(lambda t: jax.lax.psum(t, "d"), axis_name="d")(parts),
+        "max": jax.vmap(lambda t: jax.lax.pmax(t, "d"), axis_name="d")(parts),
+    }
+
+
+def first_of(tree):
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def mean_of_two(parts):
+    return jax.tree.map(lambda leaf: (leaf[0] + leaf[1]) / 2, parts)
+
+
+def by_multi_steps(parts):
+    steps = optax.MultiSteps(optax.identity(), every_k_schedule=2)
+    state = steps.init(first_of(parts))
+    for i in range(2):
+        part = jax.tree.map(lambda leaf, i=i: leaf[i], parts)
+        updates, state = steps.update(part, state)
+    return updates
+
+
+def moved_average(parts):
+    return jax.tree.map(lambda leaf: 0.9 * leaf[0] + 0.1 * leaf[1], parts)
+
+
+MERGED = {
+    "pmean": lambda _, reduced: first_of(reduced["mean"]),
+    "psum": lambda _, reduced: first_of(reduced["sum"]),
+    "mean of microbatches": lambda parts, _: mean_of_two(parts),
+    "MultiSteps": lambda parts, _: by_multi_steps(parts),
+    "moving average": lambda parts, _: moved_average(parts),
+}
+
+
+@pytest.mark.parametrize("how", MERGED)
+@pytest.mark.parametrize("factors", [(1000.0, 1.0), (1.0, 1.1), (0.0, 1.0)])
+def test_what_is_averaged_or_summed_is_refused(how, factors):
+    """Over devices, and over accumulated batches: their amax would be too small."""
+    variables = dense_variables()
+    parts, reduced = gradients_of_parts(variables, jnp.array(factors))
+    merged = {**variables, OWG: MERGED[how](parts, reduced)[OWG]}
+    with pytest.raises(ValueError, match="a sum or a mean of those of several"):
+        dense_gradients(merged)
+    gradients = jax.jit(dense_gradients)(merged)
+    assert np.isnan(gradients["params"]["kernel"]).all()
+
+
+def test_the_largest_values_are_those_of_the_whole_batch():
+    """Of devices by `jax.lax.pmax`, of microbatches by a maximum."""
+    variables = dense_variables()
+    for factors in ((1.0, 1.0), (1.0, 8.0), (0.25, 0.5)):
+        factors = jnp.array(factors)
+        rows = jnp.repeat(factors, 2)[:, None]
+
+        def whole(variables, rows=rows):
+            model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
+            return (rows * (model.apply(variables, X) - Y) ** 2).sum()
+
+        wanted = jax.jit(jax.grad(whole))(variables)[OWG]
+        parts, reduced = gradients_of_parts(variables, factors)
+        largest = first_of(reduced["max"])[OWG]
+        jax.tree.map(np.testing.assert_array_equal, largest, wanted)
+        accumulated = jax.tree.map(lambda leaf: leaf.max(0), parts[OWG])
+        jax.tree.map(np.testing.assert_array_equal, accumulated, wanted)
+        variables = {**variables, OWG: largest}
+    assert np.isfinite(dense_gradients(variables)["params"]["kernel"]).all()
+
+
+def test_the_mean_of_equal_statistics_is_theirs():
+    variables = dense_variables()
+    found = dense_gradients(variables)[OWG]
+
+    def mean(leaf):
+        return jax.vmap(lambda x: jax.lax.pmean(x, "d"), axis_name="d")(
+            jnp.broadcast_to(leaf, (7, *leaf.shape))
+        )[0]
+
+    averaged = dense_gradients({**variables, OWG: jax.tree.map(mean, found)})
+    wanted = dense_gradients({**variables, OWG: found})
+    for one, other in zip(
+        *map(jax.tree.leaves, (averaged[OWG], wanted[OWG])), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_accumulated_gradients_of_a_train_state():
+    """Each microbatch overwrites them: `optax.MultiSteps` sees the parameters alone."""
+    model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
+    state = TrainState.create(
+        apply_fn=model.apply,
+        params=dense_variables(),
+        tx=optax.MultiSteps(optax.sgd(0.01), every_k_schedule=2),
+    )
+    kernels, amax = [state.params["params"]["kernel"]], []
+    for scale in (1.0, 8.0, 1.0, 1.0):
+        state, _ = train_step(state, scale)
+        kernels.append(state.params["params"]["kernel"])
+        amax.append(state.params[OWG][NAME]["drhs"]["state"]["history"][0].item())
+    assert (kernels[1] == kernels[0]).all() and (kernels[3] == kernels[2]).all()
+    assert (kernels[2] != kernels[1]).any() and np.isfinite(kernels[4]).all()
+    assert amax[1] == 8 * amax[0]
+    assert state.params[OWG][NAME]["drhs"]["batches"] == 4
 
 
 def test_statistics_that_were_cast_are_refused():
