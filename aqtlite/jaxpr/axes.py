@@ -52,9 +52,10 @@ def output_axes(closed: core.ClosedJaxpr) -> list[Axes]:
     An axis that a reshape splits, as that of blocks, and another one joins again, is
     whole.
     """
+    avals: list[Any] = list(closed.in_avals)
     inputs = [
-        tuple(Axis(i, axis) for axis in range(len(var.aval.shape)))
-        for i, var in enumerate(closed.jaxpr.invars)
+        tuple(Axis(i, axis) for axis in range(len(aval.shape)))
+        for i, aval in enumerate(avals)
     ]
     found = analysis.analyze(closed.jaxpr, inputs, _AxisAnalysis())
     return [

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 Axes = tuple[int, ...]
 Shape = tuple[int, ...]
@@ -102,7 +103,7 @@ class Convolution:
         self,
         lhs: jax.Array,
         rhs: jax.Array,
-        accumulator: np.dtype | type | None = None,
+        accumulator: DTypeLike | None = None,
         out_sharding: NamedSharding | None = None,
         precision: lax.PrecisionLike = None,
     ) -> jax.Array:

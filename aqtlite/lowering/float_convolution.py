@@ -156,7 +156,8 @@ class _MixedConvolution(TargetDependent):
         largest = (digits.LARGEST, None) if is_lhs else (None, digits.LARGEST)
         sums = [
             integer_conv(
-                *((digit, rhs) if is_lhs else (lhs, digit)),
+                digit if is_lhs else lhs,
+                rhs if is_lhs else digit,
                 self.convolution,
                 largest=largest,
                 out_sharding=self.out_sharding,

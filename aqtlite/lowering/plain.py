@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from aqtlite import dimension_numbers as dn
 
@@ -14,7 +14,7 @@ def dot(
     lhs: jax.Array,
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
-    accumulator: np.dtype | type,
+    accumulator: DTypeLike,
     out_sharding: jax.sharding.NamedSharding | None = None,
     precision: lax.PrecisionLike = None,
 ) -> jax.Array:
