@@ -1,5 +1,8 @@
 """Quantization configs: frozen, hashable, validated data."""
 
+import difflib
+from typing import NoReturn
+
 from aqtlite.config.block_formats import (
     block_fp8,
     mxfp4,
@@ -59,3 +62,14 @@ __all__ = [
     "w4a8",
     "weight_only",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    made_in = (block_fp8.__module__, fully_quantized.__module__)
+    presets = [one for one in __all__ if globals()[one].__module__ in made_in]
+    near = difflib.get_close_matches(name, __all__, 1, 0.85)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise AttributeError(
+        f"aqtlite.config has no {name!r}{hint} The presets are {', '.join(presets)}; "
+        "fully_quantized(fwd_bits=8, bwd_bits=8) is int8"
+    )

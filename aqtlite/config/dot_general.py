@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.config import representation
+from aqtlite.config import no_function, representation
 from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
@@ -242,7 +242,7 @@ class DotGeneralRaw(representation.CompactRepr):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class DotGeneral(representation.CompactRepr):
+class DotGeneral(representation.CompactRepr, no_function.NoFunction):
     """Config of a contraction and its two gradients; by default all stay in float.
 
     In `dlhs`, `lhs` is the output gradient and `rhs` the forward's rhs. In `drhs`,

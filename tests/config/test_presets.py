@@ -123,3 +123,17 @@ def test_unquantized():
 def test_refuses(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("int8", r"no 'int8'\. The presets are .*w4a8.*fully_quantized\(.* is int8"),
+        ("fully_quantised", "did you mean 'fully_quantized'"),
+        ("DotGenral", "did you mean 'DotGeneral'"),
+    ],
+)
+def test_names_that_there_are_not(name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(config, name)
+    assert not hasattr(config, name)

@@ -278,3 +278,40 @@ def test_a_cond_trains_and_serves():
     variables = init(model, X)
     serving = convert(model, variables, X)
     assert_equal(apply(model, variables, X), apply(model, serving, X))
+
+
+# --- One thing for another -----------------------------------------------------------
+
+CLASS = r"the class AqtDotGeneral was called with arrays: a layer takes AqtDotGeneral\("
+INSTANCE = "without operands: .*functools.partial.* in a field with _cls at the end"
+CONFIG = r"a config.DotGeneral was called as a function: give .*AqtDotGeneral\(cfg\)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dot_general": AqtDotGeneral}, CLASS),
+        ({"dot_general": functools.partial(AqtDotGeneral, INT8)}, CLASS),
+        ({"dot_general": INT8}, CONFIG),
+        ({"dot_general_cls": DG}, INSTANCE),
+        ({"dot_general_cls": INT8}, CONFIG),
+        (
+            {"dot_general_cls": AqtDotGeneral},
+            "AqtDotGeneral was built without a config",
+        ),
+    ],
+)
+def test_one_thing_for_another_in_a_layer(fields, words):
+    with pytest.raises(TypeError, match=words):
+        nn.Dense(8, **fields).init(jax.random.key(0), X)
+
+
+def test_a_config_that_is_an_attribute_without_an_annotation():
+    class Model(nn.Module):
+        cfg = INT8
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(8, dot_general=AqtDotGeneral(self.cfg))(x)
+
+    assert Model().init(jax.random.key(0), X)["params"]["Dense_0"]

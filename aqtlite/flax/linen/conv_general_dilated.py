@@ -9,12 +9,14 @@ import numpy as np
 from flax import linen as nn
 
 from aqtlite import config, conv_general_dilated, operations
+from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.caller import find_caller, path_of
 from aqtlite.flax.linen.dot_general import Injected, check_operands
 from aqtlite.qtensor import QTensor
 from aqtlite.statistics import States
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtConvGeneralDilated(Injected):
     """A quantized `conv_general_dilated` for `nn.Conv` and modules.

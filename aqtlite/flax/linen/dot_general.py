@@ -9,6 +9,7 @@ import numpy as np
 from flax.core import Scope
 
 from aqtlite import config, dot_general, operations, output
+from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
@@ -186,6 +187,7 @@ class Injected:
             )
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtDotGeneral(Injected):
     """A quantized `dot_general` for Flax Linen layers and modules.

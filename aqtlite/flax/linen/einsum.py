@@ -9,6 +9,7 @@ import jax
 
 from aqtlite import output
 from aqtlite.einsum import contract
+from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.dot_general import (
     AqtDotGeneral,
     Injected,
@@ -20,6 +21,7 @@ from aqtlite.qtensor import QTensor
 _NO_LETTER = re.compile("[^a-zA-Z]+")
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtEinsum(Injected):
     """A quantized einsum for Flax modules: `AqtDotGeneral` behind an equation.

@@ -7,6 +7,8 @@ from typing import Any
 
 import flax.linen as nn
 
+from aqtlite import config
+
 
 @contextlib.contextmanager
 def inject_dot_general(dot_general: Any) -> Iterator[None]:
@@ -38,7 +40,7 @@ def inject_dot_general(dot_general: Any) -> Iterator[None]:
         TypeError: if `dot_general` is no function, or, at the call, a cell contracts by
             `jnp.dot` (`nn.OptimizedLSTMCell`; `nn.LSTMCell` takes the same parameters).
     """
-    if not callable(dot_general):
+    if not callable(dot_general) or isinstance(dot_general, config.DotGeneral):
         raise TypeError(
             "inject_dot_general takes a function such as AqtDotGeneral(cfg), got "
             f"{dot_general!r}"

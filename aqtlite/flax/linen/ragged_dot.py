@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, ragged_dot
+from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.dot_general import Injected, check_operands
 from aqtlite.qtensor import QTensor
 from aqtlite.statistics import States
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtRaggedDot(Injected):
     """A quantized `ragged_dot` for Flax modules: mixture-of-experts layers.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operands, operations, output, quantizer, shape_operations
+from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
 from aqtlite.qtensor import QTensor
@@ -16,6 +17,7 @@ from aqtlite.serving.contraction import Contraction
 _PATH = "fwd.rhs"
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtTake(Injected):
     """Rows of a quantized table, dequantized: `jnp.take` for Flax modules.

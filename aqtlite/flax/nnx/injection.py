@@ -10,6 +10,7 @@ from jax import lax
 
 from aqtlite import config, conv_general_dilated, dot_general
 from aqtlite.einsum import contract
+from aqtlite.flax.injectable import injectable
 from aqtlite.functions import injected
 from aqtlite.state_collections import collections_of
 
@@ -53,6 +54,7 @@ class Injected:
         return None
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtDotGeneral(Injected):
     """A quantized `dot_general` for NNX layers.
@@ -100,6 +102,7 @@ class AqtDotGeneral(Injected):
             )
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtEinsum(Injected):
     """A quantized einsum: `AqtDotGeneral` behind an equation.
@@ -137,6 +140,7 @@ class AqtEinsum(Injected):
         )
 
 
+@injectable
 @dataclasses.dataclass(frozen=True)
 class AqtConvGeneralDilated(Injected):
     """A quantized `conv_general_dilated` for `nnx.Conv`.

@@ -126,6 +126,19 @@ def test_wrong_configs(cfg, error):
         AqtDotGeneral(cfg)
 
 
+@pytest.mark.parametrize(
+    ("dot_general", "words"),
+    [
+        (AqtDotGeneral, "the class AqtDotGeneral was called with arrays"),
+        (CFG, "a config.DotGeneral was called as a function"),
+    ],
+)
+def test_one_thing_for_another_in_a_layer(dot_general, words):
+    layer = nnx.Linear(8, 4, dot_general=dot_general, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=words):
+        layer(X)
+
+
 def test_embeddings_look_up_floats(layers):
     rows = layers.embed(jnp.array([2, 0]))
     np.testing.assert_array_equal(rows, layers.embed.embedding[...][jnp.array([2, 0])])
