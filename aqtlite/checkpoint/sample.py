@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aqtlite.config import json_text
+
 _LONGEST = 1 << 24
 """Size of an axis. A contraction over more is traced in hundreds of pieces, and a
 manifest could keep the reader busy for hours."""
@@ -54,7 +56,7 @@ def _decode(data: Any) -> Any:
         case {"shape": list(shape), "dtype": str(dtype)}:
             if not all(type(n) is int and 0 <= n <= _LONGEST for n in shape):
                 raise ValueError(f"a sample input of shape {shape}")
-            return jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
+            return jax.ShapeDtypeStruct(tuple(shape), json_text.dtype(dtype))
         case {"dict": dict(entries)}:
             return {key: _decode(value) for key, value in entries.items()}
         case {"list": list(entries)}:

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 
 from aqtlite import calibration, noise, numerics
-from aqtlite.config import registry, representation
+from aqtlite.config import json_text, registry, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.json_text import fail
 from aqtlite.config.tensor import Tensor
 
 _VERSION = 1
@@ -64,25 +65,23 @@ drhs, out
         ValueError: if it is not JSON, not of version 1, or does not describe a valid
             config; the message names the place, ``$`` being the whole text.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"from_json needs a string, got {type(text).__name__}")
-    try:
-        data = json.loads(
-            text, object_pairs_hook=_Object, parse_constant=lambda name: float(name)
-        )
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"$: not valid JSON: {error}") from error
-    if not isinstance(data, _Object):
-        _fail("$", f"expected an object of type {_either(_ROOTS)}, got {data!r}")
-    fields = data.as_dict("$")
-    if "version" not in fields:
-        _fail("$", f'there is no "version"; this library reads version {_VERSION}')
-    version = fields.pop("version")
-    if type(version) is not int or version != _VERSION:
-        _fail("$.version", f"{version!r}; this library reads only version {_VERSION}")
-    cfg = _build(fields, "$")
+    return from_data(json_text.read(text))
+
+
+def from_data(data: Any, path: str = "$") -> DotGeneral | DotGeneralRaw | Tensor:
+    """The config that `to_json` wrote, within another text.
+
+    Args:
+        data: what `json_text.read` returns.
+        path: where it stands.
+
+    Raises:
+        ValueError: as `from_json`.
+    """
+    what = f"an object of type {_either(_ROOTS)}"
+    cfg = object_from_data(json_text.versioned(data, _VERSION, what, path), path)
     if not isinstance(cfg, _ROOTS):
-        _fail("$.type", f"expected {_either(_ROOTS)}, got {type(cfg).__name__!r}")
+        fail(f"{path}.type", f"expected {_either(_ROOTS)}, got {type(cfg).__name__!r}")
     return cfg
 
 
@@ -109,51 +108,42 @@ def _encode(value: Any, path: str) -> Any:
     return {"type": name, **arguments}
 
 
-class _Object:
-    """A JSON object as it was written, so that repeated keys are still there."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]):
-        self.pairs = pairs
-
-    def __repr__(self) -> str:
-        return "an object"
-
-    def as_dict(self, path: str) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in self.pairs:
-            if key in result:
-                _fail(f"{path}.{key}", "this key is given twice")
-            result[key] = value
-        return result
-
-
 def _decode(value: Any, path: str) -> Any:
-    if isinstance(value, _Object):
-        return _build(value.as_dict(path), path)
+    if isinstance(value, dict):
+        return object_from_data(value, path)
     if isinstance(value, list):
         return tuple(_decode(item, f"{path}[{i}]") for i, item in enumerate(value))
     if isinstance(value, float) and not math.isfinite(value):
-        _fail(path, f"{value} is not a finite number")
+        fail(path, f"{value} is not a finite number")
     return value
 
 
-def _build(fields: dict[str, Any], path: str) -> Any:
-    """Builds the object of class ``fields["type"]``."""
-    if "type" not in fields:
-        _fail(path, f'there is no "type"; the known types are: {_known()}')
+def object_from_data(data: dict[str, Any], path: str) -> Any:
+    """A part of a config: the object of class ``data["type"]``.
+
+    Args:
+        data: its fields, as `json_text.read` returns them.
+        path: where it stands.
+
+    Raises:
+        ValueError: if there is no such class, or it is not made of these fields.
+    """
+    if "type" not in data:
+        fail(path, f'there is no "type"; the known types are: {_known()}')
+    fields = dict(data)
     name = fields.pop("type")
     cls = registry.find(name) if isinstance(name, str) else None
     if cls is None:
         raise registry.UnknownClassError(
-            f"{path}.type: unknown type {name!r}; the known types are: {_known()}. A "
-            "class of your own is known once the module is imported in which it is "
-            "decorated with config.register"
+            f"{path}.type: unknown type {name!r:.100}; the known types are: "
+            f"{_known()}. A class of your own is known once the module is imported in "
+            "which it is decorated with config.register"
         )
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
         if key not in known:
             options = ", ".join(known) or "none"
-            _fail(
+            fail(
                 f"{path}.{key}",
                 f"a {name} has no such field; its fields are: {options}",
             )
@@ -170,7 +160,3 @@ def _known() -> str:
 
 def _either(classes: tuple[type, ...]) -> str:
     return " or ".join(repr(cls.__name__) for cls in classes)
-
-
-def _fail(path: str, problem: str) -> NoReturn:
-    raise ValueError(f"{path}: {problem}")

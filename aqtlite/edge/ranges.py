@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import rich.box
 import rich.table
 
+from aqtlite.config import json_text
 from aqtlite.edge.publish import publish
 
 
@@ -88,28 +89,25 @@ class Ranges(Mapping[str, Range]):
         """Reads what `to_json` wrote.
 
         Raises:
+            TypeError: if `text` is not a string.
             ValueError: if it is not that; the message names the place.
         """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"$: not valid JSON: {error}") from error
-        if not isinstance(data, dict) or set(data) != {"version", "ranges"}:
-            raise ValueError('$: expected an object with "version" and "ranges"')
-        if data["version"] != _VERSION or not isinstance(data["ranges"], dict):
-            raise ValueError(
-                f"$.version: {data['version']!r}; expected version {_VERSION}, and an "
-                "object at $.ranges"
-            )
+        what = 'an object with "version" and "ranges"'
+        data = json_text.versioned(json_text.read(text), _VERSION, what)
+        if set(data) != {"ranges"} or not isinstance(data["ranges"], dict):
+            json_text.fail("$", f"expected {what}, and an object at $.ranges")
         ranges = {}
         for name, one in data["ranges"].items():
             if not isinstance(one, dict) or set(one) != {"low", "high"}:
                 raise ValueError(
                     f'$.ranges[{name!r}]: expected an object with "low" and "high", '
-                    f"got {one!r}"
+                    f"got {one!r:.200}"
                 )
             ranges[name] = (one["low"], one["high"])
-        return cls(ranges)
+        try:
+            return cls(ranges)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"$.ranges: {error}") from error
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the table into a file, at once."""
@@ -144,7 +142,7 @@ def _checked(name: Any, value: Any) -> Range:
     try:
         low, high = value
         found = Range(float(low), float(high))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(
             f"the range of {name!r} must be two numbers (low, high), got {value!r}"
         ) from error

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import config
+from aqtlite.config import serialization
 from aqtlite.functions import rules_json
 
 OperationName = Literal["dot_general", "conv_general_dilated", "ragged_dot"]
@@ -181,5 +182,5 @@ def _arguments(fields: dict[str, Any]) -> dict[str, Any]:
     if isinstance(fields.get("op"), list):
         decoded["op"] = tuple(fields["op"])
     if fields.get("cfg") is not None:
-        decoded["cfg"] = config.from_json(json.dumps(fields["cfg"]))
+        decoded["cfg"] = serialization.from_data(fields["cfg"], "cfg")
     return decoded

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from aqtlite.config import json_text
+
 _Rule = TypeVar("_Rule")
 _VERSION = 1
 
@@ -41,19 +43,10 @@ def read(
         ValueError: if it is not JSON, not of version 1, or does not describe rules; the
             message names the place.
     """
-    if not isinstance(text, str):
-        raise TypeError(f"from_json needs a string, got {type(text).__name__}")
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"$: not valid JSON: {error}") from error
-    if not isinstance(data, dict) or set(data) != {"version", "rules"}:
-        raise ValueError('$: expected an object with "version" and "rules"')
-    if data["version"] != _VERSION or not isinstance(data["rules"], list):
-        raise ValueError(
-            f"$.version: {data['version']!r}, $.rules: a "
-            f"{type(data['rules']).__name__}; expected version {_VERSION} and a list"
-        )
+    what = 'an object with "version" and "rules"'
+    data = json_text.versioned(json_text.read(text), _VERSION, what)
+    if set(data) != {"rules"} or not isinstance(data["rules"], list):
+        json_text.fail("$", f"expected {what}, and a list at $.rules")
     known = [field.name for field in dataclasses.fields(rule)]  # type: ignore[arg-type]
     rules = []
     for i, fields in enumerate(data["rules"]):
@@ -61,7 +54,7 @@ def read(
         if not isinstance(fields, dict) or set(fields) - set(known):
             raise ValueError(
                 f"{path}: expected an object with fields of {', '.join(known)}, got "
-                f"{fields!r}"
+                f"{fields!r:.200}"
             )
         try:
             rules.append(rule(**decode(fields)))

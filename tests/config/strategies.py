@@ -63,7 +63,11 @@ _OF_SYMMETRIC_GRIDS = (
 )
 _OF_AFFINE_GRIDS = (
     st.just(calibration.MinMax())
-    | st.builds(calibration.ConstantRange, min=st.floats(-9, 0), max=st.floats(0.1, 9))
+    | st.builds(
+        calibration.ConstantRange,
+        min=st.just(0.0) | st.floats(-9, -1e-3),
+        max=st.floats(0.1, 9),
+    )
     | _OF_ANY_GRID
 )
 

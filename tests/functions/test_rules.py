@@ -118,7 +118,7 @@ def one(**fields):
     [
         ("{", r"^\$: not valid JSON"),
         ("[]", r"^\$: expected an object"),
-        ('{"rules": []}', r'^\$: expected an object with "version"'),
+        ('{"rules": []}', r'^\$: there is no "version"'),
         ('{"version": 1, "rules": [], "more": 1}', r"^\$: expected"),
         ('{"version": 2, "rules": []}', "version 1"),
         ('{"version": 1, "rules": {}}', "and a list"),

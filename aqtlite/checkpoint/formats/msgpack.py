@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import IO, NamedTuple
 
-import jax.numpy as jnp
 import msgpack
 import numpy as np
 from flax import serialization
@@ -19,6 +18,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import base
 from aqtlite.checkpoint.names import name_of
+from aqtlite.config import json_text
 
 SUFFIX = ".msgpack"
 _CHUNKED = "__msgpack_chunked_array__"
@@ -189,10 +189,8 @@ def _info(file: IO[bytes], span: _Span) -> ArrayInfo | None:
     unpacker = msgpack.Unpacker()
     unpacker.feed(head[payload:])
     unpacker.read_array_header()
-    shape, dtype = unpacker.unpack(), jnp.dtype(unpacker.unpack())
+    shape, dtype = unpacker.unpack(), json_text.dtype(unpacker.unpack())
     info = ArrayInfo(tuple(int(size) for size in shape), dtype)
-    if dtype.hasobject:
-        raise ValueError(f"an array of {dtype}")
     if min(info.shape, default=1) < 0 or info.nbytes > stop - start:
         raise ValueError(f"an array of {info} does not fit into {stop - start} bytes")
     return info
