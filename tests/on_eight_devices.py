@@ -712,7 +712,7 @@ def test_a_sharded_nnx_model_serves_the_same_bits(tmp_path):
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     loaded = checkpoint.load_serving(tmp_path / "out", model, mesh=AUTO)
     for one in (serving, loaded):
-        frozen = one.frozen[""]["kernel"]
+        frozen = one.aqt.frozen[""]["kernel"]
         assert frozen.qvalue.sharding == NamedSharding(AUTO, P("m", "d"))
         assert frozen.scale.sharding == NamedSharding(AUTO, P("m", None))
         assert_equal(np.asarray(run(one)), wanted)

@@ -18,8 +18,9 @@ from aqtlite.checkpoint.nnx_variables import MODEL
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import conversion as nnx_conversion
+from aqtlite.flax.nnx.model import ATTRIBUTES, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import ATTRIBUTES, QuantizedModel, as_quantized
+from aqtlite.flax.nnx.quantize import as_quantized
 from aqtlite.jaxpr import tracing
 from aqtlite.serving.model import Buffer
 from aqtlite.serving.planning import Weight
@@ -37,7 +38,7 @@ def job_from_nnx(
     """Plans the conversion that `aqtlite.flax.nnx.convert` does, from shapes alone.
 
     Args:
-        source: the variables of the model, or of the one that it quantizes.
+        source: the variables of the model.
         model: as `convert` takes it; shapes will do.
         args: as `convert` takes them; shapes will do.
         kwargs: the same.
@@ -103,7 +104,7 @@ class AsTree:
 
 def name_of_model(model: QuantizedModel) -> str:
     """The name of a model, for a manifest."""
-    return type(model.model).__name__
+    return type(model).__name__
 
 
 def _check_traces(
@@ -112,7 +113,7 @@ def _check_traces(
     """Raises CheckpointError if the model itself raises with the sample inputs."""
     others = dict(kwargs)
     method = others.pop("method", "__call__")
-    call = PureCall(model.model, method, args, others)
+    call = PureCall(model, method, args, others)
     try:
         tracing.trace(call.function, call.arguments)
     except OF_MODELS as error:

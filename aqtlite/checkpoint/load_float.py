@@ -16,7 +16,8 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.names import path_name
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.flax.nnx.quantize import QuantizedModel, as_quantized
+from aqtlite.flax.nnx.model import QuantizedModel
+from aqtlite.flax.nnx.quantize import as_quantized
 
 
 def load_float(
@@ -68,7 +69,7 @@ def _of_nnx(source: Reader, model: QuantizedModel) -> Any:
             )
         return theirs[name]
 
-    return nnx.state(nnx_variables.with_leaves(shapes, value).model)
+    return nnx.state(nnx_variables.with_leaves(shapes, value))
 
 
 def _read(source: Reader, name: str) -> jax.Array:

@@ -15,7 +15,8 @@ from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.reading import read
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import conversion as nnx_conversion
-from aqtlite.flax.nnx.quantize import QuantizedModel, as_quantized
+from aqtlite.flax.nnx.model import QuantizedModel
+from aqtlite.flax.nnx.quantize import as_quantized
 from aqtlite.serving.call_site import COLLECTION
 
 
@@ -73,7 +74,7 @@ def _abstract(
     Raises:
         CheckpointError: if it does not.
     """
-    if given.frozen:
+    if given.aqt.frozen:
         raise CheckpointError(
             "load_serving takes the model as it was converted, and this one is "
             "converted already"

@@ -13,13 +13,14 @@ from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.nodes import info_of
 from aqtlite.checkpoint.variables import advice_of, refuse, subtrees_of, unknown
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.nnx.quantize import QuantizedModel
+from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel
 from aqtlite.flax.nnx.variables import Frozen
 from aqtlite.functions.freezing import FrozenParameter
 from aqtlite.serving.call_site import COLLECTION, SITE
 
 MODEL = "model"
-"""The attribute of a `QuantizedModel` that has the user's."""
+"""The first step of the names of variables of the model itself. Those of its
+quantization are beside it: "aqt", "statistics"."""
 
 _FROZEN = "frozen"
 _MADE_BY_SERVING = (nnx.RngState, nnx.Cache)
@@ -83,9 +84,11 @@ def tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
 def _steps(path: tuple[Any, ...], variable: Any) -> tuple[str, ...]:
     """The steps of the name of a variable."""
     steps = tuple(map(str, path))
+    if steps[0] != ATTRIBUTE:
+        return (MODEL, *steps)
     if not isinstance(variable, Frozen):
-        return steps
-    _, module, name = steps
+        return steps[1:]
+    *_, module, name = steps
     inside = module.split("/") if module else ()
     return (COLLECTION, *inside, name, variable.get_metadata(SITE).operand.side)
 
@@ -171,8 +174,8 @@ def match(
     """Finds a model's variables in a source.
 
     Args:
-        source: the variables of a `QuantizedModel`, or of the model in it; with the
-            step "value" behind the path of each, or without.
+        source: the variables of the model, by their paths or named as a conversion
+            does; with the step "value" behind each, or without.
         model: the model.
 
     Returns:
@@ -199,7 +202,7 @@ def match(
             wrong.append(f"{place} is missing")
         if place in arrays or place in others:
             origin[name] = place
-    if any(name.startswith(f"{_FROZEN}/") for name in unknown(source, origin.values())):
+    if any(_FROZEN in name.split("/")[:2] for name in unknown(source, origin.values())):
         raise CheckpointError(
             "the source holds frozen weights already ('frozen'); convert the float "
             "checkpoint of training"
@@ -221,14 +224,19 @@ def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]
 def _spellings(leaves: Collection[str]) -> list[list[str]]:
     """The ways in which checkpoints name variables.
 
-    The model may be a `QuantizedModel` or the one in it, and of variables, as they are
-    in an `nnx.State`, there is a step to the value.
+    They are named by their paths, or as those that a conversion writes; and of
+    variables, as they are in an `nnx.State`, there is a step to the value.
     """
     ways = []
-    for prefix in ("", f"{MODEL}/"):
-        names = [name.removeprefix(prefix) for name in leaves]
+    for names in ([_path_of(name) for name in leaves], list(leaves)):
         ways += [names, [f"{name}/value" for name in names]]
     return ways
+
+
+def _path_of(name: str) -> str:
+    """The path in a model of a variable that training has."""
+    first, _, below = name.partition("/")
+    return below if first == MODEL else f"{ATTRIBUTE}/{name}"
 
 
 def _advice(leaves: Collection[str], names: set[str]) -> str:

@@ -22,7 +22,7 @@ from aqtlite.cli import edge_options, factory
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
 from aqtlite.errors import UserError
-from aqtlite.flax.nnx.quantize import QuantizedModel
+from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.jaxpr import tracing
 
 _PACKAGES = {

@@ -168,13 +168,17 @@ class QuantizedFunction:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tracing.Traced, Plan]:
         """Traces a call, and decides about every contraction."""
-        traced = tracing.trace(
-            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
-        )
+        traced = self.trace(args, kwargs)
         parameters = _parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
         planning.report(planned, strict=self.strict)
         return traced, planned
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
+        """Traces a call."""
+        return tracing.trace(
+            lambda args, kwargs: self.function(*args, **kwargs), (args, kwargs)
+        )
 
 
 def quantize_function(

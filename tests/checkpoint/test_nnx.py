@@ -12,7 +12,13 @@ from jax.sharding import PartitionSpec as P
 from safetensors import flax as safetensors_flax
 
 from aqtlite import Rule, checkpoint, config
-from aqtlite.flax.nnx import AqtDotGeneral, calibrate, convert, quantize_model
+from aqtlite.flax.nnx import (
+    AqtDotGeneral,
+    calibrate,
+    convert,
+    init_state,
+    quantize_model,
+)
 from tests.checkpoint import support
 from tests.checkpoint.support import refuses, snapshot
 from tests.flax.nnx.models import (
@@ -38,7 +44,7 @@ def abstract():
 
 MODEL = make()
 # No two arrays are the same.
-MODEL.model.up.bias[...] += 1
+MODEL.up.bias[...] += 1
 
 
 def save(path, tree, how="orbax"):
@@ -102,10 +108,10 @@ def wanted():
 
 WAYS = {
     "the state": (lambda: nnx.state(MODEL), "orbax", "out"),
-    "the state of the model inside": (lambda: nnx.state(MODEL.model), "orbax", "out"),
+    "named as in a conversion": (lambda: {"model": pure(MODEL)}, "orbax", "out"),
     "a pure dictionary": (lambda: pure(MODEL), "orbax", "out.safetensors"),
-    "safetensors": (lambda: pure(MODEL.model), "safetensors", "out.safetensors"),
-    "msgpack": (lambda: pure(MODEL.model), "msgpack", "out"),
+    "safetensors": (lambda: pure(MODEL), "safetensors", "out.safetensors"),
+    "msgpack": (lambda: pure(MODEL), "msgpack", "out"),
 }
 
 
@@ -123,10 +129,21 @@ def test_the_report_and_the_model_that_is_given(converted):
         "aqt/up/kernel/rhs",
     ]
     assert report.weights[0].origin == ("model/down/kernel",)
+    # Names on disk, which do not change from version to version.
+    manifest = json.loads((converted / "aqtlite.json").read_text())
+    assert set(manifest["arrays"]) == {
+        f"{name}{end}"
+        for layer in ("up", "down")
+        for name, end in (
+            (f"aqt/{layer}/kernel/rhs", "/qvalue"),
+            (f"aqt/{layer}/kernel/rhs", "/scale"),
+            (f"model/{layer}/bias", ""),
+        )
+    }
     model = abstract()
     checkpoint.load_serving(converted, model)
-    assert not model.frozen
-    assert model.model.up.kernel.shape == (8, 16)
+    assert not model.aqt.frozen
+    assert model.up.kernel.shape == (8, 16)
 
 
 def transformer():
@@ -148,7 +165,7 @@ class TestTransformer:
         assert_same(loaded, convert(model, TOKENS), TOKENS)
 
     def test_rngs_may_be_those_of_the_model_that_serves(self, model, tmp_path):
-        state = nnx.state(model.model, nnx.Any(nnx.Param, nnx.BatchStat))
+        state = nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat))
         saved = save(tmp_path / "float", state)
         shapes = nnx.eval_shape(transformer)
         checkpoint.convert_checkpoint(saved, tmp_path / "out", shapes, TOKENS)
@@ -209,12 +226,12 @@ def test_states(name, tmp_path):
 
     def make():
         model = quantize_model(Mlp(nnx.Rngs(0)), cfg)
-        model.init_state(X)
+        init_state(model, X)
         model.eval()
         return model
 
     model, shapes = make(), nnx.eval_shape(make)
-    if model.statistics:
+    if model.aqt.statistics:
         saved = save(tmp_path / "before", pure(model))
         refuses(
             "are of no batch",
@@ -225,7 +242,7 @@ def test_states(name, tmp_path):
             SAMPLE,
         )
         calibrate(model, [X])
-        shapes.use_running_average = True
+        shapes.aqt.use_running_average = True
     saved = save(tmp_path / "float", pure(model))
     checkpoint.convert_checkpoint(saved, tmp_path / "out", shapes, SAMPLE)
     loaded = checkpoint.load_serving(tmp_path / "out", shapes)
@@ -238,7 +255,7 @@ def test_a_weight_that_stays_in_float(source, tmp_path):
         source, out, abstract(), SAMPLE, keep_float=["down/kernel"]
     )
     loaded = checkpoint.load_serving(out, abstract())
-    assert list(loaded.frozen) == ["up"]
+    assert list(loaded.aqt.frozen) == ["up"]
     np.testing.assert_array_equal(call(loaded, X), call(MODEL, X))
     refuses(
         "no weight matches upp",
@@ -266,10 +283,10 @@ def test_a_mesh(tmp_path):
         loaded = checkpoint.load_serving(
             tmp_path / "out", model, mesh=mesh, rules=rules
         )
-    frozen = loaded.frozen[""]["kernel"]
+    frozen = loaded.aqt.frozen[""]["kernel"]
     assert frozen.qvalue.sharding == jax.NamedSharding(mesh, P("out", None))
     assert frozen.scale.sharding == jax.NamedSharding(mesh, P("out", None))
-    assert loaded.model.bias.sharding == jax.NamedSharding(mesh, P())
+    assert loaded.bias.sharding == jax.NamedSharding(mesh, P())
     assert frozen.get_metadata("out_sharding") == ("mlp", "embed")
     assert_same(loaded, convert(model, X), X)
 
@@ -289,7 +306,7 @@ class TestRefusals:
         assert snapshot(tmp_path) == before
 
     def test_sources_of_another_model(self, tmp_path):
-        state = pure(MODEL.model)
+        state = pure(MODEL)
         del state["up"]["kernel"]
         state["down"]["bias"] = state["down"]["kernel"]
         state["more"] = X
@@ -298,7 +315,7 @@ class TestRefusals:
         self.convert(lacks, saved, tmp_path)
 
     def test_a_training_state(self, tmp_path):
-        saved = save(tmp_path / "run", {"step": X, "params": nnx.state(MODEL.model)})
+        saved = save(tmp_path / "run", {"step": X, "params": nnx.state(MODEL)})
         self.convert("--subtree params", saved, tmp_path)
         report = checkpoint.convert_checkpoint(
             saved, tmp_path / "out", abstract(), SAMPLE, subtree="params"
@@ -337,7 +354,7 @@ class TestRefusals:
         saved = support.save(tmp_path / "float", support.VARIABLES, "msgpack")
         out = tmp_path / "out"
         checkpoint.convert_checkpoint(saved, out, support.MODEL, X)
-        refuses("NNX module QuantizedModel", checkpoint.load_serving, out, abstract())
+        refuses("NNX module Mlp", checkpoint.load_serving, out, abstract())
 
     def test_other_models(self, converted):
         other = quantize_model(Mlp(nnx.Rngs(0)), config.weight_only(4))

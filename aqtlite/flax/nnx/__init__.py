@@ -14,9 +14,11 @@ from aqtlite.flax.nnx.injection import (
     AqtDotGeneral,
     AqtEinsum,
 )
+from aqtlite.flax.nnx.model import Quantization, QuantizedModel
 from aqtlite.flax.nnx.quantize import (
-    QuantizedModel,
+    init_state,
     overwrite_with_gradient,
+    plan,
     quantize_model,
 )
 from aqtlite.flax.nnx.variables import Frozen, GradientStatistics, Statistics
@@ -29,11 +31,14 @@ __all__ = [
     "Call",
     "Frozen",
     "GradientStatistics",
+    "Quantization",
     "QuantizedModel",
     "Statistics",
     "calibrate",
     "convert",
     "convert_in_place",
+    "init_state",
     "overwrite_with_gradient",
+    "plan",
     "quantize_model",
 ]

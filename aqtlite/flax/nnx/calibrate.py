@@ -6,12 +6,13 @@ from typing import Any
 from absl import logging
 from flax import nnx
 
-from aqtlite.flax.nnx.quantize import QuantizedModel, call_method
+from aqtlite.flax.nnx.model import QuantizedModel
+from aqtlite.flax.nnx.quantize import call_method, check_quantized, init_state
 from aqtlite.flax.nnx.variables import Statistics
 
 
 def calibrate(
-    model: QuantizedModel,
+    model: nnx.Module,
     batches: Iterable[Any],
     *,
     method: str = "__call__",
@@ -20,8 +21,8 @@ def calibrate(
     """Gathers the statistics of a model's contractions, and changes nothing else.
 
     Calls the model in `nnx.jit`, once for each batch, in the mode that it is in: call
-    ``model.eval()`` before, so that dropout is off. Its `use_running_average` is True
-    afterwards, so that calls use the statistics as they are.
+    ``model.eval()`` before, so that dropout is off. ``model.aqt.use_running_average``
+    is True afterwards, so that calls use the statistics as they are.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -39,14 +40,16 @@ def calibrate(
         **kwargs: what else it takes. They are constants of the compiled program.
 
     Raises:
+        TypeError: if `model` is not quantized.
         ValueError: if there is no batch, or nothing gathers statistics.
     """
+    quantized = check_quantized(model, "calibrate")
 
     @nnx.jit
     def updated(model: QuantizedModel, args: tuple[Any, ...]) -> Any:
         # What the call changes beside statistics is dropped with the clone.
         model = nnx.clone(model)
-        model.use_running_average = False
+        model.aqt.use_running_average = False
         call_method(model, method, args, kwargs)
         return nnx.state(model, Statistics)
 
@@ -54,15 +57,15 @@ def calibrate(
     for batch in batches:
         args = batch if isinstance(batch, tuple) else (batch,)
         if not count:
-            model.init_state(*args, method=method, **kwargs)
-            if not model.statistics:
+            init_state(quantized, *args, method=method, **kwargs)
+            if not quantized.aqt.statistics:
                 raise ValueError(
                     "no calibration of the model gathers statistics: give a config "
                     "one, such as calibration.MeanOverBatches(), in fwd.lhs.calibration"
                 )
-        nnx.update(model, updated(model, args))
+        nnx.update(quantized, updated(quantized, args))
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
-    model.use_running_average = True
+    quantized.aqt.use_running_average = True
     logging.info("calibrated with %d batches", count)

@@ -11,8 +11,9 @@ from aqtlite import contraction
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import partitioning
+from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import QuantizedModel, function_of, state_of
+from aqtlite.flax.nnx.quantize import function_of
 from aqtlite.flax.nnx.variables import Frozen, Statistics
 from aqtlite.functions import freezing
 from aqtlite.functions.freezing import FunctionCall
@@ -85,7 +86,7 @@ class Conversion:
             serving: what `run` returned.
         """
         self.call.replace_params(serving.params)
-        self.model.frozen = nnx.data(serving.frozen)
+        self.model.aqt.frozen = nnx.data(serving.frozen)
 
     def fix_scales(self, model: QuantizedModel) -> None:
         """Puts scales in place of the statistics of the operands of a serving model.
@@ -93,10 +94,10 @@ class Conversion:
         Args:
             model: what the conversion makes, with the values of its variables.
         """
-        if model.frozen and model.statistics:
-            state = state_of(model)
+        if model.aqt.frozen and model.aqt.statistics:
+            state = model.aqt.state()
             fixed = dataclasses.replace(self.functions, state=state).fixed_state()
-            model.statistics = nnx.data(
+            model.aqt.statistics = nnx.data(
                 jax.tree.map(Statistics, fixed[STATISTICS], is_leaf=_is_fixed_scale)
             )
 
@@ -115,16 +116,16 @@ def plan(model: QuantizedModel, calls: Sequence[Call]) -> Conversion:
     Raises:
         ValueError: as `convert` does.
     """
-    if model.frozen:
+    if model.aqt.frozen:
         raise ValueError(
             "the model is converted already: convert takes the float model of training"
         )
-    state = state_of(model)
+    state = model.aqt.state()
     pure, functions = [], []
     for call in calls:
         kwargs = dict(call.kwargs)
         method = kwargs.pop("method", "__call__")
-        one = PureCall(model.model, method, call.args, kwargs)
+        one = PureCall(model, method, call.args, kwargs)
         _, *others = one.arguments
         pure.append(one)
         functions.append(FunctionCall(function_of(model, one), tuple(others), {}))

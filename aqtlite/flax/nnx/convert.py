@@ -1,31 +1,31 @@
 """The serving conversion of NNX models."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from flax import nnx
 
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.nnx import conversion
-from aqtlite.flax.nnx.quantize import QuantizedModel, as_quantized
+from aqtlite.flax.nnx.quantize import M, as_quantized
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.report import ConversionReport
 
 
 def convert(
-    model: nnx.Module,
+    model: M,
     *args: Any,
     calls: Sequence[Call] | None = None,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
     **kwargs: Any,
-) -> QuantizedModel:
+) -> M:
     """Freezes the quantized weights of a model into a serving model.
 
     The call is traced, and the part of the program that makes each weight, an operand
     of a quantized contraction that depends on parameters alone, is run once, and
     nothing else of it. A parameter that nothing else reads is gone: its `nnx.Param` has
-    no arrays. Integers and scales are `Frozen` variables in the attribute `frozen`, by
+    no arrays. Integers and scales are `Frozen` variables in ``serving.aqt.frozen``, by
     the path of the module and the name of the parameter. The scales of static ranges
     (`FixedScale`) take the place of the statistics that they come from.
 
@@ -40,7 +40,7 @@ def convert(
     >>> serving = convert(quantized, x)
     >>> bool((serving(x) == quantized(x)).all())
     True
-    >>> serving.frozen[""]["kernel"].get_value()
+    >>> serving.aqt.frozen[""]["kernel"].get_value()
     QTensor(int8[4,32], scale=float32[4,1], ...)
     >>> [x.shape for x in jax.tree.leaves(nnx.state(serving, nnx.Param))]
     [(4,)]
@@ -73,7 +73,7 @@ def convert(
             `strict`, if a weight stays in float.
     """
     return convert_in_place(
-        nnx.clone(as_quantized(model)),
+        cast(M, nnx.clone(as_quantized(model))),
         *args,
         calls=calls,
         strict=strict,
@@ -83,13 +83,13 @@ def convert(
 
 
 def convert_in_place(
-    model: nnx.Module,
+    model: M,
     *args: Any,
     calls: Sequence[Call] | None = None,
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
     **kwargs: Any,
-) -> QuantizedModel:
+) -> M:
     """Freezes the quantized weights of a model, as `convert` does, and its floats go.
 
     Nothing of the model is copied. The float parameters are gone from it, and from
@@ -105,14 +105,14 @@ def convert_in_place(
         **kwargs: as `args`.
 
     Returns:
-        `model`; or, if it is no `QuantizedModel`, one that holds it.
+        `model`; or, if it is no `QuantizedModel`, one that shares its variables.
 
     Raises:
         TypeError: as `convert`.
         ValueError: as `convert`.
     """
-    model = as_quantized(model)
-    planned = conversion.plan(model, calls_of(calls, args, kwargs))
+    quantized = as_quantized(model)
+    planned = conversion.plan(quantized, calls_of(calls, args, kwargs))
     serving, summary = planned.run()
     if strict:
         report_lib.check_all_frozen(summary)
@@ -120,5 +120,5 @@ def convert_in_place(
     if report is not None:
         report(summary)
     planned.write(serving)
-    planned.fix_scales(model)
-    return model
+    planned.fix_scales(quantized)
+    return cast(M, quantized)

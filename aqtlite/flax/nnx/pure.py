@@ -10,6 +10,12 @@ from flax import nnx
 from jax.extend import core
 
 from aqtlite.flax.nnx import partitioning
+from aqtlite.flax.nnx.model import (
+    ATTRIBUTE,
+    QuantizedModel,
+    float_class_of,
+    make_float,
+)
 from aqtlite.functions import injected
 from aqtlite.functions.freezing import FrozenParameter
 from aqtlite.jaxpr import forwarding, tracing
@@ -28,11 +34,11 @@ class _Object:
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a variable is: the number of the object, and the steps below it."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Fixed:
+    """What is no array, among results."""
 
-    path: Path
+    value: Any
 
 
 class Changes(NamedTuple):
@@ -41,8 +47,12 @@ class Changes(NamedTuple):
     values: dict[int, Any]
     """New values of variables, by number."""
 
-    added: list[tuple[_Place, nnx.Variable[Any]]]
-    """Variables that were not there before, such as those that `sow` makes."""
+    added: list[tuple[_Fixed, nnx.Variable[Any]]]
+    """Paths of variables that were not there before, such as those that `sow` makes:
+    the number of the object, and the steps below it; and the variables."""
+
+    has_other: _Fixed
+    """There are changes that are neither."""
 
 
 class PureCall:
@@ -54,12 +64,12 @@ class PureCall:
 
     def __init__(
         self,
-        model: nnx.Module,
+        model: QuantizedModel,
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ):
-        self._method = method
+        self.method = method
         self._objects: list[Any] = [model]
         self._args, self._kwargs = jax.tree.map(
             self._arrays_of, (args, dict(kwargs)), is_leaf=_is_object
@@ -67,7 +77,12 @@ class PureCall:
         with _without_captures_of_lists(self._objects):
             graphdef, state = nnx.split(self._objects, graph=True)
         self._graphdef: nnx.GraphDef[Any] = graphdef
-        leaves = _flat(state)
+        # What belongs to the quantization is no part of the call.
+        leaves: list[tuple[Path, Any]] = []
+        self._rest: list[tuple[Path, Any]] = []
+        for path, leaf in _flat(state):
+            is_ours = path[:2] == (0, ATTRIBUTE)
+            (self._rest if is_ours else leaves).append((path, leaf))
         self._params = [one for one in leaves if _is_parameter(*one)]
         self._others = [one for one in leaves if not _is_parameter(*one)]
 
@@ -108,45 +123,40 @@ class PureCall:
 
         Returns:
             What it returns, and what it changes.
-
-        Raises:
-            ValueError: if it changes more than variables.
         """
         values = [_get(params, path[1:]) for path, _ in self._params]
         values += others
         leaves = [*self._params, *self._others]
-        state = nnx.from_flat_state(
+        given = [
             (path, _with_value(leaf, value))
             for (path, leaf), value in zip(leaves, values, strict=True)
-        )
-        objects = nnx.merge(self._graphdef, state)
+        ]
+        objects = nnx.merge(self._graphdef, nnx.from_flat_state(given + self._rest))
+        make_float(objects[0])
+        before = nnx.graphdef(objects, graph=True)
         args, kwargs = jax.tree.map(
             lambda x: objects[x.index] if isinstance(x, _Object) else x,
             (args, kwargs),
             is_leaf=lambda x: isinstance(x, _Object),
         )
         with injected.marking():
-            out = getattr(objects[0], self._method)(*args, **kwargs)
+            out = getattr(objects[0], self.method)(*args, **kwargs)
+        out = jax.tree.map(lambda x: x if _is_array(x) else _Fixed(x), out)
         added = list(self._taken_out(objects))
         graphdef, state = nnx.split(objects, graph=True)
-        if graphdef != self._graphdef:
-            raise ValueError(
-                f"{type(objects[0]).__name__}.{self._method} changes the structure of "
-                "the model: it removes variables, adds or removes modules, or sets an "
-                "attribute that is no variable. Call it on the model itself (the "
-                "`model` of a QuantizedModel)"
-            )
+        if graphdef != before:
+            return out, Changes({}, added, _Fixed(True))
         after = dict(_flat(state))
         changed = {}
         for index, ((path, _), value) in enumerate(zip(leaves, values, strict=True)):
             new = _value(after[path])
             if not _is_same(new, value):
                 changed[index] = new
-        return out, Changes(changed, added)
+        return out, Changes(changed, added, _Fixed(False))
 
     def _taken_out(
         self, objects: list[Any]
-    ) -> Iterator[tuple[_Place, nnx.Variable[Any]]]:
+    ) -> Iterator[tuple[_Fixed, nnx.Variable[Any]]]:
         """Takes the variables out of modules that a call put there."""
         before = {path for path, _ in (*self._params, *self._others)}
         for path, leaf in _flat(nnx.state(objects, graph=True)):
@@ -156,16 +166,28 @@ class PureCall:
             module = _node(objects, above)
             if isinstance(module, nnx.Module):
                 delattr(module, name)
-                yield _Place(path), leaf
+                yield _Fixed(path), leaf
 
-    def without_unchanged(self, traced: tracing.Traced) -> tracing.Traced:
+    def checked(self, traced: tracing.Traced) -> tracing.Traced:
         """Leaves variables that a trace returns as they were out of what it returns.
 
         `nnx.scan`, `nnx.remat` and others return all variables that they are given.
 
         Args:
             traced: of `function`.
+
+        Raises:
+            ValueError: if the call changes more than variables.
         """
+        _, changes = traced.outputs
+        if changes.has_other.value:
+            name = f"{float_class_of(self._objects[0]).__name__}.{self.method}"
+            raise ValueError(
+                f"{name} changes the structure of the model: it removes variables, "
+                "adds or removes modules, or sets an attribute that is no variable. "
+                f"Do that in a method that contracts nothing, or call {name}(model, "
+                "...), which runs as it is, with the class that was quantized"
+            )
         forwarded = forwarding.forwarded_inputs(traced.jaxpr)
         (params, others, _, _), _ = traced.inputs
         before = [_get(params, path[1:]) for path, _ in self._params] + others
@@ -192,9 +214,15 @@ class PureCall:
         """Makes changes in the model, and in the arguments."""
         leaves = [*self._params, *self._others]
         self._write((leaves[i], value) for i, value in changes.values.items())
-        for place, variable in changes.added:
-            *above, name = place.path
+        for path, variable in changes.added:
+            *above, name = path.value
             setattr(_node(self._objects, above), name, variable)
+
+    def result(self, out: Any) -> Any:
+        """Returns what the method returned, given what `function` did."""
+        return jax.tree.map(
+            lambda x: x.value if isinstance(x, _Fixed) else x, out, is_leaf=_is_fixed
+        )
 
     def replace_params(self, params: Any) -> None:
         """Writes values into the parameters, in the structure of `params`.
@@ -210,6 +238,14 @@ class PureCall:
                 metadata = partitioning.without_names(leaf.get_metadata())
                 leaf.set_metadata(metadata)
         nnx.update(self._objects, nnx.from_flat_state(flat))
+
+
+def _is_array(x: Any) -> bool:
+    return tracing.is_array(x) or isinstance(x, bool | int | float | complex)
+
+
+def _is_fixed(x: Any) -> bool:
+    return isinstance(x, _Fixed)
 
 
 def _is_object(x: Any) -> bool:

@@ -42,14 +42,14 @@ class TestServing:
     def test_has_integers_in_place_of_kernels(self, serving):
         params = jax.tree.leaves(nnx.state(serving, nnx.Param))
         assert sorted(x.shape for x in params) == [(4,), (16,)]
-        frozen = serving.frozen["up"]["kernel"].get_value()
+        frozen = serving.aqt.frozen["up"]["kernel"].get_value()
         assert frozen.shape == (8, 16)
         assert frozen.qvalue.dtype == jnp.int8
 
     def test_the_model_stays(self, model, serving):
         del serving
-        assert model.model.up.kernel.shape == (8, 16)
-        assert not model.frozen
+        assert model.up.kernel.shape == (8, 16)
+        assert not model.aqt.frozen
 
     def test_serves_other_shapes_and_methods(self, model, serving):
         assert_equal(serving, model, X[:1])
@@ -68,7 +68,7 @@ class TestServing:
         grads = nnx.jit(nnx.grad(lambda model: model(X).sum()))(model)
         optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
         optimizer.update(model, grads)
-        assert (model.model.down.bias[...] != serving.model.down.bias[...]).all()
+        assert (model.down.bias[...] != serving.down.bias[...]).all()
 
     def test_a_transformer_with_all_that_it_changes(self):
         """Batch statistics, rngs, a tied embedding, and integers in attention."""
@@ -76,16 +76,16 @@ class TestServing:
         serving = convert(model, TOKENS)
         for _ in range(2):
             assert_equal(serving, model, TOKENS)
-        assert serving.model.blocks[0].dropout.rngs.count[...] == 2
+        assert serving.blocks[0].dropout.rngs.count[...] == 2
         # The table is looked up, and stays.
-        assert serving.model.embed.embedding.shape == (16, 8)
+        assert serving.embed.embedding.shape == (16, 8)
 
     def test_scanned_layers(self):
         model = quantize_model(Scanned(nnx.Rngs(0)), CFG)
         serving = convert(model, X, strict=True)
         assert_equal(serving, model, X)
-        assert not jax.tree.leaves(serving.model.layers.kernel)
-        assert serving.frozen["layers"]["kernel"].qvalue.shape == (3, 8, 8)
+        assert not jax.tree.leaves(serving.layers.kernel)
+        assert serving.aqt.frozen["layers"]["kernel"].qvalue.shape == (3, 8, 8)
 
     def test_decoding_with_a_cache(self):
         attention = nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
@@ -94,7 +94,7 @@ class TestServing:
         serving = convert(model, X[None, :1])
         for i in range(2):
             assert_equal(serving, model, X[None, i : i + 1])
-        assert serving.model.cache_index[...] == 2
+        assert serving.cache_index[...] == 2
 
     def test_in_half_precision(self):
         model = quantize_model(
@@ -183,7 +183,7 @@ class TestCalls:
         reports = []
         calls = [Call(X, method="encode"), DECODE]
         serving = convert(pair, calls=calls, strict=True, report=reports.append)
-        assert sorted(serving.frozen) == ["decoder", "encoder"]
+        assert sorted(serving.aqt.frozen) == ["decoder", "encoder"]
         assert "unread (2)" in str(reports[0])
         for run in (
             nnx.jit(lambda model: model.encode(X)),
@@ -193,8 +193,8 @@ class TestCalls:
 
     def test_one_call_freezes_what_it_contracts(self, pair):
         serving = convert(pair, X, method="encode")
-        assert sorted(serving.frozen) == ["encoder"]
-        assert serving.model.decoder.kernel.shape == (8, 4)
+        assert sorted(serving.aqt.frozen) == ["encoder"]
+        assert serving.decoder.kernel.shape == (8, 4)
 
     def test_in_place_with_statistics(self):
         static = config.static_int8()
@@ -261,12 +261,12 @@ class TestRefusals:
             def __call__(self, x):
                 return x @ self.up.kernel[...][:, ::-1]
 
-        other = nnx.clone(serving)
-        other.model = Transposed(nnx.Rngs(0))
-        nnx.update(other.model, nnx.state(serving.model))
+        other = quantize_model(Transposed(nnx.Rngs(0)), CFG)
+        other.aqt = nnx.clone(serving).aqt
+        nnx.update(other, nnx.state(serving))
         with pytest.raises(ValueError, match=r"frozen parameters up\.kernel"):
             other(X)
 
     def test_a_frozen_layer_on_its_own(self, serving):
         with pytest.raises(TypeError):
-            serving.model.up(X)
+            serving.up(X)

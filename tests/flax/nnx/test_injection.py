@@ -15,6 +15,8 @@ from aqtlite.flax.nnx import (
     AqtEinsum,
     AqtEmbed,
     convert,
+    init_state,
+    plan,
     quantize_model,
 )
 from tests.flax.nnx.models import CFG, Mlp, X, call
@@ -57,7 +59,7 @@ def layers():
 
 
 def test_all_layers_are_planned_and_served(layers):
-    planned = quantize_model(layers).plan(X)
+    planned = plan(quantize_model(layers), X)
     assert len(planned.quantized()) == 9
     assert all(one.is_injected for one in planned.quantized())
     assert "injected" in str(planned)
@@ -71,14 +73,14 @@ def test_all_layers_are_planned_and_served(layers):
 
 def test_injected_ones_win_over_rules():
     model = Mlp(nnx.Rngs(0), dot_general=AqtDotGeneral(config.weight_only(4)))
-    planned = quantize_model(model, [Rule(cfg=CFG, is_required=False)]).plan(X)
+    planned = plan(quantize_model(model, [Rule(cfg=CFG, is_required=False)]), X)
     assert {one.cfg for one in planned.contractions} == {config.weight_only(4)}
 
 
 def test_gradients_are_those_of_a_rule():
     injected = Mlp(nnx.Rngs(0), dot_general=DOT_GENERAL)
     gradients = nnx.jit(nnx.grad(lambda model: model(X).sum()))
-    expected = gradients(quantize_model(Mlp(nnx.Rngs(0)), CFG))["model"]
+    expected = gradients(quantize_model(Mlp(nnx.Rngs(0)), CFG))
     jax.tree.map(np.testing.assert_array_equal, gradients(injected), expected)
 
 
@@ -95,7 +97,7 @@ def test_a_jitted_function_is_traced_anew_inside_of_a_quantized_model():
 
     model = Model()
     outside = model(X)
-    assert len(quantize_model(model).plan(X).quantized()) == 1
+    assert len(plan(model, X).quantized()) == 1
     np.testing.assert_array_equal(call(convert(model, X), X), outside)
     assert (double(X, model.kernel[...]) != X @ model.kernel[...]).any()
 
@@ -110,7 +112,7 @@ def test_what_has_a_state_needs_a_model():
     with pytest.raises(ValueError, match="quantize_model"):
         layer(X)
     model = quantize_model(layer)
-    model.init_state(X)
+    init_state(model, X)
     assert model(X).shape == (4, 4)
 
 

@@ -57,7 +57,7 @@ def no_mesh_is_needed():
 
 def specs(model, module=""):
     """Those of integers and of scales, as they are stored: the output first."""
-    found = nnx.get_partition_spec(nnx.state(model))["frozen"][module]["kernel"]
+    found = nnx.get_partition_spec(nnx.state(model))["aqt"]["frozen"][module]["kernel"]
     return found.get_value().qvalue, found.get_value().scale
 
 
@@ -89,7 +89,7 @@ def test_blocks():
     cfg = config.update(CFG, {"fwd.*.blocks": config.Blocks(size=4)})
     model = quantize_model(partitioned(), cfg)
     serving = convert(model, X)
-    assert serving.frozen[""]["kernel"].scale.shape == (4, 2)
+    assert serving.aqt.frozen[""]["kernel"].scale.shape == (4, 2)
     assert specs(serving) == (P("out", "in"), P("out", None))
 
 
@@ -114,7 +114,7 @@ def test_arrays_are_put_onto_a_mesh():
     serving = convert(model, X)
     state = nnx.state(serving)
     nnx.update(serving, jax.device_put(state, nnx.get_named_sharding(state, MESH)))
-    frozen = serving.frozen[""]["kernel"]
+    frozen = serving.aqt.frozen[""]["kernel"]
     assert frozen.qvalue.sharding == jax.NamedSharding(MESH, P("out", "in"))
     assert frozen.scale.sharding == jax.NamedSharding(MESH, P("out", None))
     np.testing.assert_array_equal(call(serving, X), call(model, X))
@@ -126,15 +126,15 @@ def test_shapes_on_a_mesh(how):
     with jax.set_mesh(MESH):
         make = lambda: convert(quantize_model(partitioned(), CFG), X)  # noqa: E731
         abstract = how(nnx.eval_shape(make))
-    frozen = abstract.frozen[""]["kernel"].get_value()
+    frozen = abstract.aqt.frozen[""]["kernel"].get_value()
     assert isinstance(frozen, QTensor)
     assert frozen.qvalue.sharding.spec == P("out", "in")
     assert frozen.scale.sharding.spec == P("out", None)
-    assert not jax.tree.leaves(abstract.model.kernel)
+    assert not jax.tree.leaves(abstract.kernel)
 
 
 def test_a_frozen_parameter_has_no_axes_to_name():
     layer = partitioned()
     serving = convert(quantize_model(layer, CFG), X)
-    assert "out_sharding" not in serving.model.kernel.get_metadata()
+    assert "out_sharding" not in serving.kernel.get_metadata()
     assert layer.kernel.get_metadata("out_sharding") == ("in", "out")

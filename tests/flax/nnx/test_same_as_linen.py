@@ -89,8 +89,6 @@ def test_forward_gradients_and_serving(name):
     )
     grads, out = nnx.jit(nnx.grad(nnx_loss, has_aux=True))(model)
     np.testing.assert_array_equal(out, expected_out)
-    jax.tree.map(
-        np.testing.assert_array_equal, nnx.to_pure_dict(grads)["model"], expected
-    )
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(grads), expected)
     served = jax.jit(linen.apply)(aqt_flax.convert(linen, variables, x), x)
     np.testing.assert_array_equal(call(aqt_nnx.convert(model, x), x), served)

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from aqtlite import Rule
 from aqtlite.flax.nnx import convert, quantize_model
 from tests.flax.nnx.models import CFG, X, call, values
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+
+
+FLOAT = Rule(cfg=None)
 
 
 class AuxLoss(nnx.Intermediate):
@@ -90,14 +94,14 @@ def eager(model, x):
 def test_is_what_the_float_model_sows(cls, run):
     """In types, paths and values: at the first call, at the next, and after `pop`."""
     model = cls(nnx.Rngs(0))
-    quantized = quantize_model(cls(nnx.Rngs(0)))
+    quantized = quantize_model(cls(nnx.Rngs(0)), FLOAT)
     for popped in ((), (AuxLoss,), (nnx.Intermediate,)):
         np.testing.assert_array_equal(run(quantized, X), run(model, X))
-        assert_same(nnx.state(quantized.model), nnx.state(model))
+        assert_same(nnx.state(quantized), nnx.state(model))
         for kind in popped:
             gone = nnx.pop(model, kind)
             assert jax.tree.leaves(gone)
-            assert_same(nnx.pop(quantized, kind)["model"], gone)
+            assert_same(nnx.pop(quantized, kind), gone)
 
 
 def test_is_differentiated():
@@ -114,7 +118,7 @@ def test_is_differentiated():
     expected, exact = loss(Model(nnx.Rngs(0)))
     np.testing.assert_allclose(value, expected, rtol=0.05)
     for i in range(2):
-        got = grads["model"]["layers"][i]["up"]["kernel"][...]
+        got = grads["layers"][i]["up"]["kernel"][...]
         wanted = exact["layers"][i]["up"]["kernel"][...]
         assert jnp.linalg.norm(got - wanted) < 0.1 * jnp.linalg.norm(wanted)
 
@@ -134,11 +138,11 @@ def test_is_captured():
     model = Model(nnx.Rngs(0))
     kinds = (AuxLoss, nnx.Intermediate)
     _, *expected = nnx.capture(model, *kinds)(X)
-    _, *captured = nnx.capture(quantize_model(model), *kinds)(X)
+    _, *captured = nnx.capture(quantize_model(model, FLOAT), *kinds)(X)
     for one, other in zip(captured, expected, strict=True):
         assert jax.tree.leaves(other)
-        assert_same(one["model"], other)
+        assert_same(one, other)
     # Nothing of the capture is left: what is sown is in the model again.
-    quantized = quantize_model(model)
+    quantized = quantize_model(model, FLOAT)
     quantized(X)
     assert jax.tree.leaves(nnx.pop(quantized, AuxLoss))

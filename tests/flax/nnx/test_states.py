@@ -14,6 +14,7 @@ from aqtlite.flax.nnx import (
     Statistics,
     calibrate,
     convert,
+    init_state,
     overwrite_with_gradient,
     quantize_model,
 )
@@ -49,28 +50,30 @@ class TestStatistics:
         assert not any(jax.tree.leaves(same(before, values(model, Statistics))))
 
     def test_are_no_parameters(self, model):
-        assert set(model.statistics) == {"up", "down"}
+        assert set(model.aqt.statistics) == {"up", "down"}
         assert len(jax.tree.leaves(nnx.state(model, nnx.Param))) == 4
 
     def test_served_equals_trained(self, model):
         serving = convert(model, X)
         np.testing.assert_array_equal(call(serving, X), call(model, X))
         # Scales take the place of statistics, but not in the model of training.
-        for name, entry in serving.statistics.items():
+        for name, entry in serving.aqt.statistics.items():
             assert isinstance(entry["lhs"].get_value(), FixedScale)
-            assert isinstance(model.statistics[name]["lhs"], dict)
+            assert isinstance(model.aqt.statistics[name]["lhs"], dict)
 
     def test_calibrating_changes_nothing_else(self):
         model = quantize_model(Block(nnx.Rngs(0)), config.static_int8())
-        before = values(model.model)
+        before = values(model)
         calibrate(model, [jnp.ones((1, 4, 8))])
-        assert jax.tree.all(same(before, values(model.model)))
+        after = values(model)
+        assert after.pop("aqt")
+        assert jax.tree.all(same(before, after))
 
     def test_of_no_batch_are_refused(self):
         model = mlp(config.static_int8())
         with pytest.raises(ValueError, match="init_state"):
             model(X)
-        model.init_state(X)
+        init_state(model, X)
         model.eval()
         with pytest.raises(ValueError, match="no statistics yet"):
             model(X)
@@ -84,23 +87,23 @@ class TestStatistics:
 
 def test_learned_scales_are_trained_and_frozen():
     model = mlp(config.lsq(8))
-    model.init_state(X)
+    init_state(model, X)
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    before = values(model.learned)
+    before = values(model.aqt.learned)
 
     @nnx.jit
     def step(model, optimizer):
         optimizer.update(model, nnx.grad(loss)(model))
 
     step(model, optimizer)
-    assert not any(jax.tree.leaves(same(before, values(model.learned))))
+    assert not any(jax.tree.leaves(same(before, values(model.aqt.learned))))
     serving = convert(model, X)
     np.testing.assert_array_equal(call(serving, X), call(model, X))
 
 
 def test_gradients_take_the_place_of_their_statistics():
     model = mlp(config.fp8(delayed=True))
-    model.init_state(X)
+    init_state(model, X)
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     wrt = nnx.DiffState(0, nnx.Any(nnx.Param, GradientStatistics))
 
@@ -110,7 +113,7 @@ def test_gradients_take_the_place_of_their_statistics():
         optimizer.update(model, overwrite_with_gradient(model, grads))
 
     def batches():
-        found = jax.tree_util.tree_leaves_with_path(model.gradient_statistics)
+        found = jax.tree_util.tree_leaves_with_path(model.aqt.gradient_statistics)
         return {
             float(x)
             for path, x in found

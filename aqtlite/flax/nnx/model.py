@@ -1,0 +1,95 @@
+"""Quantized NNX models: what they have beside what the float models have."""
+
+from typing import Any, ClassVar
+
+import jax
+from flax import nnx
+
+from aqtlite.flax.nnx.variables import Frozen, GradientStatistics, Statistics
+from aqtlite.functions.rules import Rule
+from aqtlite.serving.call_site import SITE
+from aqtlite.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
+
+ATTRIBUTE = "aqt"
+"""The attribute of a quantized model that has its `Quantization`."""
+
+KINDS: dict[str, tuple[str, type[nnx.Variable[Any]]]] = {
+    STATISTICS: ("statistics", Statistics),
+    PARAMETERS: ("learned", nnx.Param),
+    OF_GRADIENTS: ("gradient_statistics", GradientStatistics),
+}
+"""For each collection of states, the attribute of a `Quantization` that has it, and its
+variables."""
+
+ATTRIBUTES = {collection: attribute for collection, (attribute, _) in KINDS.items()}
+"""For each collection of states, the attribute that has it."""
+
+
+class Quantization(nnx.Module):
+    """How a model is quantized: the attribute ``aqt`` of a `QuantizedModel`."""
+
+    def __init__(self, rules: tuple[Rule, ...], *, strict: bool):
+        self.rules = nnx.static(rules)
+        self.strict = strict
+        self.use_running_average = False
+        self.statistics: dict[str, Any] = nnx.data({})
+        self.learned: dict[str, Any] = nnx.data({})
+        self.gradient_statistics: dict[str, Any] = nnx.data({})
+        self.frozen: dict[str, dict[str, Frozen[Any]]] = nnx.data({})
+
+    def state(self) -> dict[str, Any]:
+        """The states of the calibrations, as a quantized function takes them."""
+        return {
+            collection: jax.tree.map(
+                lambda variable: variable.get_value(), variables, is_leaf=is_variable
+            )
+            for collection, attribute in ATTRIBUTES.items()
+            if (variables := getattr(self, attribute))
+        }
+
+    def collection(self) -> dict[str, Any]:
+        """The frozen weights, as a quantized function takes them."""
+        return {
+            module: {name: _entry(variable) for name, variable in entries.items()}
+            for module, entries in self.frozen.items()
+        }
+
+
+class QuantizedModel(nnx.Module):
+    """Base of the classes of quantized models; see `quantize_model`.
+
+    The class of a quantized model is a subclass of this one and of the model's own.
+    """
+
+    aqt: Quantization
+    """Rules, statistics, learned scales and frozen weights."""
+
+    _float_class: ClassVar[type[nnx.Module]]
+
+
+def float_class_of(model: nnx.Module) -> type[nnx.Module]:
+    """The class of a model before it was quantized."""
+    if isinstance(model, QuantizedModel):
+        return model._float_class
+    return type(model)
+
+
+def set_class(model: nnx.Module, cls: type[nnx.Module]) -> None:
+    """Changes the class of a model, which is no attribute of it to NNX."""
+    object.__setattr__(model, "__class__", cls)
+
+
+def make_float(model: QuantizedModel) -> None:
+    """Makes a model again of what `quantize_model` made of it."""
+    delattr(model, ATTRIBUTE)
+    set_class(model, float_class_of(model))
+
+
+def is_variable(x: Any) -> bool:
+    """Tells whether a node is a variable."""
+    return isinstance(x, nnx.Variable)
+
+
+def _entry(variable: Frozen[Any]) -> dict[str, Any]:
+    site = variable.get_metadata(SITE)
+    return {SITE: site, site.operand.side: variable.get_value()}
