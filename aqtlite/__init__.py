@@ -17,6 +17,7 @@ from aqtlite.functions.convert import convert_function
 from aqtlite.functions.quantize import plan, quantize_function
 from aqtlite.functions.rules import Rule
 from aqtlite.functions.states import with_gradient_statistics
+from aqtlite.jaxpr.registry import register_operation
 from aqtlite.qtensor import QTensor
 from aqtlite.quantizer import quantize
 from aqtlite.ragged_dot import make_ragged_dot
@@ -34,6 +35,7 @@ __all__ = [
     "plan",
     "quantize",
     "quantize_function",
+    "register_operation",
     "remat",
     "rules",
     "shape_operations",

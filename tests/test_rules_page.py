@@ -4,6 +4,9 @@ import pathlib
 import re
 import runpy
 
+import jax
+import numpy as np
+
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "rules.md"
 
 
@@ -19,3 +22,12 @@ def test_the_page_runs(tmp_path, capsys):
     assert line in PAGE.read_text()
     assert "8 contractions: 6 quantized, 2 in float" in printed
     assert page["serving"]["params"]["head"].shape == (64, 10)
+    line = next(one for one in printed.splitlines() if one.startswith("  experts "))
+    assert line.endswith("int8 x int8")
+    assert line in PAGE.read_text()
+    assert not jax.tree.leaves(page["serving_experts"]["params"])
+    quantized, serve = page["quantized_experts"], page["serve_experts"]
+    np.testing.assert_array_equal(
+        jax.jit(serve)(page["serving_experts"], page["rows"]),
+        jax.jit(quantized)(page["weights"], page["rows"]),
+    )

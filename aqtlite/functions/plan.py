@@ -6,7 +6,6 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
 
 import jax.numpy as jnp
 import rich.box
@@ -18,75 +17,12 @@ from jax.extend import core
 from aqtlite import config, contraction
 from aqtlite.functions import injected, primitives
 from aqtlite.functions.naming import Naming, by_scope
+from aqtlite.functions.planned import Kind, PlannedContraction, PlannedOperand
 from aqtlite.functions.rules import Rule
-from aqtlite.jaxpr import sites
+from aqtlite.jaxpr import equations, registry, sites
 from aqtlite.jaxpr.sites import Loop, Site
 
-Kind = Literal["weight", "activation", "constant"]
-
 _NO_SCOPE = "(no name scope)"
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedOperand:
-    """An operand of a contraction."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    kind: Kind
-    """"weight": its value depends on nothing but parameters. "constant": on nothing."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.dtype}[{','.join(map(str, self.shape))}]"
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedContraction:
-    """A contraction of a program, and what becomes of it."""
-
-    path: str
-    """The name scopes around it, and its number if there are several of the path."""
-
-    module: str
-    """The path without the number."""
-
-    op: str
-    equation: str | None
-    """Of a `dot_general`: its axes as an einsum's equation."""
-
-    lhs: PlannedOperand
-    rhs: PlannedOperand
-    rule: int | None
-    """The index of the rule that decides; None if there is none."""
-
-    cfg: config.DotGeneral
-    """The config by which it is quantized, `config.unquantized()` for none."""
-
-    why_float: str | None
-    """Why it stays in float, if so."""
-
-    is_injected: bool
-    """The config was given where it is called, and goes before those of rules."""
-
-    site: Site = dataclasses.field(repr=False, compare=False)
-
-    @property
-    def is_quantized(self) -> bool:
-        """True unless it stays in float."""
-        return self.why_float is None
-
-    @property
-    def is_exchanged(self) -> bool:
-        """True if its weight is its lhs, which takes the part of the config's rhs."""
-        if self.is_injected:
-            return False
-        is_weight = self.lhs.kind == "weight" and self.rhs.kind != "weight"
-        return self.op == "dot_general" and is_weight
-
-    def in_order(self, values: Sequence[Any]) -> list[Any]:
-        """Returns its inputs with the weight, if it has one, as the second."""
-        lhs, rhs, *rest = values
-        return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +67,7 @@ class Plan:
         for one in self.contractions:
             table.add_row(
                 one.path or _NO_SCOPE,
-                one.equation or one.op,
+                one.description,
                 str(one.lhs),
                 str(one.rhs),
                 _who_decides(one),
@@ -197,7 +133,8 @@ def make(
         planned.append(_planned(site, module, number, rules, parameters))
     for index, rule in enumerate(rules):
         if rule.is_required and not any(_fulfils(one, rule) for one in planned):
-            raise ValueError(_nothing_fulfils(rule, index, planned))
+            text = _nothing_fulfils(rule, index, planned)
+            raise ValueError(text + _not_called(rule, closed))
     return Plan(tuple(planned), tuple(rules))
 
 
@@ -220,6 +157,7 @@ def _planned(
         path=f"{module}#{number}" if number else module,
         module=module,
         op=site.operation,
+        registered=site.registered,
         equation=primitives.equation_of(site.eqn),
         lhs=lhs,
         rhs=rhs,
@@ -265,7 +203,7 @@ def _why_float(
 
 
 def _obstacle(site: Site) -> str | None:
-    if {"jvp", "transpose"} & set(site.scope.transformations):
+    if site.scope.is_of_gradient:
         return (
             "it is part of a gradient that the function takes; quantize the function "
             "that is differentiated"
@@ -283,7 +221,10 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
     size = primitives.smaller_size(one.site.eqn)
     checks: list[tuple[Callable[[], bool], str]] = [
         (lambda: bool(re.fullmatch(rule.path, one.path)), f"path={one.path!r}"),
-        (lambda: rule.ops is None or one.op in rule.ops, f"op={one.op!r}"),
+        (
+            lambda: rule.ops is None or bool({one.op, one.registered} & {*rule.ops}),
+            f"op={one.registered or one.op!r}",
+        ),
         (
             lambda: {
                 "any": True,
@@ -333,6 +274,18 @@ def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) 
             "A path is matched as a whole: write .* for any text before or after. A "
             "rule with is_required=False may match nothing.",
         ]
+    )
+
+
+def _not_called(rule: Rule, closed: core.ClosedJaxpr) -> str:
+    """What a program calls in place of the registered operations that a rule names."""
+    called = equations.called_names(closed)
+    missing = set(rule.ops or ()) - called - {*registry.OF_PRIMITIVES.values()}
+    if not missing:
+        return ""
+    return (
+        f"\nThe program does not call {', '.join(sorted(missing))}. What it calls by a "
+        f"name: {', '.join(sorted(called)) or 'nothing'}."
     )
 
 

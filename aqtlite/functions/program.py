@@ -12,7 +12,8 @@ import numpy as np
 
 from aqtlite import config, remat
 from aqtlite.functions import primitives
-from aqtlite.functions.plan import Plan, PlannedContraction
+from aqtlite.functions.plan import Plan
+from aqtlite.functions.planned import PlannedContraction
 from aqtlite.jaxpr import dependencies, rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from aqtlite.functions import plan as planning
 from aqtlite.functions import rules as rules_lib
 from aqtlite.functions.naming import Naming, Paths, by_scope, naming_of
-from aqtlite.functions.plan import Plan, PlannedContraction
+from aqtlite.functions.plan import Plan
+from aqtlite.functions.planned import PlannedContraction
 from aqtlite.functions.rules import Rule
 from aqtlite.functions.states import (
     State,

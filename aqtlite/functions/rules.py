@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from aqtlite import config
 from aqtlite.config import serialization
 from aqtlite.functions import rules_json
+from aqtlite.jaxpr import registry
 
-OperationName = Literal["dot_general", "conv_general_dilated", "ragged_dot"]
 Operands = Literal["any", "weight", "activations"]
 
 
@@ -39,9 +39,11 @@ class Rule:
     any, the path of the parameter that it contracts. The second contraction of a path
     has ``#1`` at the end, the third ``#2``."""
 
-    op: OperationName | tuple[OperationName, ...] | None = None
-    """The function of `jax.lax` that contracts, or a tuple of several; None for any.
-    `jnp.matmul`, `jnp.einsum` and dense layers are "dot_general"."""
+    op: str | tuple[str, ...] | None = None
+    """The function of `jax.lax` that contracts ("dot_general", "conv_general_dilated",
+    "ragged_dot"), the name of a kernel or function around it (`register_operation`), or
+    a tuple of several; None for any. `jnp.matmul`, `jnp.einsum` and dense layers are
+    "dot_general"."""
 
     cfg: config.DotGeneral | None = dataclasses.field(kw_only=True)
     """How to quantize. ``fwd.rhs`` is the weight of a contraction that has one, on
@@ -93,12 +95,12 @@ class Rule:
             )
 
     def _check_op(self) -> None:
-        known = get_args(OperationName)
-        unknown = [one for one in self.ops or () if one not in known]
-        if unknown or self.ops == ():
+        known = registry.names()
+        if self.ops == () or any(one not in known for one in self.ops or ()):
             raise ValueError(
                 f"Rule.op must be one of {', '.join(known)}, a tuple of these or None, "
-                f"got {self.op!r}"
+                f"got {self.op!r}; a kernel has to be registered first, by "
+                "aqtlite.register_operation"
             )
 
     @property

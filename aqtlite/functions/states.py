@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from aqtlite import config, statistics
 from aqtlite.functions import primitives
-from aqtlite.functions.plan import Plan, PlannedContraction
+from aqtlite.functions.plan import Plan
+from aqtlite.functions.planned import PlannedContraction
 from aqtlite.jaxpr.replacement import Left, Replacement
 from aqtlite.state_collections import (
     OF_GRADIENTS,

@@ -56,6 +56,40 @@ def bodies(eqn: Any) -> Iterator[core.ClosedJaxpr]:
                 yield core.ClosedJaxpr(one, ())
 
 
+_FUNCTION_CALLS = {
+    "jit",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "pallas_call",
+    "composite",
+}
+
+_OF_JAX = {
+    one.name for one in vars(primitives).values() if isinstance(one, core.Primitive)
+} | {"shard_map"}
+
+
+def called_name(eqn: Any) -> str | None:
+    """Returns the name of the function, kernel or custom primitive that is called.
+
+    None for JAX's own operations, loops and branches. JAX has no other way to the name
+    of a function with a custom derivative, or of a kernel that was given none, than
+    the `debug_info` of its jaxpr.
+    """
+    name = str(eqn.primitive.name)
+    if name not in _FUNCTION_CALLS:
+        return None if name in _OF_JAX else name
+    given = eqn.params.get("name")
+    return given or _only_body(eqn).jaxpr.debug_info.func_name
+
+
+def called_names(closed: core.ClosedJaxpr) -> set[str]:
+    """Returns the names of what the equations of a jaxpr call, those in bodies too."""
+    eqns = closed.jaxpr.eqns
+    names = {name for name in map(called_name, eqns) if name is not None}
+    return names.union(*(called_names(body) for eqn in eqns for body in bodies(eqn)))
+
+
 def literal_value(literal: Any) -> Any:
     """Returns the value of a literal, which has a dtype.
 

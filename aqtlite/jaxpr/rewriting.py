@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from aqtlite.jaxpr import equations, scopes
+from aqtlite.jaxpr import equations, registry, scopes
 from aqtlite.jaxpr.bodies import BUILDERS
 from aqtlite.jaxpr.replacement import (
     Inside,
@@ -138,7 +138,10 @@ def _replaced(
         if len(location) == 1:
             outputs, left = one.function(values, one.given)
             return outputs, {location: left} if one.leaves else {}
-    return BUILDERS[eqn.primitive.name](eqn, values, Inside(here, evaluate))
+    inside, name = Inside(here, evaluate), registry.name_of(eqn)
+    if name is not None:
+        return inside.body(registry.body_of(eqn, name), 0, values)
+    return BUILDERS[eqn.primitive.name](eqn, values, inside)
 
 
 def enters(eqn: Any) -> bool:

@@ -23,6 +23,11 @@ class Scope(NamedTuple):
     transformations: tuple[str, ...]
     """The transformations that JAX wrote around some of the names."""
 
+    @property
+    def is_of_gradient(self) -> bool:
+        """True for what a program computes to differentiate a function of its own."""
+        return bool({"jvp", "transpose"} & set(self.transformations))
+
 
 def text_of(eqn: Any) -> str:
     """The scope of an equation inside its own jaxpr, as JAX writes it.

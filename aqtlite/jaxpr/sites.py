@@ -11,15 +11,8 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import dependencies, equations, rewriting, scopes
+from aqtlite.jaxpr import dependencies, equations, registry, rewriting, scopes
 from aqtlite.jaxpr.replacement import Location
-
-OPERATIONS = {
-    "dot_general": "dot_general",
-    "conv_general_dilated": "conv_general_dilated",
-    "ragged_dot_general": "ragged_dot",
-}
-"""The operation of each primitive that contracts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +69,13 @@ class Site:
     obstacle: str | None = None
     """Why it cannot be replaced, if so."""
 
+    registered: str | None = None
+    """The name of the registered operation that it is a part of, if so."""
+
     @property
     def operation(self) -> str:
         """The name of the function of `jax.lax` that made it."""
-        return OPERATIONS[self.eqn.primitive.name]
+        return registry.OF_PRIMITIVES[self.eqn.primitive.name]
 
 
 def find(
@@ -116,6 +112,7 @@ class _Place:
     per_step: tuple[bool, ...] = ()
     lengths: tuple[int, ...] = ()
     obstacle: str | None = None
+    registered: str | None = None
 
     def inside(
         self, eqn: Any, values: Sequence[Origin], index: int, body: int
@@ -133,15 +130,28 @@ class _Place:
             *_, scanned = scan.of_inputs(values)
             lengths = (*lengths, scan.length)
             per_step = (*per_step, any(map(self._is_of_parameters, scanned)))
-        return _Place(
-            self.parameters,
-            (*self.location, (index, body)),
-            scopes.join(self.scope, scopes.text_of(eqn)),
-            (*self.around, name),
-            per_step,
-            lengths,
-            obstacle,
+        return dataclasses.replace(
+            self,
+            location=(*self.location, (index, body)),
+            scope=self.scope_of(eqn),
+            around=(*self.around, name),
+            per_step=per_step,
+            lengths=lengths,
+            obstacle=obstacle,
         )
+
+    def inside_registered(self, eqn: Any, name: str, index: int) -> "_Place":
+        """The place of the reference of a registered operation."""
+        return dataclasses.replace(
+            self,
+            location=(*self.location, (index, 0)),
+            scope=self.scope_of(eqn),
+            registered=name,
+        )
+
+    def scope_of(self, eqn: Any) -> str:
+        """The scope of an equation, as JAX writes it."""
+        return scopes.join(self.scope, scopes.text_of(eqn))
 
     def _is_of_parameters(self, value: Origin) -> bool:
         """Tells whether a value depends on parameters and on no other input."""
@@ -170,29 +180,41 @@ def _walk(
 
     for index, eqn in enumerate(jaxpr.eqns):
         values = [read(atom) for atom in eqn.invars]
-        if eqn.primitive.name in OPERATIONS:
-            text = scopes.join(place.scope, scopes.text_of(eqn))
+        if eqn.primitive.name in registry.OF_PRIMITIVES:
             found.append(
                 Site(
                     (*place.location, (index, 0)),
                     eqn,
-                    scopes.parse(text),
+                    scopes.parse(place.scope_of(eqn)),
                     (values[0], values[1]),
                     place.around,
                     place.per_step,
                     place.lengths,
                     place.obstacle,
+                    place.registered,
                 )
             )
-        of_bodies = []
-        for number, body in enumerate(equations.bodies(eqn)):
-            inner = _inputs_of_body(eqn, number, body, values, place)
-            there = place.inside(eqn, values, index, number)
-            of_bodies.append(_walk(body, inner, there, found))
-        is_call = equations.called_body(eqn) is not None
-        outputs = of_bodies[0] if is_call else _outputs(eqn, values)
+        outputs = _walk_inside(eqn, index, values, place, found)
         known.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _walk_inside(
+    eqn: Any, index: int, values: list[Origin], place: _Place, found: list[Site]
+) -> list[Origin]:
+    """Adds the sites inside of an equation; returns what its outputs come from."""
+    name = registry.name_of(eqn)
+    # A gradient has calls of the name, too, with other inputs and outputs.
+    if name is not None and not scopes.parse(place.scope_of(eqn)).is_of_gradient:
+        there = place.inside_registered(eqn, name, index)
+        return _walk(registry.body_of(eqn, name), values, there, found)
+    of_bodies = []
+    for number, body in enumerate(equations.bodies(eqn)):
+        inner = _inputs_of_body(eqn, number, body, values, place)
+        there = place.inside(eqn, values, index, number)
+        of_bodies.append(_walk(body, inner, there, found))
+    is_call = equations.called_body(eqn) is not None
+    return of_bodies[0] if is_call else _outputs(eqn, values)
 
 
 def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:

@@ -15,7 +15,8 @@ from aqtlite.flax.linen.parameters import parameters_of
 from aqtlite.functions import plan as planning
 from aqtlite.functions import primitives
 from aqtlite.functions import states as states_lib
-from aqtlite.functions.plan import Plan, PlannedContraction
+from aqtlite.functions.plan import Plan
+from aqtlite.functions.planned import PlannedContraction
 from aqtlite.functions.program import Path, Program
 from aqtlite.functions.rules import Rule
 from aqtlite.jaxpr import rewriting, tracing

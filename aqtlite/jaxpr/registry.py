@@ -1,0 +1,140 @@
+"""Names of operations: those of JAX that contract, and those that users register.
+
+A registered operation is a kernel, or any function, that a program calls by a name. Its
+reference implementation, a function of plain JAX, says what it computes. Analysis and
+rewriting take the jaxpr of this function for the body of the equation that calls the
+operation; where nothing in it is replaced, the equation stays as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from aqtlite.jaxpr import equations
+from aqtlite.sharding import shape_of
+
+OF_PRIMITIVES = {
+    "dot_general": "dot_general",
+    "conv_general_dilated": "conv_general_dilated",
+    "ragged_dot_general": "ragged_dot",
+}
+"""The operation of each primitive that contracts."""
+
+_references: dict[str, Callable[..., Any]] = {}
+
+
+def register_operation(name: str, reference: Callable[..., Any]) -> None:
+    """Says what a kernel computes, so that rules quantize it.
+
+    Rules know `jax.lax.dot_general`, `conv_general_dilated` and `ragged_dot`. What a
+    program computes in a kernel of its own they cannot see into: a Pallas kernel, a
+    custom primitive. With a reference implementation, a call of the kernel has the
+    contractions of this function, which rules name, plans show, and conversions freeze
+    the weights of. Where one of them is quantized, the reference takes the place of the
+    kernel, and gradients are those of the library; where none is, the kernel runs.
+
+    >>> from jax.experimental import pallas
+    >>> import jax.numpy as jnp
+    >>> import aqtlite
+    >>> def product(x, w):
+    ...     def product_kernel(x, w, out):
+    ...         out[...] = x[...] @ w[...]
+    ...     shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype)
+    ...     return pallas.pallas_call(product_kernel, shape, interpret=True)(x, w)
+    >>> aqtlite.register_operation("product_kernel", jnp.matmul)
+    >>> rules = aqtlite.Rule(op="product_kernel", cfg=aqtlite.config.fully_quantized())
+    >>> x, w = jnp.ones((2, 8)), jnp.ones((8, 4))
+    >>> aqtlite.plan(lambda w, x: product(x, w), w, x, rules=rules).summary()
+    '1 contractions: 1 quantized, 0 in float'
+
+    Args:
+        name: of a function with a `jax.jit`, `jax.custom_vjp` or `jax.custom_jvp`, of a
+            Pallas kernel (its ``name=``, else that of its function), of a
+            `jax.lax.composite`, or of a primitive that is not JAX's. Of calls inside of
+            each other, the outermost with a registered name is taken.
+        reference: a function of plain JAX that computes the same. It takes the inputs
+            of the call as the traced program has them: arrays alone, pytrees flattened,
+            in order, and nothing that is static; for a function with a custom
+            derivative, behind the arrays that it closes over. Its results are those of
+            the call, in shape and dtype.
+
+    Raises:
+        TypeError: if `name` is no string, or `reference` cannot be called.
+        ValueError: if `name` is that of an operation of JAX, or another function is
+            registered under it. The same function, defined again (in a notebook, say),
+            takes the place of the earlier one.
+    """
+    if not isinstance(name, str) or not callable(reference):
+        raise TypeError(
+            "register_operation takes the name of a kernel or function, and a function "
+            f"of JAX that computes the same, got {name!r} and {reference!r}"
+        )
+    if name in {"", *OF_PRIMITIVES, *OF_PRIMITIVES.values()}:
+        raise ValueError(
+            f"{name!r} cannot be registered: rules know {', '.join(names())} already, "
+            "and other operations need names of their own"
+        )
+    known = _references.get(name)
+    if known is not None and _origin(known) != _origin(reference):
+        raise ValueError(
+            f"an operation named {name!r} is registered already, as "
+            f"{_origin(known)}: {_origin(reference)} needs another name"
+        )
+    _references[name] = reference
+
+
+def names() -> list[str]:
+    """The names of operations that a rule may have."""
+    return [*OF_PRIMITIVES.values(), *sorted(_references)]
+
+
+def name_of(eqn: Any) -> str | None:
+    """Returns the name of the registered operation that an equation calls, if any."""
+    name = equations.called_name(eqn) if _references else None
+    return name if name in _references else None
+
+
+def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
+    """Returns the reference of a registered operation, as the body of an equation.
+
+    Args:
+        eqn: calls the operation.
+        name: of the operation.
+
+    Raises:
+        ValueError: if the reference does not take the inputs of the equation, or has
+            other outputs.
+    """
+    reference = _references[name]
+    inputs = [shape_of(atom.aval) for atom in eqn.invars]
+    wanted = [shape_of(var.aval) for var in eqn.outvars]
+    call = f"the operation {name!r} is called with {_brief(inputs)}"
+    try:
+        body, out = jax.make_jaxpr(reference, return_shape=True)(*inputs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{call}, and the function that is registered for it fails: {error}"
+        ) from error
+    found = jax.tree.leaves(out)
+    if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in wanted]:
+        raise ValueError(
+            f"{call} and returns {_brief(wanted)}, but the function that is registered "
+            f"for it returns {_brief(found)}"
+        )
+    if any(equations.called_name(one) == name for one in body.jaxpr.eqns):
+        raise ValueError(
+            f"the function that is registered for the operation {name!r} calls {name!r}"
+        )
+    return body
+
+
+def _origin(function: Callable[..., Any]) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _brief(shapes: Sequence[Any]) -> str:
+    texts = [f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in shapes]
+    return ", ".join(texts) or "nothing"
