@@ -2,11 +2,10 @@
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from aqtlite.functions import rules_json
+from aqtlite.functions import patterns, rules_json
 
 Activations = Literal["int8", "int16"]
 Weights = Literal["int8", "int4", "int2"]
@@ -63,13 +62,7 @@ class Rule:
                 raise TypeError(
                     f"edge.Rule.{name} must be a bool, got {getattr(self, name)!r}"
                 )
-        try:
-            re.compile(self.path)
-        except re.error as error:
-            hint = "; any text is written .*" if "*" in self.path else ""
-            raise ValueError(
-                f"edge.Rule.path={self.path!r} is no regular expression: {error}{hint}"
-            ) from error
+        patterns.check(self.path, "edge.Rule.path")
 
     def fits(self, path: str, *names: str) -> bool:
         """Tells whether an operator fulfils the conditions.
@@ -79,7 +72,7 @@ class Rule:
             *names: those that it goes by.
         """
         has_name = self.op is None or self.op in names
-        return has_name and re.fullmatch(self.path, path) is not None
+        return has_name and patterns.fullmatch(self.path, path)
 
 
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import difflib
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from absl import logging
 from jax.extend import core
 
 from aqtlite import config, contraction
-from aqtlite.functions import injected, primitives
+from aqtlite.functions import injected, patterns, primitives
 from aqtlite.functions.naming import Naming, by_scope
 from aqtlite.functions.planned import Kind, PlannedContraction, PlannedOperand
 from aqtlite.functions.rules import Rule
@@ -220,7 +219,7 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
     num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
     size = primitives.smaller_size(one.site.eqn)
     checks: list[tuple[Callable[[], bool], str]] = [
-        (lambda: bool(re.fullmatch(rule.path, one.path)), f"path={one.path!r}"),
+        (lambda: patterns.fullmatch(rule.path, one.path), f"path={one.path!r}"),
         (
             lambda: rule.ops is None or bool({one.op, one.registered} & {*rule.ops}),
             f"op={one.registered or one.op!r}",
@@ -236,7 +235,7 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
         (
             lambda: (
                 rule.equation is None
-                or bool(re.fullmatch(rule.equation, one.equation or ""))
+                or patterns.fullmatch(rule.equation, one.equation or "")
             ),
             f"equation={one.equation!r}",
         ),

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import config
 from aqtlite.config import serialization
-from aqtlite.functions import rules_json
+from aqtlite.functions import patterns, rules_json
 from aqtlite.jaxpr import registry
 
 Operands = Literal["any", "weight", "activations"]
@@ -114,13 +113,7 @@ def _check_pattern(name: str, pattern: Any) -> None:
         return
     if not isinstance(pattern, str):
         raise TypeError(f"Rule.{name} must be a string, got {pattern!r}")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        hint = "; any text is written .*" if "*" in pattern else ""
-        raise ValueError(
-            f"Rule.{name}={pattern!r} is no regular expression: {error}{hint}"
-        ) from error
+    patterns.check(pattern, f"Rule.{name}")
 
 
 def check(rules: Any) -> tuple[Rule, ...]:

@@ -1,0 +1,297 @@
+r"""Regular expressions of rules, matched without backtracking.
+
+Python's `re` tries one way through a pattern after the other, of which ``(a+)+$`` has
+more than any program can wait for. Rules come from files of others, and are matched
+with every path: here all ends that a part of a pattern can have are found together,
+each part at each position once. The time grows with the length of the pattern times the
+square of that of the text.
+
+A pattern is one of `re`, without what needs the order of the tries: backreferences,
+look-behind, possessive and atomic groups, conditions. Characters, classes and anchors
+are given to `re` itself.
+"""
+
+import dataclasses
+import functools
+import re
+
+_LONGEST = 1000
+_DEEPEST = 50
+_MOST = 1000
+
+_CLASS = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
+_ESCAPE = re.compile(
+    r"\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|0[0-7]{0,2}|[0-3][0-7]{2}|(?P<number>\d)|.)",
+    re.DOTALL,
+)
+_QUANTIFIER = re.compile(r"[*+?]|\{(?!\})(\d*)(,?)(\d*)\}")
+_GROUP = re.compile(r"\((?:\?(?::|P<\w+>|(?P<look>[=!])|(?P<flags>[aisu]+)\)))?(?!\?)")
+_SIMPLE = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+Ends = int
+"""The positions at which a match can end, as the bits that are set."""
+
+
+def fullmatch(pattern: str, text: str) -> bool:
+    """Tells whether all of a text matches, as `re.fullmatch` does.
+
+    >>> fullmatch(".*/mlp", "layer/mlp"), fullmatch("(a+)+b", "a" * 100)
+    (True, False)
+
+    Args:
+        pattern: that `check` accepts.
+        text: any.
+    """
+    return bool(_Match(text).ends(_parsed(pattern), 0) >> len(text))
+
+
+def check(pattern: str, where: str) -> None:
+    """Checks a pattern.
+
+    Args:
+        pattern: the pattern.
+        where: what it is, for the message.
+
+    Raises:
+        ValueError: if it is none, or is not matched here.
+    """
+    if len(pattern) > _LONGEST:
+        raise ValueError(f"{where} has more than {_LONGEST} characters")
+    try:
+        re.compile(pattern)
+        _parsed(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        hint = "; any text is written .*" if "*" in pattern else ""
+        raise ValueError(
+            f"{where}={pattern!r} is no regular expression: {error}{hint}"
+        ) from error
+    except _UnsupportedError as error:
+        raise ValueError(
+            f"{where}={pattern!r} has {error}, by which a match can take for ever; it "
+            "takes characters, classes, groups, alternatives, repetitions, anchors and "
+            "look-ahead"
+        ) from error
+
+
+class _UnsupportedError(Exception):
+    """A part of a pattern that is not matched here."""
+
+
+class _Node:
+    """A part of a pattern."""
+
+    def ends(self, match: "_Match", start: int) -> Ends:
+        """The ends of all of its matches that start at a position."""
+        raise NotImplementedError
+
+
+class _Match:
+    """A text, and the ends that parts of a pattern have been found to have in it."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self._known: dict[tuple[int, int], Ends] = {}
+
+    def ends(self, node: _Node, start: int) -> Ends:
+        key = id(node), start
+        if key not in self._known:
+            self._known[key] = node.ends(self, start)
+        return self._known[key]
+
+    def ends_of_any(self, node: _Node, starts: int) -> Ends:
+        found = 0
+        while starts:
+            first = starts & -starts
+            found |= self.ends(node, first.bit_length() - 1)
+            starts ^= first
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Characters(_Node):
+    """Characters, classes and anchors in a row."""
+
+    pattern: re.Pattern[str]
+
+    def ends(self, match: _Match, start: int) -> Ends:
+        found = self.pattern.match(match.text, start)
+        return 0 if found is None else 1 << found.end()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run(_Node):
+    """One character or class, repeated."""
+
+    all_of_it: re.Pattern[str]
+    low: int
+    high: int | None
+
+    def ends(self, match: _Match, start: int) -> Ends:
+        found = self.all_of_it.match(match.text, start)
+        last = start if found is None else found.end()
+        if self.high is not None:
+            last = min(last, start + self.high)
+        first = start + self.low
+        return (1 << last + 1) - (1 << first) if first <= last else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Repeated(_Node):
+    of: _Node
+    low: int
+    high: int | None
+
+    def ends(self, match: _Match, start: int) -> Ends:
+        reached = 1 << start
+        for _ in range(self.low):
+            after = match.ends_of_any(self.of, reached)
+            if after == reached:
+                break
+            reached = after
+        # What is reached by fewer repetitions can be reached again by none more.
+        new, left = reached, self.high and self.high - self.low
+        while new and left != 0:
+            new = match.ends_of_any(self.of, new) & ~reached
+            reached |= new
+            left = left and left - 1
+        return reached
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence(_Node):
+    parts: tuple[_Node, ...]
+
+    def ends(self, match: _Match, start: int) -> Ends:
+        reached = 1 << start
+        for part in self.parts:
+            reached = match.ends_of_any(part, reached)
+        return reached
+
+
+@dataclasses.dataclass(frozen=True)
+class _Alternatives(_Node):
+    parts: tuple[_Node, ...]
+
+    def ends(self, match: _Match, start: int) -> Ends:
+        found = 0
+        for part in self.parts:
+            found |= match.ends(part, start)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _LookAhead(_Node):
+    of: _Node
+    wanted: bool
+
+    def ends(self, match: _Match, start: int) -> Ends:
+        is_there = bool(match.ends(self.of, start))
+        return 1 << start if is_there == self.wanted else 0
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(pattern: str) -> _Node:
+    return _Parser(pattern).parse()
+
+
+class _Parser:
+    """Takes a pattern that `re` accepts apart."""
+
+    def __init__(self, pattern: str):
+        self.pattern = pattern
+        self.position = 0
+        self.flags = re.NOFLAG
+
+    def parse(self) -> _Node:
+        return self._alternatives(_DEEPEST)
+
+    def _taken(self, what: re.Pattern[str]) -> re.Match[str] | None:
+        found = what.match(self.pattern, self.position)
+        if found is not None:
+            self.position = found.end()
+        return found
+
+    def _next(self) -> str:
+        return self.pattern[self.position : self.position + 1]
+
+    def _alternatives(self, levels: int) -> _Node:
+        if not levels:
+            raise _UnsupportedError(f"groups more than {_DEEPEST} levels deep")
+        parts = [self._sequence(levels)]
+        while self._next() == "|":
+            self.position += 1
+            parts.append(self._sequence(levels))
+        return parts[0] if len(parts) == 1 else _Alternatives(tuple(parts))
+
+    def _sequence(self, levels: int) -> _Node:
+        parts: list[_Node] = []
+        row: list[str] = []
+        while self._next() not in ("", "|", ")"):
+            group = self._group(levels) if self._next() == "(" else None
+            source = "" if group else self._source()
+            low, high = self._repetition()
+            is_once = (low, high) == (1, 1)
+            if group is None and is_once:
+                row.append(source)
+                continue
+            parts += self._in_a_row(row)
+            row = []
+            if group is None:
+                all_of_it = self._compiled(f"(?:{source})*")
+                parts.append(_Run(all_of_it, low, high))
+            else:
+                parts.append(group if is_once else _Repeated(group, low, high))
+        parts += self._in_a_row(row)
+        return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
+
+    def _in_a_row(self, sources: list[str]) -> list[_Node]:
+        return [_Characters(self._compiled("".join(sources)))] if sources else []
+
+    def _compiled(self, source: str) -> re.Pattern[str]:
+        return re.compile(source, self.flags)
+
+    def _source(self) -> str:
+        """One character, class or anchor."""
+        if self._next() == "[":
+            found = self._taken(_CLASS)
+        elif self._next() == "\\":
+            found = self._taken(_ESCAPE)
+            if found is not None and found["number"]:
+                raise _UnsupportedError(f"the backreference {found[0]}")
+        else:
+            self.position += 1
+            return self.pattern[self.position - 1]
+        assert found is not None, self.pattern
+        return found[0]
+
+    def _repetition(self) -> tuple[int, int | None]:
+        found = self._taken(_QUANTIFIER)
+        if found is None:
+            return 1, 1
+        if self._next() == "+":
+            raise _UnsupportedError(f"the possessive repetition {found[0]}+")
+        if self._next() == "?":  # Shortest first, which is of no account here.
+            self.position += 1
+        if found[0] in _SIMPLE:
+            return _SIMPLE[found[0]]
+        low, comma, high = found.groups()
+        counts = int(low or 0), int(high) if high else None if comma else int(low)
+        if max(counts[0], counts[1] or 0) > _MOST:
+            raise _UnsupportedError(f"more than {_MOST} repetitions, {found[0]}")
+        return counts
+
+    def _group(self, levels: int) -> _Node:
+        found = self._taken(_GROUP)
+        if found is None:
+            what = self.pattern[self.position : self.position + 4]
+            raise _UnsupportedError(f"the group {what}...")
+        if found["flags"]:
+            self.flags |= functools.reduce(
+                lambda flags, letter: flags | re.RegexFlag[letter.upper()],
+                found["flags"],
+                re.NOFLAG,
+            )
+            return _Sequence(())
+        inside = self._alternatives(levels - 1)
+        self.position += 1  # The closing parenthesis.
+        return _LookAhead(inside, found["look"] == "=") if found["look"] else inside
