@@ -15,7 +15,7 @@ MATMUL = (((1,), (0,)), ((), ()))
 # bits are not those that users get: for what is compared within a tolerance.
 QUICK = {"xla_backend_optimization_level": 0}
 if jax.__version_info__ < (0, 11):  # The others have no such option.
-    QUICK["xla_cpu_use_fusion_emitters"] = 0
+    QUICK["xla_cpu_use_fusion_emitters"] = False
 QUICK_FLAGS = " ".join(f"--{name}={int(value)}" for name, value in QUICK.items())
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
