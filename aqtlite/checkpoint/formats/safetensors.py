@@ -42,8 +42,12 @@ _DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype("bool"),
     "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
     "F8_E5M2": np.dtype(jnp.float8_e5m2),
+    "F8_E4M3FNUZ": np.dtype(jnp.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(jnp.float8_e5m2fnuz),
+    "F8_E8M0": np.dtype(jnp.float8_e8m0fnu),
 }
-"""The format's names of dtypes."""
+"""The format's names of dtypes. It has F4 and F6, too, several to a byte in an order
+that it does not say."""
 
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 

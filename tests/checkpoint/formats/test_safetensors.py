@@ -22,9 +22,15 @@ def test_the_library_reads_it(tmp_path):
         np.testing.assert_array_equal(file.get_tensor("a.kernel"), ARRAYS["a/kernel"])
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        "float8_e8m0fnu",
+    ],
+)
 def test_float8(dtype, tmp_path):
-    values = np.arange(24.0).reshape(4, 6).astype(jnp.dtype(dtype))
+    values = np.exp2(np.arange(24.0) % 7).reshape(4, 6).astype(jnp.dtype(dtype))
     arrays = {
         "one": np.ones(3, np.float32),
         "x": values,
@@ -40,10 +46,10 @@ def test_float8(dtype, tmp_path):
 
 
 def test_other_dtypes_that_numpy_lacks(tmp_path):
-    """They are named, and read by nobody."""
+    """They are named, and not read."""
     header = json.dumps(
         {
-            "x": {"dtype": "F8_E8M0", "shape": [8], "data_offsets": [0, 8]},
+            "x": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]},
             "y": {"dtype": "U8", "shape": [8], "data_offsets": [8, 16]},
         }
     ).encode()
@@ -51,10 +57,24 @@ def test_other_dtypes_that_numpy_lacks(tmp_path):
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     reader = open_reader(path)
     assert list(reader.arrays) == ["y"]
-    assert reader.others["x"].startswith("of dtype F8_E8M0, which is none of F64")
+    assert reader.others["x"].startswith("of dtype F4, which is none of F64")
 
 
-@pytest.mark.parametrize("dtype", ["int4", "complex64", "float8_e4m3fnuz"])
+def test_scales_of_microscaling(tmp_path):
+    """Powers of two by their exponents, as others write them."""
+    entry = {"dtype": "F8_E8M0", "shape": [4, 4], "data_offsets": [0, 16]}
+    header = json.dumps({"w.weight_scale_inv": entry}).encode()
+    codes = np.arange(120, 136, dtype=np.uint8)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + codes.tobytes())
+    reader = open_reader(path)
+    assert not reader.others
+    scales = reader.read("w/weight_scale_inv")
+    wanted = np.exp2(np.arange(-7.0, 9.0)).reshape(4, 4)
+    np.testing.assert_array_equal(scales.astype(np.float64), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "complex64", "float8_e3m4"])
 def test_dtypes_that_it_lacks(dtype, tmp_path):
     info = ArrayInfo((4,), jnp.dtype(dtype))
     check = writer_for(tmp_path / "out.safetensors").check
