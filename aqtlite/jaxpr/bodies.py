@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import compute_on
 from jax.experimental.layout import Format
 from jax.extend import core
 from jax.extend.core import primitives
@@ -139,6 +140,19 @@ def _shard_map(eqn, values, inside):
     return mapped(*values), {}
 
 
+def _compute_on(eqn, values, inside):
+    call = equations.ComputeOn.of(eqn)
+    # Before JAX 0.12, `compute_on` was a context alone.
+    place: Any = getattr(compute_on, "compute_on2", compute_on.compute_on)
+    function = place(
+        _body_function(call.body, inside),
+        compute_type=call.compute_type,
+        out_memory_spaces=(list(call.out_memory_spaces), jax.memory.Space.Device),
+        compiler_options=call.compiler_options,
+    )
+    return function(inside.given(), *values)
+
+
 def _scan(eqn, values, inside):
     scan = equations.Scan.of(eqn)
     consts, start, scanned = scan.of_inputs(values)
@@ -268,6 +282,7 @@ BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Left]]] = {
     primitives.while_p.name: _while,
     primitives.cond_p.name: _cond,
     "shard_map": _shard_map,
+    "compute_on": _compute_on,
 }
 """By the name of the primitive: what evaluates an equation from its inputs, with
 something replaced `Inside`."""

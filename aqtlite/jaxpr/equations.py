@@ -6,6 +6,7 @@ one out could change what the equation computes.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -330,6 +331,31 @@ class ShardMap:
             tuple(params["out_specs"]),
             params["check_vma"],
             frozenset(axis_names),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputeOn:
+    """A function that `jax.experimental.compute_on` places."""
+
+    body: core.ClosedJaxpr
+    compute_type: str
+    out_memory_spaces: tuple[Any, ...]
+    compiler_options: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, eqn: Any) -> "ComputeOn":
+        """Reads an equation of the primitive `compute_on`."""
+        params = _read(
+            eqn,
+            {"jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json"},
+        )
+        options = params["compiler_options_json"]
+        return cls(
+            _only_body(eqn),
+            params["compute_type"],
+            params["out_memory_spaces"],
+            None if options is None else json.loads(options),
         )
 
 

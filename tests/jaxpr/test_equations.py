@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import compute_on
 from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
@@ -40,12 +41,20 @@ def _shard_map(x):
     return jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 
+def _compute_on(x):
+    # Before JAX 0.12, `compute_on` was a context alone.
+    place = getattr(compute_on, "compute_on2", compute_on.compute_on)
+    return place(jnp.sin, compute_type="device_host", out_memory_spaces=DEVICE)(x)
+
+
+DEVICE = jax.memory.Space.Device
 FUNCTIONS = {
     "jit": jax.jit(lambda x: jnp.sin(x)),
     "remat2": jax.checkpoint(lambda x: jnp.sin(x)),
     "custom_jvp_call": _with_jvp,
     "custom_vjp_call": _with_vjp,
     "shard_map": _shard_map,
+    "compute_on": _compute_on,
     "scan": lambda x: lax.scan(lambda c, y: (jnp.sin(c) + y, c), x[0], x)[1],
     "while": _while,
     "cond": lambda x: lax.cond(x[0, 0] < 1, jnp.sin, jnp.cos, x),
@@ -104,6 +113,12 @@ def test_equation_is_built_anew(name):
     got = _replaced_inside(closed, index)
     assert got.shape == X.shape
     assert not np.array_equal(got, FUNCTIONS[name](X))
+
+
+def test_place_of_a_computation_is_kept():
+    closed, index = _trace("compute_on")
+    run = jax.jit(lambda: _replaced_inside(closed, index))
+    assert '_xla_compute_type = "host"' in run.lower().as_text()
 
 
 def test_analysis_of_an_unknown_scan_is_an_error():
