@@ -2,9 +2,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
+from flax import nnx
 
-from aqtlite import calibration, edge
+import aqtlite
+import aqtlite.flax.nnx
+from aqtlite import calibration, config, edge
 from aqtlite.calibration import MeanOverBatches, MinMax, MovingAverage
+from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.edge import models
 
 _W = jnp.eye(3)
@@ -82,3 +87,36 @@ def test_wrong_calibration():
 def test_no_model():
     with pytest.raises(TypeError, match="must be a Linen module, an NNX module, or"):
         edge.calibrate(3, _W, _BATCHES)
+
+
+def _quantized(kind):
+    """A quantized model and its variables."""
+    cfg, x = config.fully_quantized(), models.normal((2, 3))
+    dense = nn.Dense(3)
+    variables = dense.init(jax.random.key(0), x)
+    if kind == "injected":
+        return nn.Dense(3, dot_general=AqtDotGeneral(cfg)), variables
+    if kind == "rules":
+        return quantize_model(dense, cfg), variables
+    if kind == "nnx":
+        layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        model = aqtlite.flax.nnx.quantize_model(layer, cfg)
+        return model, nnx.state(model)
+    return aqtlite.quantize_function(_function, cfg, params=0), _W
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("injected", "in Dense"),
+        ("rules", "what quantize_model returned"),
+        ("nnx", "quantizes contractions itself"),
+        ("function", "in the function"),
+    ],
+)
+def test_a_quantized_model(kind, words):
+    model, variables = _quantized(kind)
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        edge.calibrate(model, variables, [models.normal((2, 3))])
+    assert "made of the float model: give the module" in str(caught.value)
+    assert "MODEL(cfg=None)" in str(caught.value)
