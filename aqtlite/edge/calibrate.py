@@ -12,6 +12,7 @@ import rich.progress
 from absl import logging
 
 from aqtlite.calibration import Calibration, MaxOverBatches, MinMax
+from aqtlite.calibration import batches as batches_lib
 from aqtlite.edge import grids
 from aqtlite.edge import program as program_lib
 from aqtlite.edge.graph import Node
@@ -58,7 +59,8 @@ def calibrate(
         A table, which can be read and edited as JSON.
 
     Raises:
-        TypeError: if the model computes in another dtype than float32.
+        TypeError: if the model computes in another dtype than float32, or if `batches`
+            is an array or a mapping, or cannot be iterated over.
         ValueError: if there is no batch, if a value is NaN or infinite, or if an
             operation has no integer form.
 
@@ -80,7 +82,10 @@ def calibrate(
     states: Any = None
     count = 0
     for batch in rich.progress.track(
-        batches, "calibrating", console=console, disable=not console.is_terminal
+        batches_lib.check(batches),
+        "calibrating",
+        console=console,
+        disable=not console.is_terminal,
     ):
         args = batch if isinstance(batch, tuple) else (batch,)
         if any(np.size(x) == 0 for x in jax.tree.leaves(args)):
