@@ -34,3 +34,12 @@ def check(batches: Any) -> Iterable[Any]:
         raise TypeError(f"{_WANTED}; got {batches!r}")
     found: Iterable[Any] = batches
     return found
+
+
+def args_of(batch: Any) -> tuple[Any, ...]:
+    """Returns the positional arguments that a batch is.
+
+    A tuple has several. Anything else is one, a named tuple (jraph's `GraphsTuple`)
+    too.
+    """
+    return batch if type(batch) is tuple else (batch,)

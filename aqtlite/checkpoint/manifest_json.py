@@ -95,7 +95,7 @@ def from_json(text: str, where: str) -> Manifest:
         check_tree(manifest.nodes, f"the manifest of {where}")
         _check_references(manifest)
         if manifest.sample is not None or manifest.framework == NNX:
-            sample_lib.decode(manifest.sample)
+            sample_lib.check(manifest.sample)
     except CheckpointError:
         raise
     except registry.UnknownClassError as error:

@@ -87,7 +87,7 @@ def calibrate(
         console=console,
         disable=not console.is_terminal,
     ):
-        args = batch if isinstance(batch, tuple) else (batch,)
+        args = batches_lib.args_of(batch)
         if any(np.size(x) == 0 for x in jax.tree.leaves(args)):
             raise ValueError(f"batch {count} is empty: ranges come from data")
         key = str(jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), args))

@@ -76,7 +76,7 @@ def calibrate(
         console=console,
         disable=not console.is_terminal,
     ):
-        args = batch if isinstance(batch, tuple) else (batch,)
+        args = batches_lib.args_of(batch)
         statistics = flax_core.unfreeze(updated(statistics, others, args))
         count += 1
     if not count:

@@ -57,7 +57,7 @@ def calibrate(
 
     count = 0
     for batch in batches_lib.check(batches):
-        args = batch if isinstance(batch, tuple) else (batch,)
+        args = batches_lib.args_of(batch)
         if not count:
             init_state(quantized, *args, method=method, **kwargs)
             if not quantized.aqt.statistics:
