@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.functions import freezing
-from aqtlite.functions.freezing import FrozenParameter, FunctionCall
+from aqtlite.functions import freezing, served
+from aqtlite.functions.freezing import FunctionCall, is_frozen
 from aqtlite.functions.quantize import QuantizedFunction
 from aqtlite.functions.states import State
+from aqtlite.serving import guards
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
 from aqtlite.serving.report import ConversionReport
@@ -103,6 +104,8 @@ class ServingFunction:
     """A quantized function that takes frozen weights for some of its parameters."""
 
     function: QuantizedFunction
+    converter: str = guards.FUNCTION
+    """How the user converts, for errors."""
 
     @property
     def __name__(self) -> str:
@@ -115,12 +118,13 @@ class ServingFunction:
                 f"returned, a dictionary with {', '.join(sorted(_KEYS))}, got "
                 f"{_brief(serving)}"
             )
-        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=_is_frozen)
+        guards.check_restored(serving[COLLECTION])
+        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=is_frozen)
         shapes = jax.tree.unflatten(
             treedef,
-            [x.struct if _is_frozen(x) else x for x in leaves],
+            [x.struct if is_frozen(x) else x for x in leaves],
         )
-        values = jax.tree.unflatten(treedef, leaves)
+        params = jax.tree.unflatten(treedef, leaves)
         state = serving["state"]
         program = FunctionCall(self.function, args, kwargs).program(shapes, state)
         frozen = {
@@ -131,8 +135,9 @@ class ServingFunction:
             ]
             for module, entries in serving[COLLECTION].items()
         }
-        given = jax.tree.leaves(((values, *args), kwargs), is_leaf=_is_frozen)
-        outputs = program.serve([given[i] for i in program.traced.leaves], frozen)
+        given = jax.tree.leaves(((params, *args), kwargs), is_leaf=is_frozen)
+        values = [given[i] for i in program.traced.leaves]
+        outputs = served.serve(program, values, frozen, self.converter)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
 
 
@@ -142,7 +147,3 @@ _KEYS = {"params", "state", COLLECTION}
 def _brief(x: Any) -> str:
     keys = f" with {', '.join(map(str, x))}" if isinstance(x, Mapping) else ""
     return f"{type(x).__name__}{keys}"
-
-
-def _is_frozen(x: Any) -> bool:
-    return isinstance(x, FrozenParameter)
