@@ -29,6 +29,7 @@ from aqtlite import (
     remat,
     scale_moves,
     statistics,
+    stored_bits,
 )
 from aqtlite.estimator import Estimator
 from aqtlite.execution import ContractionExecution, Execution, OperandExecution
@@ -97,9 +98,10 @@ def quantize_and_contract(
 
 
 def _constant(x: Operand) -> Operand:
-    fixed: Operand = jax.lax.stop_gradient(
-        x.stop_gradient() if isinstance(x, QTensor) else x
-    )
+    if isinstance(x, QTensor):
+        values = stored_bits.on_grid(x.qvalue, x.numerics)
+        x = dataclasses.replace(x.stop_gradient(), qvalue=values)
+    fixed: Operand = jax.lax.stop_gradient(x)
     return fixed
 
 
