@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.functions import freezing, served
+from aqtlite.functions import arguments, freezing, served
 from aqtlite.functions.freezing import FunctionCall, is_frozen
 from aqtlite.functions.quantize import QuantizedFunction
 from aqtlite.functions.states import State
@@ -62,8 +62,8 @@ def convert_function(
         `FrozenParameter`, which has no leaves.
 
     Raises:
-        TypeError: if `fn_q` is no `QuantizedFunction`, or `params` holds anything but
-            arrays and numbers.
+        TypeError: if `fn_q` is no `QuantizedFunction`, if it does not take the
+            arguments, or if `params` holds anything but arrays and numbers.
         ValueError: if its `params` is not its first argument, if no contraction is
             quantized, or if statistics are of no batch; with `strict`, if a weight
             stays in float.
@@ -83,6 +83,13 @@ def convert_function(
             "state= is the state of the quantized function's calibrations, "
             + ("which have none" if state is not None else "and was not given")
         )
+    arguments.check(
+        fn_q.function,
+        (params, *args),
+        kwargs,
+        "convert_function(fn_q, params, *args, **kwargs) traces "
+        "fn_q(params, *args, **kwargs)",
+    )
     call = FunctionCall(fn_q, args, kwargs)
     planned = call.program(params, state or {}).plan
     if not planned.quantized():

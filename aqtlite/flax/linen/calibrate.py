@@ -10,6 +10,7 @@ from absl import logging
 from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.state_collections import STATISTICS
 
@@ -57,7 +58,7 @@ def calibrate(
     >>> model.apply(variables, x).shape
     (2, 4)
     """
-    variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
+    variables = given_variables.unfrozen(variables)
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 
     @jax.jit
@@ -77,7 +78,8 @@ def calibrate(
         disable=not console.is_terminal,
     ):
         args = batches_lib.args_of(batch)
-        statistics = flax_core.unfreeze(updated(statistics, others, args))
+        with given_variables.checked(variables):
+            statistics = flax_core.unfreeze(updated(statistics, others, args))
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
