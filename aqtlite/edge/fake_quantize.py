@@ -90,7 +90,8 @@ def _run(
 
 def rounded(x: jax.Array, grid: Grid) -> jax.Array:
     """Rounds values to a grid; gradients pass where they are not clipped."""
-    clipped = jnp.clip(x, *grid.ends)
+    low, high = (grid.scale * (end - grid.zero_point) for end in grid.limits)
+    clipped = jnp.clip(x, low, high)
     return _straight_through(clipped, stored.in_grid(x, grid).dequant())
 
 

@@ -92,5 +92,4 @@ def is_variable(x: Any) -> bool:
 
 def _entry(variable: Frozen[Any]) -> dict[str, Any]:
     site = variable.get_metadata(SITE)
-    side = "rhs" if site is None else site.operand.side
-    return {SITE: site, side: variable.get_raw_value()}
+    return {SITE: site, site.operand.side: variable.get_value()}
