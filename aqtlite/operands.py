@@ -17,6 +17,7 @@ from aqtlite import (
     quantizer,
     statistics,
 )
+from aqtlite.calibration import batch_count
 from aqtlite.config.arithmetic import Form
 from aqtlite.dimension_numbers import Axes
 from aqtlite.fixed_scale import FixedScale
@@ -116,7 +117,8 @@ def calibrate(
         if isinstance(state, FixedScale):
             return state.calibrated(x, tensor, axes, path)
         calibrated = quantizer.calibrate(x, tensor, axes, path, state["state"])
-        scale = jnp.where(state["batches"] > 0, calibrated.scale, jnp.nan)
+        is_known = batch_count.is_of_batches(state["batches"])
+        scale = jnp.where(is_known, calibrated.scale, jnp.nan)
         return calibrated._replace(scale=scale)
     if tensor.calibration.is_learned:
         statistics.check_given(tensor, state, path)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import block_shapes
+from aqtlite import block_shapes, stored_bits
 from aqtlite.numerics import Numerics
 
 
@@ -168,11 +168,11 @@ class QTensor:
         ``scale * decode(qvalue - zero_point)``, in float32.
         """
         plain = self.in_own_order()
-        stored, axes = plain.qvalue, range(plain.ndim)
+        grid, axes = plain.numerics, range(plain.ndim)
+        stored = stored_bits.on_grid(plain.qvalue, grid)
         if plain.zero_point is not None:
             zero_point = block_shapes.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point
-        grid = plain.numerics
         if grid is not None and grid.arithmetic == "table":
             values = grid.decode(stored)
             if values.dtype != jnp.float32 or values.shape != stored.shape:

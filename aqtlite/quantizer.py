@@ -208,6 +208,9 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         scale = tiles.split_keepdims(scale, x.shape)
         return tiles.merge(scaled(blocks, scale, grid), like=x)
     values = exact.algebraic_barrier(exact.float32(x))
+    if not grid.has_zero:
+        # A channel of zeros has a scale of 0.
+        scale = jnp.where(scale == 0, jnp.float32(1), scale)
     if grid.bound < _SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))

@@ -99,7 +99,10 @@ def move(
         factor = operation.rhs_scale_to_lhs(scale)
     unrounded = x.unrounded
     if unrounded is not None:
-        unrounded = exact.scaled(unrounded, 1 / scale)
+        # Channels of zeros, which have a scale of 0 on some grids, take no gradient.
+        is_zero = scale == 0
+        reciprocal = jnp.where(is_zero, 0, 1 / jnp.where(is_zero, 1, scale))
+        unrounded = exact.scaled(unrounded, reciprocal)
     unit = jnp.ones((1,) * x.ndim, jnp.float32)
     bare = dataclasses.replace(
         x, scale=unit, unrounded=unrounded, dtype=operands.wide_dtype(x.dtype)

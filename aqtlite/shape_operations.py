@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import block_shapes, combination, lowering
+from aqtlite import block_shapes, combination, lowering, stored_bits
 from aqtlite.block_shapes import from_the_front
 from aqtlite.qtensor import QTensor, rearrange, rearrange_alike
 from aqtlite.stored_zero import stored_zero
@@ -159,6 +159,7 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         ValueError: if the grid has no zero.
     """
     q = q.in_own_order()
+    q = dataclasses.replace(q, qvalue=stored_bits.on_grid(q.qvalue, q.numerics))
     widths = np.broadcast_to(np.asarray(pad_width), (q.ndim, 2)).tolist()
     scale_widths = []
     for axis, (width, block) in enumerate(zip(widths, q.blocks, strict=True)):

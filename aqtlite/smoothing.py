@@ -25,7 +25,7 @@ import numpy as np
 
 from aqtlite import calibration, config, numerics
 from aqtlite import dimension_numbers as dn
-from aqtlite.calibration import power_mean, scale_grids
+from aqtlite.calibration import batch_count, power_mean, scale_grids
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor import Operand, QTensor
@@ -143,7 +143,7 @@ def init_state(
         rhs_shape: of rhs.
         dims: canonical dimension numbers.
     """
-    state: dict[str, Any] = {"batches": jnp.zeros((), jnp.int32)}
+    state: dict[str, Any] = {"batches": batch_count.none()}
     for side, shape in zip(SIDES, (lhs_shape, rhs_shape), strict=True):
         how = _calibration(cfg, side)
         if how.has_state:
@@ -286,10 +286,10 @@ def _ready(
             "states= (aqtlite.statistics makes them), or use calibrations that look at "
             "the array alone, such as calibration.AbsMax()"
         )
-    batches = state["batches"]
-    if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
+    problem = batch_count.problem(state["batches"])
+    if problem is not None:
         raise ValueError(
-            "fwd.smoothing has no statistics yet: gather some, in Flax with "
+            f"fwd.smoothing has {problem}: gather some, in Flax with "
             "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
         )
     found = state["absorbed"] if "absorbed" in state else state["lhs_factor"]

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from aqtlite import config, gradient_statistics, granularity, parameters, smoothing
 from aqtlite import dimension_numbers as dn
+from aqtlite.calibration import batch_count
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
@@ -263,7 +263,7 @@ def _init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
     shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     scale_shape = dn.shared_shape(x.shape, shared)
     state = tensor.calibration.init_state(scale_shape, tensor.grid)
-    return {"batches": jnp.zeros((), jnp.int32), "state": state}
+    return {"batches": batch_count.none(), "state": state}
 
 
 def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
@@ -319,9 +319,9 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     check_given(tensor, state, path)
     if isinstance(state, FixedScale):
         return
-    batches = state["batches"]
-    if not isinstance(batches, jax.core.Tracer) and not (np.asarray(batches) > 0).all():
+    problem = batch_count.problem(state["batches"])
+    if problem is not None:
         raise ValueError(
-            f"{path}.calibration has no statistics yet: gather some, in Flax with "
+            f"{path}.calibration has {problem}: gather some, in Flax with "
             "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
         )

@@ -13,7 +13,7 @@ from aqt.jax.v2 import calibration as aqtp_calibration
 from aqt.jax.v2 import config as aqtp_config
 
 import aqtlite
-from aqtlite import calibration, config, numerics
+from aqtlite import calibration, config, flax, numerics
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from tests.common import MATMUL, normal, relative_error, value_and_gradients
 
@@ -154,6 +154,108 @@ def test_single_rules_are_the_presets(page):
     }.items():
         assert page["intmp"]({"__default__": rule}, "any") == page[name](), name
     assert page["intmp"]({}, "any") == config.unquantized()
+
+
+def test_last_pattern_decides_about_intmp(page):
+    layers = {".*": {"w_bits": 4}, ".*/wo": {"a_bits": 8}, "__default__": {"w_bits": 8}}
+    assert page["intmp"](layers, "mlp/wi") == config.weight_only(4)
+    assert page["intmp"](layers, "mlp/wo") == config.fully_quantized(bwd_bits=None)
+
+
+def test_names_of_maxtext_have_what_to_write(page):
+    """Every cell of the table is a config, or rules."""
+    names = {**page, "count": 2, "rules": CLIPPED, "path": "any"}
+    names |= {"layers": CLIPPED}
+    made = []
+    for _, qwix, other in rows(PAGE.read_text(), "| `quantization=` | `use_qwix"):
+        for code in re.findall(r"`([\w.]+\(.*?\))`", f"{qwix} {other}"):
+            made.append(eval(code, dict(names)))
+    configs = [one for one in made if isinstance(one, config.DotGeneral)]
+    of_rules = [one for one in made if not isinstance(one, config.DotGeneral)]
+    assert len(configs) > 10
+    assert len(of_rules) == 6
+    assert all(isinstance(rule, aqtlite.Rule) for one in of_rules for rule in one)
+
+
+class Layers(nn.Module):
+    """Paths as MaxText's."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(8, name="wi")(x)
+        x = nn.Einsum((8, 8), "bk,kn->bn", name="einsum")(x)
+        return nn.Dense(4, name="wo")(x)
+
+
+class Decoder(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4, name="head")(Layers(name="layers")(x))
+
+
+class Transformer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Decoder(name="decoder")(x)
+
+
+@pytest.mark.parametrize("name", ["maxtext_rules", "maxtext_fp8_full"])
+def test_rules_of_maxtext_find_its_layers(page, name):
+    args = {"maxtext_rules": ("int8", 2), "maxtext_fp8_full": ["absmax"] * 3}[name]
+    model = flax.quantize_model(Transformer(), page[name](*args))
+    x = normal((8, 16))
+    variables = jax.jit(Transformer().init)(jax.random.key(0), x)
+    assert [one.path for one in model.plan(variables, x).quantized()] == [
+        "Transformer/decoder/layers/wi",
+        "Transformer/decoder/layers/wo",
+    ]
+    gradients = jax.jit(jax.grad(lambda v: model.apply(v, x).sum()))(variables)
+    assert all(leaf.any() for leaf in jax.tree.leaves(gradients))
+
+
+def test_fnuz_grids_are_those_of_amd(page):
+    cfg = page["nanoo_fp8"]()
+    assert cfg.fwd.rhs.grid.storage_dtype == "float8_e4m3fnuz"
+    assert cfg.dlhs.lhs.grid.storage_dtype == "float8_e5m2fnuz"
+    assert cfg.drhs.lhs.calibration == calibration.DelayedScaling(length=1024)
+
+
+X = normal((4, 8))
+
+
+def dense(cfg):
+    return nn.Dense(4, dot_general=AqtDotGeneral(cfg))
+
+
+def served():
+    layer = dense(config.weight_only())
+    variables = layer.init(jax.random.key(0), X)
+    return layer, convert(layer, variables, X)
+
+
+STATIC = config.static_int8()
+MISTAKES = [
+    lambda: config.update(STATIC, {"fwd.rsh.numerics": NEAREST}),
+    lambda: numerics.IntSymmetric(bits=8, stochastic_rounding=True),
+    lambda: dense(config.update(STATIC, {"fwd.lhs.calib_shared_axes": None})).init(
+        jax.random.key(0), X
+    ),
+    lambda: dense(STATIC).apply(dense(STATIC).init(jax.random.key(0), X), X),
+    lambda: config.DotGeneralRaw(dg_accumulator_dtype="int32"),
+    lambda: AqtDotGeneral(aqtp_config.fully_quantized()),
+    lambda: AqtDotGeneral(STATIC).apply({}, X),
+    lambda: convert(*served(), X),
+]
+"""One for each row of the table of errors, but the last."""
+
+
+def test_errors_are_those_of_the_table():
+    *named, _ = rows(PAGE.read_text(), "| begins with | means |")
+    for (message, _), mistake in zip(named, MISTAKES, strict=True):
+        parts = message.strip("`").removeprefix("... ").split(" ... ")
+        pattern = ".*".join(re.escape(part) for part in parts)
+        with pytest.raises((ValueError, TypeError, AttributeError), match=pattern):
+            mistake()
 
 
 @pytest.mark.parametrize("recipe", ["int8", "intmp", "fp8"])

@@ -73,15 +73,6 @@ class Calibration:
         return False
 
     @property
-    def is_blind(self) -> bool:
-        """True if the range of an array does not depend on it.
-
-        A NaN is then looked for beside the calibration. By default, that of one that
-        gathers statistics or is learned does not.
-        """
-        return self.has_state or self.is_learned
-
-    @property
     def cost_in_training(self) -> str | None:
         """What it costs at each training step, if that deserves a warning."""
         return None
@@ -255,11 +246,13 @@ def scale_and_zero_point(
             "choose a grid and a calibration that fit"
         )
     if found.low is None or limits is None:
-        scale = scale_from_bound(found.high, grid.bound, grid.unit)
+        # Without a zero on the grid, a scale of 0 makes one.
+        empty = grid.unit if grid.has_zero else 0.0
+        scale = scale_from_bound(found.high, grid.bound, grid.unit, empty)
         if po2:
             scale = scale_grids.ceil_to_power_of_two(scale)
         elif dtype is not None:
-            arguments = found.high, grid.bound, grid.unit, dtype
+            arguments = found.high, grid.bound, grid.unit, empty, dtype
             may_clip = not grid.needs_noise
             scale = scale_grids.round_scale(scale, *arguments, may_clip=may_clip)
         return scale, None
@@ -273,7 +266,7 @@ def scale_and_zero_point(
         scale = scale_grids.ceil_to_power_of_two(scale)
     elif dtype is not None:
         bound = (largest - smallest) / 2
-        scale = scale_grids.round_scale(scale, half, bound, 1.0, dtype)
+        scale = scale_grids.round_scale(scale, half, bound, 1.0, 1.0, dtype)
     # NaN becomes some integer or other: the scale is NaN, too.
     steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)
     zero_point = smallest - exact.nearest_integer(jnp.nan_to_num(steps))
@@ -281,12 +274,12 @@ def scale_and_zero_point(
 
 
 def scale_from_bound(
-    bound: jax.Array, grid_bound: float, unit: float = 1.0
+    bound: jax.Array, grid_bound: float, unit: float = 1.0, empty: float | None = None
 ) -> jax.Array:
     """The scale of stored values, of which `bound` takes ``grid_bound / unit``.
 
     It is NaN where the bound is not finite, whatever the integers of that channel are,
-    and `unit` where there is nothing to map.
+    and `empty` where there is nothing to map.
 
     The quotient is a product with the constant's reciprocal: XLA rewrites a division
     by a scalar that way in some programs and not in others, and the scale must be the
@@ -297,8 +290,10 @@ def scale_from_bound(
         bound: float32, not negative.
         grid_bound: the bound of the grid.
         unit: what one stored unit stands for on the grid, a power of two.
+        empty: the scale of a channel of zeros, None for `unit`.
     """
     scale = exact.algebraic_barrier(bound) * (np.float32(unit) / np.float32(grid_bound))
     limits = jnp.finfo(jnp.float32)
     finite = jnp.where(scale <= limits.max, scale, jnp.float32(jnp.nan))
-    return jnp.where(scale < limits.tiny, jnp.float32(unit), finite)
+    empty = unit if empty is None else empty
+    return jnp.where(scale < limits.tiny, jnp.float32(empty), finite)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.calibration import base
+from aqtlite.calibration import base, batch_count
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.numerics import Numerics
 
@@ -45,7 +45,7 @@ class DelayedScaling(base.Calibration):
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
         del grid
         return {
-            "batches": jnp.zeros((), jnp.int32),
+            "batches": batch_count.none(),
             "history": jnp.zeros((self.length, *shape), jnp.float32),
             "high": jnp.zeros(shape, jnp.float32),
         }

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, number
+from aqtlite.calibration import base, batch_count, number
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
@@ -52,7 +52,7 @@ class OverBatches(base.Calibration, abc.ABC):
         ends = {"high": zeros}
         if grid.zero_point_range is not None:
             ends["low"] = zeros
-        return {"batches": jnp.zeros((), jnp.int32), "ends": ends}
+        return {"batches": batch_count.none(), "ends": ends}
 
     def update(
         self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics

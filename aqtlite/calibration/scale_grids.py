@@ -21,6 +21,7 @@ def round_scale(
     bound: jax.Array,
     grid_bound: float,
     unit: float,
+    empty: float,
     dtype: np.dtype,
     *,
     may_clip: bool = True,
@@ -28,11 +29,12 @@ def round_scale(
     """Rounds scales to the values of a dtype; see `config.Tensor.scale_dtype`.
 
     Args:
-        scale: float32, ``bound * unit / grid_bound``, or `unit` where that is no normal
-            number; NaN where the bound is not finite.
+        scale: float32, ``bound * unit / grid_bound``, or `empty` where that is no
+            normal number; NaN where the bound is not finite.
         bound: float32, what calibration found.
         grid_bound: the bound of the grid.
         unit: what one stored unit stands for on the grid, a power of two.
+        empty: the scale of a channel of zeros.
         dtype: one of `DTYPES`.
         may_clip: False rounds up: the grid reaches every value, as stochastic rounding
             has to, so as to be unbiased.
@@ -51,7 +53,7 @@ def round_scale(
     is_empty = exact.algebraic_barrier(bound) == 0
     # Also those that would be subnormal, which CPUs flush to zero.
     is_empty |= rounded < jnp.finfo(jnp.float32).tiny
-    rounded = jnp.where(is_empty, jnp.float32(unit), rounded)
+    rounded = jnp.where(is_empty, jnp.float32(empty), rounded)
     return jnp.where(jnp.isfinite(scale), rounded, jnp.float32(jnp.nan))
 
 

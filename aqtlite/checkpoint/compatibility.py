@@ -138,6 +138,7 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
             for field in dataclasses.fields(CallSite)
             if getattr(stored, field.name) != getattr(wanted, field.name)
             and field.name != "identity"
+            and not (field.name == "removed" and stored.removed is None)
         ]
         return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
     if isinstance(stored, Frozen) and isinstance(wanted, Frozen):

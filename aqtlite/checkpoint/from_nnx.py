@@ -55,8 +55,9 @@ def job_from_nnx(
     if sample is None:
         raise CheckpointError(
             "the sample inputs of an NNX model have to be arrays, shapes and plain "
-            "Python values: the manifest records them, and loading traces the model "
-            "with them"
+            "Python values, in dictionaries, lists, named tuples and dataclasses of "
+            "imported modules that are pytrees: the manifest records them, and loading "
+            "traces the model with them"
         )
     shapes, origin = nnx_variables.match(source, quantized)
     statistics = ATTRIBUTES[STATISTICS]

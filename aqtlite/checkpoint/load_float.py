@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from aqtlite.checkpoint import nnx_variables, variables
+from aqtlite.checkpoint import keys, nnx_variables, variables
 from aqtlite.checkpoint.arrays import is_finite
 from aqtlite.checkpoint.convert import open_float
 from aqtlite.checkpoint.errors import CheckpointError
@@ -61,7 +61,7 @@ def _of_nnx(source: Reader, model: QuantizedModel) -> Any:
         del variable
         if name in origin:
             x = _read(source, origin[name])
-            return nnx_variables.as_key(x, leaf) if nnx_variables.is_key(leaf) else x
+            return keys.as_key(x, leaf) if keys.is_key(leaf) else x
         if isinstance(theirs[name], jax.ShapeDtypeStruct):
             raise CheckpointError(
                 f"{source.path} has no value for {name}, and neither has the model: "

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from aqtlite.checkpoint import compatibility, nnx_variables
+from aqtlite.checkpoint import compatibility, keys, nnx_variables
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
@@ -53,7 +53,7 @@ def load(
                 missing.append(name)
             return theirs[name]
         x = read(source, manifest, name, shardings)
-        return nnx_variables.as_key(x, leaf) if nnx_variables.is_key(leaf) else x
+        return keys.as_key(x, leaf) if keys.is_key(leaf) else x
 
     loaded = nnx_variables.with_leaves(serving, value)
     if missing:

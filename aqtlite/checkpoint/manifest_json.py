@@ -95,7 +95,7 @@ def from_json(text: str, where: str) -> Manifest:
         check_tree(manifest.nodes, f"the manifest of {where}")
         _check_references(manifest)
         if manifest.sample is not None or manifest.framework == NNX:
-            sample_lib.decode(manifest.sample)
+            sample_lib.check(manifest.sample)
     except CheckpointError:
         raise
     except registry.UnknownClassError as error:
@@ -230,6 +230,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "identity": node.identity,
                 "made_of": node.made_of,
                 "beside_floats": node.beside_floats,
+                "removed": node.removed,
             }
 
 
@@ -292,9 +293,15 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
                 identity=_decode_identity(identity),
                 made_of=tuple(str(name) for name in data["made_of"]),
                 beside_floats=bool(data["beside_floats"]),
+                removed=_decode_removed(data.get("removed")),
             )
         case kind:
             raise ValueError(f"a node of unknown kind {kind!r}")
+
+
+def _decode_removed(data: Any) -> tuple[str, ...] | None:
+    """Decodes the names of removed parameters, which older manifests do not have."""
+    return None if data is None else tuple(str(name) for name in data)
 
 
 def _decode_identity(data: Any) -> Identity | None:

@@ -7,6 +7,7 @@ import jax
 from flax import nnx, traverse_util
 from jax.sharding import PartitionSpec
 
+from aqtlite.checkpoint import keys
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.names import name_of, path_name, steps_of
@@ -98,28 +99,11 @@ def _value(variable: Any) -> Any:
     return variable.get_raw_value() if is_variable else variable
 
 
-def is_key(leaf: Any) -> bool:
-    """Tells whether a leaf is a key of `jax.random`."""
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of a leaf in a checkpoint: of a key, those of its data."""
-    if is_key(leaf):
+    if keys.is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def as_key(data: Any, like: Any) -> jax.Array:
-    """Makes the key of its data.
-
-    Args:
-        data: as a checkpoint has it.
-        like: a key of that kind, or its shape.
-    """
-    kinds: list[Any] = []
-    jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), like)
-    return jax.random.wrap_key_data(data, impl=kinds[0])
 
 
 def made_by_serving(model: QuantizedModel) -> set[str]:
@@ -162,7 +146,7 @@ def as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedMode
 
     def shape(name: str, leaf: Any, variable: Any) -> jax.ShapeDtypeStruct:
         del variable
-        dtype = leaf.dtype if is_key(leaf) else dtypes.get(name, leaf.dtype)
+        dtype = leaf.dtype if keys.is_key(leaf) else dtypes.get(name, leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
     return with_leaves(model, shape)

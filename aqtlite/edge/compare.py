@@ -10,9 +10,9 @@ import rich.box
 import rich.console
 import rich.table
 
+from aqtlite.edge import masks
 from aqtlite.edge.graph import Node
 from aqtlite.edge.simulate import Simulation
-from aqtlite.edge.translation.elementwise import MASKED_BELOW
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +107,10 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
     @jax.jit
     def evaluated(inputs: Any) -> Any:
         known = program.graph.evaluate({**deployed.known, **inputs}, Node.compute)
-        return {value: known[value] for value in deployed.grids}
+        counts = masks.counted(program.graph, known, masks.maskable(program.graph))
+        return {value: known[value] for value in deployed.grids}, counts
 
-    floats = evaluated(inputs)
+    floats, counted = evaluated(inputs)
     integers = jax.jit(simulation.values)(*args)
     operators = {i: n.operator.name for n in program.graph.nodes for i in n.outputs}
     differences = []
@@ -121,12 +122,12 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
         grid = deployed.grids[value]
         error = np.asarray(simulation.dequantize(name, values), np.float64) - x
         scale = float(grid.scale)
-        low, high = (scale * (end - grid.zero_point) for end in grid.limits)
+        low, high = map(float, grid.ends)
         # Half a step beyond the last value still rounds to it.
         is_clipped = (x < low - scale / 2) | (x > high + scale / 2)
         # What masks others is beyond every grid.
-        counts = x >= MASKED_BELOW
-        error, x = error[counts], x[counts]
+        counts = np.asarray(counted.get(value, x > masks.MASKED_BELOW))
+        error, x, is_clipped = error[counts], x[counts], is_clipped[counts]
         power, noise = np.mean(np.square(x)), np.mean(np.square(error))
         differences.append(
             Difference(

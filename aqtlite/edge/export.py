@@ -129,6 +129,6 @@ def _check_shapes(args: tuple[Any, ...]) -> None:
             if not isinstance(size, int):
                 raise ValueError(
                     f"a sample argument has the shape {leaf.shape}, of which {size} is "
-                    "symbolic: export for a batch of a fixed size, and resize the "
-                    "interpreter's input (resize_tensor_input) where it may differ"
+                    "symbolic: a file is for one shape, since reshapes in it hold "
+                    "sizes. Export a file for each size of a batch that you need"
                 )

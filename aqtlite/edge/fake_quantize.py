@@ -90,8 +90,7 @@ def _run(
 
 def rounded(x: jax.Array, grid: Grid) -> jax.Array:
     """Rounds values to a grid; gradients pass where they are not clipped."""
-    low, high = (grid.scale * (end - grid.zero_point) for end in grid.limits)
-    clipped = jnp.clip(x, low, high)
+    clipped = jnp.clip(x, *grid.ends)
     return _straight_through(clipped, stored.in_grid(x, grid).dequant())
 
 

@@ -31,3 +31,12 @@ class Grid:
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest integer."""
         return LIMITS[self.dtype]
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """The smallest and the largest value."""
+        low, high = self.limits
+        return (
+            self.scale * (low - self.zero_point),
+            self.scale * (high - self.zero_point),
+        )

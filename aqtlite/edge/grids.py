@@ -1,5 +1,6 @@
 """From ranges to the integers of every value of a program."""
 
+import warnings
 from collections.abc import Mapping
 
 import jax
@@ -17,6 +18,12 @@ GRIDS: dict[str, numerics.Numerics] = {
 }
 """The grid of activations of each dtype."""
 
+_LARGEST = 1e30
+"""The largest end of a range."""
+
+_SMALLEST = 1e-12
+"""The smallest width of a range that is worth no warning."""
+
 
 def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
     """Returns the grid of each value that is computed from the inputs.
@@ -27,7 +34,8 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
 
     Raises:
         TypeError: if `ranges` are none.
-        ValueError: if ranges are missing, or are of values that there are not.
+        ValueError: if ranges are missing, are of values that there are not, or are
+            wider than what runtimes compute with.
     """
     if not isinstance(ranges, Ranges):
         raise TypeError(
@@ -52,6 +60,7 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
             )
             + ". Calibrate again"
         )
+    _check_widths({name: ranges[name] for name in wanted})
     grids = {
         value: group.fixed
         for value, group in program.groups.items()
@@ -60,6 +69,31 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
     for name, group in wanted.items():
         grids.update(dict.fromkeys(group.members, of_range(ranges[name], group.dtype)))
     return grids
+
+
+def _check_widths(ranges: Mapping[str, Range]) -> None:
+    """Warns of ranges that hold nothing.
+
+    Raises:
+        ValueError: if a range is wider than what runtimes compute with.
+    """
+    degenerate = []
+    for name, (low, high) in ranges.items():
+        if max(-low, high) > _LARGEST:
+            raise ValueError(
+                f"the range of {name!r} is [{low:.4g}, {high:.4g}]: runtimes compute "
+                f"with scales of ranges up to {_LARGEST:.0e}. Calibrate without such "
+                "values, or give another range by Ranges.replace"
+            )
+        if high - low < _SMALLEST:
+            degenerate.append(f"{name!r}: [{low:.4g}, {high:.4g}]")
+    if degenerate:
+        warnings.warn(
+            "these ranges have no width, and their integers stand for one number. "
+            "Calibrate with examples that give the values other numbers than zero, or "
+            "give them a range by Ranges.replace:\n  " + "\n  ".join(degenerate),
+            stacklevel=4,
+        )
 
 
 def of_range(reached: Range, dtype: str) -> Grid:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+from aqtlite import contraction
 from aqtlite.edge import importing
 from aqtlite.edge import rules as rules_lib
 from aqtlite.edge.graph import Graph, Node
@@ -17,6 +18,7 @@ from aqtlite.edge.operators.equation import Equation
 from aqtlite.edge.passes import fold, fuse, patterns, simplify, translate, unify
 from aqtlite.edge.passes.unify import Group
 from aqtlite.edge.rules import Rule
+from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.jaxpr import tracing
 
 
@@ -96,10 +98,12 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
 
     Raises:
         TypeError: if a value is of another floating dtype than float32.
-        ValueError: if an operation has no integer form, or a rule fits none.
+        ValueError: if the model is quantized, if an operation has no integer form, or
+            if a rule fits none.
     """
     checked = rules_lib.check(rules)
     graph, traced = importing.trace(function_of(model), variables, args)
+    _check_not_quantized(graph)
     _check_dtypes(graph)
     # Rules may name primitives of JAX, too.
     operators = _operators(graph)
@@ -152,6 +156,8 @@ def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:
         return functools.partial(model.apply, **kwargs)
     if isinstance(model, nnx.Module):
         return functools.partial(_inferred, nnx.graphdef(model), **kwargs)
+    if isinstance(model, QuantizedModel):
+        raise TypeError(f"the model is what quantize_model returned. {_FLOAT_MODEL}")
     if not callable(model):
         raise TypeError(
             "the model must be a Linen module, an NNX module, or a function of "
@@ -185,6 +191,27 @@ def _inferred(
             "normalization infer"
         )
     return result
+
+
+_FLOAT_MODEL = (
+    "A full-integer program is made of the float model: give the module without its "
+    "quantization, such as MODEL(cfg=None), and the float variables of training"
+)
+
+
+def _check_not_quantized(graph: Graph) -> None:
+    paths = [node.path.split("/") for node in graph.nodes]
+    found = {
+        "/".join(path[: path.index(contraction.SCOPE)])
+        for path in paths
+        if contraction.SCOPE in path
+    }
+    if found:
+        raise ValueError(
+            "the model quantizes contractions itself, in "
+            f"{', '.join(sorted(path or 'the function' for path in found))}. "
+            f"{_FLOAT_MODEL}"
+        )
 
 
 def _check_dtypes(graph: Graph) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from aqtlite import calibration, config, numerics, quantizer
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
+from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply
 from aqtlite.edge.operators.contractions import WEIGHTED
 from aqtlite.edge.program import Program
 from aqtlite.lowering import exact
@@ -77,8 +78,29 @@ def operands(
         elif node.operator.moves_values:
             found[position] = in_grid(x, _shared_grid(node, grids))
         else:
-            found[position] = _symmetric(x, rule.activations, None)
+            limited = _limited(node, position, x, grids)
+            found[position] = _symmetric(limited, rule.activations, None)
     return found
+
+
+def _limited(node: Node, position: int, x: Any, grids: Mapping[int, Grid]) -> Any:
+    """A known operand without what moves the output beyond its range in any case.
+
+    A mask may be -1e9: steps of that size would leave no room for other operands.
+    """
+    if not isinstance(node.operator, FUSING):
+        return x
+    other, output = grids[node.inputs[1 - position]], grids[node.output]
+    (low, high), (least, most) = output.ends, other.ends
+    if isinstance(node.operator, Multiply):
+        # One step of the other operand, and the output has gone from end to end.
+        enough = (high - low) / other.scale
+        return jnp.clip(x, -enough, enough)
+    if isinstance(node.operator, Add):
+        return jnp.clip(x, low - most, high - least)
+    if position == 0:
+        return jnp.clip(x, low + least, high + most)
+    return jnp.clip(x, least - high, most - low)
 
 
 def _shared_grid(node: Node, grids: Mapping[int, Grid]) -> Grid:

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.functions import freezing
-from aqtlite.functions.freezing import FrozenParameter, FunctionCall
+from aqtlite.functions import arguments, freezing, served
+from aqtlite.functions.freezing import FunctionCall, is_frozen
 from aqtlite.functions.quantize import QuantizedFunction
 from aqtlite.functions.states import State
+from aqtlite.serving import guards
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
 from aqtlite.serving.report import ConversionReport
@@ -61,8 +62,8 @@ def convert_function(
         `FrozenParameter`, which has no leaves.
 
     Raises:
-        TypeError: if `fn_q` is no `QuantizedFunction`, or `params` holds anything but
-            arrays and numbers.
+        TypeError: if `fn_q` is no `QuantizedFunction`, if it does not take the
+            arguments, or if `params` holds anything but arrays and numbers.
         ValueError: if its `params` is not its first argument, if no contraction is
             quantized, or if statistics are of no batch; with `strict`, if a weight
             stays in float.
@@ -82,6 +83,13 @@ def convert_function(
             "state= is the state of the quantized function's calibrations, "
             + ("which have none" if state is not None else "and was not given")
         )
+    arguments.check(
+        fn_q.function,
+        (params, *args),
+        kwargs,
+        "convert_function(fn_q, params, *args, **kwargs) traces "
+        "fn_q(params, *args, **kwargs)",
+    )
     call = FunctionCall(fn_q, args, kwargs)
     planned = call.program(params, state or {}).plan
     if not planned.quantized():
@@ -103,6 +111,8 @@ class ServingFunction:
     """A quantized function that takes frozen weights for some of its parameters."""
 
     function: QuantizedFunction
+    converter: str = guards.FUNCTION
+    """How the user converts, for errors."""
 
     @property
     def __name__(self) -> str:
@@ -115,12 +125,13 @@ class ServingFunction:
                 f"returned, a dictionary with {', '.join(sorted(_KEYS))}, got "
                 f"{_brief(serving)}"
             )
-        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=_is_frozen)
+        guards.check_restored(serving[COLLECTION])
+        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=is_frozen)
         shapes = jax.tree.unflatten(
             treedef,
-            [x.struct if _is_frozen(x) else x for x in leaves],
+            [x.struct if is_frozen(x) else x for x in leaves],
         )
-        values = jax.tree.unflatten(treedef, leaves)
+        params = jax.tree.unflatten(treedef, leaves)
         state = serving["state"]
         program = FunctionCall(self.function, args, kwargs).program(shapes, state)
         frozen = {
@@ -131,8 +142,9 @@ class ServingFunction:
             ]
             for module, entries in serving[COLLECTION].items()
         }
-        given = jax.tree.leaves(((values, *args), kwargs), is_leaf=_is_frozen)
-        outputs = program.serve([given[i] for i in program.traced.leaves], frozen)
+        given = jax.tree.leaves(((params, *args), kwargs), is_leaf=is_frozen)
+        values = [given[i] for i in program.traced.leaves]
+        outputs = served.serve(program, values, frozen, self.converter)
         return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
 
 
@@ -142,7 +154,3 @@ _KEYS = {"params", "state", COLLECTION}
 def _brief(x: Any) -> str:
     keys = f" with {', '.join(map(str, x))}" if isinstance(x, Mapping) else ""
     return f"{type(x).__name__}{keys}"
-
-
-def _is_frozen(x: Any) -> bool:
-    return isinstance(x, FrozenParameter)

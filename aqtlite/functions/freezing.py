@@ -42,6 +42,17 @@ class FrozenParameter(Placeholder):
         return jax.sharding.PartitionSpec()
 
 
+def has_frozen(params: Any) -> bool:
+    """Tells whether there are parameters that were frozen."""
+    leaves = jax.tree.leaves(params, is_leaf=is_frozen)
+    return any(map(is_frozen, leaves))
+
+
+def is_frozen(x: Any) -> bool:
+    """Tells whether a node is a parameter that was frozen."""
+    return isinstance(x, FrozenParameter)
+
+
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
     """A call of a quantized function, whose first argument is its parameters."""
@@ -196,7 +207,7 @@ class _Model(Model):
     ) -> CallTrace:
         function = self._calls[call].function
         leaves, treedef = jax.tree.flatten(self._params)
-        placeholders = _by_number(leaves, frozen)
+        placeholders = {parameter.number: one for parameter, one in frozen.items()}
         kept = {
             parameter.number: leaves[parameter.number]
             for parameter in self.parameters
@@ -260,6 +271,7 @@ def _parameters_of(params: Any) -> tuple[Parameter, ...]:
             shape=np.shape(leaf),
             dtype=jax.dtypes.result_type(leaf),
             spec=explicit_spec(leaf),
+            is_weakly_typed=_is_weakly_typed(leaf),
         )
         for number, (path, leaf) in enumerate(flat)
     )
@@ -272,27 +284,14 @@ def _name(key: Any) -> str:
 def _with_placeholders(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
     leaves, treedef = jax.tree.flatten(params)
     by_number = {
-        number: FrozenParameter(one.shape, one.dtype, one.number, one.sliced, one.spec)
-        for number, one in _by_number(leaves, frozen).items()
+        parameter.number: FrozenParameter(
+            one.shape, one.dtype, one.number, one.sliced, one.spec
+        )
+        for parameter, one in frozen.items()
     }
     return jax.tree.unflatten(
         treedef, [by_number.get(i, leaf) for i, leaf in enumerate(leaves)]
     )
-
-
-def _by_number(
-    leaves: list[Any], frozen: Mapping[Parameter, Placeholder]
-) -> dict[int, Placeholder]:
-    """The placeholders of parameters by number.
-
-    One whose dtype is weak stays as it is: traced in another dtype, it would make other
-    weights.
-    """
-    return {
-        parameter.number: one
-        for parameter, one in frozen.items()
-        if not _is_weakly_typed(leaves[parameter.number])
-    }
 
 
 def _is_weakly_typed(leaf: Any) -> bool:

@@ -3,14 +3,14 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, remat
+from aqtlite import remat
 from aqtlite.functions import primitives
 from aqtlite.functions.plan import Plan
 from aqtlite.functions.planned import PlannedContraction
@@ -18,8 +18,7 @@ from aqtlite.jaxpr import dependencies, rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
-from aqtlite.serving import lookup, uses
-from aqtlite.serving.call_site import FrozenEntry
+from aqtlite.serving import uses
 from aqtlite.serving.contraction import (
     CallingModule,
     Contraction,
@@ -67,13 +66,13 @@ class Program:
             The outputs of the jaxpr, and the nodes that were stored.
         """
         replacements = {}
-        for one, module, position in self._numbered():
+        for one, module, position in self.numbered():
             obstacle, states = _obstacle(one), self.states_of(one)
             given: States | None = states
             record = functools.partial(
                 self._recorded, one, module, position, obstacle, recorder
             )
-            has_states = bool(collections_of(one.cfg)) and any(_per_step(one))
+            has_states = bool(collections_of(one.cfg)) and any(per_step(one))
             if obstacle is None and not has_states:
                 # What a loop carries is the weight that the last step leaves.
                 record = functools.partial(_with_states, record, states)
@@ -82,51 +81,18 @@ class Program:
                 record,
                 given,
                 leaves=obstacle is None,
-                per_step=_per_step(one),
+                per_step=per_step(one),
             )
         outputs, left = rewriting.evaluate(
-            self.traced.jaxpr, _arrays(values), replacements
+            self.traced.jaxpr, arrays(values), replacements
         )
         return outputs, [node for nodes in left.values() for node in nodes]
 
-    def serve(
-        self, values: Sequence[Any], frozen: Mapping[Path, Sequence[FrozenEntry]]
-    ) -> list[Any]:
-        """Evaluates the program with frozen weights in place of their floats.
-
-        Args:
-            values: the inputs of the jaxpr; a `Placeholder` for a parameter that is
-                frozen.
-            frozen: the frozen weights by the path under which they are kept.
-
-        Raises:
-            ValueError: if an operand is made of frozen parameters in a way that no
-                converted call had.
-        """
-        removed = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
-        found = {
-            one.path: self._entries(one, frozen.get(module, ()))
-            for one, module, _ in self._numbered()
-        }
-        self._check_found(found, removed)
-        replacements = {}
-        for one in self.plan.quantized():
-            entries = found[one.path]
-            replacements[one.site.location] = Replacement(
-                functools.partial(self._served, one),
-                (
-                    {side: entry.values[side] for side, entry in entries.items()},
-                    self.states_of(one),
-                ),
-                per_step=_per_step(one),
-            )
-        return rewriting.evaluate(self.traced.jaxpr, _arrays(values), replacements)[0]
-
     def identity_of(self, key: OperandKey) -> str | None:
         """The identity of an operand of a quantized contraction."""
-        for one, module, position in self._numbered():
+        for one, module, position in self.numbered():
             if (module, position) == (key.path, key.position):
-                return _origins(one)["lhs" if key.side == "lhs" else "rhs"].identity
+                return origins(one)["lhs" if key.side == "lhs" else "rhs"].identity
         raise KeyError(key)
 
     def parameters_of_weights(self) -> set[Parameter]:
@@ -153,66 +119,7 @@ class Program:
             for i in value.dependencies
         }
 
-    def _entries(
-        self, one: PlannedContraction, frozen: Sequence[FrozenEntry]
-    ) -> dict[Side, FrozenEntry]:
-        """The frozen weights of a contraction."""
-        found: dict[Side, FrozenEntry] = {}
-        lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
-        # The sizes of groups do not matter here, but are to be numbers.
-        sizes = (np.zeros(aval.shape, aval.dtype) for aval in rest)
-        call = self._contraction(one, [lhs, rhs, *sizes], States())
-        for side, origin in _origins(one).items():
-            axes = call.operand(side).contracting
-            fitting = [
-                entry
-                for entry in frozen
-                if (entry.site.operand.side, entry.site.identity)
-                == (side, origin.identity)
-                and entry.site.operand.contracting == axes
-            ]
-            for entry in fitting:
-                if entry.site.cfg == call.cfg:
-                    lookup.stored(repr(one.path), entry)
-                    found[side] = entry
-            if fitting and side not in found:
-                changes = config.differences(fitting[0].site.cfg, call.cfg)
-                raise ValueError(
-                    f"the frozen weight {fitting[0].name!r} of {one.path!r} was "
-                    "converted with another config than its rule has: "
-                    f"{'; '.join(changes)}"
-                )
-        return found
-
-    def _check_found(
-        self, found: Mapping[str, Mapping[Side, FrozenEntry]], removed: Set[int]
-    ) -> None:
-        """Raises where a weight is made of parameters that are gone, and is not frozen.
-
-        A product of weights that is itself (part of) a frozen weight is not read.
-        """
-        for one in self.plan.quantized():
-            origins = _origins(one)
-            of_product = frozenset().union(*(x.needed for x in origins.values()))
-            is_weight = all(x.identity is not None for x in origins.values())
-            is_read = not is_weight or not any(
-                of_product <= _origins(other)[side].needed
-                for other in self.plan.quantized()
-                if other is not one
-                for side in found[other.path]
-            )
-            for side, origin in origins.items():
-                gone = removed & origin.needed
-                missing = origin.identity is not None and side not in found[one.path]
-                if missing and gone and is_read:
-                    names = sorted(".".join(self.parameters[i].path) for i in gone)
-                    raise ValueError(
-                        f"the {side} of the contraction {one.path!r} is made of the "
-                        f"frozen parameters {', '.join(names)}, but not as in the call "
-                        "that was converted: convert the function with these arguments"
-                    )
-
-    def _numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
+    def numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
         """The quantized contractions, with the numbers that they have in a module."""
         counts: collections.Counter[Path] = collections.Counter()
         numbered = []
@@ -222,9 +129,16 @@ class Program:
             counts[module] += 1
         return numbered
 
-    def _contraction(
+    def contraction(
         self, one: PlannedContraction, values: Sequence[Any], states: States
     ) -> Contraction:
+        """A contraction as it is in serving.
+
+        Args:
+            one: the contraction.
+            values: the inputs of its equation, or their types.
+            states: of its calibrations.
+        """
         eqn = one.site.eqn
         lhs, rhs = one.in_order(values)[:2]
         return Contraction(
@@ -248,22 +162,11 @@ class Program:
         states: States,
     ) -> tuple[Sequence[Any], list[Any]]:
         nodes: list[Any] = []
-        call = self._contraction(one, values, states)
+        call = self.contraction(one, values, states)
         uses.note_operands(call, self.place_of(one), needs_frozen=True)
         call = recorder(call, CallingModule(module, obstacle, nodes.append), position)
         states = call.states if call.cfg.is_quantized else States()
-        return [_contract(one, call, call.lhs, call.rhs, values, states)], nodes
-
-    def _served(
-        self,
-        one: PlannedContraction,
-        values: Sequence[Any],
-        given: tuple[Mapping[str, Any], States],
-    ) -> tuple[Sequence[Any], None]:
-        frozen, states = given
-        call = self._contraction(one, values, states)
-        lhs, rhs = frozen.get("lhs", call.lhs), frozen.get("rhs", call.rhs)
-        return [_contract(one, call, lhs, rhs, values, call.states)], None
+        return [contract(one, call, call.lhs, call.rhs, values, states)], nodes
 
 
 @functools.partial(
@@ -289,7 +192,7 @@ def noting(keys: frozenset[OperandKey]) -> Recorder:
     return note
 
 
-def _contract(
+def contract(
     one: PlannedContraction,
     call: Contraction,
     lhs: Any,
@@ -297,13 +200,23 @@ def _contract(
     values: Sequence[Any],
     states: States,
 ) -> jax.Array:
+    """Evaluates a contraction, quantized.
+
+    Args:
+        one: the contraction.
+        call: the same, as it is in serving.
+        lhs: the operand that is first in the config; may be a `QTensor`.
+        rhs: the other one.
+        values: the inputs of its equation.
+        states: of its calibrations.
+    """
     operands = [lhs, rhs, *values[2:]]
     return primitives.contract(
         one.site.eqn, call.cfg, operands, states, exchanged=one.is_exchanged
     )
 
 
-def _arrays(values: Sequence[Any]) -> list[Any]:
+def arrays(values: Sequence[Any]) -> list[Any]:
     """NaN in place of what is frozen, which no contraction of frozen weights reads."""
     return [_unknown(x) if isinstance(x, Placeholder) else x for x in values]
 
@@ -323,14 +236,14 @@ def _with_states(
     return record(values, states)
 
 
-def _per_step(one: PlannedContraction) -> tuple[bool, ...]:
+def per_step(one: PlannedContraction) -> tuple[bool, ...]:
     """For each scan around a contraction, whether every step has arrays of its own."""
     if collections_of(one.cfg):
         return one.site.per_step
-    return _weights_per_step(one)
+    return weights_per_step(one)
 
 
-def _weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
+def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
     """The same of its frozen weights."""
     weights = [x for x in one.site.operands if x.identity is not None]
     return tuple(
@@ -348,15 +261,15 @@ def _obstacle(one: PlannedContraction) -> str | None:
     ):
         if name in one.site.around:
             return f"contracted inside {text}, which weights cannot leave"
-    if _per_step(one) != _weights_per_step(one):
+    if per_step(one) != weights_per_step(one):
         return "in a scan, its calibration has a state for each step, and it has none"
-    has_both = any(_per_step(one)) and not all(_per_step(one))
+    has_both = any(per_step(one)) and not all(per_step(one))
     if has_both and collections_of(one.cfg):
         return "only some of the scans around it have a state for each step"
     return None
 
 
-def _origins(one: PlannedContraction) -> dict[Side, sites.Origin]:
+def origins(one: PlannedContraction) -> dict[Side, sites.Origin]:
     """What the operands come from, in the order of the config."""
     lhs, rhs = one.in_order(one.site.operands)
     return {"lhs": lhs, "rhs": rhs}

@@ -326,8 +326,18 @@ def _is_in_params(path: str) -> bool:
 
 
 def _is_state(x: Any) -> bool:
+    """Tells a state from parameters, which may be in a collection "params", too."""
     collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
-    return isinstance(x, Mapping) and x.keys() <= collections
+    if not isinstance(x, Mapping) or not x.keys() <= collections:
+        return False
+    return all(
+        isinstance(by_path, Mapping) and all(map(_is_entry, by_path.values()))
+        for by_path in x.values()
+    )
+
+
+def _is_entry(x: Any) -> bool:
+    return isinstance(x, Mapping) and x.keys() <= set(States._fields)
 
 
 def _parameters(

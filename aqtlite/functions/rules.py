@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import config
 from aqtlite.config import serialization
-from aqtlite.functions import patterns, rules_json
+from aqtlite.functions import patterns, rules_json, rules_qwix
 from aqtlite.jaxpr import registry
 
 Operands = Literal["any", "weight", "activations"]
@@ -170,6 +170,40 @@ def from_json(text: str) -> tuple[Rule, ...]:
             message names the place.
     """
     return rules_json.read(text, Rule, _arguments)
+
+
+def from_qwix(rules: Iterable[Any], *, root: str = "") -> tuple[Rule, ...]:
+    """Reads the rules of Qwix, for the same contractions and the same integers.
+
+    Each becomes two, for weights and for two activations, or one that leaves floats, if
+    it has no `weight_qtype`. As in Qwix, the first that fits decides, and one that
+    matches nothing is none the worse. What differs: the smallest integer (-128 of int8)
+    is not used, so that the element with the largest magnitude is -127 where it is
+    negative; `bwd_stochastic_rounding` draws noise for each element, and maps the
+    largest magnitude to 127, not to 127.5, so that none is biased; and where a
+    calibration clips, an integer gets no gradient from 127 on, not from 127.5 on.
+
+    >>> (weight, activations) = from_qwix([{"weight_qtype": "int4"}])
+    >>> weight.cfg.fwd.rhs, weight.operands
+    (Tensor(numerics=IntSymmetric(bits=4)), 'weight')
+    >>> from_qwix([{"module_path": "mlp/.*", "weight_qtype": "int8"}], root="Model")[
+    ...     0
+    ... ].path.startswith("Model")
+    True
+
+    Args:
+        rules: objects such as `qwix.QuantizationRule` and `qwix.QtRule`, or mappings of
+            their fields. Qwix itself is not imported.
+        root: what paths begin with, and `module_path` does not name: for a Linen model
+            the name of its class; for an NNX model nothing.
+
+    Raises:
+        TypeError: if one is neither.
+        ValueError: if a field has no equivalent; the message names it, and what to do.
+    """
+    return tuple(
+        Rule(**fields) for one in rules for fields in rules_qwix.read(one, root)
+    )
 
 
 def _arguments(fields: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,15 @@ class Analysis(abc.ABC, Generic[Fact]):
     def join(self, first: Fact, second: Fact) -> Fact:
         """Returns what holds of a value that is one of two, such as a scan's carry."""
 
+    def inside(self, index: int) -> "Analysis[Fact]":
+        """Returns the rules for an equation, and for those in its body.
+
+        Args:
+            index: of the equation.
+        """
+        del index
+        return self
+
     def unstack(self, fact: Fact) -> Fact:
         """Returns the fact about a slice along the leading axis, which a scan takes."""
         return fact
@@ -62,8 +71,9 @@ def analyze(jaxpr: Any, inputs: Sequence[Fact], analysis: Analysis[Fact]) -> lis
             return analysis.constant(atom.aval)
         return known[atom]
 
-    for eqn in jaxpr.eqns:
-        outputs = analyze_equation(eqn, [read(a) for a in eqn.invars], analysis)
+    for index, eqn in enumerate(jaxpr.eqns):
+        inner = analysis.inside(index)
+        outputs = analyze_equation(eqn, [read(a) for a in eqn.invars], inner)
         known.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

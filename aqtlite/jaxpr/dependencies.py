@@ -6,13 +6,14 @@ name that `jax.ad_checkpoint.checkpoint_name` gave it, which computes nothing.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import analysis, equations
+from aqtlite.jaxpr.replacement import Location
 
 Dependencies = frozenset[int]
 """Indices of inputs."""
@@ -39,6 +40,19 @@ def output_dependencies(
         without: names of values that are taken to depend on nothing.
     """
     return _analyze_all(closed.jaxpr, _Dependencies(frozenset(without)))
+
+
+def read_inputs(
+    closed: core.ClosedJaxpr, unread: Mapping[Location, Collection[int]]
+) -> Dependencies:
+    """Returns the inputs that the outputs depend on.
+
+    Args:
+        closed: the jaxpr.
+        unread: operands of equations on which nothing depends, by their indices.
+    """
+    places = {((0, 0), *location): operands for location, operands in unread.items()}
+    return _NOTHING.union(*_analyze_all(closed.jaxpr, _WithUnread(places)))
 
 
 def named_values(closed: core.ClosedJaxpr) -> dict[str, NamedValue]:
@@ -86,6 +100,66 @@ class _Dependencies(analysis.Analysis[Dependencies]):
             is_cut = eqn.params["name"] in self._without
             return [_NOTHING if is_cut else inputs[0]]
         return [_NOTHING.union(*inputs)] * len(eqn.outvars)
+
+
+class _WithUnread(_Dependencies):
+    """Leaves out operands of equations, and follows branches and loops to them."""
+
+    def __init__(self, unread: Mapping[Location, Collection[int]]):
+        super().__init__()
+        self._unread = unread
+        """The first step of each place is the equation that is analyzed."""
+
+    def inside(self, index: int) -> "_WithUnread":
+        return _WithUnread(
+            {
+                place[1:]: operands
+                for place, operands in self._unread.items()
+                if len(place) > 1 and place[1][0] == index
+            }
+        )
+
+    def equation(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
+        if eqn.primitive is primitives.cond_p:
+            of_branches = [
+                analysis.analyze(branch.jaxpr, inputs[1:], self._of_body(number))
+                for number, branch in enumerate(equations.Cond.of(eqn).branches)
+            ]
+            return [inputs[0].union(*x) for x in zip(*of_branches, strict=True)]
+        if eqn.primitive is primitives.while_p:
+            return self._while(eqn, inputs)
+        if eqn.primitive.name == "shard_map":
+            (body,) = equations.bodies(eqn)
+            return analysis.analyze(body.jaxpr, inputs, self)
+        unread = next((x for place, x in self._unread.items() if len(place) == 1), ())
+        read = [one for i, one in enumerate(inputs) if i not in unread]
+        return super().equation(eqn, read)
+
+    def _of_body(self, number: int) -> "_WithUnread":
+        """The same, in one of the bodies of the equation."""
+        return _WithUnread(
+            {
+                place: operands
+                for place, operands in self._unread.items()
+                if place[0][1] == number
+            }
+        )
+
+    def _while(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
+        """Joins what a loop carries with what its body makes of it."""
+        loop = equations.While.of(eqn)
+        of_condition, of_body, after = loop.of_inputs(inputs)
+        carry: list[Dependencies] = []
+        while carry != after:
+            carry = after
+            made = analysis.analyze(
+                loop.body.jaxpr, [*of_body, *carry], self._of_body(1)
+            )
+            after = list(map(self.join, carry, made))
+        (decided,) = analysis.analyze(
+            loop.condition.jaxpr, [*of_condition, *carry], self._of_body(0)
+        )
+        return [one | decided for one in carry]
 
 
 class _NamedDependencies(_Dependencies):

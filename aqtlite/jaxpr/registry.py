@@ -115,7 +115,8 @@ def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
         body, out = jax.make_jaxpr(reference, return_shape=True)(*inputs)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{call}, and the function that is registered for it fails: {error}"
+            f"{call}, and the function that is registered for it fails: {error}. It "
+            "has to take these inputs, which inside of a jax.vmap have another axis"
         ) from error
     found = jax.tree.leaves(out)
     if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in wanted]:

@@ -60,6 +60,14 @@ class Numerics(abc.ABC):
         return 1.0
 
     @property
+    def has_zero(self) -> bool:
+        """False if no stored value stands for zero.
+
+        A channel of zeros has a scale of 0 then, and stays zeros.
+        """
+        return True
+
+    @property
     def zero_point_range(self) -> tuple[int, int] | None:
         """The smallest and largest stored value of a grid with a zero point.
 

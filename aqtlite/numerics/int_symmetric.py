@@ -27,7 +27,8 @@ class IntSymmetric(base.Numerics):
     True          True             127   1   --  integers
     ============= ================ ===== === === ==========================
 
-    A grid of halves has no zero and is stored doubled, as odd integers.
+    A grid of halves has no zero and is stored doubled, as odd integers. A zero becomes
+    half a step, and a channel of zeros, whose scale is 0, stays zeros.
 
     Grids whose stored values reach beyond 127 (above 8 bits, and halves of 8) are
     emulated: stored as int16, and contracted as two or three int8 digits. Where int32
@@ -110,6 +111,10 @@ class IntSymmetric(base.Numerics):
     @property
     def unit(self) -> float:
         return 1.0 if self.preserve_zero else 0.5
+
+    @property
+    def has_zero(self) -> bool:
+        return bool(self.preserve_zero)
 
     @property
     def arithmetic(self) -> base.Arithmetic:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +57,14 @@ def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["cfg", "operand", "identity", "made_of", "beside_floats"],
+    meta_fields=[
+        "cfg",
+        "operand",
+        "identity",
+        "made_of",
+        "beside_floats",
+        "removed",
+    ],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class CallSite:
@@ -77,6 +84,22 @@ class CallSite:
 
     beside_floats: bool = False
     """The module also contracts operands like this one that are not frozen."""
+
+    removed: tuple[str, ...] | None = None
+    """Those of its parameters that the conversion took away: paths from the root of the
+    parameters, joined by slashes. None where the conversion did not say."""
+
+    def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
+        """Tells whether the weight may be made of a parameter.
+
+        Args:
+            module: the path of the module that contracts the weight.
+            path: of the parameter.
+        """
+        name = ".".join(path)
+        return any(
+            name in (one, ".".join((*module, *one.split(".")))) for one in self.made_of
+        )
 
     def __repr__(self) -> str:
         # Serving variables hold one of these per layer; its fields fill a screen.

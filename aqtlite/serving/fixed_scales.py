@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from aqtlite import operands
+from aqtlite.calibration import batch_count
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
@@ -29,8 +30,7 @@ def check_gathered(statistics: Any, remedy: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(statistics):
         is_count = getattr(path[-1], "key", None) == "batches"
         is_known = isinstance(leaf, jax.Array | np.ndarray)
-        is_known = is_known and not isinstance(leaf, jax.core.Tracer)
-        if is_count and is_known and not (np.asarray(leaf) > 0).all():
+        if is_count and is_known and batch_count.problem(leaf) is not None:
             raise ValueError(
                 f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
                 f"batch: {remedy}"

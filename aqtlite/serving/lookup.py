@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from aqtlite import config
 from aqtlite.lowering import exact
 from aqtlite.qtensor import QTensor
-from aqtlite.serving import identity
-from aqtlite.serving.call_site import COLLECTION, IDENTITY, FrozenEntry, Operand
+from aqtlite.serving import guards, identity
+from aqtlite.serving.call_site import IDENTITY, FrozenEntry, Operand
 from aqtlite.serving.contraction import Contraction
 from aqtlite.serving.placeholder import Placeholder
 
@@ -27,19 +26,32 @@ from aqtlite.serving.placeholder import Placeholder
 class ModuleVariables:
     """The variables of the module that makes a call."""
 
-    path: str
-    """For error messages."""
+    path: tuple[str, ...]
 
     params: Mapping[str, Any]
     """Its own parameters: floats, and `Placeholder`s for those that are frozen."""
 
     frozen: Sequence[FrozenEntry]
 
+    find: Callable[[str], Any]
+    """Returns a parameter of any module by its path from the root, joined by slashes;
+    None where the calling module does not see it."""
+
+    is_frozen: Callable[[str], bool]
+    """Tells whether any module has a frozen weight that is made of such a parameter."""
+
+    def __str__(self) -> str:
+        return "/".join(self.path) or "the root module"
+
+    def name(self, name: str) -> str:
+        """The path of a parameter, or of a frozen weight, of the module."""
+        return "/".join((*self.path, name))
+
     def frozen_parameter(self, x: Any) -> str | None:
-        """Returns the name of a frozen parameter that an operand may be made of."""
+        """Returns the path of a frozen parameter that an operand may be made of."""
         for name, value in self.params.items():
             if isinstance(value, Placeholder) and math.prod(value.shape) == x.size:
-                return name
+                return self.name(name)
         return None
 
     def has_float_parameter(self, size: int) -> bool:
@@ -95,10 +107,8 @@ def check_no_frozen_parameter(
     for x in (contraction.lhs, contraction.rhs):
         name = module.frozen_parameter(x)
         if name is not None:
-            raise ValueError(
-                f"parameter {name!r} of {module.path} is frozen, but {why}. Serve with "
-                "the model, config and variables of the conversion"
-            )
+            _check_has_weight(module, name)
+            guards.refuse_float_read(name, why, guards.LINEN)
 
 
 def frozen_operands(
@@ -121,9 +131,13 @@ def frozen_operands(
     for side in contraction.quantized_sides():
         x = jnp.asarray(operands[side])
         operand = contraction.operand(side)
-        if not module.frozen:
-            _check_has_weights(module, operand, x)
         candidates = _candidates(module, contraction.cfg, operand)
+        parameter = module.frozen_parameter(x)
+        if not candidates and parameter is not None:
+            _check_has_weight(module, parameter)
+            _check_sizes(module, operand)
+            if not module.frozen:
+                guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
         if isinstance(x, jax.core.Tracer):
             if candidates:
                 operands[side] = _traced(module, candidates, operand, x)
@@ -132,35 +146,41 @@ def frozen_operands(
     return operands["lhs"], operands["rhs"]
 
 
-def _check_has_weights(module: ModuleVariables, operand: Operand, x: Any) -> None:
-    name = module.frozen_parameter(x)
-    if name is not None:
-        raise ValueError(
-            f"parameter {name!r} of {module.path} is frozen, but the "
-            f"collection '{COLLECTION}' holds nothing for this module, whose "
-            f"{operand} it may be: the variables come from another model or another "
-            "conversion, or were restored from a checkpoint without a target. Convert "
-            "this model, or restore with "
-            "jax.eval_shape(lambda v: convert(model, v, *args), variables) as target"
-        )
+def _check_has_weight(module: ModuleVariables, parameter: str) -> None:
+    """Refuses a frozen parameter that no frozen weight is made of."""
+    if not module.is_frozen(parameter):
+        guards.refuse_missing(parameter, guards.LINEN)
 
 
-def _check_removed(module: ModuleVariables, weight: FrozenEntry) -> None:
-    """Refuses frozen weights beside the float parameters that they were made of.
+def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
+    """Refuses frozen weights of another size than the one parameter they are made of.
 
-    Raises:
-        ValueError: if a parameter that the conversion replaced is there again.
+    Those of a model that is larger or smaller; others may be slices.
     """
-    if weight.site.identity is None:
-        return
-    for name in weight.site.made_of:
-        value = module.params.get(name)
-        if value is not None and not isinstance(value, Placeholder):
-            raise ValueError(
-                f"parameter {name!r} of {module.path} is a float, but the frozen "
-                "weights that were made of it are there too and would be used in its "
-                "place; convert the float variables again"
-            )
+    for weight in module.frozen:
+        first, *others = weight.site.made_of
+        parameter = module.params.get(first)
+        if others or not isinstance(parameter, Placeholder) or any(parameter.sliced):
+            continue
+        converted = weight.site.operand
+        if math.prod(converted.shape) != math.prod(parameter.shape):
+            name = module.name(weight.name)
+            guards.refuse_another_operand(name, converted, operand, guards.LINEN)
+
+
+def _check_not_beside_floats(module: ModuleVariables, weight: FrozenEntry) -> None:
+    """Refuses frozen weights beside the float parameters that they were made of."""
+    site = weight.site
+    if site.removed is None and site.identity is not None:
+        # Variables of a conversion that did not say what it took away: all of it.
+        site = dataclasses.replace(site, removed=tuple(map(module.name, site.made_of)))
+    found = {name: module.find(name) for name in site.removed or ()}
+    floats = {
+        name
+        for name, value in found.items()
+        if value is not None and not isinstance(value, Placeholder)
+    }
+    guards.check_not_beside_floats(site, floats, guards.LINEN)
 
 
 def _candidates(
@@ -170,66 +190,21 @@ def _candidates(
     similar = [one for one in module.frozen if one.site.operand.is_like(operand)]
     fitting = []
     for weight in similar:
-        _check_removed(module, weight)
+        _check_not_beside_floats(module, weight)
         if weight.site.cfg == cfg and weight.site.operand.dtype == operand.dtype:
             fitting.append(_checked(module, weight))
     if fitting or any(weight.site.beside_floats for weight in similar):
         return fitting
     for weight in similar:
-        where = f"the frozen weight {weight.name!r} of {module.path}"
-        if weight.site.cfg != cfg:
-            changes = "; ".join(config.differences(weight.site.cfg, cfg))
-            raise ValueError(
-                f"{where} was converted with another config than it is called with: "
-                f"{changes}"
-            )
-        raise ValueError(
-            f"{where} was converted as {weight.site.operand} and is called as "
-            f"{operand}; {_HOW_TO_ADD}"
-        )
+        name, site = module.name(weight.name), weight.site
+        if site.cfg != cfg:
+            guards.refuse_another_config(name, site.cfg, cfg, guards.LINEN)
+        guards.refuse_another_operand(name, site.operand, operand, guards.LINEN)
     return []
 
 
-_HOW_TO_ADD = (
-    "give this call to convert, too: convert(model, variables, calls=[Call(...), ...])"
-)
-
-
-def stored(where: str, weight: FrozenEntry) -> QTensor:
-    """Returns the `QTensor` of a frozen weight.
-
-    Args:
-        where: names the module that contracts it, for error messages.
-        weight: as it is stored.
-
-    Raises:
-        ValueError: if it is not there, or its scales are not float32.
-    """
-    name = f"the frozen weight {weight.name!r} of {where}"
-    operand = weight.site.operand
-    qtensor = weight.values.get(operand.side)
-    if not isinstance(qtensor, QTensor):
-        raise ValueError(
-            f"{name}, a {operand}, is missing from the collection '{COLLECTION}'; "
-            "convert again"
-        )
-    if qtensor.scale.dtype != np.dtype("float32"):
-        raise ValueError(
-            f"the scale of {name} is {qtensor.scale.dtype}, but scales are float32: "
-            "rounding them would change every product. Cast the parameters before "
-            "they are converted, or what is left of them, and leave the collection "
-            f"'{COLLECTION}' as it is"
-        )
-    return qtensor
-
-
 def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
-    qtensor, operand = stored(module.path, weight), weight.site.operand
-    if qtensor.shape != operand.shape:
-        raise ValueError(
-            f"the frozen weight {weight.name!r} of {module.path} has shape "
-            f"{qtensor.shape}, but was converted as {operand}; convert again"
-        )
+    guards.stored(module.name(weight.name), weight, (), guards.LINEN)
     return weight
 
 
@@ -242,18 +217,9 @@ def _concrete(
             return weight.values[operand.side]
     parameter = module.frozen_parameter(x)
     if (candidates or parameter) and bool(jnp.isnan(x).any()):
-        made_of = repr(parameter) if parameter else "frozen parameters"
-        converted = ", ".join(
-            f"{name} ({one.operand}, contracting axes {one.operand.contracting})"
-            for name, one, _ in module.frozen
-        )
-        raise ValueError(
-            f"the {operand} of a contraction of axes {operand.contracting} in "
-            f"{module.path} holds NaN, as what is made of {made_of} does "
-            "where it is not a frozen weight. The frozen weights there are "
-            f"{converted}. If this call was not among those that were converted, "
-            f"{_HOW_TO_ADD}"
-        )
+        if parameter is None:
+            parameter = ", ".join(module.name(one.name) for one in module.frozen)
+        guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
     return x
 
 
@@ -280,9 +246,9 @@ def _traced(
     if any(weight.site.identity is None for weight in candidates):
         # XLA cannot fold this comparison, and must not fuse it into what follows.
         scale = exact.fusion_barrier(scale)
-    names = ", ".join(weight.name for weight in candidates)
-    scale = _without_gradient(f"{names} of {module.path}", scale, x)
-    return dataclasses.replace(frozen, scale=scale)
+    names = ", ".join(module.name(weight.name) for weight in candidates)
+    frozen = dataclasses.replace(frozen, scale=scale)
+    return guards.without_gradient(names, frozen, x)
 
 
 def _may_be_float(
@@ -312,30 +278,3 @@ def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
     if weight.site.identity is None:
         return identity.matches_values(x, weight.values[IDENTITY])
     return identity.matches(x, weight.site.identity)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _without_gradient(where: str, scale: jax.Array, operand: jax.Array) -> jax.Array:
-    """Returns the scale; raises if the frozen float operand is differentiated."""
-    del where, operand
-    return scale
-
-
-def _without_gradient_fwd(where: str, scale: Any, operand: Any):
-    if operand.perturbed:
-        raise TypeError(
-            f"a gradient was asked with respect to parameters that are frozen "
-            f"({where}): serving variables are not for training. Train on the float "
-            "variables and convert them again"
-        )
-    return scale.value, None
-
-
-def _without_gradient_bwd(where: str, residuals: None, g: Any):
-    del where, residuals
-    return g, None
-
-
-_without_gradient.defvjp(
-    _without_gradient_fwd, _without_gradient_bwd, symbolic_zeros=True
-)

@@ -33,6 +33,12 @@ class Parameter:
     spec: PartitionSpec | None = dataclasses.field(compare=False, default=None)
     """How it is sharded, on a mesh with explicit axes."""
 
+    is_weakly_typed: bool = dataclasses.field(compare=False, default=False)
+    """Its dtype follows that of what it meets, as a Python number's does."""
+
+    def __str__(self) -> str:
+        return "/".join(self.path)
+
     @property
     def size(self) -> int:
         """Number of elements."""

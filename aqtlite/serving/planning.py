@@ -183,7 +183,7 @@ def _settle(
         if not refused:
             break
         refusals.update(refused)
-    weights = _weights(groups, names or _names(groups), discoveries, frozen)
+    weights = _weights(groups, names or _names(groups), discoveries, frozen, removed)
     return Plan(model, discoveries, recorded, weights, removed, refusals)
 
 
@@ -212,8 +212,17 @@ def _copies(recorded: list[list[RecordedWeight]]) -> _Refusals:
 def _removed(
     discoveries: list[Discovery], kept: list[list[RecordedWeight]], frozen: _Keys
 ) -> frozenset[Parameter]:
-    """Returns the parameters that no call reads if some operands are frozen."""
-    made_of = {p for of_call in kept for one in of_call for p in one.parameters}
+    """Returns the parameters that no call reads if some operands are frozen.
+
+    One whose dtype is weak stays: traced in another dtype, it would make other weights.
+    """
+    made_of = {
+        parameter
+        for of_call in kept
+        for one in of_call
+        for parameter in one.parameters
+        if not parameter.is_weakly_typed
+    }
     read = [one.read_parameters(k) for one, k in zip(discoveries, frozen, strict=True)]
     return frozenset(made_of).difference(*read)
 
@@ -328,6 +337,7 @@ def _weights(
     names: Mapping[tuple[int, int], str],
     discoveries: list[Discovery],
     frozen: _Keys,
+    removed: frozenset[Parameter],
 ) -> tuple[Weight, ...]:
     weights = []
     for group in groups:
@@ -338,6 +348,7 @@ def _weights(
             identity=group.identity,
             made_of=_made_of(recorded),
             beside_floats=_is_beside_floats(recorded, discoveries, frozen),
+            removed=tuple(str(one) for one in recorded.parameters if one in removed),
         )
         name = names[recorded.index]
         weights.append(Weight(recorded.key.path, name, site, recorded, group.members))

@@ -17,6 +17,7 @@ from aqtlite.demo import corpus as corpus_lib
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.harness import tables
 from benchmarks.quality import (
+    plot,
     presets,
     progress,
     records,
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             command.error(f"{asked.out} has no run of these presets and options")
         console.print(report.table(summaries, markdown=not console.is_terminal))
         if asked.plot:
-            report.plot(summaries, asked.plot)
+            plot.draw(plot.of_summaries(summaries), asked.plot)
         if asked.page:
             text = report.page_text(summaries, options, _versions())
             report.write_page(asked.page, options, text)

@@ -1,4 +1,4 @@
-"""The table and the plot of all presets."""
+"""The table of all presets, on the terminal and on a page."""
 
 import math
 import pathlib
@@ -17,12 +17,14 @@ class PageError(Exception):
     """The reason why a page cannot be written."""
 
 
+DIFFERENCE = "less float32's"
+
 COLUMNS = (
     "",
     "seeds",
     "validation loss",
     "range",
-    "less float32's",
+    DIFFERENCE,
     "range",
     "validation's error",
 )
@@ -93,45 +95,25 @@ def write_page(path: pathlib.Path, options: Options, text: str) -> None:
         PageError: if the page has no markers.
     """
     first, last = markers(options)
-    page = path.read_text() if path.exists() else ""
-    before, begin, rest = page.partition(first)
-    _, end, after = rest.partition(last)
-    if not (begin and end):
-        raise PageError(f"{path} needs the lines {first} and {last}")
+    before, _, after = _parts(path, options)
     path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}")
 
 
-def plot(summaries: Sequence[Summary], path: pathlib.Path) -> None:
-    """Draw the difference to float32 of every run, and the mean of each preset."""
-    from matplotlib.figure import Figure
+def read_page(path: pathlib.Path, options: Options) -> str:
+    """The text between the markers of a page.
 
-    shown = [
-        (one, one.difference)
-        for one in summaries
-        if one.difference is not None and one.preset != FLOAT32
-    ]
-    picture = Figure(figsize=(8, 1.2 + 0.35 * len(shown)), layout="constrained")
-    axes = picture.subplots()
-    for row, (one, difference) in enumerate(shown):
-        color = "C1" if one.preset.startswith(("aqtp", "qwix")) else "C0"
-        axes.plot(
-            one.differences, [row] * len(one.differences), "o", color=color, alpha=0.4
-        )
-        axes.errorbar(
-            difference.mean,
-            row,
-            xerr=difference.standard_error,
-            fmt="|",
-            color=color,
-            markersize=14,
-            capsize=3,
-        )
-    axes.axvline(0.0, color="black", linewidth=1)
-    axes.set_yticks(range(len(shown)), [one.preset for one, _ in shown])
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel(
-        "validation loss less float32's of the same seed, nats per byte\n"
-        "dots: seeds; bars: mean and its standard error"
-    )
-    picture.savefig(path, dpi=120)
+    Raises:
+        PageError: if the page has no markers.
+    """
+    return _parts(path, options)[1].strip()
+
+
+def _parts(path: pathlib.Path, options: Options) -> tuple[str, str, str]:
+    """What is before, between and after the markers of a page."""
+    first, last = markers(options)
+    page = path.read_text() if path.exists() else ""
+    before, begin, rest = page.partition(first)
+    between, end, after = rest.partition(last)
+    if not (begin and end):
+        raise PageError(f"{path} needs the lines {first} and {last}")
+    return before, between, after

@@ -1,5 +1,6 @@
 """Training with every preset: runs are kept, resumed and compared."""
 
+import dataclasses
 import io
 import json
 import math
@@ -17,7 +18,15 @@ import rich.console
 
 from aqtlite.demo import corpus as corpus_lib
 from benchmarks.quality import __main__ as command
-from benchmarks.quality import presets, progress, records, report, summary, training
+from benchmarks.quality import (
+    plot,
+    presets,
+    progress,
+    records,
+    report,
+    summary,
+    training,
+)
 from benchmarks.quality.records import Record
 from tests.common import QUICK_FLAGS
 
@@ -89,7 +98,29 @@ def test_page_and_plot(quick):
     for name in TRAINED:
         assert f"| {name} | 1 | " in page
     assert f"{STEPS} steps of 4 x 16 bytes at learning rate 0.003" in page
-    assert (quick / "plot.png").read_bytes().startswith(b"\x89PNG")
+    picture = (quick / "plot.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    shown = plot.of_page(quick / "page.md", training.QUICK)
+    assert list(shown) == list(TRAINED[1:])
+    assert plot.digest(shown).encode() in picture
+
+
+def test_the_picture_of_the_page_is_of_its_table():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "quality.md"
+    options = dataclasses.replace(training.Options(), layers=2, width=64)
+    shown = plot.of_page(page, options)
+    assert shown["int8"].lowest > 0 and len(shown) > 30
+    assert plot.digest(shown).encode() in page.with_suffix(".png").read_bytes(), (
+        "draw it again: python -m benchmarks.quality.plot docs/quality.md "
+        "docs/quality.png --layers 2 --width 64"
+    )
+
+
+def test_a_page_without_the_table(tmp_path, capsys):
+    (tmp_path / "page.md").write_text("no markers")
+    with pytest.raises(SystemExit):
+        plot.main([str(tmp_path / "page.md"), str(tmp_path / "plot.png")])
+    assert "needs the lines <!-- 4 layers" in capsys.readouterr().err
 
 
 def test_finished_runs_are_not_run_again(quick, monkeypatch, capsys):

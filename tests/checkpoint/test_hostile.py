@@ -113,11 +113,37 @@ class TestNesting:
         {"list": [{"list": [{"value": {}}]}, {"dict": {}}]},
         {"list": [{"list": []}, {"dict": 3}]},
         {"list": [{"list": [{"shape": [1 << 30] * 2, "dtype": "int8"}]}, {"dict": {}}]},
+        {"list": [{"list": [{"shape": [], "keys": "dice"}]}, {"dict": {}}]},
+        {"list": [{"list": [{"shape": [-1], "keys": "rbg"}]}, {"dict": {}}]},
+        {"list": [{"list": [{"class": 3, "fields": {}}]}, {"dict": {}}]},
+        {"list": [{"list": [{"class": "a:b", "fields": []}]}, {"dict": {}}]},
+        {"list": [{"list": [{"class": "a:b", "fields": {"c": 3}}]}, {"dict": {}}]},
     ],
 )
 def test_samples(sample, converted):
     edit(converted, lambda data: data.update(sample=sample))
     refuses("manifest of .* is damaged", checkpoint.load_serving, converted, MODEL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("no_such_module:Batch", "os:system", "sys", "sys:modules.os.system", ":", ""),
+        *("subprocess:Popen", "builtins:tuple", "jax:numpy"),
+        "fractions:Fraction",
+        "aqtlite.config:Tensor",  # Has other fields.
+    ],
+)
+def test_classes_of_samples(name, converted):
+    """A class is looked for among what is imported, and never called."""
+    one = {"class": name, "fields": {"args": {"value": "touch here"}}}
+    sample = {"list": [{"list": [one]}, {"dict": {}}]}
+    edit(converted, lambda data: data.update(sample=sample))
+    load = checkpoint.load_serving
+    refuses(
+        "hold a .* the fields args, which .*import its module", load, converted, MODEL
+    )
+    assert_same(load(converted), convert(MODEL, VARIABLES, X))
 
 
 def test_a_sample_that_no_manifest_holds(tmp_path):

@@ -2,9 +2,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
+from flax import nnx
 
-from aqtlite import calibration, edge
+import aqtlite
+import aqtlite.flax.nnx
+from aqtlite import calibration, config, edge
 from aqtlite.calibration import MeanOverBatches, MinMax, MovingAverage
+from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.edge import models
 
 _W = jnp.eye(3)
@@ -56,8 +61,10 @@ def test_masks_are_no_part_of_a_range():
         return jax.nn.softmax(jnp.where(mask, x @ w, -1e9))
 
     ranges = edge.calibrate(function, _W, [models.normal((3, 3))])
-    low, high = ranges["fully_connected"]
-    assert low == pytest.approx(high - 10)
+    # What is masked is 10 below the largest element of each row.
+    y = models.normal((3, 3)) @ _W
+    lowest = min(float(y[i, : i + 1].max()) for i in range(2))
+    assert ranges["fully_connected"].low == pytest.approx(lowest - 10)
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
@@ -82,3 +89,36 @@ def test_wrong_calibration():
 def test_no_model():
     with pytest.raises(TypeError, match="must be a Linen module, an NNX module, or"):
         edge.calibrate(3, _W, _BATCHES)
+
+
+def _quantized(kind):
+    """A quantized model and its variables."""
+    cfg, x = config.fully_quantized(), models.normal((2, 3))
+    dense = nn.Dense(3)
+    variables = dense.init(jax.random.key(0), x)
+    if kind == "injected":
+        return nn.Dense(3, dot_general=AqtDotGeneral(cfg)), variables
+    if kind == "rules":
+        return quantize_model(dense, cfg), variables
+    if kind == "nnx":
+        layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        model = aqtlite.flax.nnx.quantize_model(layer, cfg)
+        return model, nnx.state(model)
+    return aqtlite.quantize_function(_function, cfg, params=0), _W
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("injected", "in Dense"),
+        ("rules", "what quantize_model returned"),
+        ("nnx", "quantizes contractions itself"),
+        ("function", "in the function"),
+    ],
+)
+def test_a_quantized_model(kind, words):
+    model, variables = _quantized(kind)
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        edge.calibrate(model, variables, [models.normal((2, 3))])
+    assert "made of the float model: give the module" in str(caught.value)
+    assert "MODEL(cfg=None)" in str(caught.value)

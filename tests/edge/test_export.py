@@ -192,7 +192,7 @@ def test_symbolic_shapes_are_refused(tmp_path):
     (batch,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
     ranges = edge.calibrate(_dense, _W, [_X])
-    with pytest.raises(ValueError, match="symbolic.*resize_tensor_input"):
+    with pytest.raises(ValueError, match="symbolic.*a file for each size"):
         edge.export(_dense, _W, ranges, x, tmp_path / "model.tflite")
     assert _no_file(tmp_path)
 
@@ -380,3 +380,20 @@ def test_operators_that_the_converter_knows_as_text_alone(tmp_path):
     assert report.counts()["TOPK_V2"] == 1
     _, places = models.run(path, np.zeros((4, 3), np.int8))
     np.testing.assert_array_equal(places, [[0, 1]] * 4)
+
+
+def test_degenerate_ranges_are_named(tmp_path):
+    # Calibrated on zeros, for one: the file is one of constants.
+    ranges = edge.calibrate(_dense, _W, [0 * _X])
+    message = r"no width.*\n  'input': \[0, 0\]\n  'fully_connected'"
+    with pytest.warns(UserWarning, match=message):
+        edge.export(_dense, _W, ranges, _X, tmp_path / "m.tflite")
+    narrow = edge.calibrate(_dense, _W, [_X]).replace({"input": (-1e-30, 1e-30)})
+    with pytest.warns(UserWarning, match=r"no width.*\n  'input': \[-1e-30, 1e-30\]$"):
+        edge.simulate(_dense, _W, narrow, _X)
+
+
+def test_ranges_beyond_what_runtimes_compute_are_refused():
+    ranges = edge.calibrate(_dense, _W, [_X]).replace({"input": (-3.4e38, 1)})
+    with pytest.raises(ValueError, match=r"range of 'input'.*-3.4e\+38.*1e\+30"):
+        edge.simulate(_dense, _W, ranges, _X)

@@ -65,6 +65,9 @@ GROUPS = {
     "contractions": {
         "attention": lambda x: jnp.einsum("bij,bkj->bik", _squares(x), _squares(x)),
         "matrices": lambda x: x @ x.T,
+        "integers": lambda x: jnp.einsum(
+            "hqk,h->hqk", nn.softmax(_squares(x)), np.ones(8, np.int32)
+        ),
         "masked": lambda x: nn.softmax(jnp.where(_TRIANGLE, _squares(x), -1e9)),
         "masked by a sum": lambda x: nn.softmax(
             _squares(x) + jnp.where(_TRIANGLE, 0.0, -1e9)
@@ -131,6 +134,12 @@ def test_geometries(tmp_path):
 
 
 REFUSED = {
+    "integers": (
+        lambda x: jnp.einsum(
+            "ij,ij->ij", x, jnp.argmax(x, -1)[:, None] + jnp.arange(16)
+        ),
+        "int32 and computed",
+    ),
     "comparison": (lambda x: jnp.where(x > 0.3, x, 0.5), "comparisons"),
     "argmax": (lambda x: jnp.argmax(x, -1), "same order"),
     "cumsum": (lambda x: jnp.cumsum(x, -1), "no integer operator"),

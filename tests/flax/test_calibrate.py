@@ -1,6 +1,7 @@
 """Static ranges: statistics of activations over batches, in Flax."""
 
 import re
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -37,8 +38,32 @@ def dense(how=None):
 
 
 def high(variables):
-    (entry,) = variables["aqt_stats"].values()
+    return high_of(variables["aqt_stats"])
+
+
+def high_of(statistics):
+    (entry,) = statistics.values()
     return entry["lhs"]["state"]["ends"]["high"]
+
+
+class Graph(NamedTuple):
+    nodes: jax.Array
+    edges: jax.Array | None = None
+
+
+def test_a_named_tuple_is_one_argument():
+    """Unlike a tuple, whose elements are arguments."""
+
+    class OfGraph(nn.Module):
+        @nn.compact
+        def __call__(self, graph):
+            return dense()(graph.nodes)
+
+    variables = OfGraph().init(jax.random.key(0), Graph(X))
+    graphs, tuples = [Graph(x) for x in BATCHES], [(Graph(x),) for x in BATCHES]
+    found = [calibrate(OfGraph(), variables, one) for one in (graphs, tuples)]
+    got, wanted = (high_of(one["aqt_stats"]["Dense_0"]) for one in found)
+    assert got == wanted == LARGEST.max()
 
 
 LARGEST = np.array([np.abs(x).max() for x in BATCHES], np.float32)

@@ -124,7 +124,7 @@ def test_a_call_that_was_not_converted(how):
         served = quick_jit(lambda v: model.apply(v, X, True))(serving)
         np.testing.assert_allclose(expected, served, rtol=1e-6)
         return
-    with pytest.raises(ValueError, match=r"holds NaN.*calls=\[Call"):
+    with pytest.raises(ValueError, match=r"another way.*calls=\[Call"):
         model.apply(serving, X, True)
     assert jnp.isnan(quick_jit(lambda v: model.apply(v, X, True))(serving)).all()
 
@@ -313,7 +313,7 @@ def test_downcast_scales_are_refused():
     )
     for run in (model.apply, functools.partial(apply, model)):
         with pytest.raises(
-            ValueError, match="scale of the frozen weight 'kernel' of the root"
+            ValueError, match="scale of the frozen weight 'kernel' is bfloat16"
         ):
             run(half, X)
     params = {**serving, "params": half["params"]}
@@ -401,7 +401,7 @@ def test_changes_that_reach_a_corner(change):
     serving = convert(model, init(model, x), x)
     served = quick_jit(model.apply, static_argnums=2)(serving, x, True)
     assert jnp.isnan(served).all()
-    with pytest.raises(ValueError, match="holds NaN"):
+    with pytest.raises(ValueError, match="in another way"):
         model.apply(serving, x, True)
 
 

@@ -1,6 +1,7 @@
 """Frozen weights in the variables, and errors for variables that do not fit."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -102,27 +103,24 @@ def test_weights_of_a_wider_layer():
     model = nn.Dense(24, dot_general=DG)
     wide = nn.Dense(25, dot_general=DG)
     mixed = {"params": _serving(model)["params"], "aqt": _serving(wide)["aqt"]}
-    with pytest.raises(ValueError, match=r"rhs float32\[8,25\]"):
-        model.apply(mixed, X)
-    assert jnp.isnan(apply(model, mixed, X)).any()
+    for run in (model.apply, functools.partial(apply, model)):
+        with pytest.raises(ValueError, match=r"converted as rhs float32\[8,25\]"):
+            run(mixed, X)
 
 
 @pytest.mark.parametrize(
-    ("gone", "message"),
-    [("rhs", "missing"), ("site", "holds nothing"), (None, "holds nothing")],
+    "gone",
+    ["rhs", "site", None],
 )
-def test_a_missing_frozen_weight(gone, message):
+def test_a_missing_frozen_weight(gone):
     model = models.MlpBlock(INT8)
     serving = _serving(model)
     if gone is None:
         del serving["aqt"]["Dense_1"]
     else:
         del serving["aqt"]["Dense_1"]["kernel"][gone]
-    with pytest.raises(ValueError, match=f"(?s){message}.*Dense_1|Dense_1.*{message}"):
-        try:
-            model.apply(serving, X)
-        except ValueError as error:
-            raise ValueError(f"Dense_1 {error}" * ("Dense_1" in str(error))) from error
+    with pytest.raises(ValueError, match="'Dense_1/kernel' is frozen, but its frozen"):
+        model.apply(serving, X)
 
 
 def test_all_frozen_weights_missing():
@@ -197,7 +195,7 @@ def test_float_kernels_beside_frozen_weights_are_refused():
     model = nn.Dense(24, dot_general=DG)
     variables = init(model, X)
     mixed = {**variables, "aqt": _serving(model)["aqt"]}
-    with pytest.raises(ValueError, match="'kernel' of the root module is a float"):
+    with pytest.raises(ValueError, match="parameter 'kernel' is a float"):
         model.apply(mixed, X)
 
 

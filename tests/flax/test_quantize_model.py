@@ -351,3 +351,13 @@ def test_refuses_what_is_no_model_and_explains_what_it_lacks():
         quantize_model(Model(), [Rule(path="head", cfg=INT8)]).apply(
             variables_of(False), TOKENS
         )
+
+
+def test_all_that_a_served_call_changes_is_returned():
+    """But for parameters, which are frozen."""
+    model = quantize_model(nn.Dense(4), config.fully_quantized())
+    x = jnp.ones((2, 8))
+    serving = convert(model, model.init(jax.random.key(0), x), x)
+    out, changed = model.apply(serving, x, mutable=True)
+    assert np.isfinite(out).all()
+    assert "params" not in changed

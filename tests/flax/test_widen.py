@@ -1,12 +1,22 @@
-"""Serving variables whose int4 are widened."""
+"""Serving variables whose integers of 4 bits are in other forms."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from flax import linen as nn
 
-from aqtlite import config, kv_cache, numerics
-from aqtlite.flax import widen_int4
+import aqtlite
+from aqtlite import (
+    Rule,
+    calibration,
+    config,
+    kv_cache,
+    numerics,
+    shape_operations,
+)
+from aqtlite.flax import AqtDotGeneral, convert, uint4_as_int4, widen_int4
 from aqtlite.quantizer import quantize
 from tests.common import assert_same, normal
 
@@ -29,3 +39,71 @@ def test_a_widened_cache_takes_further_positions():
     cache, wide = (kv_cache.append(one, x, x, cfg) for one in (cache, wide))
     assert (cache.key.qvalue.dtype, wide.key.qvalue.dtype) == (jnp.int4, jnp.int8)
     assert_same(wide.key.dequant(), cache.key.dequant())
+
+
+NF4 = config.update(config.weight_only(), {"fwd.rhs.numerics": numerics.NormalFloat()})
+AFFINE = config.update(
+    config.qat(8),
+    {
+        "fwd.rhs.numerics": numerics.IntAffine(bits=4),
+        "fwd.rhs.calibration": calibration.MinMax(),
+    },
+)
+UINT4 = pytest.mark.parametrize("cfg", [NF4, AFFINE], ids=["nf4", "affine"])
+
+
+def dtypes(tree):
+    return {x.dtype.name for x in jax.tree.leaves(tree)} - {"float32", "int32"}
+
+
+@UINT4
+def test_uint4_is_saved_by_orbax_and_served(cfg, tmp_path):
+    model, x = nn.Dense(8, dot_general=AqtDotGeneral(cfg)), normal((2, 16))
+    variables = model.init(jax.random.key(0), x)
+
+    def saveable(variables):
+        return uint4_as_int4(convert(model, variables, x))
+
+    serving, saved = convert(model, variables, x), saveable(variables)
+    assert (dtypes(serving["aqt"]), dtypes(saved["aqt"])) == ({"uint4"}, {"int4"})
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "serving", saved)
+    abstract = jax.eval_shape(saveable, variables)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "serving", abstract)
+    assert dtypes(restored["aqt"]) == {"int4"}
+    apply = jax.jit(model.apply)
+    trained = apply(variables, x)
+    for one in (serving, restored, widen_int4(restored), widen_int4(serving)):
+        np.testing.assert_array_equal(apply(one, x), trained)
+
+
+@UINT4
+def test_functions_are_served(cfg):
+    x, w = normal((2, 8)), normal((8, 4), 1)
+    quantized = aqtlite.quantize_function(
+        lambda w, x: jnp.tanh(x @ w), [Rule(cfg=cfg)], params=0
+    )
+    serve, serving = aqtlite.convert_function(quantized, w, x)
+    assert dtypes(serving["aqt"]) == {"uint4"}
+    serve, trained = jax.jit(serve), jax.jit(quantized)(w, x)
+    for one in (serving, uint4_as_int4(serving)):
+        np.testing.assert_array_equal(serve(one, x), trained)
+
+
+@UINT4
+@pytest.mark.parametrize("last", [lambda q: q, widen_int4], ids=["int4", "int8"])
+def test_arrays_of_uint4_under_the_other_name(cfg, last):
+    q = quantize(normal((4, 6)), cfg.fwd.rhs, axes=1)
+    other = last(uint4_as_int4(q))
+    assert other.qvalue.dtype in (jnp.int4, jnp.int8)
+    np.testing.assert_array_equal(other.dequant(), q.dequant())
+    np.testing.assert_array_equal(other[1:, 2].dequant(), q[1:, 2].dequant())
+    for of in (shape_operations.pad(one, ((0, 1), (0, 0))) for one in (q, other)):
+        np.testing.assert_array_equal(of.dequant()[:4], q.dequant())
+        np.testing.assert_array_equal(of.dequant()[4], 0)
+
+
+def test_other_integers_stay():
+    q = quantize(normal((4, 6)), config.weight_only(bits=4).fwd.rhs, axes=1)
+    assert_same(uint4_as_int4(q), q)

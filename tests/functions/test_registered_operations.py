@@ -290,6 +290,13 @@ def test_an_operation_that_the_program_does_not_call():
     assert "grouped_matmul_kernel" in text.splitlines()[-1]
 
 
+def test_calls_inside_of_a_map():
+    """Their arrays have another axis, which the reference has to take."""
+    mapped = jax.vmap(lambda x: kernel(x, W, SIZES))
+    with pytest.raises(ValueError, match=r"float32\[2,6,16\].*inside of a jax.vmap"):
+        aqtlite.plan(mapped, jnp.stack([X, X]), rules=INT8)
+
+
 def test_an_operation_that_is_not_registered():
     with pytest.raises(
         ValueError, match=r"Rule.op.*grouped_matmul.*'tgmm'.*register_operation"

@@ -109,6 +109,26 @@ class Divide(Operator):
 
 
 @dataclasses.dataclass(frozen=True)
+class ToFloat(Operator):
+    """Known integers or booleans as floats."""
+
+    name = "cast"
+
+    def compute(self, *inputs: jax.Array) -> Any:
+        (x,) = inputs
+        return jnp.asarray(x, jnp.float32)
+
+    def simulate(
+        self,
+        inputs: Sequence[Any],
+        grids: Sequence[Any],
+        output: Grid,
+        kernels: Kernels,
+    ) -> jax.Array:
+        raise NotImplementedError("the integers are known")
+
+
+@dataclasses.dataclass(frozen=True)
 class Maximum(Moving):
     """The larger of two values."""
 

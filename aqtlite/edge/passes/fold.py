@@ -7,6 +7,7 @@ A batch normalization is such a factor and such a summand for each channel (Jaco
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
+from aqtlite.edge.masks import is_of_mask
 from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply, Subtract
 from aqtlite.edge.operators.contractions import WEIGHTED
 from aqtlite.edge.operators.layout import Reshape, Take, Transpose
@@ -32,7 +33,13 @@ def fold(graph: Graph) -> Graph:
         made = None
         if before:
             made = affine.into(before, graph.values[base].shape)
-        builder.replace(output, affine.after(base) if made is None else made)
+        if made is not None:
+            builder.replace(output, made)
+        elif affine.count < len(chain):
+            builder.replace(output, affine.after(base))
+        else:
+            # Nothing is saved.
+            builder.keep(node)
     return builder.build(graph)
 
 
@@ -50,6 +57,10 @@ class _Chains:
 
     def _is_link(self, node: Node | None) -> bool:
         if node is None or not isinstance(node.operator, FUSING):
+            return False
+        constants = [self._graph.constants.get(i) for i in node.inputs]
+        if any(one is not None and is_of_mask(one) for one in constants):
+            # Beside -1e9, other summands are lost.
             return False
         unknown = [i for i in node.inputs if i not in self._static]
         shapes = {self._graph.values[i].shape for i in (*unknown, node.output)}
@@ -96,6 +107,11 @@ class _Affine:
         self._builder, self._path = builder, path
         self._factor: int | None = None
         self._summand: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of operators that it is, if no contraction takes it."""
+        return (self._factor is not None) + (self._summand is not None)
 
     def apply(self, link: Node, base: int) -> None:
         """Composes it with a link behind it."""

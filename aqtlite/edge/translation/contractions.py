@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 from jax import lax
 
+from aqtlite.edge.operators.arithmetic import ToFloat
 from aqtlite.edge.operators.contractions import (
     BatchMatMul,
     Conv2D,
@@ -18,7 +20,7 @@ from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
 def dot_general(site: Site) -> Sequence[int]:
     """A layer with a weight if one operand has no other origin, else a product."""
     (contracting, batch) = site.params["dimension_numbers"]
-    lhs, rhs = site.inputs
+    lhs, rhs = (_floats(site, index) for index in range(2))
     if site.is_static(0) and not batch[0]:
         made = _fully_connected(site, rhs, contracting[1], lhs, contracting[0])
         # The axes of the weight come first.
@@ -29,6 +31,20 @@ def dot_general(site: Site) -> Sequence[int]:
     if site.is_static(1) and not batch[0]:
         return [_fully_connected(site, lhs, contracting[0], rhs, contracting[1])]
     return [_batch_matmul(site, lhs, rhs)]
+
+
+def _floats(site: Site, index: int) -> int:
+    """An operand, which may be of integers if the other one is of floats."""
+    value = site.inputs[index]
+    dtype = site.builder.values[value].dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return value
+    if not site.is_static(index):
+        raise NotTranslatable(
+            f"an operand is {dtype.name} and computed from the input: give the model "
+            "floats, which are integers of the file in any case"
+        )
+    return site.add(ToFloat(), value)
 
 
 def _fully_connected(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite.edge.masks import MASKED_BELOW
 from aqtlite.edge.operators.arithmetic import (
     Add,
     Clip,
@@ -21,21 +22,18 @@ from aqtlite.edge.operators.reductions import AveragePool2D, Mean, Sum
 from aqtlite.edge.operators.unary import LeakyRelu, Unary
 from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
 
-MASKED_BELOW = -1e4
-"""Known values below it mask others in a softmax."""
-
 
 def _add(site: Site) -> Sequence[int]:
     for x, index in zip(site.inputs, (1, 0), strict=True):
         known = site.constant(index)
-        if known is not None and (known < MASKED_BELOW).any():
+        if known is not None and (known <= MASKED_BELOW).any():
             return [_masked(site, x, known)]
     return [site.add(Add(), *site.inputs)]
 
 
 def _masked(site: Site, x: int, known: np.ndarray) -> int:
     """A mask that is added: far below all values, integers have nothing like it."""
-    kept = known >= MASKED_BELOW
+    kept = known > MASKED_BELOW
     if known[kept].any():
         rest = site.builder.constant(np.where(kept, known, np.float32(0)))
         x = site.add(Add(), x, rest)

@@ -9,6 +9,8 @@ import rich.progress
 from absl import logging
 from flax import core as flax_core
 
+from aqtlite.calibration import batches as batches_lib
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.state_collections import STATISTICS
 
@@ -38,6 +40,7 @@ def calibrate(
         `variables` with the collection "aqt_stats" brought up to date.
 
     Raises:
+        TypeError: if `batches` is an array or a mapping, or cannot be iterated over.
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
@@ -55,7 +58,7 @@ def calibrate(
     >>> model.apply(variables, x).shape
     (2, 4)
     """
-    variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
+    variables = given_variables.unfrozen(variables)
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 
     @jax.jit
@@ -69,10 +72,14 @@ def calibrate(
     console = rich.console.Console(stderr=True)
     count = 0
     for batch in rich.progress.track(
-        batches, "calibrating", console=console, disable=not console.is_terminal
+        batches_lib.check(batches),
+        "calibrating",
+        console=console,
+        disable=not console.is_terminal,
     ):
-        args = batch if isinstance(batch, tuple) else (batch,)
-        statistics = flax_core.unfreeze(updated(statistics, others, args))
+        args = batches_lib.args_of(batch)
+        with given_variables.checked(variables):
+            statistics = flax_core.unfreeze(updated(statistics, others, args))
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")

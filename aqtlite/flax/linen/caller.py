@@ -6,13 +6,15 @@ its own.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import NamedTuple
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from flax import errors
 from flax import linen as nn
 from flax.core import Scope, tracers
 
+from aqtlite.serving import guards
 from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
 from aqtlite.serving.lookup import ModuleVariables
 from aqtlite.serving.placeholder import Placeholder
@@ -59,16 +61,72 @@ def path_of(scope: Scope) -> str:
 
 
 def module_variables(scope: Scope) -> ModuleVariables:
-    """Returns the variables of a module, unboxed but for what is frozen."""
+    """Returns the variables of a module, unboxed but for what is frozen.
+
+    Raises:
+        ValueError: if frozen weights were restored without a target.
+    """
     variables = scope.variables()
     params = {
-        name: value if isinstance(value, Placeholder) else nn.meta.unbox(value)
+        name: _unboxed(value)
         for name, value in variables.get("params", {}).items()
         if not isinstance(value, Mapping)
     }
+    guards.check_restored(variables.get(COLLECTION, {}))
     frozen = [
         FrozenEntry(name, entry[SITE], nn.meta.unbox(entry))
         for name, entry in variables.get(COLLECTION, {}).items()
-        if isinstance(entry, Mapping) and isinstance(entry.get(SITE), CallSite)
+        if is_entry(entry)
     ]
-    return ModuleVariables(path_of(scope), params, frozen)
+    return ModuleVariables(
+        scope.path,
+        params,
+        frozen,
+        functools.partial(_find, scope.root),
+        functools.partial(_is_frozen, scope.root),
+    )
+
+
+def _find(root: Scope, path: str) -> Any:
+    """Returns the parameter at a path; None if it is not below a root."""
+    steps = tuple(path.split("/"))
+    count = len(root.path)
+    if steps[:count] != root.path or len(steps) == count:
+        return None
+    first, *others = steps[count:]
+    node = root.get_variable("params", first)
+    for step in others:
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return _unboxed(node)
+
+
+def _is_frozen(root: Scope, path: str) -> bool:
+    """Tells whether a module below a root has a weight that is made of a parameter."""
+    steps = tuple(path.split("/"))
+    entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
+    return any(entry[SITE].is_made_of(module, steps) for module, _, entry in entries)
+
+
+def _unboxed(value: Any) -> Any:
+    return value if isinstance(value, Placeholder) else nn.meta.unbox(value)
+
+
+def frozen_entries(
+    collection: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str, Mapping[str, Any]]]:
+    """Yields the frozen weights of a collection: path of the module, name, entry.
+
+    Args:
+        collection: of the module at `path`, and of those below it.
+        path: of this module.
+    """
+    for name, child in collection.items():
+        if is_entry(child):
+            yield path, name, child
+        elif isinstance(child, Mapping):
+            yield from frozen_entries(child, (*path, name))
+
+
+def is_entry(node: Any) -> bool:
+    """Tells whether a node of a collection is a frozen weight."""
+    return isinstance(node, Mapping) and isinstance(node.get(SITE), CallSite)

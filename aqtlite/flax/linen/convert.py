@@ -1,6 +1,7 @@
 """The serving conversion: float parameters in, frozen integer weights out."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from aqtlite.flax.linen.parameters import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
+from aqtlite.functions import arguments
 from aqtlite.serving import conversion as conversion_lib
 from aqtlite.serving import fixed_scales, planning
 from aqtlite.serving import report as report_lib
@@ -74,6 +76,7 @@ def convert(
         to the scales.
 
     Raises:
+        TypeError: if the model does not take `args` and `kwargs`.
         ValueError: if the variables are converted already or lack "params", if the
             model has no quantized contraction, if `frozen_operands` names an operand
             that depends on the inputs; with `strict`, if a weight stays in float.
@@ -102,6 +105,8 @@ def convert(
             "report must be a function that takes a ConversionReport, such as "
             f"report=print, got {report!r}"
         )
+    for call in calls:
+        _check_arguments(model, call)
     conversion = plan(model, variables, calls)
     serving, summary = conversion.run()
     serving = conversion.fix_scales(serving)
@@ -189,6 +194,32 @@ def plan(
     else:
         traced = LinenModel(model, variables, calls)
     return Conversion(variables, planning.plan(traced), traced.uses_of_statistics)
+
+
+_OF_APPLY = ("rngs", "method", "mutable", "capture_intermediates")
+"""The arguments of `apply` that it does not hand on."""
+
+
+def _check_arguments(model: Model, call: Call) -> None:
+    """Checks that the method of a call takes its arguments.
+
+    Raises:
+        TypeError: if not.
+    """
+    method = call.kwargs.get("method") or "__call__"
+    module = model.model if isinstance(model, QuantizedModel) else model
+    if isinstance(method, str):
+        method = getattr(type(module), method, None)
+    if not inspect.isfunction(method):
+        return
+    kwargs = {k: v for k, v in call.kwargs.items() if k not in _OF_APPLY}
+    arguments.check(
+        method,
+        (module, *call.args),
+        kwargs,
+        "convert(model, variables, *args, **kwargs) traces "
+        "model.apply(variables, *args, **kwargs)",
+    )
 
 
 def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:

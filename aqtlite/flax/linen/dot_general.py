@@ -1,7 +1,7 @@
 """The quantized `dot_general` to inject into Flax Linen layers."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -15,7 +15,7 @@ from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, pat
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
 from aqtlite.qtensor import QTensor
-from aqtlite.serving import lookup
+from aqtlite.serving import guards, lookup
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.serving.contraction import Contraction
 from aqtlite.statistics import States
@@ -293,13 +293,8 @@ def check_operands(lhs: Any, rhs: Any) -> None:
             f"{lhs!r}; AqtEinsum(cfg)(equation, lhs, rhs) takes one"
         )
     for side, x in (("lhs", lhs), ("rhs", rhs)):
-        if x is None:
-            raise TypeError(
-                f"the {side} is None. Serving variables that were restored without a "
-                "target have None in place of their frozen kernels: restore them with "
-                "jax.eval_shape(lambda v: convert(model, v, *args), variables) as "
-                "target, or load them with aqtlite.checkpoint.load_serving"
-            )
+        if x is None or isinstance(x, Mapping):
+            raise TypeError(f"the {side} is {x}: {guards.RESTORED}")
 
 
 def _rng(scope: Scope) -> jax.Array | None:

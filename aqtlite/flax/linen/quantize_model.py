@@ -8,6 +8,7 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
 from aqtlite.functions import rules
 from aqtlite.functions.plan import Plan
@@ -83,8 +84,7 @@ class QuantizedModel(ModelByRules):
             *args: as `flax.linen.Module.apply` takes them.
             **kwargs: the same. Statistics are updated if "aqt_stats" is `mutable`.
         """
-        variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
-        return TracedCall.of(self, variables, Call(*args, **kwargs)).run()
+        return self._traced(variables, args, kwargs).run()
 
     def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
         """Decides about every contraction of a call, and runs nothing.
@@ -94,8 +94,14 @@ class QuantizedModel(ModelByRules):
             *args: those of the call, or their shapes.
             **kwargs: the same.
         """
-        variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
-        return TracedCall.of(self, variables, Call(*args, **kwargs)).program.plan
+        return self._traced(variables, args, kwargs).program.plan
+
+    def _traced(
+        self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> TracedCall:
+        variables = given_variables.unfrozen(variables)
+        with given_variables.checked(variables):
+            return TracedCall.of(self, variables, Call(*args, **kwargs))
 
 
 Model = nn.Module | QuantizedModel

@@ -10,10 +10,11 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
+from aqtlite.flax.linen.caller import frozen_entries
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import parameters_of
 from aqtlite.functions import plan as planning
-from aqtlite.functions import primitives
+from aqtlite.functions import primitives, served
 from aqtlite.functions import states as states_lib
 from aqtlite.functions.plan import Plan
 from aqtlite.functions.planned import PlannedContraction
@@ -21,7 +22,8 @@ from aqtlite.functions.program import Path, Program
 from aqtlite.functions.rules import Rule
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Left
-from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.serving import guards
+from aqtlite.serving.call_site import COLLECTION, SITE, FrozenEntry
 from aqtlite.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -67,10 +69,13 @@ class TracedCall:
         def apply(variables: Any, args: Any, kwargs: Any) -> Any:
             return quantized.model.apply(variables, *args, mutable=mutable, **kwargs)
 
-        ours = kernels_of_rules(variables)
-        shapes, values = without_kernels(variables, ours)
+        guards.check_restored(variables.get(COLLECTION, {}))
+        shapes, values = without_kernels(variables)
+        given = jax.tree.leaves(values, is_leaf=_is_kernel)
+        if mutable is not False and any(map(_is_kernel, given)):
+            # What is frozen cannot be returned.
+            mutable = flax_core.scope.subtract_filters(mutable, PARAMETERS)
         program, leaves = trace(quantized, apply, shapes, call.args, kwargs)
-        given = [*jax.tree.leaves(values, is_leaf=_is_kernel)]
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
         return cls(
@@ -105,9 +110,10 @@ class TracedCall:
     def run(self) -> Any:
         """Evaluates the call."""
         planning.check_quantizes(self.program.plan)
-        if COLLECTION in self.variables:
+        if COLLECTION in self.variables or any(map(_is_kernel, self.values)):
             left: Left = {}
-            outputs = self.program.serve(self.values, self._frozen())
+            frozen = self._frozen()
+            outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
         else:
             make = states_lib.updating if self.updates else states_lib.contracting
             replacements = {
@@ -131,7 +137,7 @@ class TracedCall:
 
     def _frozen(self) -> dict[Path, list[FrozenEntry]]:
         found: dict[Path, list[FrozenEntry]] = {}
-        for module, name, entry in frozen_entries(self.variables[COLLECTION]):
+        for module, name, entry in frozen_entries(self.variables.get(COLLECTION, {})):
             if isinstance(entry[SITE].identity, str):
                 values = nn.meta.unbox(entry)
                 one = FrozenEntry(name, entry[SITE], values)
@@ -289,54 +295,31 @@ def _is_kernel(x: Any) -> bool:
     return isinstance(x, FrozenKernel)
 
 
-def frozen_entries(collection: Any) -> list[tuple[Path, str, Any]]:
-    """The frozen weights of a collection: path of the module, name, entry."""
-    found: list[tuple[Path, str, Any]] = []
-
-    def walk(node: Any, path: Path) -> None:
-        for name, child in node.items():
-            if isinstance(child, Mapping) and isinstance(child.get(SITE), CallSite):
-                found.append((path, name, child))
-            elif isinstance(child, Mapping):
-                walk(child, (*path, name))
-
-    walk(collection, ())
-    return found
-
-
-def kernels_of_rules(variables: Mapping[str, Any]) -> set[Path]:
-    """The paths of parameters that are frozen for contractions that rules name."""
-    made_of: dict[bool, set[Path]] = {True: set(), False: set()}
-    for module, _, entry in frozen_entries(variables.get(COLLECTION, {})):
-        site = entry[SITE]
-        for name in site.made_of:
-            steps = tuple(name.split("."))
-            # A name is relative where the parameter is the module's own.
-            made_of[isinstance(site.identity, str)] |= {steps, (*module, *steps)}
-    return made_of[True] - made_of[False]
-
-
 def without_kernels(
-    variables: Mapping[str, Any], ours: set[Path]
+    variables: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Variables with shapes in place of what rules froze, and with the kernels."""
+    """Variables with shapes in place of what rules froze, and with the kernels.
+
+    Kernels of injected contractions stay, for these to find. One that neither has is
+    taken for one of rules, which miss it by name.
+    """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
     injected = [
-        one
-        for one in frozen_entries(variables.get(COLLECTION, {}))
-        if not isinstance(one[2][SITE].identity, str)
+        (module, entry[SITE])
+        for module, _, entry in frozen_entries(variables.get(COLLECTION, {}))
+        if not isinstance(entry[SITE].identity, str)
     ]
     if injected:
         others[COLLECTION] = variables[COLLECTION]
 
+    def is_injected(path: Any) -> bool:
+        return any(site.is_made_of(module, _steps(path)) for module, site in injected)
+
     def as_shape(path: Any, node: Any) -> Any:
-        if _is_kernel(node) and _steps(path) in ours:
-            return node.struct
-        return node
+        return node.struct if _is_kernel(node) and not is_injected(path) else node
 
     def as_leaf(path: Any, node: Any) -> Any:
-        is_ours = _is_kernel(node) and _steps(path) in ours
-        return node if is_ours or not _is_kernel(node) else ()
+        return () if _is_kernel(node) and is_injected(path) else node
 
     params = variables.get(PARAMETERS, {})
     shapes = jax.tree_util.tree_map_with_path(as_shape, params, is_leaf=_is_kernel)

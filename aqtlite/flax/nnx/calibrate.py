@@ -6,6 +6,7 @@ from typing import Any
 from absl import logging
 from flax import nnx
 
+from aqtlite.calibration import batches as batches_lib
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.quantize import call_method, check_quantized, init_state
 from aqtlite.flax.nnx.variables import Statistics
@@ -40,7 +41,8 @@ def calibrate(
         **kwargs: what else it takes. They are constants of the compiled program.
 
     Raises:
-        TypeError: if `model` is not quantized.
+        TypeError: if `model` is not quantized, or if `batches` is an array or a
+            mapping, or cannot be iterated over.
         ValueError: if there is no batch, or nothing gathers statistics.
     """
     quantized = check_quantized(model, "calibrate")
@@ -54,8 +56,8 @@ def calibrate(
         return nnx.state(model, Statistics)
 
     count = 0
-    for batch in batches:
-        args = batch if isinstance(batch, tuple) else (batch,)
+    for batch in batches_lib.check(batches):
+        args = batches_lib.args_of(batch)
         if not count:
             init_state(quantized, *args, method=method, **kwargs)
             if not quantized.aqt.statistics:

@@ -1,5 +1,6 @@
 """The serving conversion of NNX models."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -7,7 +8,9 @@ from flax import nnx
 
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.nnx import conversion
+from aqtlite.flax.nnx.model import QuantizedModel, float_class_of
 from aqtlite.flax.nnx.quantize import M, as_quantized
+from aqtlite.functions import arguments
 from aqtlite.serving import report as report_lib
 from aqtlite.serving.report import ConversionReport
 
@@ -68,7 +71,8 @@ def convert(
         sharding metadata of the parameters that they are made of.
 
     Raises:
-        TypeError: if `model` is no NNX module, or `calls` are none.
+        TypeError: if `model` is no NNX module, `calls` are none, or the model does not
+            take the arguments of a call.
         ValueError: if it is converted already, or if no contraction is quantized; with
             `strict`, if a weight stays in float.
     """
@@ -111,8 +115,10 @@ def convert_in_place(
         TypeError: as `convert`.
         ValueError: as `convert`.
     """
-    quantized = as_quantized(model)
-    planned = conversion.plan(quantized, calls_of(calls, args, kwargs))
+    quantized, calls = as_quantized(model), calls_of(calls, args, kwargs)
+    for call in calls:
+        _check_arguments(quantized, call)
+    planned = conversion.plan(quantized, calls)
     serving, summary = planned.run()
     if strict:
         report_lib.check_all_frozen(summary)
@@ -122,3 +128,21 @@ def convert_in_place(
     planned.write(serving)
     planned.fix_scales(quantized)
     return cast(M, quantized)
+
+
+def _check_arguments(model: QuantizedModel, call: Call) -> None:
+    """Checks that the method of a call takes its arguments.
+
+    Raises:
+        TypeError: if not.
+    """
+    kwargs = dict(call.kwargs)
+    name = kwargs.pop("method", "__call__")
+    method = getattr(float_class_of(model), name, None)
+    if inspect.isfunction(method):
+        arguments.check(
+            method,
+            (model, *call.args),
+            kwargs,
+            "convert(model, *args, **kwargs) traces model(*args, **kwargs)",
+        )

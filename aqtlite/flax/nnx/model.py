@@ -92,4 +92,5 @@ def is_variable(x: Any) -> bool:
 
 def _entry(variable: Frozen[Any]) -> dict[str, Any]:
     site = variable.get_metadata(SITE)
-    return {SITE: site, site.operand.side: variable.get_value()}
+    side = "rhs" if site is None else site.operand.side
+    return {SITE: site, side: variable.get_raw_value()}

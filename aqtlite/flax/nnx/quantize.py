@@ -21,10 +21,12 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.variables import GradientStatistics
 from aqtlite.functions import rules as rules_lib
 from aqtlite.functions.convert import ServingFunction
+from aqtlite.functions.freezing import has_frozen
 from aqtlite.functions.naming import by_parameter
 from aqtlite.functions.plan import Plan
 from aqtlite.functions.quantize import QuantizedFunction
 from aqtlite.jaxpr import sites, tracing
+from aqtlite.serving import guards
 from aqtlite.serving.call_site import COLLECTION
 from aqtlite.state_collections import STATISTICS
 
@@ -210,14 +212,14 @@ def call_method(
     call = PureCall(model, method, args, kwargs)
     function, state = function_of(model, call), model.aqt.state()
     try:
-        if model.aqt.frozen:
-            params, *others = call.arguments
+        params, *others = call.arguments
+        if model.aqt.frozen or has_frozen(params):
             serving = {
                 "params": params,
                 COLLECTION: model.aqt.collection(),
                 "state": state,
             }
-            out, changes = ServingFunction(function)(serving, *others)
+            out, changes = ServingFunction(function, guards.NNX)(serving, *others)
         elif model.aqt.use_running_average or STATISTICS not in state:
             out, changes = function.evaluate(state, call.arguments, {})
         else:

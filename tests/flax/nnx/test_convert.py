@@ -264,7 +264,7 @@ class TestRefusals:
         other = quantize_model(Transposed(nnx.Rngs(0)), CFG)
         other.aqt = nnx.clone(serving).aqt
         nnx.update(other, nnx.state(serving))
-        with pytest.raises(ValueError, match=r"frozen parameters up\.kernel"):
+        with pytest.raises(ValueError, match="'up/kernel' is frozen, but the rhs"):
             other(X)
 
     def test_a_frozen_layer_on_its_own(self, serving):

@@ -1,5 +1,7 @@
 """Statistics, learned scales, and statistics of gradients, as variables of NNX."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,10 @@ from aqtlite.flax.nnx import (
     quantize_model,
 )
 from tests.flax.nnx.models import CFG, Block, Mlp, X, call, values
+
+
+class Graph(NamedTuple):
+    nodes: jax.Array
 
 
 def mlp(cfg):
@@ -68,6 +74,15 @@ class TestStatistics:
         after = values(model)
         assert after.pop("aqt")
         assert jax.tree.all(same(before, after))
+
+    def test_a_named_tuple_is_one_argument(self):
+        class OfGraph(Mlp):
+            def __call__(self, graph):
+                return super().__call__(graph.nodes)
+
+        model = quantize_model(OfGraph(nnx.Rngs(0)), config.static_int8())
+        calibrate(model, [Graph(X)])
+        assert set(model.aqt.statistics) == {"up", "down"}
 
     def test_of_no_batch_are_refused(self):
         model = mlp(config.static_int8())

@@ -1,0 +1,246 @@
+"""The statistics of a program's values, over batches, and the ranges they give."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.calibration import Calibration
+from aqtlite.edge import grids, magnitudes, masks
+from aqtlite.edge.graph import Node
+from aqtlite.edge.operators.arithmetic import Subtract
+from aqtlite.edge.operators.layout import Select
+from aqtlite.edge.passes.unify import Group
+from aqtlite.edge.program import Program
+from aqtlite.edge.ranges import Range, Ranges
+
+_GRID = grids.GRIDS["int8"]
+"""The grid that a range is found for: affine, so that it has two ends."""
+
+_LOST = 0.9
+"""The share of nonzero elements that round to zero that is worth a warning."""
+
+
+@dataclasses.dataclass
+class Observer:
+    """Gathers the statistics of one program."""
+
+    program: Program
+    calibration: Calibration
+
+    def __post_init__(self) -> None:
+        self._update = jax.jit(self._updated)
+        self._maskable = masks.maskable(self.program.graph)
+
+    def update(
+        self, states: Any, variables: Any, args: tuple[Any, ...], batch: int
+    ) -> Any:
+        """The statistics after one more batch.
+
+        Args:
+            states: the statistics before it; None for the first batch.
+            variables: of the model.
+            args: the batch.
+            batch: its number.
+
+        Raises:
+            ValueError: if a value is NaN or infinite.
+        """
+        states = self._initial() if states is None else states
+        values = self.program.bind(variables, args)
+        values = {
+            i: x for i, x in values.items() if i not in self.program.graph.constants
+        }
+        states, is_finite = self._update(states, values)
+        for name in self.program.ranged_groups:
+            if not is_finite[name]:
+                raise ValueError(
+                    f"batch {batch} gives NaN or infinity at {name!r}: ranges come "
+                    "from finite values. Check the data and the variables"
+                )
+        return states
+
+    def _initial(self) -> Any:
+        def ends() -> tuple[jax.Array, jax.Array]:
+            return jnp.float32(jnp.inf), jnp.float32(-jnp.inf)
+
+        of_groups = {
+            name: {
+                "kept": self.calibration.init_state((1,), _GRID),
+                "seen": ends(),
+                "all": ends(),
+                "peak": jnp.float32(jnp.inf),
+                "magnitudes": magnitudes.none(),
+            }
+            for name in self.program.ranged_groups
+        }
+        return {"groups": of_groups, "summands": {i: ends() for i in self._summands}}
+
+    @property
+    def _summands(self) -> frozenset[int]:
+        """The known operands of sums with what is masked."""
+        return frozenset(
+            value
+            for node in self.program.graph.nodes
+            if masks.is_sum(node.operator) and node.output in self._maskable
+            for value in self.program.static.intersection(node.inputs)
+        )
+
+    def _updated(self, states: Any, values: dict[int, Any]) -> tuple[Any, Any]:
+        graph = self.program.graph
+        known = graph.evaluate(values, Node.compute)
+        counted = masks.counted(graph, known, self._maskable)
+        of_groups, is_finite = {}, {}
+        for name, group in self.program.ranged_groups.items():
+            state = states["groups"][name]
+            parts = [_weighed(known[i], counted.get(i)) for i in group.sources]
+            x, counts = (
+                jnp.concatenate(list(of_parts)) for of_parts in zip(*parts, strict=True)
+            )
+            # Zero is part of every range, so that it stands for what does not count.
+            weighed = jnp.where(counts, x, 0.0)
+            is_finite[name] = jnp.isfinite(weighed).all() & ~jnp.isnan(x).any()
+            kept = self.calibration.update(state["kept"], weighed, (0,), _GRID)
+            peak = state["peak"]
+            for value in self._softmax_inputs(group):
+                peak = jnp.minimum(peak, masks.lowest_peak(known[value]))
+            of_groups[name] = {
+                "kept": kept,
+                "seen": _wider(
+                    state["seen"],
+                    jnp.min(x, initial=jnp.inf, where=counts),
+                    jnp.max(x, initial=-jnp.inf, where=counts),
+                ),
+                "all": _wider(state["all"], x.min(), x.max()),
+                "peak": peak,
+                "magnitudes": state["magnitudes"] + magnitudes.of(weighed),
+            }
+        summands = {
+            i: _wider(ends, known[i].min(), known[i].max())
+            for i, ends in states["summands"].items()
+        }
+        return {"groups": of_groups, "summands": summands}, is_finite
+
+    def _softmax_inputs(self, group: Group) -> set[int]:
+        return {
+            node.inputs[0]
+            for node in self.program.graph.nodes
+            if masks.is_softmax(node.operator) and node.inputs[0] in group.members
+        }
+
+    def ranges(self, states: Any) -> Ranges:
+        """The table, from the statistics of all batches."""
+        of_groups = jax.device_get(states["groups"])
+        selected = self._selected()
+        found = {}
+        for name in self.program.ranged_groups:
+            state = of_groups[name]
+            x = jnp.zeros((1,))
+            kept = self.calibration.range(x, (0,), _GRID, state["kept"])
+            high = float(kept.high.reshape(()))
+            low = -high if kept.low is None else float(kept.low.reshape(()))
+            first, last = map(float, state["seen"])
+            low, high = max(low, min(first, 0.0)), min(high, max(last, 0.0))
+            if np.isfinite(state["peak"]):
+                below = float(state["peak"]) - masks.DISTANCE
+                low = min(low, max(below, float(state["all"][0])))
+            elif name in selected:
+                low = min(low, high - masks.DISTANCE)
+            found[name] = Range(low, high)
+        self._make_room(found, states)
+        # Minus zero is no end that a person expects in a table.
+        ranges = {name: (low + 0.0, high + 0.0) for name, (low, high) in found.items()}
+        self._warn(ranges, of_groups)
+        return Ranges(ranges)
+
+    def _make_room(self, found: dict[str, Range], states: Any) -> None:
+        """Widens the ranges of summands that mask others to what that takes.
+
+        A summand at the end of its range puts the largest of the other summand at the
+        end of the sum's range.
+        """
+        program, summands = self.program, states["summands"]
+        names = {v: n for n, one in program.ranged_groups.items() for v in one.members}
+
+        def ends(value: int) -> tuple[float, float] | None:
+            if value in summands:
+                low, high = summands[value]
+                return float(low), float(high)
+            return found.get(names.get(value, ""))
+
+        for node in reversed(program.graph.nodes):
+            if not masks.is_sum(node.operator) or node.output not in self._maskable:
+                continue
+            x, y = node.inputs
+            of_sum, of_x, of_y = ends(node.output), ends(x), ends(y)
+            if of_sum is None or of_x is None or of_y is None:
+                continue
+            is_difference = isinstance(node.operator, Subtract)
+            lowest_x = of_sum[0] + (of_y[0] if is_difference else -of_y[1])
+            self._widen(found, states, names.get(x), lowest_x)
+            if is_difference:
+                self._widen(found, states, names.get(y), of_x[1] - of_sum[0])
+            else:
+                self._widen(found, states, names.get(y), of_sum[0] - of_x[1])
+
+    def _widen(
+        self, found: dict[str, Range], states: Any, name: str | None, end: float
+    ) -> None:
+        """Widens a range to an end, but not beyond all that was seen."""
+        if name is None:
+            return
+        first, last = map(float, states["groups"][name]["all"])
+        end = min(max(end, first), last)
+        low, high = found[name]
+        found[name] = Range(min(low, end), max(high, end))
+
+    def _selected(self) -> set[str]:
+        """The ranges of values some of which are masked by a selection."""
+        graph, groups = self.program.graph, self.program.groups
+        return {
+            self.program.range_name(groups[node.output])
+            for node in graph.nodes
+            if isinstance(node.operator, Select)
+            and any(
+                (graph.constants[i] <= masks.MASKED_BELOW).any()
+                for i in node.inputs[1:]
+                if i in graph.constants
+            )
+        }
+
+    def _warn(self, ranges: dict[str, tuple[float, float]], of_groups: Any) -> None:
+        """Warns of ranges in which few elements leave nothing of the others."""
+        lines = []
+        for name, group in self.program.ranged_groups.items():
+            scale = float(grids.of_range(Range(*ranges[name]), group.dtype).scale)
+            share = magnitudes.share_below(of_groups[name]["magnitudes"], scale / 2)
+            if share > _LOST:
+                low, high = ranges[name]
+                lines.append(f"{name!r}: {share:.0%} in [{low:.4g}, {high:.4g}]")
+        if lines:
+            warnings.warn(
+                "most elements of these values that are not zero round to zero, since "
+                "a few others make their range wide. Clip these with a calibration of "
+                "percentiles or Ranges.replace, or use edge.Rule(activations='int16') "
+                "or is_float=True:\n  " + "\n  ".join(lines),
+                stacklevel=4,
+            )
+
+
+def _weighed(x: Any, counted: jax.Array | None) -> tuple[Any, Any]:
+    """All elements, and which of them count for a range."""
+    is_known = isinstance(x, np.ndarray)
+    if counted is None:
+        counted = x > masks.MASKED_BELOW if is_known else jnp.ones(x.shape, bool)
+    if is_known:
+        # A variance selects NaN where there are no degrees of freedom.
+        is_number = ~np.isnan(x)
+        return x[is_number], counted[is_number]
+    return jnp.ravel(x), jnp.ravel(counted)
+
+
+def _wider(ends: Any, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.minimum(ends[0], low), jnp.maximum(ends[1], high)

@@ -1,0 +1,53 @@
+"""The variables that a call of a Linen model is given."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flax import core as flax_core
+from flax import errors
+
+from aqtlite.state_collections import PARAMETERS
+
+
+def unfrozen(variables: Any) -> dict[str, Any]:
+    """Returns variables as plain dictionaries.
+
+    Raises:
+        TypeError: if they are no mapping.
+    """
+    if not isinstance(variables, Mapping):
+        raise TypeError(
+            "the variables of a Linen model are a mapping of collections, such as "
+            "{'params': ...}, and come before its arguments; got "
+            f"{type(variables).__name__}"
+        )
+    return {name: flax_core.unfreeze(value) for name, value in variables.items()}
+
+
+@contextlib.contextmanager
+def checked(variables: Mapping[str, Any]) -> Iterator[None]:
+    """Says that the collection of parameters is missing, where Flax finds none.
+
+    Flax names the parameter that it looked for, and a collection that it found empty.
+
+    Args:
+        variables: of the call that is traced while it lasts.
+
+    Raises:
+        ValueError: if there is no such collection, and the call reads it.
+    """
+    refusals = (
+        errors.ApplyScopeInvalidVariablesTypeError,
+        errors.ScopeCollectionNotFound,
+    )
+    try:
+        yield
+    except refusals as error:
+        if PARAMETERS in variables:
+            raise
+        names = ", ".join(map(repr, variables)) or "nothing"
+        raise ValueError(
+            f"the variables have no collection 'params', but {names}: if these are the "
+            "parameters, give {'params': parameters}"
+        ) from error

@@ -1,0 +1,29 @@
+"""Stored values of uint4 that are kept as int4.
+
+Checkpoint libraries store int4, and no uint4: `aqtlite.flax.uint4_as_int4` keeps the
+bits under the other name, and what reads stored values takes either.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.numerics import Numerics
+
+
+def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
+    """The stored values of a grid, in its storage dtype where that is uint4.
+
+    Args:
+        values: the stored values; of a grid of uint4 also int4 of the same bits, or
+            those widened to int8.
+        grid: the grid, None for integers.
+    """
+    if grid is None or grid.storage_dtype != jnp.uint4:
+        return values
+    if values.dtype == jnp.int4:
+        return lax.bitcast_convert_type(values, jnp.uint4)
+    if values.dtype == jnp.int8:
+        return (values & np.int8(15)).astype(jnp.uint8)
+    return values

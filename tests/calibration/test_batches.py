@@ -1,0 +1,55 @@
+"""What `calibrate` takes for batches: in Linen, in NNX and for the edge."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import aqtlite.flax.nnx
+from aqtlite import config, edge
+from aqtlite.flax import AqtDotGeneral, calibrate
+from tests.common import normal
+
+X, STATIC = normal((3, 8)), config.static_int8()
+
+
+def linen(batches):
+    model = nn.Dense(4, dot_general=AqtDotGeneral(STATIC))
+    return calibrate(model, model.init(jax.random.key(0), X), batches)
+
+
+def of_nnx(batches):
+    layer = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    model = aqtlite.flax.nnx.quantize_model(layer, STATIC)
+    aqtlite.flax.nnx.calibrate(model, batches)
+
+
+def of_edge(batches):
+    return edge.calibrate(lambda w, x: x @ w, jnp.ones((8, 4)), batches)
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        (X, r"got the array float32\[3, 8\], whose rows .* Write \[x\] for a single"),
+        ({"x": X}, r"got a dict of x. Write \[x\] for a single batch"),
+        (None, "got None"),
+        (3, "got 3"),
+    ],
+    ids=["array", "mapping", "none", "number"],
+)
+@pytest.mark.parametrize("run", [linen, of_nnx, of_edge])
+def test_what_is_no_batches(run, batches, words):
+    with pytest.raises(TypeError, match=f"^batches must be an iterable .*{words}"):
+        run(batches)
+
+
+@pytest.mark.parametrize("run", [linen, of_nnx, of_edge])
+def test_an_iterator_and_a_sequence(run):
+    class Sequence:
+        def __getitem__(self, index):
+            return [X, 2 * X][index]
+
+    run(iter([X]))
+    run(Sequence())
