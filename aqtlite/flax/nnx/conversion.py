@@ -11,7 +11,7 @@ from aqtlite import contraction
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import partitioning
-from aqtlite.flax.nnx.model import QuantizedModel
+from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import function_of
 from aqtlite.flax.nnx.variables import Frozen, Statistics
@@ -95,7 +95,7 @@ class Conversion:
             model: what the conversion makes, with the values of its variables.
         """
         if model.aqt.frozen and model.aqt.statistics:
-            state = model.aqt.state()
+            state = state_of(model)
             fixed = dataclasses.replace(self.functions, state=state).fixed_state()
             model.aqt.statistics = nnx.data(
                 jax.tree.map(Statistics, fixed[STATISTICS], is_leaf=_is_fixed_scale)
@@ -120,7 +120,7 @@ def plan(model: QuantizedModel, calls: Sequence[Call]) -> Conversion:
         raise ValueError(
             "the model is converted already: convert takes the float model of training"
         )
-    state = model.aqt.state()
+    state = state_of(model)
     pure, functions = [], []
     for call in calls:
         kwargs = dict(call.kwargs)

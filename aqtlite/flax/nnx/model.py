@@ -37,23 +37,6 @@ class Quantization(nnx.Module):
         self.gradient_statistics: dict[str, Any] = nnx.data({})
         self.frozen: dict[str, dict[str, Frozen[Any]]] = nnx.data({})
 
-    def state(self) -> dict[str, Any]:
-        """The states of the calibrations, as a quantized function takes them."""
-        return {
-            collection: jax.tree.map(
-                lambda variable: variable.get_value(), variables, is_leaf=is_variable
-            )
-            for collection, attribute in ATTRIBUTES.items()
-            if (variables := getattr(self, attribute))
-        }
-
-    def collection(self) -> dict[str, Any]:
-        """The frozen weights, as a quantized function takes them."""
-        return {
-            module: {name: _entry(variable) for name, variable in entries.items()}
-            for module, entries in self.frozen.items()
-        }
-
 
 class QuantizedModel(nnx.Module):
     """Base of the classes of quantized models; see `quantize_model`.
@@ -65,6 +48,25 @@ class QuantizedModel(nnx.Module):
     """Rules, statistics, learned scales and frozen weights."""
 
     _float_class: ClassVar[type[nnx.Module]]
+
+
+def state_of(model: QuantizedModel) -> dict[str, Any]:
+    """The states of a model's calibrations, as its function takes them."""
+    return {
+        collection: jax.tree.map(
+            lambda variable: variable.get_value(), variables, is_leaf=is_variable
+        )
+        for collection, attribute in ATTRIBUTES.items()
+        if (variables := getattr(model.aqt, attribute))
+    }
+
+
+def collection_of(model: QuantizedModel) -> dict[str, Any]:
+    """The frozen weights of a model, as its function takes them."""
+    return {
+        module: {name: _entry(variable) for name, variable in entries.items()}
+        for module, entries in model.aqt.frozen.items()
+    }
 
 
 def float_class_of(model: nnx.Module) -> type[nnx.Module]:

@@ -13,9 +13,11 @@ from aqtlite.flax.nnx.model import (
     KINDS,
     Quantization,
     QuantizedModel,
+    collection_of,
     float_class_of,
     is_variable,
     set_class,
+    state_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.variables import GradientStatistics
@@ -210,13 +212,13 @@ def call_method(
         kwargs: the same.
     """
     call = PureCall(model, method, args, kwargs)
-    function, state = function_of(model, call), model.aqt.state()
+    function, state = function_of(model, call), state_of(model)
     try:
         params, *others = call.arguments
         if model.aqt.frozen or has_frozen(params):
             serving = {
                 "params": params,
-                COLLECTION: model.aqt.collection(),
+                COLLECTION: collection_of(model),
                 "state": state,
             }
             out, changes = ServingFunction(function, guards.NNX)(serving, *others)
@@ -305,12 +307,11 @@ def _subclass(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
         for name in ("__module__", "__qualname__", "__doc__"):
             namespace[name] = getattr(base, name)
 
-    return cast(
-        type[nnx.Module],
-        types.new_class(
-            base.__name__, (base, QuantizedModel), {"pytree": is_pytree}, fill
-        ),
-    )
+    # A class that keeps a register of its subclasses by name keeps the model's own.
+    name, bases = f"Quantized{base.__name__}", (base, QuantizedModel)
+    made = types.new_class(name, bases, {"pytree": is_pytree}, fill)
+    made.__name__ = base.__name__
+    return cast(type[nnx.Module], made)
 
 
 def _empty(base: type[nnx.Module], is_pytree: bool) -> nnx.Module:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -192,20 +193,16 @@ class TestNnx:
             "clone": nnx.clone,
             "view": lambda model: nnx.view(model, raise_if_not_found=False),
             "deepcopy": copy.deepcopy,
-            "pickle": lambda model: pickle.loads(pickle.dumps(nnx.split(model)[1])),
+            "pickle": lambda model: pickle.loads(pickle.dumps(model)),
         }.values(),
     )
     def test_copies(self, change, model, wanted):
         copied = change(model)
-        if isinstance(copied, nnx.State):
-            copied = nnx.merge(nnx.graphdef(model), copied)
         assert type(copied) is type(model)
         assert nnx.graphdef(copied) == nnx.graphdef(model)
         np.testing.assert_array_equal(call(copied, X), wanted)
 
-    def test_pickle(self):
-        """Where the float model can be pickled, which holds no local functions."""
-
+    def test_pickle_of_states_and_frozen_weights(self):
         model = quantize_model(Weight(nnx.Rngs(0)), config.static_int8())
         calibrate(model, [X])
         for one in (model, convert(model, X)):
@@ -300,6 +297,28 @@ def test_partial_methods():
 
     model = quantize_model(Partial(nnx.Rngs(0)), CFG)
     np.testing.assert_array_equal(model.doubled(X), 2 * model(X))
+
+
+def test_registers_of_classes_keep_the_model():
+    class Registered(Weight):
+        classes: ClassVar = {}
+
+        def __init_subclass__(cls, **kwargs):
+            super().__init_subclass__(**kwargs)
+            cls.classes[cls.__name__] = cls
+
+    class Model(Registered):
+        pass
+
+    quantize_model(Model(nnx.Rngs(0)), CFG)
+    assert Registered.classes["Model"] is Model
+
+
+def test_outputs_of_methods_are_captured(model):
+    capture = nnx.capture(model, nnx.Intermediate, method_outputs=nnx.Intermediate)
+    out, captured = capture(X)
+    assert set(captured) == {"__call__", "up", "down"}
+    np.testing.assert_array_equal(captured["__call__"].get_value()[0], out)
 
 
 def test_an_attribute_of_that_name_is_refused():
