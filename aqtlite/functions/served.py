@@ -145,7 +145,8 @@ def _check_read(
             if of_weight and origin.identity and side not in found[one.site.location]:
                 name = str(program.parameters[min(of_weight)])
                 operand = _call(program, one).operand(side)
-                guards.refuse_another_way(name, operand, repr(one.path), converter)
+                where = repr(one.path) if one.path else "the root"
+                guards.refuse_another_way(name, operand, where, converter)
     name = str(program.parameters[min(read)])
     guards.refuse_float_read(name, "this call reads it in float", converter)
 

@@ -177,3 +177,23 @@ def test_sizes_of_arrays_that_the_file_does_not_have(source, tmp_path):
     file.write_text(json.dumps(data))
     with pytest.raises(checkpoint.CheckpointError, match=r"is uint8\[.*manifest says"):
         checkpoint.load_serving(tmp_path / "out")
+
+
+def test_sites_that_do_not_say_what_was_taken_away(source, tmp_path):
+    """As those of older manifests: they load, with the model and without it."""
+    target = tmp_path / "out"
+    checkpoint.convert_checkpoint(source, target, support.MODEL, X)
+    file = target / "aqtlite.json"
+    data = json.loads(file.read_text())
+    sites = [node for node in data["nodes"].values() if node["kind"] == "site"]
+    assert [node.pop("removed") for node in sites] == [
+        [f"Dense_{i}/kernel"] for i in range(3)
+    ]
+    file.write_text(json.dumps(data))
+    expected = support.MODEL.apply(support.VARIABLES, X)
+    for model in (None, support.MODEL):
+        serving = checkpoint.load_serving(target, model)
+        np.testing.assert_array_equal(support.MODEL.apply(serving, X), expected)
+        mixed = {**serving, "params": support.VARIABLES["params"]}
+        with pytest.raises(ValueError, match="'Dense_0/kernel' is a float, but"):
+            support.MODEL.apply(mixed, X)

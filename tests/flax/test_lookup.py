@@ -199,15 +199,27 @@ def test_float_kernels_beside_frozen_weights_are_refused():
         model.apply(mixed, X)
 
 
+class Tied(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(20, 8)
+        return AqtEinsum(INT8)("...k,nk->...n", embed(tokens), embed.embedding)
+
+
+def test_other_values_of_a_parameter_that_is_read_elsewhere_are_refused():
+    """An error when eager, NaN in a program: the frozen weight is that of the old."""
+    model, tokens = Tied(), jnp.arange(3)
+    variables = init(model, tokens)
+    serving = convert(model, variables, tokens)
+    newer = jax.tree.map(lambda x: x + 0.5, variables["params"])
+    mixed = {**serving, "params": newer}
+    with pytest.raises(ValueError, match="have other values than in the conversion"):
+        model.apply(mixed, tokens)
+    assert jnp.isnan(apply(model, mixed, tokens)).all()
+
+
 def test_gradients_of_a_parameter_that_is_read_elsewhere_are_refused():
     """Its float values are kept, but the contraction would not see them move."""
-
-    class Tied(nn.Module):
-        @nn.compact
-        def __call__(self, tokens):
-            embed = nn.Embed(20, 8)
-            return AqtEinsum(INT8)("...k,nk->...n", embed(tokens), embed.embedding)
-
     model, tokens = Tied(), jnp.arange(3)
     serving = convert(model, init(model, tokens), tokens)
 

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -244,6 +246,46 @@ def test_arguments_by_which_a_weight_is_made_otherwise():
     _, serve, serving = converted(function, W, X)
     with pytest.raises(ValueError, match="in another way than in the calls"):
         serve(serving, X, is_scaled=True)
+
+
+LOOPS = {
+    "cond": lambda x, w: lax.cond(x[0, 0] < 99, lambda x: x @ w, lambda x: x, x),
+    "while": lambda x, w: lax.while_loop(
+        lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] @ w), (0, x)
+    )[1],
+    "scan": lambda x, w: scan(lambda x, _: x @ w, x, length=2),
+    "shard_map": lambda x, w: jax.shard_map(
+        lambda w, x: x @ w,
+        mesh=jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,)),
+        in_specs=(P(), P("d")),
+        out_specs=P("d"),
+    )(w, x),
+}
+
+
+@pytest.mark.parametrize("loop", ["cond", "while", "scan"])
+def test_frozen_weights_in_the_loops_of_another_call(loop):
+    """Such as those of generation, where prefill was converted."""
+
+    def function(w, x, loop=None):
+        return x @ w if loop is None else LOOPS[loop](x, w)
+
+    quantized, serve, serving = converted(function, SQUARE, X)
+    assert not jax.tree.leaves(serving["params"])
+    run, trained = (
+        jax.jit(functools.partial(one, loop=loop)) for one in (serve, quantized)
+    )
+    assert_bits(run(serving, X), trained(SQUARE, X))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_frozen_parameter_that_a_loop_reads_in_float(loop):
+    def function(w, x, loop=None):
+        return x @ w if loop is None else LOOPS[loop](x, jnp.sin(w) @ jnp.cos(w))
+
+    _, serve, serving = converted(function, SQUARE, X)
+    with pytest.raises(ValueError, match="parameter 'params' is frozen, but"):
+        serve(serving, X, loop=loop)
 
 
 def test_transformations_of_what_is_served():
