@@ -40,6 +40,10 @@ class Analysis(abc.ABC, Generic[Fact]):
         del index
         return self
 
+    def body(self, eqn: Any) -> core.ClosedJaxpr | None:
+        """Returns the body of an equation that is followed as a call; None for none."""
+        return equations.called_body(eqn)
+
     def unstack(self, fact: Fact) -> Fact:
         """Returns the fact about a slice along the leading axis, which a scan takes."""
         return fact
@@ -84,7 +88,7 @@ def analyze_equation(
     """Returns the facts about the outputs of one equation."""
     if eqn.primitive is primitives.scan_p:
         return _scan(eqn, inputs, analysis)
-    body = equations.called_body(eqn)
+    body = analysis.body(eqn)
     if body is not None:
         return analyze(body.jaxpr, inputs, analysis)
     return analysis.equation(eqn, inputs)

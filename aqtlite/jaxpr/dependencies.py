@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import analysis, equations
+from aqtlite.jaxpr import analysis, equations, registry
 from aqtlite.jaxpr.replacement import Location
 
 Dependencies = frozenset[int]
@@ -118,6 +118,12 @@ class _WithUnread(_Dependencies):
                 if len(place) > 1 and place[1][0] == index
             }
         )
+
+    def body(self, eqn: Any) -> core.ClosedJaxpr | None:
+        """Follows a registered operation into its reference where that is run."""
+        is_run = any(len(place) > 1 for place in self._unread)
+        name = registry.name_of(eqn) if is_run else None
+        return super().body(eqn) if name is None else registry.body_of(eqn, name)
 
     def equation(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
         if eqn.primitive is primitives.cond_p:

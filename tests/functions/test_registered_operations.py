@@ -43,7 +43,7 @@ def grouped_matmul_kernel(ends, lhs, rhs, out):
     out[...] += jnp.where(is_in_group, product, 0).astype(out.dtype)
 
 
-def kernel(lhs, rhs, sizes):
+def kernel(lhs, rhs, sizes, name=None):
     groups, k, n = rhs.shape
     rows = lhs.shape[0]
     return pallas.pallas_call(
@@ -57,6 +57,7 @@ def kernel(lhs, rhs, sizes):
         ],
         out_specs=pallas.BlockSpec((rows, n), lambda i: (0, 0)),
         interpret=True,
+        name=name,
     )(jnp.cumsum(sizes), lhs, rhs)
 
 
@@ -288,6 +289,19 @@ def test_an_operation_that_the_program_does_not_call():
     assert "experts: op='grouped_matmul_kernel'" in text
     assert "does not call grouped_mm. What it calls by a name:" in text
     assert "grouped_matmul_kernel" in text.splitlines()[-1]
+
+
+def test_serving_what_is_not_registered():
+    """A kernel that is not known to contract the frozen weight reads its float."""
+    called = [kernel]
+    quantized = aqtlite.quantize_function(
+        experts(lambda *args: called[0](*args)), INT8, params=0
+    )
+    serve, serving = aqtlite.convert_function(quantized, PARAMS, X)
+    serve(serving, X)
+    called[0] = functools.partial(kernel, name="another_kernel")
+    with pytest.raises(ValueError, match="'experts' is frozen, but .* in float"):
+        serve(serving, X)
 
 
 def test_calls_inside_of_a_map():
