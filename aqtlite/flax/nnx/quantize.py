@@ -91,9 +91,9 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
     Raises:
         TypeError: if `model` is no NNX module, or `rules` are none.
         ValueError: if `model` is converted for serving, or has an attribute ``aqt`` of
-            its own; when it is called, if a rule matches nothing, if the method changes
-            more of the model than variables, and with `strict` if a contraction stays
-            in float.
+            its own; when it is called, if a rule matches nothing, if nothing is
+            quantized (unless each rule has ``cfg=None``), if the method changes more of
+            the model than variables, and with `strict` if a contraction stays in float.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
