@@ -25,6 +25,7 @@ from aqtlite import (
     gradient_statistics,
     operands,
     padding,
+    poison,
     products,
     remat,
     scale_moves,
@@ -37,7 +38,7 @@ from aqtlite.fixed_scale import FixedScale
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, OperandAxes, Operation, Side
 from aqtlite.qtensor import Operand, QTensor
-from aqtlite.sharding import is_manual, vary_together
+from aqtlite.sharding import is_manual, sharded_like, vary_together
 from aqtlite.statistics import States
 
 _NO_STATES = States()
@@ -94,7 +95,29 @@ def quantize_and_contract(
     sums = checkpoint_name(sums, remat.SUMS)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
-    return finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
+    out = finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
+    return _poisoned(how.fwd, operation, out, (fixed_lhs, fixed_rhs), fixed)
+
+
+def _poisoned(
+    how: ContractionExecution,
+    operation: Operation,
+    out: jax.Array,
+    given: tuple[Operand, Operand],
+    states: States,
+) -> jax.Array:
+    """The result, NaN where an operand was and its range hides it."""
+    ones = how.lhs, how.rhs
+    for side, one, x, state in zip(SIDES, ones, given, states[:2], strict=True):
+        if isinstance(x, QTensor):
+            continue
+        axes = operation.axes(side)
+        factor = poison.factor(x, one.tensor, axes, one.path, state)
+        if factor is not None:
+            factor = operation.scale_to_output(side, factor)
+            factor = sharded_like(factor, how.out_sharding)
+            out = out * factor.astype(out.dtype)
+    return out
 
 
 def _constant(x: Operand) -> Operand:

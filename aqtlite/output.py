@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, estimator, operands, quantizer
+from aqtlite import config, estimator, operands, poison, quantizer
 from aqtlite.fixed_scale import FixedScale
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor import QTensor
@@ -47,6 +47,12 @@ def quantize(
     fixed = jax.lax.stop_gradient(out)
     calibrated = operands.calibrate(fixed, tensor, axes, PATH, state)
     q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
+    factor = poison.factor(fixed, tensor, axes, PATH, state)
+    if factor is not None:
+        # Rows that share a scale share what becomes of it.
+        shared = tuple(axis for axis, size in enumerate(q.scale.shape) if size == 1)
+        factor = jnp.prod(factor, shared, keepdims=True)
+        q = dataclasses.replace(q, scale=q.scale * factor)
     # What contracts the integers reads scales as it reads those of operands.
     if not isinstance(state, FixedScale):
         q = operands.with_fusion_barrier(q)

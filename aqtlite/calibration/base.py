@@ -73,6 +73,15 @@ class Calibration:
         return False
 
     @property
+    def is_blind(self) -> bool:
+        """True if the range of an array does not depend on it.
+
+        A NaN is then looked for beside the calibration. By default, that of one that
+        gathers statistics or is learned does not.
+        """
+        return self.has_state or self.is_learned
+
+    @property
     def cost_in_training(self) -> str | None:
         """What it costs at each training step, if that deserves a warning."""
         return None

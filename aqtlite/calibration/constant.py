@@ -20,7 +20,8 @@ class Constant(base.Calibration):
     What lies beyond is clipped: set ``IntSymmetric(clip_gradient=True)`` if values do.
 
     No element is looked at. The scale costs nothing, and a NaN is not found: it becomes
-    some value of the grid, where calibrations by the values make its channel NaN.
+    some value of the grid, where calibrations by the values make its channel NaN
+    (`config.Tensor.find_nan`).
 
     >>> import jax.numpy as jnp
     >>> Constant(6.0).bound(jnp.ones((2, 3)), (1,)).tolist()
@@ -40,6 +41,10 @@ class Constant(base.Calibration):
 
     @property
     def ignores_zeros(self) -> bool:
+        return True
+
+    @property
+    def is_blind(self) -> bool:
         return True
 
     def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -80,6 +85,10 @@ class ConstantRange(base.Calibration):
 
     @property
     def ignores_zeros(self) -> bool:
+        return True
+
+    @property
+    def is_blind(self) -> bool:
         return True
 
     def range(

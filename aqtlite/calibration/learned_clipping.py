@@ -66,6 +66,10 @@ class LearnedClipping(base.Calibration):
         return True
 
     @property
+    def is_blind(self) -> bool:
+        return self.of.is_blind
+
+    @property
     def cost_in_training(self) -> str | None:
         return self.of.cost_in_training
 

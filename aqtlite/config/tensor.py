@@ -166,6 +166,13 @@ class Tensor(representation.CompactRepr):
     axes, as that of blocks does, the dequantized operand is taken, and quantized by the
     own `numerics` if any; integers in square blocks are taken as they are."""
 
+    find_nan: bool = False
+    """Look for a NaN or an infinity among all elements where the calibration does not
+    (constants, learned scales, and the fixed scales that static ranges become in
+    serving): the rows of the result that it belongs to are NaN then. It costs a
+    reduction, like a dynamic scale. Without it the first and the last element of each
+    row are looked at. Statistics that can still be updated always look at all."""
+
     noise: noises.Noise = noises.CounterHash()
     """The source of the noise, for a grid with stochastic rounding."""
 
@@ -191,6 +198,7 @@ class Tensor(representation.CompactRepr):
             "scale_dtype": self.scale_dtype is not None,
             "po2_scale": self.po2_scale,
             "use_fake_quant": self.use_fake_quant,
+            "find_nan": self.find_nan,
         }
         for name, is_set in ignored.items():
             if is_set:
@@ -241,7 +249,8 @@ class Tensor(representation.CompactRepr):
             raise TypeError(
                 f"blocks must be a config.Blocks or None, got {self.blocks!r}"
             )
-        for name in ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"):
+        flags = "scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"
+        for name in (*flags, "find_nan"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
 

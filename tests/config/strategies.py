@@ -138,6 +138,7 @@ def tensors(draw, forward=False, use_fwd_quant=False, tiled=False):
     return config.Tensor(
         numerics=grid,
         po2_scale=po2_scale,
+        find_nan=draw(_FLAG),
         scale_dtype=scale_dtype,
         use_fake_quant=draw(_FLAG),
         **own_axes,
