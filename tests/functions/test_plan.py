@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 
 import flax.linen as nn
@@ -310,17 +311,18 @@ def test_rules_that_quantize_nothing(rules, of):
     if of == "linen":
         quantized = aqtlite.flax.quantize_model(nn.Dense(2), rules)
         args = quantized.model.init(jax.random.key(0), X), X
-        call = quantized.apply
+        call, plan = quantized.apply, quantized.plan
     elif of == "nnx":
         model = nnx.Linear(8, 2, rngs=nnx.Rngs(0))
-        call = quantized = aqtlite.flax.nnx.quantize_model(model, rules)
+        call = aqtlite.flax.nnx.quantize_model(model, rules)
+        plan = functools.partial(aqtlite.flax.nnx.plan, call)
         args = (X,)
     else:
-        call = quantized = quantize_function(mlp, rules, params=0)
-        args = W, X
+        call = quantize_function(mlp, rules, params=0)
+        args, plan = (W, X), call.plan
     with pytest.raises(ValueError, match=r"quantize nothing.*(\n.*)*Rule\(path="):
         call(*args)
-    assert quantized.plan(*args).quantized() == ()
+    assert plan(*args).quantized() == ()
 
 
 def test_rules_that_cannot_quantize_what_they_name():
