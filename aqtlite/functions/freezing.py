@@ -41,6 +41,17 @@ class FrozenParameter(Placeholder):
         """That of nothing. NNX takes a value that has none for an array to shard."""
         return jax.sharding.PartitionSpec()
 
+    def __getitem__(self, index: Any) -> Any:
+        """Refuses to be read, as NNX's layers read their kernels.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a parameter of shape {self.shape} is frozen, and has no values here: "
+            "call the serving model, not a layer of it, and a method that was converted"
+        )
+
 
 def has_frozen(params: Any) -> bool:
     """Tells whether there are parameters that were frozen."""

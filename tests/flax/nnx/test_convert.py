@@ -268,5 +268,5 @@ class TestRefusals:
             other(X)
 
     def test_a_frozen_layer_on_its_own(self, serving):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="is frozen, and has no values here: call"):
             serving.up(X)
