@@ -128,7 +128,7 @@ def _check_read(
         one.site.location: {_index(one, side) for side in found[one.site.location]}
         for one in quantized
     }
-    read = gone & dependencies.read_inputs(program.traced.jaxpr, unread)
+    read = dependencies.read_inputs(program.traced.jaxpr, gone, unread)
     if not read:
         return
     for i in sorted(read):

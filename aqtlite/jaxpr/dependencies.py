@@ -43,16 +43,22 @@ def output_dependencies(
 
 
 def read_inputs(
-    closed: core.ClosedJaxpr, unread: Mapping[Location, Collection[int]]
+    closed: core.ClosedJaxpr,
+    inputs: Collection[int],
+    unread: Mapping[Location, Collection[int]],
 ) -> Dependencies:
-    """Returns the inputs that the outputs depend on.
+    """Returns those of some inputs that the outputs depend on.
 
     Args:
         closed: the jaxpr.
+        inputs: their indices.
         unread: operands of equations on which nothing depends, by their indices.
     """
     places = {((0, 0), *location): operands for location, operands in unread.items()}
-    return _NOTHING.union(*_analyze_all(closed.jaxpr, _WithUnread(places)))
+    facts = [
+        frozenset({i}) if i in inputs else _NOTHING for i in range(len(closed.in_avals))
+    ]
+    return _NOTHING.union(*analysis.analyze(closed.jaxpr, facts, _WithUnread(places)))
 
 
 def named_values(closed: core.ClosedJaxpr) -> dict[str, NamedValue]:
@@ -109,15 +115,14 @@ class _WithUnread(_Dependencies):
         super().__init__()
         self._unread = unread
         """The first step of each place is the equation that is analyzed."""
+        below: dict[int, dict[Location, Collection[int]]] = {}
+        for place, operands in unread.items():
+            if len(place) > 1:
+                below.setdefault(place[1][0], {})[place[1:]] = operands
+        self._below = {index: _WithUnread(places) for index, places in below.items()}
 
     def inside(self, index: int) -> "_WithUnread":
-        return _WithUnread(
-            {
-                place[1:]: operands
-                for place, operands in self._unread.items()
-                if len(place) > 1 and place[1][0] == index
-            }
-        )
+        return self._below.get(index, _EVERYTHING_READ)
 
     def body(self, eqn: Any) -> core.ClosedJaxpr | None:
         """Follows a registered operation into its reference where that is run."""
@@ -166,6 +171,9 @@ class _WithUnread(_Dependencies):
             loop.condition.jaxpr, [*of_condition, *carry], self._of_body(0)
         )
         return [one | decided for one in carry]
+
+
+_EVERYTHING_READ = _WithUnread({})
 
 
 class _NamedDependencies(_Dependencies):
