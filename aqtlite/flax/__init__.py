@@ -4,7 +4,7 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
 from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.cache import QuantizedCache
-from aqtlite.flax.linen.calibrate import calibrate
+from aqtlite.flax.linen.calibrate import calibrate, calibrate_in_float
 from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
 from aqtlite.flax.linen.convert import convert
 from aqtlite.flax.linen.dot_general import AqtDotGeneral
@@ -40,6 +40,7 @@ __all__ = [
     "QuantizedModel",
     "absorb_smoothing",
     "calibrate",
+    "calibrate_in_float",
     "convert",
     "fold_batch_norm",
     "inject_dot_general",

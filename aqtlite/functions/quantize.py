@@ -16,6 +16,7 @@ from aqtlite.functions.rules import Rule
 from aqtlite.functions.states import (
     State,
     contracting,
+    gathering,
     initializing,
     states_of,
     updated,
@@ -133,6 +134,32 @@ class QuantizedFunction:
         """
         out, planned, left = self._evaluate(state, args, kwargs, updating)
         return out, updated(state, planned, left)
+
+    def gather(self, state: State, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Gathers the statistics of a call whose contractions run in float.
+
+        Every contraction sees what the float function gives it, and no statistics
+        depend on those of another contraction: gathered in parts and merged, they are
+        those of one pass.
+
+        >>> import jax.numpy as jnp
+        >>> from aqtlite import config
+        >>> quantized = quantize_function(jnp.matmul, config.static_int8())
+        >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+        >>> state = quantized.gather(quantized.init_state(x, w), x, w)
+        >>> state["aqt_stats"]["dot_general"]["lhs"]["batches"].item()
+        1.0
+
+        Args:
+            state: of its calibrations.
+            *args: those of the function.
+            **kwargs: the same.
+
+        Returns:
+            The state with the statistics of this call.
+        """
+        _, planned, left = self._evaluate(state, args, kwargs, gathering)
+        return updated(state, planned, left)
 
     def evaluate(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -99,15 +99,37 @@ def updating(one: PlannedContraction, states: States) -> Replacement:
     """Evaluates a contraction quantized, and leaves its states with this batch."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        eqn = one.site.eqn
-        lhs, rhs, *_ = one.in_order(values)
-        operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
-        after = statistics.update_states(one.cfg, states, lhs, rhs, operation)
+        after = _states_after(one, values, states)
         return _contract(one, values, after), after
 
     if STATISTICS not in collections_of(one.cfg):
         return contracting(one, states)
     return Replacement(function, states, leaves=True, per_step=one.site.per_step)
+
+
+def gathering(one: PlannedContraction, states: States) -> Replacement:
+    """Evaluates a contraction in float, and leaves its states with this batch."""
+
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
+        return _original(one.site.eqn, values), _states_after(one, values, states)
+
+    def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
+        del states
+        return _original(one.site.eqn, values), None
+
+    if STATISTICS not in collections_of(one.cfg):
+        return Replacement(in_float, states, per_step=one.site.per_step)
+    return Replacement(function, states, leaves=True, per_step=one.site.per_step)
+
+
+def _states_after(
+    one: PlannedContraction, values: Sequence[Any], states: States
+) -> States:
+    """The states of a contraction with the statistics of this batch."""
+    eqn = one.site.eqn
+    lhs, rhs, *_ = one.in_order(values)
+    operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
+    return statistics.update_states(one.cfg, states, lhs, rhs, operation)
 
 
 def _contract(

@@ -1,6 +1,6 @@
 """Gathering the statistics of activations over batches."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -10,8 +10,8 @@ from absl import logging
 from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.flax.linen import given_variables
-from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.flax.linen import given_variables, in_float
+from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.state_collections import STATISTICS
 
 
@@ -58,12 +58,70 @@ def calibrate(
     >>> model.apply(variables, x).shape
     (2, 4)
     """
+    return _calibrated(model.apply, variables, batches, kwargs)
+
+
+def calibrate_in_float(
+    model: Model,
+    variables: Mapping[str, Any],
+    batches: Iterable[Any],
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Gathers the statistics of the activations of the float model.
+
+    As `calibrate`, but every contraction runs in float. With `calibrate`, a layer
+    behind a static range sees activations that were rounded by the statistics so far.
+    Here it sees those of the float model, whatever has been gathered before: one pass
+    is enough, and statistics that several hosts gathered and `merge_statistics` joined
+    are those of one pass over all batches.
+
+    Results that a config quantizes (`config.DotGeneral.out`) are float arrays here.
+    Contractions inside a plain `jax.jit` or `jax.vmap` of a module's own, and attention
+    to a KV cache, stay quantized.
+
+    Args:
+        model: as `calibrate` takes it.
+        variables: its variables. Statistics that are there are continued.
+        batches: the inputs: each a tuple of positional arguments, or a single one.
+        **kwargs: what else `apply` takes.
+
+    Returns:
+        `variables` with the collection "aqt_stats" brought up to date.
+
+    Raises:
+        TypeError: if `batches` is an array or a mapping, or cannot be iterated over.
+        ValueError: if there is no batch, or nothing gathers statistics.
+
+    >>> import flax.linen as nn
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtDotGeneral
+    >>> dot_general = AqtDotGeneral(config.static_int8())
+    >>> layers = [nn.Dense(4, dot_general=dot_general) for _ in range(2)]
+    >>> model, x = nn.Sequential(layers), jnp.ones((2, 3))
+    >>> variables = model.init(jax.random.key(0), x)
+    >>> variables = calibrate_in_float(model, variables, [x, 2 * x])
+    >>> model.apply(variables, x).shape
+    (2, 4)
+    """
+    kwargs["method"] = in_float.method(kwargs.get("method"))
+    run = model.gather if isinstance(model, QuantizedModel) else model.apply
+    return _calibrated(run, variables, batches, kwargs)
+
+
+def _calibrated(
+    run: Callable[..., Any],
+    variables: Mapping[str, Any],
+    batches: Iterable[Any],
+    kwargs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Gathers the statistics of calls of a model, over batches."""
     variables = given_variables.unfrozen(variables)
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 
     @jax.jit
     def updated(statistics: Any, others: Any, args: tuple[Any, ...]) -> Any:
-        _, changed = model.apply(
+        _, changed = run(
             {**others, **statistics}, *args, mutable=[STATISTICS], **kwargs
         )
         return changed

@@ -10,7 +10,7 @@ from flax.core import Scope
 
 from aqtlite import config, dot_general, operations, output
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen import recording, statistics
+from aqtlite.flax.linen import in_float, recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
@@ -115,6 +115,8 @@ class Injected:
         if key is None and cfg.needs_noise and scope is not None:
             key = _rng(scope)
         states = statistics.update(call, operands, entry, states)
+        if in_float.is_asked(scope):
+            cfg, states = config.unquantized(), States()
         # Whatever stands for its operands, the result is quantized once.
         result = lookup.contract(
             lambda lhs, rhs: contract(cfg, lhs, rhs, key, states), *operands
@@ -273,11 +275,13 @@ def quantize_output(
     cfg, state = injected.cfg, ()
     if cfg is None or not cfg.out.is_quantized:
         return out
+    caller = find_caller()
+    scope = caller.scope if caller is not None and caller.is_inside else None
     if cfg.out.calibration.has_state:
-        caller = find_caller()
-        scope = caller.scope if caller is not None and caller.is_inside else None
         own = injected.name is not None
         state = statistics.of_output(cfg.out, out, scope, name, own=own)
+    if in_float.is_asked(scope):
+        return out
     return output.quantize(out, cfg.out, state)
 
 

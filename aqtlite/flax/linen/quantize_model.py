@@ -86,6 +86,17 @@ class QuantizedModel(ModelByRules):
         """
         return self._traced(variables, args, kwargs).run()
 
+    def gather(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the model in float, and gathers statistics.
+
+        Args:
+            variables: those of training.
+            *args: as `flax.linen.Module.apply` takes them.
+            **kwargs: the same, "aqt_stats" being `mutable`.
+        """
+        variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
+        return TracedCall.of(self, variables, Call(*args, **kwargs)).gather()
+
     def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
         """Decides about every contraction of a call, and runs nothing.
 

@@ -122,6 +122,20 @@ class TracedCall:
             }
             jaxpr = self.program.traced.jaxpr
             outputs, left = rewriting.evaluate(jaxpr, self.values, replacements)
+        return self._result(outputs, left)
+
+    def gather(self) -> Any:
+        """Evaluates the call in float, and updates statistics."""
+        planning.check_quantizes(self.program.plan)
+        replacements = {
+            one.site.location: states_lib.gathering(one, self.program.states_of(one))
+            for one in self.program.plan.quantized()
+        }
+        jaxpr = self.program.traced.jaxpr
+        return self._result(*rewriting.evaluate(jaxpr, self.values, replacements))
+
+    def _result(self, outputs: Sequence[Any], left: Left) -> Any:
+        """The result of the call, with statistics if it updates any."""
         out = jax.tree.map(lambda i: outputs[i], self.program.traced.outputs)
         if not self.updates:
             return out

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from aqtlite import config, operands, operations, output, quantizer, shape_operations
 from aqtlite.flax.injectable import injectable
+from aqtlite.flax.linen import in_float
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
 from aqtlite.qtensor import QTensor
@@ -80,6 +81,8 @@ class AqtTake(Injected):
         scope = caller.scope if caller is not None and caller.is_inside else None
         call, (lhs, table) = self._prepare(call, caller, scope)
         tensor = call.cfg.fwd.rhs.to_nearest()
+        if in_float.is_asked(scope):
+            tensor = config.Tensor()
         return lookup.contract(lambda _, x: _rows(x, indices, tensor), lhs, table)
 
 

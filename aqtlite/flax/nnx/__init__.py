@@ -6,7 +6,7 @@ the weights of both.
 """
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.nnx.calibrate import calibrate
+from aqtlite.flax.nnx.calibrate import calibrate, calibrate_in_float
 from aqtlite.flax.nnx.convert import convert, convert_in_place
 from aqtlite.flax.nnx.embed import AqtEmbed
 from aqtlite.flax.nnx.injection import (
@@ -35,6 +35,7 @@ __all__ = [
     "QuantizedModel",
     "Statistics",
     "calibrate",
+    "calibrate_in_float",
     "convert",
     "convert_in_place",
     "init_state",

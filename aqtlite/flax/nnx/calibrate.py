@@ -1,6 +1,6 @@
 """Gathering the statistics of an NNX model over batches."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import logging
@@ -8,7 +8,7 @@ from flax import nnx
 
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.flax.nnx.model import QuantizedModel
-from aqtlite.flax.nnx.quantize import call_method, check_quantized, init_state
+from aqtlite.flax.nnx.quantize import call_method, check_quantized, gather, init_state
 from aqtlite.flax.nnx.variables import Statistics
 
 
@@ -45,14 +45,67 @@ def calibrate(
             mapping, or cannot be iterated over.
         ValueError: if there is no batch, or nothing gathers statistics.
     """
-    quantized = check_quantized(model, "calibrate")
+    _calibrate(_call, check_quantized(model, "calibrate"), batches, method, kwargs)
+
+
+def calibrate_in_float(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    method: str = "__call__",
+    **kwargs: Any,
+) -> None:
+    """Gathers the statistics of the activations of the float model.
+
+    As `calibrate`, but every contraction runs in float. With `calibrate`, a layer
+    behind a static range sees activations that were rounded by the statistics so far.
+    Here it sees those of the float model, whatever has been gathered before: one pass
+    is enough, and merged statistics are those of one pass over all batches.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.flax.nnx import quantize_model
+    >>> model = quantize_model(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), config.static_int8())
+    >>> calibrate_in_float(model, [jnp.ones((3, 4)), 2 * jnp.ones((3, 4))])
+    >>> model(jnp.ones((3, 4))).shape
+    (3, 2)
+
+    Args:
+        model: as `calibrate` takes it.
+        batches: the inputs: each a tuple of positional arguments, or a single one.
+        method: the name of the method that is called.
+        **kwargs: what else it takes. They are constants of the compiled program.
+
+    Raises:
+        TypeError: if `model` is not quantized, or if `batches` is an array or a
+            mapping, or cannot be iterated over.
+        ValueError: if there is no batch, or nothing gathers statistics.
+    """
+    quantized = check_quantized(model, "calibrate_in_float")
+    _calibrate(gather, quantized, batches, method, kwargs)
+
+
+def _call(
+    model: QuantizedModel, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    model.aqt.use_running_average = False
+    call_method(model, method, args, kwargs)
+
+
+def _calibrate(
+    run: Callable[..., None],
+    quantized: QuantizedModel,
+    batches: Iterable[Any],
+    method: str,
+    kwargs: dict[str, Any],
+) -> None:
+    """Gathers the statistics of calls of a model, over batches."""
 
     @nnx.jit
     def updated(model: QuantizedModel, args: tuple[Any, ...]) -> Any:
         # What the call changes beside statistics is dropped with the clone.
         model = nnx.clone(model)
-        model.aqt.use_running_average = False
-        call_method(model, method, args, kwargs)
+        run(model, method, args, kwargs)
         return nnx.state(model, Statistics)
 
     count = 0

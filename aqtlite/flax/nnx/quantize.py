@@ -226,12 +226,7 @@ def call_method(
             out, changes = function.evaluate(state, call.arguments, {})
         else:
             (out, changes), after = function.run(state, call.arguments, {})
-            jax.tree.map(
-                lambda variable, x: variable.set_value(x),
-                model.aqt.statistics,
-                after[STATISTICS],
-                is_leaf=is_variable,
-            )
+            _set_statistics(model, after)
     except NothingToQuantize:
         return getattr(float_class_of(model), method)(model, *args, **kwargs)
     except _NEEDS_VALUES as error:
@@ -244,6 +239,31 @@ def call_method(
         raise
     call.update(changes)
     return call.result(out)
+
+
+def gather(
+    model: QuantizedModel, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Calls a method of a model in float, and changes statistics alone.
+
+    Args:
+        model: in training.
+        method: the name of the method.
+        args: those of the call.
+        kwargs: the same.
+    """
+    call = PureCall(model, method, args, kwargs)
+    function = function_of(model, call)
+    _set_statistics(model, function.gather(model.aqt.state(), *call.arguments))
+
+
+def _set_statistics(model: QuantizedModel, state: dict[str, Any]) -> None:
+    jax.tree.map(
+        lambda variable, x: variable.set_value(x),
+        model.aqt.statistics,
+        state[STATISTICS],
+        is_leaf=is_variable,
+    )
 
 
 _NEEDS_VALUES = (
