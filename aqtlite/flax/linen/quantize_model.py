@@ -94,7 +94,7 @@ class QuantizedModel(ModelByRules):
             *args: as `flax.linen.Module.apply` takes them.
             **kwargs: the same, "aqt_stats" being `mutable`.
         """
-        variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
+        variables = given_variables.unfrozen(variables)
         return TracedCall.of(self, variables, Call(*args, **kwargs)).gather()
 
     def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
