@@ -94,8 +94,7 @@ class QuantizedModel(ModelByRules):
             *args: as `flax.linen.Module.apply` takes them.
             **kwargs: the same, "aqt_stats" being `mutable`.
         """
-        variables = given_variables.unfrozen(variables)
-        return TracedCall.of(self, variables, Call(*args, **kwargs)).gather()
+        return self._traced(variables, args, kwargs).gather()
 
     def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
         """Decides about every contraction of a call, and runs nothing.

@@ -254,7 +254,7 @@ def gather(
     """
     call = PureCall(model, method, args, kwargs)
     function = function_of(model, call)
-    _set_statistics(model, function.gather(model.aqt.state(), *call.arguments))
+    _set_statistics(model, function.gather(state_of(model), *call.arguments))
 
 
 def _set_statistics(model: QuantizedModel, state: dict[str, Any]) -> None:
