@@ -34,9 +34,10 @@ def annotated(
     def function(*inputs: Any) -> list[Any]:
         values = dict(deployed.known)
         for number, x in zip(graph.inputs, inputs, strict=True):
-            if number in grids:
-                grid = grids[number]
-                x = _dequantize(x, grid) if is_integer(number) else mark(x, grid)
+            if is_integer(number):
+                x = _dequantize(x, grids[number])
+            elif number in grids and number not in deployed.program.unrounded:
+                x = mark(x, grids[number])
             values[number] = x
 
         def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -43,6 +43,9 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
             f"{type(ranges).__name__}"
         )
     wanted = program.ranged_groups
+    if not program.rounded_groups:
+        # A program of floats has no ranges, and any table will do.
+        return {}
     missing, unknown = (
         sorted(wanted.keys() - set(ranges)),
         sorted(set(ranges) - wanted.keys()),
@@ -63,7 +66,8 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
     _check_widths({name: ranges[name] for name in wanted})
     grids = {
         value: group.fixed
-        for value, group in program.groups.items()
+        for group in program.rounded_groups
+        for value in group.members
         if group.fixed is not None
     }
     for name, group in wanted.items():

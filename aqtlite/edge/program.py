@@ -37,7 +37,7 @@ class Program:
 
     def rule_of(self, node: Node) -> Rule:
         """The rule for an operator."""
-        return rules_lib.of(self.rules, node.path, node.operator.name)
+        return _rule_of(self.rules, node)
 
     def is_quantized(self, node: Node) -> bool:
         """Tells whether an operator gives integers."""
@@ -52,14 +52,37 @@ class Program:
 
     @functools.cached_property
     def unrounded(self) -> frozenset[int]:
-        """The values of floats that operators of floats give."""
-        return frozenset(
-            value
+        """The values of floats that operators of floats give, or take as inputs."""
+        of_floats = [
+            node
             for node in self.graph.nodes
             if not self.is_quantized(node) and not self.static.issuperset(node.outputs)
-            for value in node.outputs
-            if value in self.groups
-        )
+        ]
+        given = {value for node in of_floats for value in node.outputs}
+        taken = {value for node in of_floats for value in node.inputs}
+        return (given | taken.intersection(self.graph.inputs)) & self.groups.keys()
+
+    @functools.cached_property
+    def rounded_groups(self) -> tuple[Group, ...]:
+        """The groups whose values are integers somewhere.
+
+        That is for an operator, or as an input or output. A program of which no
+        operator has integers has none.
+        """
+        rounded = {
+            value
+            for node in self.graph.nodes
+            if self.is_quantized(node)
+            for value in (*node.inputs, *node.outputs)
+        }
+        if rounded:
+            rounded.update(self.graph.inputs, self.graph.outputs)
+        found = {
+            one.members: one
+            for one in self.groups.values()
+            if not rounded.isdisjoint(one.members)
+        }
+        return tuple(found.values())
 
     def range_name(self, group: Group) -> str:
         """The name of the range of a group."""
@@ -71,7 +94,7 @@ class Program:
         """The groups whose range is found by calibration, by the name of that."""
         return {
             self.range_name(group): group
-            for group in self.groups.values()
+            for group in self.rounded_groups
             if group.fixed is None
         }
 
@@ -109,15 +132,15 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
     operators = _operators(graph)
     graph = patterns.recognise(graph)
 
-    def is_float(node: Node) -> bool:
-        assert isinstance(node.operator, Equation)
-        rule = rules_lib.of(checked, node.path, node.operator.primitive)
-        return rule.is_float
-
-    graph = simplify.simplify(translate.translate(graph, is_float))
-    graph = simplify.simplify(fuse.fuse_activations(fold.fold(graph)))
-    rules_lib.check_used(checked, [*operators, *_operators(graph)])
     rule_of = functools.partial(_rule_of, checked)
+
+    def is_float(node: Node) -> bool:
+        return rule_of(node).is_float
+
+    graph = simplify.simplify(translate.translate(graph, rule_of))
+    graph = fuse.fuse_activations(fold.fold(graph, is_float), is_float)
+    graph = simplify.simplify(graph)
+    rules_lib.check_used(checked, [*operators, *_operators(graph)])
     graph = unify.rescale_inputs(graph, rule_of)
     names = _names(graph, traced)
     return Program(graph, traced, checked, names, unify.groups(graph, rule_of))
@@ -127,19 +150,20 @@ def _operators(graph: Graph) -> list[tuple[str, str]]:
     """The name scopes around each operator of inputs, and its name."""
     static = graph.static_values()
     return [
-        (
-            node.path,
-            node.operator.primitive
-            if isinstance(node.operator, Equation)
-            else node.operator.name,
-        )
+        (node.path, _name_in_rules(node))
         for node in graph.nodes
         if not static.issuperset(node.outputs)
     ]
 
 
+def _name_in_rules(node: Node) -> str:
+    if isinstance(node.operator, Equation):
+        return node.operator.primitive
+    return node.operator.name
+
+
 def _rule_of(rules: Sequence[Rule], node: Node) -> Rule:
-    return rules_lib.of(rules, node.path, node.operator.name)
+    return rules_lib.of(rules, node.path, _name_in_rules(node))
 
 
 def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:

@@ -72,14 +72,16 @@ class Simulation:
             grid, x = deployed.grids.get(number), jnp.asarray(x)
             if grid is not None and x.dtype != jnp.dtype(grid.dtype):
                 x = rescaling.quantize(x, grid, self.kernels)
+            if grid is not None and number in deployed.program.unrounded:
+                x = rescaling.dequantize(x, grid)
             values[number] = x
 
         def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
             return _run(deployed, node, inputs, self.kernels)
 
         known = graph.evaluate(values, run)
-        for value in graph.outputs:
-            if value in deployed.program.unrounded:
+        for value in deployed.program.unrounded.intersection(graph.outputs):
+            if value in deployed.grids:
                 known[value] = rescaling.quantize(known[value], deployed.grids[value])
         return known
 

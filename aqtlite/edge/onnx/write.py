@@ -66,11 +66,13 @@ class _Writing:
         dtype, shape = np.dtype(aval.dtype), aval.shape
         given = Array(writer.name(name), shape, dtype, grid if is_integer else None)
         self.arrays[value] = given
-        if grid is not None:
+        if is_integer:
             # From integers of the interface to those that the file stores.
-            floats = given.name
-            if is_integer:
-                floats = writer.interface("DequantizeLinear", floats, grid)
+            assert grid is not None
+            floats = writer.interface("DequantizeLinear", given.name, grid)
+            self.arrays[value] = Array(floats, shape, dtype)
+        if grid is not None and value not in self.deployed.program.unrounded:
+            floats = self.arrays[value].name
             self.arrays[value] = writer.quantize(
                 floats, shape, grid, f"{name}/quantized"
             )

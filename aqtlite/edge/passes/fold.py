@@ -4,6 +4,8 @@ A batch normalization is such a factor and such a summand for each channel (Jaco
 2018, arXiv:1712.05877, section 3.2), and so is the bias of a layer.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
@@ -13,13 +15,18 @@ from aqtlite.edge.operators.contractions import WEIGHTED
 from aqtlite.edge.operators.layout import Reshape, Take, Transpose
 
 
-def fold(graph: Graph) -> Graph:
+def fold(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
     """Makes one factor and one summand of those that follow one another.
 
     They become part of the contraction before them, if it has a weight and they differ
     by its channels alone.
+
+    Args:
+        graph: of operators.
+        is_float: tells of an operator whether it stays in float. What does, and what
+            does not, are never made one.
     """
-    builder, finder = Builder(graph), _Chains(graph)
+    builder, finder = Builder(graph), _Chains(graph, is_float)
     for node in graph.nodes:
         chain = finder.ending_in(node)
         if not chain:
@@ -29,7 +36,7 @@ def fold(graph: Graph) -> Graph:
         for link in chain:
             affine.apply(link, finder.base_of(link))
         base, output = finder.base_of(chain[0]), node.output
-        before = finder.contraction_before(base)
+        before = finder.contraction_before(chain[0])
         made = None
         if before:
             made = affine.into(before, graph.values[base].shape)
@@ -46,7 +53,8 @@ def fold(graph: Graph) -> Graph:
 class _Chains:
     """The chains of additions and multiplications by known values in a graph."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, is_float: Callable[[Node], bool]):
+        self._is_float = is_float
         self._graph, self._static = graph, graph.static_values()
         self._producers, self._consumers = graph.producers(), graph.consumers()
 
@@ -72,20 +80,31 @@ class _Chains:
 
     def ending_in(self, node: Node) -> list[Node]:
         """The links of a chain whose last one is a node; empty if none ends there."""
-        if not self._is_link(node) or self._is_link(self._only_consumer(node.output)):
+        if not self._is_link(node) or self._is_follower(
+            node, self._only_consumer(node.output)
+        ):
             return []
         chain = [node]
         while True:
             base = self.base_of(chain[0])
             before = self._producers.get(base)
-            if before is None or not self._is_link(before):
+            if before is None or not self._is_follower(chain[0], before):
                 return chain
             if self._only_consumer(base) is None:
                 return chain
             chain.insert(0, before)
 
-    def contraction_before(self, value: int) -> list[Node]:
-        """A contraction and the layouts between it and a value; empty without one."""
+    def _is_follower(self, node: Node, other: Node | None) -> bool:
+        """Tells whether another operator is a link as well, and of one chain."""
+        return (
+            other is not None
+            and self._is_link(other)
+            and self._is_float(node) == self._is_float(other)
+        )
+
+    def contraction_before(self, link: Node) -> list[Node]:
+        """A contraction and the layouts between it and a link; empty without one."""
+        value = self.base_of(link)
         path: list[Node] = []
         while self._only_consumer(value) is not None:
             node = self._producers.get(value)
@@ -93,7 +112,9 @@ class _Chains:
                 return []
             path.insert(0, node)
             if isinstance(node.operator, WEIGHTED):
-                return path if node.inputs[1] in self._static else []
+                is_known = node.inputs[1] in self._static
+                is_alike = self._is_float(node) == self._is_float(link)
+                return path if is_known and is_alike else []
             if not isinstance(node.operator, Reshape | Transpose):
                 return []
             (value,) = node.inputs

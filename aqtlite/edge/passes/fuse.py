@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,14 @@ from aqtlite.edge.operators.contractions import WEIGHTED
 from aqtlite.edge.operators.layout import Reshape, Transpose
 
 
-def fuse_activations(graph: Graph) -> Graph:
-    """Makes the clips that runtimes have as activations part of the operator before."""
+def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
+    """Makes the clips that runtimes have as activations part of the operator before.
+
+    Args:
+        graph: of operators.
+        is_float: tells of an operator whether it stays in float. What does, and what
+            does not, are never made one.
+    """
     builder = Builder(graph)
     producers, consumers = graph.producers(), graph.consumers()
     for node in graph.nodes:
@@ -25,6 +32,8 @@ def fuse_activations(graph: Graph) -> Graph:
         if isinstance(node.operator, Clip) and kind is None:
             builder.replace(node.output, _bounded(builder, node, node.operator))
             continue
+        if before and is_float(before[0]) != is_float(node):
+            before = []
         if kind is None or not before:
             builder.keep(node)
             continue

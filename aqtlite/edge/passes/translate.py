@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.rules import Rule
 from aqtlite.edge.translation import contractions, elementwise, layout, reductions
 from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
 
@@ -30,12 +31,14 @@ _REASONS = {
 """Why there is none for some primitives, and what to do."""
 
 
-def translate(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
+def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
     """Puts operators in place of the equations of floats that depend on inputs.
 
     Args:
         graph: of equations, and of operators that have been recognised.
-        is_float: says of an equation whether it stays as it is.
+        rule_of: says of an equation which integers. One that a rule for its primitive
+            leaves in float stays as it is, and so does one without an operator that
+            any rule leaves in float.
 
     Raises:
         ValueError: if there are equations without an operator of integers; it names
@@ -45,13 +48,16 @@ def translate(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
     static = graph.static_values()
     refused: dict[int, str] = {}
     for node in graph.nodes:
-        if not _is_translated(graph, node, static) or is_float(node):
+        rule = rule_of(node)
+        is_named = rule.is_float and rule.op is not None
+        if not _is_translated(graph, node, static) or is_named:
             builder.keep(node)
             continue
         try:
             outputs = tuple(_translated(Site(builder, node, static)))
         except NotTranslatable as error:
-            refused[node.outputs[0]] = str(error)
+            if not rule.is_float:
+                refused[node.outputs[0]] = str(error)
             builder.keep(node)
             continue
         for old, new in zip(node.outputs, outputs, strict=True):

@@ -105,7 +105,7 @@ def groups(graph: Graph, rule_of: Callable[[Node], Rule]) -> Mapping[int, Group]
             grid = node.operator.fixed_grid(rule.activations)
             if grid is not None:
                 fixed[output] = grid
-        if node.operator.moves_values:
+        if node.operator.moves_values and not rule.is_float:
             if graph.is_float(node.output):
                 moved_from.add(node.output)
                 of_floats.append(node.output)

@@ -1,0 +1,70 @@
+"""Operators that rules leave in float get floats, and whole programs of them do."""
+
+import jax
+import numpy as np
+import onnxruntime
+import pytest
+
+from aqtlite import edge
+from tests.edge import models
+
+_FLOAT = [edge.Rule(is_float=True)]
+
+
+def _run_onnx(path, x):
+    session = onnxruntime.InferenceSession(path)
+    return session.run(None, {session.get_inputs()[0].name: np.asarray(x)})
+
+
+@pytest.fixture(scope="module")
+def conv_net():
+    model, x = models.ConvNet(), models.normal((4, 8, 8, 1))
+    variables = models.trained(model, x)
+    return model, variables, x, jax.jit(model.apply)(variables, x)
+
+
+def test_a_file_of_floats(tmp_path, conv_net):
+    model, variables, x, expected = conv_net
+    path = tmp_path / "float.tflite"
+    ranges = edge.calibrate(model, variables, [x], _FLOAT)
+    assert dict(ranges) == {}
+    report = edge.export(model, variables, ranges, x, path, _FLOAT)
+    assert "QUANTIZE" not in report.counts()
+    # Some beyond what any range was found for.
+    (found,) = models.run(path, 3 * x)
+    np.testing.assert_allclose(found, model.apply(variables, 3 * x), atol=1e-4)
+    rounded = edge.fake_quantize(model, ranges, _FLOAT)
+    np.testing.assert_allclose(rounded(variables, x), expected, atol=1e-5)
+    simulation = edge.simulate(model, variables, ranges, x, _FLOAT)
+    np.testing.assert_allclose(simulation(x), expected, atol=1e-5)
+
+
+def test_a_file_of_floats_needs_no_ranges_of_its_own(tmp_path, conv_net):
+    model, variables, x, expected = conv_net
+    of_integers = edge.calibrate(model, variables, [x])
+    path = tmp_path / "float.onnx"
+    report = edge.export(model, variables, of_integers, x, path, _FLOAT)
+    np.testing.assert_allclose(_run_onnx(path, x)[0], expected, atol=1e-5)
+    # Batch normalizations are part of the convolutions, as in files of integers.
+    assert not {"Mul", "Sub", "Div"} & report.counts().keys()
+
+
+def test_an_input_of_operators_of_floats_is_not_rounded(tmp_path):
+    def model(w, x):
+        with jax.named_scope("float"):
+            y = x @ w
+        return y, x @ (2 * w)
+
+    w, x = models.normal((3, 4)), models.normal((5, 3), 2)
+    rules = [edge.Rule(path="float", is_float=True)]
+    ranges = edge.calibrate(model, w, [x], rules)
+    for suffix, run in ((".tflite", models.run), (".onnx", _run_onnx)):
+        path = tmp_path / f"mixed{suffix}"
+        edge.export(model, w, ranges, x, path, rules, interface="float")
+        floats, integers = run(path, x)
+        np.testing.assert_allclose(floats, x @ w, atol=1e-5)
+        assert 1e-4 < np.abs(integers - 2 * x @ w).max() < 0.1
+    floats, integers = edge.fake_quantize(model, ranges, rules)(w, x)
+    np.testing.assert_allclose(floats, x @ w, atol=1e-5)
+    # With an interface of integers, it is.
+    models.assert_simulated(tmp_path / "integers.tflite", model, w, x, rules)
