@@ -60,7 +60,8 @@ class Program:
         ]
         given = {value for node in of_floats for value in node.outputs}
         taken = {value for node in of_floats for value in node.inputs}
-        return (given | taken.intersection(self.graph.inputs)) & self.groups.keys()
+        values = given | taken.intersection(self.graph.inputs)
+        return frozenset(values.intersection(self.groups))
 
     @functools.cached_property
     def rounded_groups(self) -> tuple[Group, ...]:

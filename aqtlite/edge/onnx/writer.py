@@ -86,6 +86,11 @@ class Writer:
         self._stored: dict[tuple[Any, ...], Array] = {}
         self._floats: dict[str, str] = {}
 
+    @property
+    def has_integers(self) -> bool:
+        """Tells whether a node so far makes floats of integers."""
+        return any(node.op_type == "DequantizeLinear" for node in self.nodes)
+
     def name(self, wanted: str) -> str:
         """A name that nothing has yet."""
         count = self._names.get(wanted, 0)

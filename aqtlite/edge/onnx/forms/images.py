@@ -39,7 +39,7 @@ def _conv(
     output: Output,
 ) -> Array:
     x, w, *bias = inputs
-    if output.grid is None:
+    if output.grid is None and writer.has_integers:
         # Behind integers, onnxruntime makes integers of the float kernel of a Conv,
         # unless an operator that is in none of its patterns is between.
         lowest = number(writer, float(np.finfo(np.float32).min), np.float32)
