@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, number
+from aqtlite.calibration import base, min_max, mse_search, number
 from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
 from aqtlite.numerics import Numerics
 
@@ -40,7 +40,7 @@ class MseOverBatches(base.Calibration):
         ValueError: if there are no candidates, or one is not above 0 and at most 1.
     """
 
-    candidates: tuple[float, ...] = tuple(round(1 - 0.02 * i, 2) for i in range(40))
+    candidates: tuple[float, ...] = mse_search.CANDIDATES
     """The fractions to try, in any order; they are sorted, the largest first."""
 
     def __post_init__(self) -> None:

@@ -18,6 +18,10 @@ _FIXED_POINT = np.float32(2.0**29)
 _MEDIAN_NOISE = np.uint32(1 << 31)
 
 
+CANDIDATES = tuple(round(1 - 0.02 * i, 2) for i in range(40))
+"""The fractions that are tried by default: 1, 0.98, ..., 0.22."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MseSearch(base.Calibration):
     """The fraction of the largest magnitude, or range, with the least squared error.
@@ -50,7 +54,7 @@ class MseSearch(base.Calibration):
         TypeError: if `candidates` is not a tuple or a list of numbers.
     """
 
-    candidates: tuple[float, ...]
+    candidates: tuple[float, ...] = CANDIDATES
     """The fractions to try, in any order; they are sorted, the largest first."""
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from aqtlite import config, numerics, quantizer
 from aqtlite.calibration import (
     AbsMax,
     MinMax,
+    MseOverBatches,
     MseSearch,
     Range,
     SnrSearch,
@@ -177,3 +178,15 @@ def test_equal_and_hashable():
     one, other = MseSearch([0.5, 1]), MseSearch((1.0, 0.5, 0.5))
     assert one == other and hash(one) == hash(other)
     assert one != SnrSearch((1.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [MseSearch(), SnrSearch(), MseOverBatches()],
+)
+def test_candidates_are_those_of_all_searches_by_default(made):
+    assert (len(made.candidates), made.candidates[0], made.candidates[-1]) == (
+        40,
+        1.0,
+        0.22,
+    )

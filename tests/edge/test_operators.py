@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from aqtlite import edge
 from tests.edge import models
@@ -80,6 +81,12 @@ GROUPS = {
         ),
         "max": lambda x: x.max(-1),
         "max pool": lambda x: nn.max_pool(_squares(x), (2,), (2,)),
+        "max pool, channels first": lambda x: lax.reduce_window(
+            _squares(x)[:, None], -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID"
+        ),
+        "max pool, one axis of channels first": lambda x: lax.reduce_window(
+            _squares(x), -jnp.inf, lax.max, (1, 1, 2), (1, 1, 2), "VALID"
+        ),
         "max pool, padded": lambda x: nn.max_pool(
             _squares(x)[..., None], (3, 3), (2, 2), padding="SAME"
         ),

@@ -1,5 +1,6 @@
 """Reductions and pooling."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -31,55 +32,86 @@ def _reduce_min(site: Site) -> Sequence[int]:
 
 
 def _reduce_window_sum(site: Site) -> Sequence[int]:
-    x, window, strides, padding = _image(site)
-    if any(pair != (0, 0) for pair in padding):
+    image = _image(site)
+    x = image.x
+    if any(pair != (0, 0) for pair in image.padding):
         # Runtimes leave what they pad out of the mean, and JAX counts it.
-        x = site.add(Pad(((0, 0), *padding, (0, 0))), x)
-    mean = site.add(AveragePool2D(window, strides), x)
-    count = site.builder.constant(np.float32(math.prod(window)))
-    y = site.add(Multiply(), mean, count)
-    return [site.reshape(y, site.shape(site.node.output))]
+        x = site.add(Pad(((0, 0), *image.padding, (0, 0))), x)
+    mean = site.add(AveragePool2D(image.window, image.strides), x)
+    count = site.builder.constant(np.float32(math.prod(image.window)))
+    return [image.restored(site, site.add(Multiply(), mean, count))]
 
 
 def _reduce_window_max(site: Site) -> Sequence[int]:
-    x, window, strides, padding = _image(site)
+    image = _image(site)
     name = "VALID"
-    if any(pair != (0, 0) for pair in padding):
+    if any(pair != (0, 0) for pair in image.padding):
         name = "SAME"
-        same = lax.padtype_to_pads(site.shape(x)[1:3], window, strides, "SAME")
-        if [tuple(pair) for pair in same] != padding:
+        sizes = site.shape(image.x)[1:3]
+        same = lax.padtype_to_pads(sizes, image.window, image.strides, "SAME")
+        if [tuple(pair) for pair in same] != image.padding:
             raise NotTranslatable(
-                f"a max pooling has padding {padding}; runtimes pad by SAME or VALID"
+                f"a max pooling has padding {image.padding}; runtimes pad by SAME or "
+                "VALID"
             )
-    y = site.add(MaxPool2D(window, strides, name), x)
-    return [site.reshape(y, site.shape(site.node.output))]
+    y = site.add(MaxPool2D(image.window, image.strides, name), image.x)
+    return [image.restored(site, y)]
 
 
 _Pair = tuple[int, int]
 
 
-def _image(site: Site) -> tuple[int, _Pair, _Pair, list[_Pair]]:
-    """The input as [N, H, W, C], and window, strides and padding of H and W."""
+@dataclasses.dataclass(frozen=True)
+class _Image:
+    """What is pooled, as [N, H, W, C]; and how, over H and W."""
+
+    x: int
+    window: _Pair
+    strides: _Pair
+    padding: list[_Pair]
+    order: tuple[int, ...]
+    """The axes of the array, as the image has them, but for an H of size 1."""
+
+    def restored(self, site: Site, y: int) -> int:
+        """The result, with its axes where the array has them."""
+        shape = site.shape(site.node.output)
+        y = site.reshape(y, [shape[axis] for axis in self.order])
+        return site.transpose(y, np.argsort(self.order).tolist())
+
+
+def _image(site: Site) -> _Image:
     params, (x,) = site.params, site.inputs
     if any(d != 1 for key in ("base_dilation", "window_dilation") for d in params[key]):
         raise NotTranslatable("a pooling is dilated")
-    window, strides, padding = (
-        list(params[key]) for key in ("window_dimensions", "window_strides", "padding")
+    geometry = list(
+        zip(
+            *(params[k] for k in ("window_dimensions", "window_strides", "padding")),
+            strict=True,
+        )
     )
-    if len(window) == 3:
+    rank = len(geometry)
+    pooled = [i for i, one in enumerate(geometry) if one != (1, 1, (0, 0))]
+    around = [i for i in range(rank) if i not in pooled]
+    while len(around) > 2:
+        # A window of size 1, along the images: the axis before the channels.
+        pooled = sorted([*pooled, around.pop(-2)])
+    if rank not in (3, 4) or len(around) != 2:
+        raise NotTranslatable(
+            f"a pooling of windows {tuple(params['window_dimensions'])} is over more "
+            "than two axes, or of other arrays than images"
+        )
+    batch, channel = around
+    order = (batch, *pooled, channel)
+    x = site.transpose(x, order)
+    windows, strides, padding = (
+        list(one) for one in zip(*(geometry[i] for i in pooled), strict=True)
+    )
+    if rank == 3:
         n, *rest = site.shape(x)
         x = site.reshape(x, [n, 1, *rest])
-        window.insert(1, 1)
-        strides.insert(1, 1)
-        padding.insert(1, (0, 0))
-    around = [(window[i], strides[i], tuple(padding[i])) for i in (0, -1)]
-    if len(window) != 4 or around != [(1, 1, (0, 0))] * 2:
-        raise NotTranslatable(
-            f"a pooling of windows {tuple(window)} is none over the axes between the "
-            "first and the last one of three or four"
-        )
-    pairs = [(int(low), int(high)) for low, high in padding[1:3]]
-    return x, (window[1], window[2]), (strides[1], strides[2]), pairs
+        windows, strides, padding = [1, *windows], [1, *strides], [(0, 0), *padding]
+    pairs = [(int(low), int(high)) for low, high in padding]
+    return _Image(x, (windows[0], windows[1]), (strides[0], strides[1]), pairs, order)
 
 
 TRANSLATIONS: dict[str, Translation] = {
