@@ -83,23 +83,6 @@ def check_not_beside_floats(
             )
 
 
-def refuse_other_values(weight: str, converter: str) -> NoReturn:
-    """Refuses a frozen weight beside other floats than those that it was made of.
-
-    Args:
-        weight: its name.
-        converter: how the user converts.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"the parameters of which the weight {weight!r} is frozen have other values "
-        "than in the conversion, and something else reads these: convert the float "
-        f"parameters again with {converter}"
-    )
-
-
 def refuse_missing(parameter: str, converter: str) -> NoReturn:
     """Refuses a frozen parameter without any frozen weight that is made of it.
 

@@ -215,9 +215,6 @@ def _concrete(
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
-    for weight in candidates:
-        if weight.site.identity is None:
-            guards.refuse_other_values(module.name(weight.name), guards.LINEN)
     parameter = module.frozen_parameter(x)
     if (candidates or parameter) and bool(jnp.isnan(x).any()):
         if parameter is None:
