@@ -209,11 +209,15 @@ def _scale(
     reach = _last_point(grid) + (0.0 if grid.preserve_max_val else 0.5)
     scale = bound * (np.float32(1) / np.float32(reach))
     scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
-    scale = np.where(scale < np.float32(TINY), np.float32(1), scale)
+    is_empty = scale < np.float32(TINY)
+    scale = np.where(is_empty, np.float32(1), scale)
     if tensor.po2_scale:
         mantissa, exponent = np.frexp(scale)
         power = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
         scale = np.where(np.isfinite(scale), power, scale)
+    if not grid.preserve_zero:
+        # The grid has no zero: its scale is.
+        scale = np.where(is_empty, np.float32(0), scale)
     return scale
 
 
@@ -256,6 +260,7 @@ def _largest_of_blocks(
 def _scaled(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """``x * (1 / scale)`` in float32, as if its exponents had no end."""
     x = x.astype(np.float32)
+    scale = np.where(scale == 0, np.float32(1), scale)
     is_huge = scale >= np.float32(2.0**96)
     factor = np.where(is_huge, _HEADROOM, np.float32(1))
     return (x * factor) * (np.float32(1) / (scale * factor))
