@@ -36,7 +36,7 @@ class FakeQuantized:
         grids = grids_lib.resolve(program, self.ranges)
         values = program.bind(variables, args)
         for number in program.graph.inputs:
-            if number in grids and number not in program.unrounded:
+            if number in grids:
                 values[number] = rounded(values[number], grids[number])
 
         def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

@@ -30,6 +30,10 @@ def _subtract(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -
     return plain("Add")(writer, _, [x, minus], output)
 
 
+def _to_float(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -> Array:
+    return writer.cast(inputs[0], np.float32, output.name)
+
+
 def _clip(
     writer: Writer, operator: arithmetic.Clip, inputs: Sequence[Array], output: Output
 ) -> Array:
@@ -131,6 +135,7 @@ FORMS: dict[type[Operator], Form] = {
     arithmetic.Add: plain("Add"),
     arithmetic.Clip: _clip,
     arithmetic.Divide: plain("Div"),
+    arithmetic.ToFloat: _to_float,
     arithmetic.Maximum: _extreme("Max"),
     arithmetic.Minimum: _extreme("Min"),
     arithmetic.Multiply: plain("Mul"),
