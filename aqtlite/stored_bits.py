@@ -1,7 +1,7 @@
-"""Stored values of uint4 that are kept as int4.
+"""Stored values of uint4 that are kept as int4 of the same bits.
 
-Checkpoint libraries store int4, and no uint4: `aqtlite.flax.uint4_as_int4` keeps the
-bits under the other name, and what reads stored values takes either.
+Orbax stores int4, and no uint4: conversion keeps frozen weights under the other name,
+and what reads stored values takes either.
 """
 
 import jax
@@ -10,6 +10,13 @@ import numpy as np
 from jax import lax
 
 from aqtlite.numerics import Numerics
+
+
+def to_save(values: jax.Array) -> jax.Array:
+    """Stored values in a dtype that checkpoint libraries have: uint4 as int4."""
+    if values.dtype != jnp.uint4:
+        return values
+    return lax.bitcast_convert_type(values, jnp.int4)
 
 
 def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:

@@ -114,6 +114,8 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
         None if the array is stored as it is: values of more than 4 bits, scalars.
     """
     step = 1
+    if _is_saved_as_int4(info, grid):
+        grid = None
     if isinstance(grid, Numerics) and grid.zero_point_range is not None:
         lowest, highest = grid.zero_point_range
     elif type(grid) is IntSymmetric:
@@ -129,3 +131,9 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
     if bits is None or not info.shape or abs(lowest) >= _LOWEST:
         return None
     return Packing(bits, lowest, step)
+
+
+def _is_saved_as_int4(info: ArrayInfo, grid: object) -> bool:
+    """True if the values are the bits of those of the grid, not the values."""
+    stored = grid.storage_dtype if isinstance(grid, Numerics) else None
+    return info.dtype == jnp.int4 and stored == jnp.uint4

@@ -72,6 +72,17 @@ def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
     return "integers" if in_dtype is None else "integers in float"
 
 
+@functools.cache
+def sums_integers(raw: DotGeneralRaw) -> bool:
+    """True if a CPU sums integers, which have one sum in every order.
+
+    Sums of floats depend on the order, and so on how the operands lie in memory.
+    """
+    forms = forms_of(raw.lhs, raw.rhs, raw.dg_in_dtype)
+    kind = kind_of(*forms, raw.dg_in_dtype)
+    return kind in ("integers", "integers in float", "mixed")
+
+
 def float_accumulator(raw: DotGeneralRaw) -> np.dtype | None:
     """The float dtype to which the sums are cast, None for none."""
     dtype = raw.dg_accumulator_dtype

@@ -18,7 +18,7 @@ from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.take import AqtTake
-from aqtlite.flax.linen.widen import uint4_as_int4, widen_int4
+from aqtlite.flax.linen.widen import widen_int4
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.serving.report import ConversionReport, ParameterReport
 
@@ -47,6 +47,5 @@ __all__ = [
     "merge_statistics",
     "promote_dtype",
     "quantize_model",
-    "uint4_as_int4",
     "widen_int4",
 ]

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from aqtlite import config, operands, padding
+from aqtlite import config, operands, padding, stored_bits
+from aqtlite.config import arithmetic
 from aqtlite.jaxpr import dependencies, slicing
 from aqtlite.qtensor import QTensor
 from aqtlite.serving import identity
@@ -160,7 +161,7 @@ def record_weights(
 
 
 def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
-    """Quantizes an operand as its contraction does, stored in the order of serving."""
+    """Quantizes an operand as its contraction does, stored as it is served fastest."""
     raw, states = contraction.cfg.fwd, contraction.states
     tensor, state = raw.rhs, states.rhs
     if operand.side == "lhs":
@@ -176,7 +177,11 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
         quantized = operands.with_sums(quantized, axes.contracting)
     quantized = dataclasses.replace(quantized, padding=padding.widths(x, like=given))
-    return quantized.stored_in(operand.serving_order())
+    # Sums of floats depend on the order in which the trained model contracts them.
+    if arithmetic.sums_integers(raw):
+        quantized = quantized.stored_in(operand.serving_order())
+    values = stored_bits.to_save(quantized.qvalue)
+    return dataclasses.replace(quantized, qvalue=values)
 
 
 def _padded(contraction: Contraction, operand: Operand, x: Any) -> Any:

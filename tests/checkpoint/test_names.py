@@ -164,8 +164,6 @@ def test_refused_by_name(name, target, tmp_path):
         ([("ü" * 120,)], "out", "too long"),
         ([("a" * 150, "b" * 150)], "out", "too long"),
         ([("__metadata__",)], "out.safetensors", "under the name __metadata__"),
-        ([("a.b",)], "out.safetensors", "'a.b' has in a step"),
-        ([("a/b",)], "out.safetensors", "'a/b' has in a step"),
     ],
 )
 def test_what_a_target_cannot_tell_apart(paths, target, match, tmp_path):

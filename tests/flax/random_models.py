@@ -2,13 +2,14 @@
 
 `sample` makes the model that belongs to a seed and a kind of config, always the same.
 Models are small, since most of a comparison is compilation: one to three layers of
-widths 4 to 256, in the arrangements that models are made of.
+widths 4 to 256, in the arrangements that models are made of. Of the kinds "presets"
+and "grids" it draws a history as well: how the model is trained, where the serving
+variables were stored, and whether they serve a batch of another size.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,19 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum
+from aqtlite.state_collections import OF_GRADIENTS, STATISTICS, collections_of
+from tests.flax import random_configs
 
-KINDS = ("integers", "weight_only", "fake_quant", "dg_in_dtype")
+KINDS = tuple(random_configs.CONFIGS)
+Storage = Literal["memory", "orbax", "converted orbax", "converted safetensors"]
+STORAGE: dict[str, tuple[Storage, ...]] = {
+    "presets": ("memory", "orbax", "converted orbax", "converted safetensors"),
+    "grids": ("memory", "orbax", "converted orbax"),  # safetensors has no float8_e3m4.
+}
 _WIDTHS = (4, 5, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 200, 256)
 _BATCHES = (1, 1, 2, 3, 4, 7, 8, 10, 16, 33, 64)
 _VOCABULARY = 24
+_LIFTED = {"params": 0, "aqt": 0, STATISTICS: 0, OF_GRADIENTS: 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +55,35 @@ class Sample:
     model: nn.Module
     variables: dict[str, Any]
     args: tuple[jax.Array, ...]
+    """The batch that the model is converted for."""
+
+    history: "History"
 
     def __str__(self) -> str:
-        settings = self.model.settings
+        settings, history = self.model.settings, self.history
         shapes = ", ".join(f"{x.dtype}{x.shape}" for x in self.args)
         return (
             f"--kind {self.kind} --seed {self.seed}: {type(self.model).__name__} of "
             f"{shapes}, depth {settings.depth}, width {settings.width}, "
             f"{jnp.dtype(settings.dtype)}, bias {settings.use_bias}, "
-            f"{settings.activation}, {settings.norm}"
+            f"{settings.activation}, {settings.norm}; {history.steps} steps, "
+            f"{history.storage}, serves {history.args[0].shape}"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What happens to a model between its initialization and its use."""
+
+    steps: int
+    """Training steps before the conversion."""
+
+    storage: Storage
+    """Where the serving variables come from: `convert`, `convert` and Orbax, or
+    `convert_checkpoint` into a format."""
+
+    args: tuple[jax.Array, ...]
+    """The batch that is served."""
 
 
 def sample(kind: str, seed: int) -> Sample:
@@ -66,7 +94,7 @@ def sample(kind: str, seed: int) -> Sample:
         return values[int(rng.integers(len(values)))]
 
     settings = Settings(
-        cfg=_CONFIGS[kind](one_of),
+        cfg=random_configs.CONFIGS[kind](one_of),
         width=one_of(_WIDTHS),
         depth=one_of((1, 1, 2, 2, 3)),
         dtype=one_of((jnp.float32,) * 3 + (jnp.bfloat16, jnp.float16)),
@@ -75,12 +103,30 @@ def sample(kind: str, seed: int) -> Sample:
         norm=one_of(("layer", "rms", "sum", "none")),
     )
     model = one_of(_MODELS)(settings)
-    args = model.sample_args(rng, one_of(_BATCHES), one_of((None, None, 3, 8)))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *args)
-    variables = jax.tree_util.tree_map_with_path(
-        functools.partial(_parameter, rng), shapes
-    )
-    return Sample(kind, seed, model, variables, args)
+    batch, length = one_of(_BATCHES), one_of((None, None, 3, 8))
+    args = model.sample_args(rng, batch, length)
+    history, values = History(0, "memory", args), _parameter
+    variables = jax.eval_shape(model.init, jax.random.key(0), *args)
+    if kind in STORAGE:
+        others = model.sample_args(rng, one_of(_BATCHES), length)
+        history = History(
+            steps=max(one_of((0, 1, 2, 4)), _gathers_statistics(settings.cfg)),
+            storage=one_of(STORAGE[kind]),
+            args=one_of((args, others)),
+        )
+        values = _perturbed
+        variables = jax.jit(model.init)(jax.random.key(seed), *args)
+    variables = {
+        **variables,
+        "params": jax.tree_util.tree_map_with_path(
+            functools.partial(values, rng), variables["params"]
+        ),
+    }
+    return Sample(kind, seed, model, variables, args, history)
+
+
+def _gathers_statistics(cfg: config.DotGeneral) -> bool:
+    return bool(collections_of(cfg).keys() & {STATISTICS, OF_GRADIENTS})
 
 
 def _parameter(rng: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
@@ -96,43 +142,11 @@ def _parameter(rng: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
     return jnp.asarray(x, leaf.dtype)
 
 
-# Configs.
-
-
-def _integers(one_of: Callable[[Any], Any]) -> config.DotGeneral:
-    cfg = config.fully_quantized(
-        fwd_bits=one_of((8, 8, 8, 4, 2)),
-        bwd_bits=one_of((8, 4, None)),
-        use_stochastic_rounding=one_of((True, False)),
-    )
-    if one_of((True, False, False)):
-        cfg = config.update(cfg, {"fwd.*.po2_scale": True})
-    if one_of((True, False, False)):
-        axes = one_of(({"fwd.*": "per_tensor"}, {"fwd.rhs": "per_tensor"}))
-        changes = {f"{path}.calib_shared_axes": value for path, value in axes.items()}
-        cfg = config.update(cfg, changes)
-    return cfg
-
-
-def _weight_only(one_of: Callable[[Any], Any]) -> config.DotGeneral:
-    return config.weight_only(bits=one_of((8, 4)))
-
-
-def _fake_quant(one_of: Callable[[Any], Any]) -> config.DotGeneral:
-    return config.update(_integers(one_of), {"fwd.*.use_fake_quant": True})
-
-
-def _dg_in_dtype(one_of: Callable[[Any], Any]) -> config.DotGeneral:
-    dtype = one_of(("bfloat16", "float32"))
-    return config.update(_integers(one_of), {"fwd.dg_in_dtype": dtype})
-
-
-_CONFIGS = {
-    "integers": _integers,
-    "weight_only": _weight_only,
-    "fake_quant": _fake_quant,
-    "dg_in_dtype": _dg_in_dtype,
-}
+def _perturbed(rng: np.random.Generator, path: Any, leaf: jax.Array) -> jax.Array:
+    """Initial values, but no bias is zero and no norm's scale one."""
+    if path[-1].key not in ("bias", "scale"):
+        return leaf
+    return leaf + jnp.asarray(0.2 * rng.standard_normal(leaf.shape), leaf.dtype)
 
 
 # Parts of models.
@@ -282,7 +296,7 @@ class Scanned(_Model):
     def __call__(self, x):
         layers = nn.scan(
             _Step,
-            variable_axes={"params": 0, "aqt": 0},
+            variable_axes=_LIFTED,
             split_rngs={"params": True},
             length=1 + self.settings.depth,
         )
@@ -307,7 +321,7 @@ class Mapped(_Model):
             _Step,
             in_axes=None,
             axis_size=3,
-            variable_axes={"params": 0, "aqt": 0},
+            variable_axes=_LIFTED,
             split_rngs={"params": True},
         )
         y, _ = experts(self.settings)(x)

@@ -1,22 +1,29 @@
 """Compares random models before and after their conversion, bit for bit.
 
 ``python -m tests.flax.served_equals_trained --count 2000`` tells for each kind of
-config how many models differ, and what makes each of them again.
+config how many models differ, and what makes each of them again. Models of the kinds
+"presets" and "grids" are trained before, and served by what was stored and loaded.
 """
 
 import argparse
 import collections
 import dataclasses
+import pathlib
 import sys
+import tempfile
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import rich.console
+from flax import serialization
 
+from aqtlite import checkpoint
 from aqtlite.flax import convert
+from aqtlite.state_collections import OF_GRADIENTS, STATISTICS
 from tests.flax import random_models
 from tests.progress import shown
 
@@ -46,8 +53,8 @@ def differences(
         programs: "jit" and "eager" compare the model's outputs in the same program;
             "step" those inside a jitted training step with jitted serving.
     """
-    model, variables, args = sample.model, sample.variables, sample.args
-    serving = convert(model, variables, *args)
+    model, variables = sample.model, trained_variables(sample)
+    serving, args = serving_variables(sample, variables), sample.history.args
     found = []
     for program in programs:
         if program == "eager":
@@ -61,6 +68,55 @@ def differences(
         if detail:
             found.append(Difference(sample, program, detail))
     return found
+
+
+def trained_variables(sample: random_models.Sample) -> dict[str, Any]:
+    """The variables of a model after the training steps of its history."""
+    model, variables = sample.model, sample.variables
+
+    @jax.jit
+    def step(variables):
+        def loss(trained, others):
+            out, changed = model.apply(
+                {**others, **trained}, *sample.args, mutable=[STATISTICS]
+            )
+            # Bounded, as float16 needs it.
+            return jnp.mean(jnp.tanh(out.astype(jnp.float32))), changed
+
+        learned = ("params", OF_GRADIENTS)
+        trained = {k: v for k, v in variables.items() if k in learned}
+        others = {k: v for k, v in variables.items() if k not in learned}
+        gradients, changed = jax.grad(loss, has_aux=True)(trained, others)
+        params = jax.tree.map(
+            lambda v, g: v - 0.1 * g, trained["params"], gradients.pop("params")
+        )
+        return {**others, **changed, **gradients, "params": params}
+
+    for _ in range(sample.history.steps):
+        variables = step(variables)
+    return variables
+
+
+def serving_variables(
+    sample: random_models.Sample, variables: dict[str, Any]
+) -> dict[str, Any]:
+    """The serving variables of a trained model, stored and loaded by its history."""
+    model, args, storage = sample.model, sample.args, sample.history.storage
+    if storage == "memory":
+        return convert(model, variables, *args)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        if storage == "orbax":
+            abstract = jax.eval_shape(lambda v: convert(model, v, *args), variables)
+            with ocp.StandardCheckpointer() as checkpointer:
+                checkpointer.save(folder / "out", convert(model, variables, *args))
+                checkpointer.wait_until_finished()
+                return checkpointer.restore(folder / "out", abstract)
+        source = folder / "float.msgpack"
+        source.write_bytes(serialization.to_bytes(variables))
+        suffix = ".safetensors" if storage == "converted safetensors" else ""
+        checkpoint.convert_checkpoint(source, folder / f"out{suffix}", model, *args)
+        return checkpoint.load_serving(folder / f"out{suffix}", model)
 
 
 def _training_step(model: Any) -> Any:

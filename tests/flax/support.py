@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from aqtlite import config
+from aqtlite import QTensor, config
 from aqtlite.flax import AqtDotGeneral, FrozenKernel, convert
 from tests.common import normal, quick_jit
 
@@ -89,10 +89,12 @@ def placeholders(tree):
 
 
 def float_shapes(tree):
+    """Shapes of the floats that are no part of a quantized array."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, QTensor))
     return [
         leaf.shape
-        for leaf in jax.tree.leaves(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
+        for leaf in leaves
+        if not isinstance(leaf, QTensor) and jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
 
 

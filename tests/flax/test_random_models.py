@@ -3,18 +3,23 @@
 ``python -m tests.flax.served_equals_trained`` compares as many as are wanted.
 """
 
+import inspect
+
 import jax
 import numpy as np
 import pytest
 
-from tests.flax import random_models, served_equals_trained
+from aqtlite import config
+from tests.flax import random_configs, random_models, served_equals_trained
 
-# Most of these were once served with other last bits.
+# Most of these were once served with other last bits. There is one of each preset.
 SEEDS = {
     "integers": (0, 1, 2, 11, 12, 24, 64, 101, 126, 143),
     "weight_only": (0, 1, 9, 17, 20, 21, 24, 25, 27, 30),
     "fake_quant": (0, 1, 7, 20, 21, 22, 24, 25, 26, 34),
     "dg_in_dtype": (0, 1, 5, 8, 11, 26, 40, 42, 88, 145),
+    "presets": (1, 3, 5, 6, 8, 9, 10, 16, 18, 27, 30, 40, 41, 59),
+    "grids": (3, 11, 15, 19, 21, 37, 56),
 }
 
 
@@ -32,6 +37,14 @@ def test_served_equals_trained(kind, seed):
     sample = random_models.sample(kind, seed)
     found = served_equals_trained.differences(sample, ("jit",))
     assert not found, "\n".join(str(one) for one in found)
+
+
+def test_every_preset_is_drawn():
+    quantizing = set(config.__all__) & {
+        name for name in dir(config) if inspect.isfunction(getattr(config, name))
+    }
+    others = {"describe", "differences", "from_json", "register", "to_json", "update"}
+    assert quantizing - others - {"unquantized"} == set(random_configs.PRESETS)
 
 
 def test_samples_are_repeatable():

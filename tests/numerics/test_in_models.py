@@ -101,7 +101,8 @@ def test_is_served_bit_for_bit_and_from_disk(trained, tmp_path):
     for name in NAMES:
         q = serving["aqt"][name]["Dense_0"]["kernel"]["rhs"]
         assert q.numerics == GRIDS[name]
-        assert q.qvalue.dtype == GRIDS[name].storage_dtype
+        stored = GRIDS[name].storage_dtype
+        assert q.qvalue.dtype == ("int4" if stored == "uint4" else stored)
     for x in (X, X[:1]):
         assert_served_equals_trained(MODEL, variables, x, serving=serving)
     source, target = tmp_path / "source", tmp_path / "target"

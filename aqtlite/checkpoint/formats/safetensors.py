@@ -11,6 +11,7 @@ import functools
 import json
 import pathlib
 import re
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ import numpy as np
 from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray, as_bytes
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import base
-from aqtlite.checkpoint.names import name_of, plain, steps_of
+from aqtlite.checkpoint.names import name_of, steps_of
 
 SUFFIX = ".safetensors"
 
+_ESCAPES = str.maketrans({"%": "%25", ".": "%2E", "/": "%2F"})
 _MANIFEST = "aqtlite"
 _METADATA = "__metadata__"
 
@@ -58,7 +60,10 @@ def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class SafetensorsReader(base.Reader):
-    """Reads a file, or a folder of them. Dots and slashes in names separate levels."""
+    """Reads a file, or a folder of them. Dots and slashes in names separate levels.
+
+    Those within a level are escaped as in URLs in what `SafetensorsWriter` wrote.
+    """
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -68,11 +73,12 @@ class SafetensorsReader(base.Reader):
     def _entries(self) -> dict[str, tuple[pathlib.Path, str, ArrayInfo | str]]:
         """File, key, and shape and dtype, or the name of an unknown dtype."""
         entries: dict[str, tuple[pathlib.Path, str, ArrayInfo | str]] = {}
+        unescape = str if self.manifest() is None else urllib.parse.unquote
         for file in self._files:
             with _opened(file) as tensors:
                 for key in tensors.keys():  # noqa: SIM118 (no mapping)
                     part = tensors.get_slice(key)
-                    name = name_of(re.split(r"[./]", key))
+                    name = name_of(map(unescape, re.split(r"[./]", key)))
                     if name in entries:
                         raise CheckpointError(
                             f"{key} is in {entries[name][0]} and in {file}"
@@ -169,11 +175,6 @@ class SafetensorsWriter(base.Writer):
 
     def check(self, arrays: Mapping[str, ArrayInfo]) -> None:
         for name, info in arrays.items():
-            if any("." in step or "/" in step for step in steps_of(name)):
-                raise CheckpointError(
-                    f"safetensors separates levels by dots, which {plain(name)!r} has "
-                    "in a step (or a slash); name a folder as target, for Orbax"
-                )
             if name == _METADATA:
                 raise CheckpointError(
                     f"safetensors keeps its own metadata under the name {name}; "
@@ -203,6 +204,11 @@ class SafetensorsWriter(base.Writer):
             file.write(_header(arrays, manifest()))
 
 
+def _key(name: str) -> str:
+    """The name in a file: levels joined by dots, dots and slashes in them escaped."""
+    return ".".join(step.translate(_ESCAPES) for step in steps_of(name))
+
+
 def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
     entries: dict[str, object] = {}
     if manifest:
@@ -210,7 +216,7 @@ def _header(arrays: Sequence[LazyArray], manifest: str) -> bytes:
     position = 0
     for array in arrays:
         stop = position + array.info.nbytes
-        entries[".".join(steps_of(array.name))] = {
+        entries[_key(array.name)] = {
             "dtype": _NAMES[array.info.dtype],
             "shape": array.info.shape,
             "data_offsets": [position, stop],

@@ -52,6 +52,15 @@ def test_written_and_read(target, tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_dots_slashes_and_percent_signs_in_names(target, tmp_path):
+    """As the names of tied weights have them, which modules share."""
+    names = ("aqt/Embed_0.embedding/rhs", "a%2Fb/c", "50%25/x.y")
+    arrays = {name: ARRAYS["bytes"] + i for i, name in enumerate(names)}
+    path = write(tmp_path / target, arrays, lambda: "the manifest")
+    assert_reads(open_reader(path), arrays)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_without_a_manifest(target, tmp_path):
     assert open_reader(write(tmp_path / target, ARRAYS, str)).manifest() is None
 
