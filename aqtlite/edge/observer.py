@@ -133,7 +133,7 @@ class Observer:
 
     def ranges(self, states: Any) -> Ranges:
         """The table, from the statistics of all batches."""
-        of_groups = jax.device_get(states["groups"])
+        of_groups = states["groups"]
         selected = self._selected()
         found = {}
         for name in self.program.ranged_groups:
@@ -216,7 +216,8 @@ class Observer:
         lines = []
         for name, group in self.program.ranged_groups.items():
             scale = float(grids.of_range(Range(*ranges[name]), group.dtype).scale)
-            share = magnitudes.share_below(of_groups[name]["magnitudes"], scale / 2)
+            histogram = np.asarray(of_groups[name]["magnitudes"])
+            share = magnitudes.share_below(histogram, scale / 2)
             if share > _LOST:
                 low, high = ranges[name]
                 lines.append(f"{name!r}: {share:.0%} in [{low:.4g}, {high:.4g}]")

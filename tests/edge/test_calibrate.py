@@ -30,6 +30,7 @@ def test_nothing_that_was_seen_is_clipped():
     [
         (MeanOverBatches(of=MinMax()), (-1.0, 1.0)),
         (calibration.PercentileOverBatches(100), (-3.0, 2.0)),
+        (calibration.MseOverBatches((1.0,)), (-3.0, 2.0)),
         (MinMax(), (-3.0, 2.0)),
     ],
 )
