@@ -49,9 +49,16 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
 
     Raises:
         ValueError: if the state is certainly of several contractions, devices or
-            batches, or scaled; under `jax.jit` that gives NaN.
+            batches, or scaled; under `jax.jit` that gives NaN. If it lacks entries.
         TypeError: if the statistics were cast.
     """
+    wanted = jax.eval_shape(lambda: init(tensor, gradient.ndim))
+    if jax.tree.structure(state) != jax.tree.structure(wanted):
+        raise ValueError(
+            f"the statistics of {path} have the entries {sorted(state)}, but need "
+            f"{sorted(wanted)}: they are of another calibration or of an earlier "
+            "version; take those that model.init makes"
+        )
     found = {leaf.dtype.name for leaf in jax.tree.leaves(state)}
     if found != {"float32"}:
         raise TypeError(

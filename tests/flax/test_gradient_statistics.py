@@ -377,6 +377,15 @@ def test_accumulated_gradients_of_a_train_state():
     assert state.params[OWG][NAME]["drhs"]["batches"] == 4
 
 
+def test_statistics_without_all_entries_are_refused():
+    """As those of checkpoints that were written before there were roots."""
+    variables = dense_variables()
+    for entry in variables[OWG].values():
+        del entry["drhs"]["roots"]
+    with pytest.raises(ValueError, match="entries .*'batches', 'state', 'uses'"):
+        dense_gradients(variables)
+
+
 def test_statistics_that_were_cast_are_refused():
     cast = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), dense_variables())
     with pytest.raises(TypeError, match="are bfloat16, but have to be float32"):
