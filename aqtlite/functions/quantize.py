@@ -147,7 +147,8 @@ class QuantizedFunction:
         >>> quantized = quantize_function(jnp.matmul, config.static_int8())
         >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
         >>> state = quantized.gather(quantized.init_state(x, w), x, w)
-        >>> state["aqt_stats"]["dot_general"]["lhs"]["batches"].item()
+        >>> [contraction] = state["aqt_stats"].values()
+        >>> contraction["lhs"]["batches"].item()
         1.0
 
         Args:

@@ -54,7 +54,7 @@ def merge_statistics(
     >>> one, other = (calibrate(model, fresh, [batch]) for batch in (x, 2 * x))
     >>> merged = merge_statistics(model, one, [other], x)
     >>> merged["aqt_stats"]["dot_general_ab_bc"]["lhs"]["batches"].item()
-    2
+    2.0
     """
     uses = Uses()
     with uses_lib.noted_in(uses):
