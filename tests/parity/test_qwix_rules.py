@@ -89,10 +89,12 @@ FORWARD = {
 
 def frozen(serving, name):
     """The integers and scales of a layer, in the order of its kernel."""
-    weight = serving.aqt.frozen[name]["kernel"].get_value()
+    weight = serving.aqt.frozen[name]["kernel"].get_value().in_own_order()
     kernel = getattr(Mlp(nnx.Rngs(0)), name).kernel.shape
-    values = weight.qvalue.reshape(kernel[::-1]).T
-    scale = weight.scale.reshape(weight.scale.shape[0], -1).T
+    values = weight.qvalue.reshape(kernel)
+    if weight.numerics is not None and weight.numerics.storage_dtype == jnp.uint4:
+        values = jax.lax.bitcast_convert_type(values, jnp.uint4)
+    scale = weight.scale.reshape(-1, weight.scale.shape[-1])
     return np.asarray(values, np.float32), np.asarray(scale)
 
 
