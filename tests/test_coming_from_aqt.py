@@ -245,12 +245,16 @@ MISTAKES = [
     lambda: AqtDotGeneral(aqtp_config.fully_quantized()),
     lambda: AqtDotGeneral(STATIC).apply({}, X),
     lambda: convert(*served(), X),
+    lambda: nn.Dense(4, dot_general=AqtDotGeneral).init(jax.random.key(0), X),
+    lambda: aqtlite.quantize_function(jnp.matmul, [aqtlite.Rule(path="x", cfg=STATIC)])(
+        X, X.T
+    ),
 ]
-"""One for each row of the table of errors, but the last."""
+"""One for each row of the table of errors, but those of Flax and of AQT."""
 
 
 def test_errors_are_those_of_the_table():
-    *named, _ = rows(PAGE.read_text(), "| begins with | means |")
+    *named, _, _ = rows(PAGE.read_text(), "| begins with | means |")
     for (message, _), mistake in zip(named, MISTAKES, strict=True):
         parts = message.strip("`").removeprefix("... ").split(" ... ")
         pattern = ".*".join(re.escape(part) for part in parts)
