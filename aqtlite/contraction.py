@@ -186,12 +186,16 @@ class _Residuals:
     for."""
 
     seed: jax.Array | None
-    scales: tuple[jax.Array, ...]
-    """The scales of lhs and rhs that can multiply the output, laid out so; they tell
-    the noise of equal gradients apart."""
+    scales: tuple[jax.Array | None, jax.Array | None]
+    """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
 
     states: States
     """Of the output gradient alone."""
+
+    scaled_shapes: tuple[tuple[int, ...], ...] = dataclasses.field(
+        metadata={"static": True}
+    )
+    """The shapes of what the scales are for; empty for None."""
 
 
 def _straight_through_fwd(how: Execution, *primals: Any):
@@ -238,17 +242,19 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
     if "rhs" not in differentiated:
         saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
-    scales: tuple[jax.Array, ...] = ()
+    scaled: list[QTensor | None] = [None, None]
     if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
-        scales = _scales_on_output(operation, lhs_q, rhs_q)
+        scaled = [lhs_q, rhs_q]
+    scales = [None if q is None else q.scale for q in scaled]
     return out, _Residuals(
         operation=operation,
         lhs=saved_lhs,
         rhs=saved_rhs,
         estimators=(estimators[0], estimators[1]),
         seed=seed,
-        scales=scales,
+        scales=(scales[0], scales[1]),
         states=States(dlhs=states.dlhs, drhs=states.drhs),
+        scaled_shapes=tuple(() if q is None else q.qvalue.shape for q in scaled),
     )
 
 
@@ -273,17 +279,18 @@ def _is_absent(tree: Any) -> bool:
     )
 
 
-def _scales_on_output(
-    operation: Operation, lhs_q: QTensor | None, rhs_q: QTensor | None
-) -> tuple[jax.Array, ...]:
+def _scales_on_output(saved: _Residuals) -> tuple[jax.Array, ...]:
     """The scales that can multiply the output, laid out so."""
+    operation = saved.operation
     return tuple(
         operation.scale_to_output(
-            side, products.of_elements(operation, side, q.scale, q.qvalue.shape)
+            side, products.of_elements(operation, side, scale, shape)
         )
-        for side, q in zip(SIDES, (lhs_q, rhs_q), strict=True)
-        if q is not None
-        and all(q.scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
+        for side, scale, shape in zip(
+            SIDES, saved.scales, saved.scaled_shapes, strict=True
+        )
+        if scale is not None
+        and all(scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
     )
 
 
@@ -312,6 +319,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     gradients: dict[str, Any] = {"lhs": None, "rhs": None}
     states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
+        scales = _scales_on_output(saved)
         others = saved.rhs, saved.lhs
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
             if own is not None and not _is_absent((other, own)):
@@ -321,7 +329,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
                     g,
                     remat.unpacked(other),
                     saved.seed,
-                    saved.scales,
+                    scales,
                     states[f"d{side}"],
                 )
                 gradients[side], states[side] = remat.unpacked(own).gradients(out)

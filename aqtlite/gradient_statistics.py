@@ -53,7 +53,7 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
         TypeError: if the statistics were cast.
     """
     wanted = jax.eval_shape(lambda: init(tensor, gradient.ndim))
-    if jax.tree.structure(state) != jax.tree.structure(wanted):
+    if sorted(state) != sorted(wanted):
         raise ValueError(
             f"the statistics of {path} have the entries {sorted(state)}, but need "
             f"{sorted(wanted)}: they are of another calibration or of an earlier "
