@@ -1,5 +1,6 @@
 """Export to a file of integers: for LiteRT, or for onnxruntime."""
 
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -64,6 +65,11 @@ def export(
     """
     if interface not in ("integer", "float"):
         raise ValueError(f'interface must be "integer" or "float", got {interface!r}')
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"path must name a file, got {type(path).__name__}: several inputs of the "
+            "model are one argument, a tuple"
+        )
     path = pathlib.Path(path)
     if path.suffix not in TARGETS:
         raise ValueError(

@@ -52,9 +52,12 @@ def serve(
 
     Raises:
         ValueError: if a frozen weight is beside its float, is missing or does not fit,
-            or if a frozen parameter is read in any other way.
+            or if a frozen parameter is in another place or read in any other way.
     """
     gone = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
+    for i in sorted(gone):
+        parameter, converted = program.parameters[i], values[i].number
+        guards.check_place(str(parameter), parameter.number, converted, converter)
     floats = {str(one) for i, one in program.parameters.items() if i not in gone}
     for entries in frozen.values():
         for entry in entries:

@@ -83,6 +83,27 @@ def check_not_beside_floats(
             )
 
 
+def check_place(parameter: str, number: int, converted: int, converter: str) -> None:
+    """Refuses a frozen parameter in the place of another one.
+
+    Args:
+        parameter: its path.
+        number: its place among the parameters.
+        converted: the place of the parameter that was frozen.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if number != converted:
+        raise ValueError(
+            f"parameter {parameter!r} is number {number} of the parameters, but what "
+            f"is frozen there was number {converted} when it was converted: layers of "
+            "serving variables cannot be moved, repeated or left out. Change the float "
+            f"parameters, and convert them again with {converter}"
+        )
+
+
 def refuse_missing(parameter: str, converter: str) -> NoReturn:
     """Refuses a frozen parameter without any frozen weight that is made of it.
 

@@ -215,12 +215,30 @@ def _concrete(
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
-    parameter = module.frozen_parameter(x)
-    if (candidates or parameter) and bool(jnp.isnan(x).any()):
+    if _is_made_of_frozen(module, candidates, x):
+        parameter = module.frozen_parameter(x)
         if parameter is None:
             parameter = ", ".join(module.name(one.name) for one in module.frozen)
         guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
     return x
+
+
+def _is_made_of_frozen(
+    module: ModuleVariables, candidates: Sequence[FrozenEntry], x: jax.Array
+) -> bool:
+    """True if an array has the NaN of a placeholder.
+
+    An activation of the size of a parameter may have some NaN of its own.
+    """
+    found = jnp.isnan(x).sum()
+    if candidates:
+        return bool(found)
+    of_size = (
+        value
+        for value in module.params.values()
+        if isinstance(value, Placeholder) and math.prod(value.shape) == x.size
+    )
+    return any(found >= jnp.isnan(value.values()).sum() for value in of_size)
 
 
 def _traced(

@@ -1,5 +1,6 @@
 """The command line: dispatch, help, errors in one line, exit codes."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -134,8 +135,12 @@ def test_interrupted_while_it_compiles():
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "compiling\n"
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate()
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # Again, as people do: a destructor may swallow the first.
+                process.wait(timeout=30)
+        said = process.stderr.read()
     assert process.returncode == 130
     assert said == "aqtlite demo: interrupted. The same command starts anew\n"
 

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert
+from tests.common import normal
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, apply, init
 
@@ -229,3 +230,13 @@ def test_gradients_of_a_parameter_that_is_read_elsewhere_are_refused():
 
     with pytest.raises(TypeError, match="not for training"):
         jax.grad(loss)(serving["params"])
+
+
+def test_a_batch_of_the_size_of_the_kernel_with_a_nan():
+    """It is no parameter that was frozen: its row is NaN."""
+    model = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
+    x = normal((8, 4))
+    serving = convert(model, model.init(jax.random.key(0), x), x)
+    out = model.apply(serving, x.at[3, 1].set(jnp.nan))
+    np.testing.assert_array_equal(jnp.isnan(out).all(1), jnp.arange(8) == 3)
+    assert not jnp.isnan(out[:3]).any()

@@ -11,11 +11,20 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 import aqtlite
-from aqtlite import config
+from aqtlite import Rule, config
 from aqtlite.flax import AqtEinsum, convert, quantize_model
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.common import normal
-from tests.serving.ways import CFG, Function, Linen, NnxInjected, NnxRules, Rules, X
+from tests.serving.ways import (
+    CFG,
+    Function,
+    Linen,
+    Mlp,
+    NnxInjected,
+    NnxRules,
+    Rules,
+    X,
+)
 
 OTHER = config.weight_only()
 WAYS = (Linen, Rules, Function, NnxInjected, NnxRules)
@@ -235,3 +244,43 @@ def _nnx_reader():
 
     model = aqtlite_nnx.quantize_model(Reader(), CFG)
     return functools.partial(aqtlite_nnx.convert(model, X, False), X)
+
+
+MOVED = r"'[^']+' is number \d+ of the parameters, but .* was number \d+"
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (1, 2), (2, 2, 2)], ids=str)
+def test_layers_that_were_moved(order):
+    """The frozen weights are found by place, and would stay where they were."""
+    layers = [normal((8, 8), seed) for seed in range(3)]
+
+    def mlp(layers, x):
+        for w in layers:
+            x = jnp.tanh(x @ w)
+        return x
+
+    quantized = aqtlite.quantize_function(mlp, CFG, params=0)
+    serve, serving = aqtlite.convert_function(quantized, layers, X)
+    params = [serving["params"][i] for i in order]
+    with pytest.raises(ValueError, match=MOVED):
+        serve({**serving, "params": params}, X)
+
+
+def test_layers_of_nnx_that_were_swapped():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(8, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs))
+    quantized = aqtlite_nnx.quantize_model(model, [Rule(cfg=CFG)])
+    serving = aqtlite_nnx.convert(quantized, X)
+    serving.layers = nnx.List(serving.layers[::-1])
+    with pytest.raises(ValueError, match=MOVED):
+        serving(X)
+
+
+def test_layers_of_linen_that_were_swapped():
+    model = quantize_model(Mlp(names=("a", "b"), width=4), [Rule(cfg=CFG)])
+    x = X[:, :4]
+    variables = model.model.init(jax.random.key(0), x)
+    serving = convert(model, variables, x)
+    a, b = serving["params"]["a"], serving["params"]["b"]
+    with pytest.raises(ValueError, match=MOVED):
+        model.apply({**serving, "params": {"a": b, "b": a}}, x)
