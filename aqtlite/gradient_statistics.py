@@ -24,6 +24,9 @@ from aqtlite.lowering import exact
 # mean of equal values, of any number of devices, is within it.
 _TOLERANCE = np.float32(2.0**-20)
 
+_ENTRIES = ["batches", "roots", "state", "uses"]
+"""What the statistics hold, as `_with_roots` makes it."""
+
 
 def init(tensor: config.Tensor, ndim: int) -> Any:
     """The statistics before the first batch; ``()`` if there are none to gather.
@@ -52,11 +55,10 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
             batches, or scaled; under `jax.jit` that gives NaN. If it lacks entries.
         TypeError: if the statistics were cast.
     """
-    wanted = jax.eval_shape(lambda: init(tensor, gradient.ndim))
-    if sorted(state) != sorted(wanted):
+    if sorted(state) != _ENTRIES:
         raise ValueError(
             f"the statistics of {path} have the entries {sorted(state)}, but need "
-            f"{sorted(wanted)}: they are of another calibration or of an earlier "
+            f"{_ENTRIES}: they are of another calibration or of an earlier "
             "version; take those that model.init makes"
         )
     found = {leaf.dtype.name for leaf in jax.tree.leaves(state)}

@@ -47,12 +47,17 @@ class ModuleVariables:
         """The path of a parameter, or of a frozen weight, of the module."""
         return "/".join((*self.path, name))
 
+    def frozen_of_size(self, size: int) -> dict[str, Placeholder]:
+        """Returns the frozen parameters of so many elements, by path."""
+        return {
+            self.name(name): value
+            for name, value in self.params.items()
+            if isinstance(value, Placeholder) and math.prod(value.shape) == size
+        }
+
     def frozen_parameter(self, x: Any) -> str | None:
         """Returns the path of a frozen parameter that an operand may be made of."""
-        for name, value in self.params.items():
-            if isinstance(value, Placeholder) and math.prod(value.shape) == x.size:
-                return self.name(name)
-        return None
+        return next(iter(self.frozen_of_size(x.size)), None)
 
     def has_float_parameter(self, size: int) -> bool:
         """Tells whether there is a float parameter of at least so many elements."""
@@ -233,11 +238,7 @@ def _is_made_of_frozen(
     found = jnp.isnan(x).sum()
     if candidates:
         return bool(found)
-    of_size = (
-        value
-        for value in module.params.values()
-        if isinstance(value, Placeholder) and math.prod(value.shape) == x.size
-    )
+    of_size = module.frozen_of_size(x.size).values()
     return any(found >= jnp.isnan(value.values()).sum() for value in of_size)
 
 
