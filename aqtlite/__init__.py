@@ -8,19 +8,24 @@ into Flax layers, and freezes trained weights for serving. `quantize_function` q
 the contractions of any function by rules, and `convert_function` freezes its weights.
 """
 
-from aqtlite import kv_cache, remat, shape_operations
-from aqtlite.conv_general_dilated import make_conv_general_dilated
-from aqtlite.dot_general import make_dot_general
-from aqtlite.einsum import einsum
-from aqtlite.functions import rules
-from aqtlite.functions.convert import convert_function
-from aqtlite.functions.quantize import plan, quantize_function
-from aqtlite.functions.rules import Rule
-from aqtlite.functions.states import with_gradient_statistics
+from aqtlite import kv_cache
+from aqtlite.contraction import einsum_states, remat
+from aqtlite.contraction.conv_general_dilated import (
+    make_conv_general_dilated,
+)
+from aqtlite.contraction.dot_general import make_dot_general
+from aqtlite.contraction.einsum import einsum
+from aqtlite.contraction.ragged_dot import make_ragged_dot
 from aqtlite.jaxpr.registry import register_operation
-from aqtlite.qtensor import QTensor
-from aqtlite.quantizer import quantize
-from aqtlite.ragged_dot import make_ragged_dot
+from aqtlite.program import rules
+from aqtlite.program.convert import convert_function
+from aqtlite.program.quantize import plan, quantize_function
+from aqtlite.program.rules import Rule
+from aqtlite.program.states import with_gradient_statistics
+from aqtlite.qtensor import shape_operations
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import fixed_scale, statistics
+from aqtlite.quantization.quantizer import quantize
 
 __all__ = [
     "QTensor",
@@ -28,6 +33,8 @@ __all__ = [
     "__version__",
     "convert_function",
     "einsum",
+    "einsum_states",
+    "fixed_scale",
     "kv_cache",
     "make_conv_general_dilated",
     "make_dot_general",
@@ -39,6 +46,7 @@ __all__ = [
     "remat",
     "rules",
     "shape_operations",
+    "statistics",
     "with_gradient_statistics",
 ]
 

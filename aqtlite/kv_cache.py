@@ -6,7 +6,7 @@ integers:
 - scores: ``sum_d q_d (s k_d) = s sum_d q_d k_d``: the scale of a key multiplies its
   score;
 - values: ``sum_t p_t (s_t v_t) = sum_t (p_t s_t) v_t``: the scale of a value multiplies
-  its probability, before that is quantized (`aqtlite.scale_moves`).
+  its probability, before that is quantized (`aqtlite.contraction.scale_moves`).
 
 `aqtlite.flax.QuantizedCache` puts it into Flax's layers.
 """
@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import config, quantizer, shape_operations
-from aqtlite.dot_general import make_dot_general
-from aqtlite.einsum import contract
-from aqtlite.qtensor import QTensor
+from aqtlite import config
+from aqtlite.contraction.dot_general import make_dot_general
+from aqtlite.contraction.einsum import contract
+from aqtlite.qtensor import shape_operations
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import quantizer
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
 """What `aqtlite.flax.widen_int4` makes of storage dtypes."""

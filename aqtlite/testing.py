@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from aqtlite.flax import convert
-from aqtlite.serving.call_site import COLLECTION
+from aqtlite.program.serving.call_site import COLLECTION
 
 _ADVICE = (
     "Contractions of integers give the same in both programs, but float code around "

@@ -2,7 +2,7 @@
 
   python -m tests                   all: format, lint, types, doctests, notebooks, tests
   python -m tests flax checkpoint   tests/flax and tests/checkpoint
-  python -m tests noise -k unbiased tests/test_noise.py, those named so
+  python -m tests noise -k unbiased  of tests/noise, those named so
   python -m tests aqtlite           the doctests
 
 The first time, all take about 30 minutes on two cores of an x86-64 machine with

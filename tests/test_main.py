@@ -14,11 +14,11 @@ def test_no_arguments_run_everything():
     [
         (["config"], ["tests/config"]),
         (["config", "demo"], ["tests/config", "tests/demo"]),
-        (["noise"], ["tests/test_noise.py"]),
+        (["noise"], ["tests/noise"]),
         (["aqtlite"], ["aqtlite"]),
-        (["tests/test_noise.py::test_a"], ["tests/test_noise.py::test_a"]),
+        (["tests/noise/test_noise.py::test_a"], ["tests/noise/test_noise.py::test_a"]),
         (["-k", "flax"], ["-k", "flax"]),
-        (["noise", "-n", "0", "-x"], ["tests/test_noise.py", "-n", "0", "-x"]),
+        (["noise", "-n", "0", "-x"], ["tests/noise", "-n", "0", "-x"]),
     ],
 )
 def test_parts_and_options_go_to_pytest(arguments, expected):

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor
 
 X = np.random.default_rng(0).standard_normal((8, 16)).astype("float32")
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.calibration import base, number
 from aqtlite.numerics import Numerics
+from aqtlite.shapes import dimension_numbers as dn
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.calibration import base, learned, number
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.numerics import Numerics
+from aqtlite.shapes import dimension_numbers as dn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

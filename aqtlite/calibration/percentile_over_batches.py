@@ -12,7 +12,7 @@ from jax import lax
 
 from aqtlite.calibration import base, number
 from aqtlite.numerics import Numerics
-from aqtlite.sharding import replicated
+from aqtlite.shapes.sharding import replicated
 
 _MANTISSA_BITS = 23  # of float32
 

@@ -8,7 +8,7 @@ from jax import lax
 
 from aqtlite.calibration import base, over_batches
 from aqtlite.numerics import Numerics
-from aqtlite.sharding import vary_together
+from aqtlite.shapes.sharding import vary_together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.serving.call_site import COLLECTION, CallSite
+from aqtlite.program.serving.call_site import COLLECTION, CallSite
 
 
 def abstract_serving(

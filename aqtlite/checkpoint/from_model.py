@@ -14,7 +14,7 @@ from aqtlite.checkpoint.variables import PARAMS, match
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.state_collections import STATISTICS
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def job_from_model(

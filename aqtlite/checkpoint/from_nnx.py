@@ -22,10 +22,10 @@ from aqtlite.flax.nnx.model import ATTRIBUTES, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import as_quantized
 from aqtlite.jaxpr import tracing
-from aqtlite.serving.model import Buffer
-from aqtlite.serving.planning import Weight
-from aqtlite.serving.report import ConversionReport
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.planning import Weight
+from aqtlite.program.serving.report import ConversionReport
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def job_from_nnx(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from aqtlite.checkpoint.manifest import Manifest
-from aqtlite.serving.conversion import FrozenWeight
+from aqtlite.program.serving.conversion import FrozenWeight
 
 
 @dataclasses.dataclass(frozen=True)

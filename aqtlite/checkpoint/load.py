@@ -17,7 +17,7 @@ from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.reading import read
 from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor
 
 
 def load_serving(

@@ -17,7 +17,7 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import conversion as nnx_conversion
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.quantize import as_quantized
-from aqtlite.serving.call_site import COLLECTION
+from aqtlite.program.serving.call_site import COLLECTION
 
 
 def load(

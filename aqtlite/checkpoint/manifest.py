@@ -15,7 +15,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.packing import Packing
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
-from aqtlite.serving.call_site import CallSite
+from aqtlite.program.serving.call_site import CallSite
 
 LINEN, NNX = "linen", "nnx"
 FRAMEWORKS = (LINEN, NNX)

@@ -28,8 +28,8 @@ from aqtlite.config import json_text, registry, serialization
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
-from aqtlite.serving.call_site import CallSite, Operand
-from aqtlite.serving.identity import Identity
+from aqtlite.program.serving.call_site import CallSite, Operand
+from aqtlite.program.serving.identity import Identity
 
 FORMAT = 3
 """Version of the format: grows with every change that older readers cannot read."""

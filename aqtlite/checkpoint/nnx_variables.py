@@ -16,8 +16,8 @@ from aqtlite.checkpoint.variables import advice_of, refuse, subtrees_of, unknown
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel
 from aqtlite.flax.nnx.variables import Frozen
-from aqtlite.functions.freezing import FrozenParameter
-from aqtlite.serving.call_site import COLLECTION, SITE
+from aqtlite.program.freezing import FrozenParameter
+from aqtlite.program.serving.call_site import COLLECTION, SITE
 
 MODEL = "model"
 """The first step of the names of variables of the model itself. Those of its

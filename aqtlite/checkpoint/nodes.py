@@ -11,8 +11,8 @@ from aqtlite.checkpoint.manifest import Frozen, Node, Plain, Stored
 from aqtlite.checkpoint.names import path_name
 from aqtlite.checkpoint.packing import packing_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.qtensor import QTensor
-from aqtlite.serving.call_site import CallSite
+from aqtlite.program.serving.call_site import CallSite
+from aqtlite.qtensor.qtensor import QTensor
 
 
 def info_of(leaf: Any) -> ArrayInfo:

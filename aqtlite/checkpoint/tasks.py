@@ -14,12 +14,12 @@ from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Plain
 from aqtlite.checkpoint.names import name_of, plain
 from aqtlite.checkpoint.nodes import describe
-from aqtlite.serving import report as report_lib
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.serving.conversion import WeightFreezer
-from aqtlite.serving.model import Buffer
-from aqtlite.serving.planning import Weight
-from aqtlite.serving.report import ConversionReport
+from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.conversion import WeightFreezer
+from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.planning import Weight
+from aqtlite.program.serving.report import ConversionReport
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 

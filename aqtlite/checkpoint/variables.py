@@ -13,7 +13,7 @@ from aqtlite.checkpoint.names import path_name
 from aqtlite.checkpoint.nodes import info_of
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.jaxpr import tracing
-from aqtlite.serving.call_site import COLLECTION
+from aqtlite.program.serving.call_site import COLLECTION
 
 PARAMS = "params"
 OF_MODELS = (

@@ -1,6 +1,7 @@
 """The arithmetic of a contraction, as far as its config determines it.
 
-Which scales can move depends on the operands; `aqtlite.execution` adds that.
+Which scales can move depends on the operands; `aqtlite.contraction.execution` adds
+that.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from aqtlite import contraction
+from aqtlite.contraction import differentiation
 from aqtlite.edge import importing
 from aqtlite.edge import rules as rules_lib
 from aqtlite.edge.graph import Graph, Node
@@ -227,9 +227,9 @@ _FLOAT_MODEL = (
 def _check_not_quantized(graph: Graph) -> None:
     paths = [node.path.split("/") for node in graph.nodes]
     found = {
-        "/".join(path[: path.index(contraction.SCOPE)])
+        "/".join(path[: path.index(differentiation.SCOPE)])
         for path in paths
-        if contraction.SCOPE in path
+        if differentiation.SCOPE in path
     }
     if found:
         raise ValueError(

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from aqtlite.functions import patterns, rules_json
+from aqtlite.program import patterns, rules_json
 
 Activations = Literal["int8", "int16"]
 Weights = Literal["int8", "int4", "int2"]

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite import calibration, config, numerics, quantizer
+from aqtlite import calibration, config, numerics
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply
 from aqtlite.edge.operators.contractions import WEIGHTED
 from aqtlite.edge.program import Program
 from aqtlite.lowering import exact
+from aqtlite.quantization import quantizer
 
 _BITS = {"int2": 2, "int4": 4, "int8": 8, "int16": 16}
 

@@ -20,7 +20,7 @@ from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
 from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.linen.widen import widen_int4
 from aqtlite.flax.quant_mode import QuantMode
-from aqtlite.serving.report import ConversionReport, ParameterReport
+from aqtlite.program.serving.report import ConversionReport, ParameterReport
 
 _serialization.register()
 

@@ -14,7 +14,7 @@ from jax.extend.core import primitives
 
 from aqtlite.jaxpr import custom_rules, equations
 from aqtlite.jaxpr.replacement import Inside, Left
-from aqtlite.sharding import shape_of_slice, zeros
+from aqtlite.shapes.sharding import shape_of_slice, zeros
 
 
 def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:

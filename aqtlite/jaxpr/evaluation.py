@@ -8,7 +8,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import dependencies, equations
-from aqtlite.sharding import shape_of, zeros
+from aqtlite.shapes.sharding import shape_of, zeros
 
 
 def evaluate(

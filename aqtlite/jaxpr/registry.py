@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 
 from aqtlite.jaxpr import equations
-from aqtlite.sharding import shape_of
+from aqtlite.shapes.sharding import shape_of
 
 OF_PRIMITIVES = {
     "dot_general": "dot_general",

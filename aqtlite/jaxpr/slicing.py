@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from aqtlite import sharding
 from aqtlite.jaxpr import dependencies, evaluation
+from aqtlite.shapes import sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import plain, processor, unsigned
-from aqtlite.sharding import explicit_sharding
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import explicit_sharding
 
 # Up to so many rows, reading rhs is what takes time.
 _FEW_ROWS = 64

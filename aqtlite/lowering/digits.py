@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import exact, reduction
+from aqtlite.shapes import dimension_numbers as dn
 
 LARGEST = 128
 """The largest magnitude of a digit."""

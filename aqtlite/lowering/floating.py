@@ -8,11 +8,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import cpu, plain
 from aqtlite.lowering.integer import integer_dot
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.sharding import before_transposition
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import before_transposition
 
 
 def float_dot(

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import plain
+from aqtlite.shapes import dimension_numbers as dn
 
 _ALIGNMENT = 16
 

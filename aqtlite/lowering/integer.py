@@ -8,10 +8,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import cpu, digits, gpu, plain
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.sharding import before_transposition
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import before_transposition
 
 
 def integer_dot(

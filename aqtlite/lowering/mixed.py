@@ -9,12 +9,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import cpu, digits
 from aqtlite.lowering.floating import float_dot
 from aqtlite.lowering.integer import integer_dot, with_new_axes
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.sharding import before_transposition
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import before_transposition
 
 # Up to so many sums of digits are kept at once; beyond, they would leave the cache.
 _FEW_SUMS = 2**21

@@ -13,11 +13,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.lowering import cpu, digits, exact, plain, processor
 from aqtlite.lowering.integer import integer_dot
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.sharding import before_transposition
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import before_transposition
 
 Units = tuple[float | None, float | None]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from aqtlite import dimension_numbers as dn
+from aqtlite.shapes import dimension_numbers as dn
 
 
 def dot(

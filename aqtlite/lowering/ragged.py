@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import ragged_axes
 from aqtlite.lowering import digits, exact, narrow, ragged_blocks
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.ragged_axes import RaggedAxes
+from aqtlite.shapes import ragged_axes
+from aqtlite.shapes.ragged_axes import RaggedAxes
 
 
 def integer_dot(

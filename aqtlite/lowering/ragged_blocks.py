@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite import ragged_axes
 from aqtlite.lowering import cpu, plain
 from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.shapes import ragged_axes
 
 # Of rows in a block: fewer leave matrix units idle, more are padded where groups end.
 _FEWEST, _MOST = 16, 256

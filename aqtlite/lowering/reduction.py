@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.sharding import explicit_sharding
+from aqtlite.shapes.sharding import explicit_sharding
 
 # LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
 # them where a term takes long to compute.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import dimension_numbers as dn
+from aqtlite.shapes import dimension_numbers as dn
 
 
 def offset(x: jax.Array) -> jax.Array:

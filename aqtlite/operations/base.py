@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import dimension_numbers as dn
-from aqtlite.dimension_numbers import Axes
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.dimension_numbers import Axes
 
 Side = Literal["lhs", "rhs"]
 SIDES: tuple[Side, Side] = ("lhs", "rhs")
@@ -205,8 +205,8 @@ class Operation(abc.ABC):
             counts: as `of_tiles` takes them.
 
         Returns:
-            A contraction of what `aqtlite.tiles.cut` makes of the operands. Its result
-            has as many axes more in front, over which it is to be summed.
+            A contraction of what `aqtlite.shapes.tiles.cut` makes of the operands. Its
+            result has as many axes more in front, over which it is to be summed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no contraction of tiles")
 

@@ -11,11 +11,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import block_shapes, lowering
-from aqtlite.dimension_numbers import Axes
+from aqtlite import lowering
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 from aqtlite.operations.tiled import Tiled
+from aqtlite.shapes import block_shapes
+from aqtlite.shapes.dimension_numbers import Axes
 
 Array = Literal["x", "w", "y"]
 

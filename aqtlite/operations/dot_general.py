@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import dimension_numbers as dn
 from aqtlite import lowering
 from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.shapes import dimension_numbers as dn
 
 
 @functools.partial(

@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import ragged_axes
 from aqtlite.lowering import ragged
 from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 from aqtlite.operations.tiled import Tiled
-from aqtlite.ragged_axes import RaggedAxes
+from aqtlite.shapes import ragged_axes
+from aqtlite.shapes.ragged_axes import RaggedAxes
 
 
 @functools.partial(
@@ -157,7 +157,7 @@ class RaggedDot(Operation):
         out_sharding: NamedSharding | None,
         precision: lax.PrecisionLike = None,
     ) -> jax.Array:
-        del precision  # `calls.check_precision` lets none through.
+        del precision  # `checks.check_precision` lets none through.
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
         dot = functools.partial(
             ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)

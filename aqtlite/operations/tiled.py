@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.dimension_numbers import Axes
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
-from aqtlite.sharding import explicit_sharding
+from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.shapes.sharding import explicit_sharding
 
 
 @functools.partial(

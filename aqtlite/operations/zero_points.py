@@ -5,8 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from aqtlite.dimension_numbers import Axes
 from aqtlite.operations.base import DotInput, Operation
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 def terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import aqtlite
-from aqtlite import config, numerics, quantizer
+from aqtlite import config, numerics
 from aqtlite.calibration import (
     AbsMax,
     MinMax,
@@ -22,6 +22,7 @@ from aqtlite.calibration import (
     SnrSearch,
     scale_and_zero_point,
 )
+from aqtlite.quantization import quantizer
 from tests.common import normal, tensor
 from tests.extensions import affine, e4m3, ternary
 

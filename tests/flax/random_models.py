@@ -18,7 +18,11 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum
-from aqtlite.state_collections import OF_GRADIENTS, STATISTICS, collections_of
+from aqtlite.quantization.state_collections import (
+    OF_GRADIENTS,
+    STATISTICS,
+    collections_of,
+)
 from tests.flax import random_configs
 
 KINDS = tuple(random_configs.CONFIGS)

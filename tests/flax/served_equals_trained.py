@@ -23,7 +23,7 @@ from flax import serialization
 
 from aqtlite import checkpoint
 from aqtlite.flax import convert
-from aqtlite.state_collections import OF_GRADIENTS, STATISTICS
+from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
 from tests.flax import random_models
 from tests.progress import shown
 

@@ -10,8 +10,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from aqtlite import calibration, checkpoint, config, numerics
-from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax import AqtDotGeneral, Call, calibrate, convert
+from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal

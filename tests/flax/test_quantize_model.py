@@ -11,7 +11,6 @@ import pytest
 from flax.training.train_state import TrainState
 
 from aqtlite import Rule, config
-from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax import (
     AqtConvGeneralDilated,
     AqtDotGeneral,
@@ -19,6 +18,7 @@ from aqtlite.flax import (
     convert,
     quantize_model,
 )
+from aqtlite.quantization.fixed_scale import FixedScale
 
 INT8 = config.fully_quantized()
 

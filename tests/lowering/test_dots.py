@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aqtlite import dimension_numbers as dn
 from aqtlite import lowering
 from aqtlite.lowering import digits, processor
+from aqtlite.shapes import dimension_numbers as dn
 from tests.common import DIMENSION_NUMBERS, MATMUL, normal
 
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations, tiles
+from aqtlite import operations
 from aqtlite.operations import DotInput
+from aqtlite.shapes import tiles
 from tests.convolutions import CASES, Case, integers, reference
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)

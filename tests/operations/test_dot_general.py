@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations, tiles
+from aqtlite import operations
 from aqtlite.operations import DotInput
+from aqtlite.shapes import tiles
 from tests.common import normal
 
 CASES = {

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations, tiles
+from aqtlite import operations
 from aqtlite.operations import DotInput
-from aqtlite.ragged_axes import RaggedAxes
+from aqtlite.shapes import tiles
+from aqtlite.shapes.ragged_axes import RaggedAxes
 from tests.common import normal
 
 SIZES = {"m": 40, "g": 4, "k": 20, "n": 12}

@@ -8,7 +8,8 @@ from aqt.jax.v2 import aqt_dot_general
 from aqt.jax.v2 import config as aqtp_config
 
 import aqtlite
-from aqtlite import config, smoothing
+from aqtlite import config
+from aqtlite.quantization import smoothing
 from tests.common import MATMUL, normal, operands, rms_error, tensor
 
 

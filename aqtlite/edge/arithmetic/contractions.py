@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import dimension_numbers as dn
 from aqtlite.edge.arithmetic import fixed_point, rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
@@ -15,6 +14,7 @@ from aqtlite.edge.grid import Grid
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.lowering.integer import integer_dot
 from aqtlite.lowering.integer_convolution import integer_conv
+from aqtlite.shapes import dimension_numbers as dn
 
 _LARGEST = (128, 128)
 

@@ -9,8 +9,8 @@ import numpy as np
 from flax import core as flax_core
 
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def absorb_smoothing(

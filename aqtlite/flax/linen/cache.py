@@ -9,7 +9,7 @@ from flax.core import Scope
 from aqtlite import config, kv_cache
 from aqtlite.flax.linen.caller import find_caller, path_of
 from aqtlite.kv_cache import KVCache
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor
 
 COLLECTION = "cache"
 

@@ -12,7 +12,7 @@ from flax import core as flax_core
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.flax.linen import given_variables, in_float
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
-from aqtlite.state_collections import STATISTICS
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def calibrate(

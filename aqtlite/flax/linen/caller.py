@@ -14,10 +14,10 @@ from flax import errors
 from flax import linen as nn
 from flax.core import Scope, tracers
 
-from aqtlite.serving import guards
-from aqtlite.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
-from aqtlite.serving.lookup import ModuleVariables
-from aqtlite.serving.placeholder import Placeholder
+from aqtlite.program.serving import guards
+from aqtlite.program.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.program.serving.lookup import ModuleVariables
+from aqtlite.program.serving.placeholder import Placeholder
 
 
 class AqtContraction(nn.Module):

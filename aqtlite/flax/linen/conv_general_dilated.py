@@ -8,12 +8,13 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from aqtlite import config, conv_general_dilated, operations
+from aqtlite import config, operations
+from aqtlite.contraction import conv_general_dilated
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.caller import find_caller, path_of
 from aqtlite.flax.linen.dot_general import Injected, check_operands
-from aqtlite.qtensor import QTensor
-from aqtlite.statistics import States
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.statistics import States
 
 
 @injectable

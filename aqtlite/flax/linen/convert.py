@@ -14,16 +14,16 @@ from aqtlite.flax.linen.parameters import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
-from aqtlite.functions import arguments
-from aqtlite.serving import conversion as conversion_lib
-from aqtlite.serving import fixed_scales, planning
-from aqtlite.serving import report as report_lib
-from aqtlite.serving.call_site import COLLECTION, SITE
-from aqtlite.serving.model import Buffer, Parameter
-from aqtlite.serving.planning import Plan, Weight
-from aqtlite.serving.report import ConversionReport
-from aqtlite.serving.uses import Uses
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program import arguments
+from aqtlite.program.serving import conversion as conversion_lib
+from aqtlite.program.serving import fixed_scales, planning
+from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving.call_site import COLLECTION, SITE
+from aqtlite.program.serving.model import Buffer, Parameter
+from aqtlite.program.serving.planning import Plan, Weight
+from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.uses import Uses
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def convert(

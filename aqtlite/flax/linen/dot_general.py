@@ -8,17 +8,18 @@ import jax
 import numpy as np
 from flax.core import Scope
 
-from aqtlite import config, dot_general, operations, output
+from aqtlite import config, operations
+from aqtlite.contraction import dot_general, requantization
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import in_float, recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
-from aqtlite.qtensor import QTensor
-from aqtlite.serving import guards, lookup
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.serving.contraction import Contraction
-from aqtlite.statistics import States
+from aqtlite.program.serving import guards, lookup
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.statistics import States
 
 FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
 
@@ -98,7 +99,7 @@ class Injected:
         if cfg.needs_noise and self._is_for_serving(caller):
             cfg = cfg.for_serving()
         call = Contraction(
-            cfg=output.left_float(cfg),
+            cfg=requantization.left_float(cfg),
             frozen_operands=self.frozen_operands,
             name=self.name,
             operation=operation,
@@ -282,7 +283,7 @@ def quantize_output(
         state = statistics.of_output(cfg.out, out, scope, name, own=own)
     if in_float.is_asked(scope):
         return out
-    return output.quantize(out, cfg.out, state)
+    return requantization.quantize(out, cfg.out, state)
 
 
 def check_operands(lhs: Any, rhs: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor
 
 
 def promote_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:

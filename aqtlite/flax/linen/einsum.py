@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from aqtlite import output
-from aqtlite.einsum import contract
+from aqtlite.contraction import requantization
+from aqtlite.contraction.einsum import contract
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.dot_general import (
     AqtDotGeneral,
@@ -16,7 +16,7 @@ from aqtlite.flax.linen.dot_general import (
     check_operands,
     quantize_output,
 )
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor
 
 _NO_LETTER = re.compile("[^a-zA-Z]+")
 
@@ -55,7 +55,7 @@ class AqtEinsum(Injected):
                 "AqtDotGeneral(cfg)"
             )
         check_operands(lhs, rhs)
-        cfg = self.cfg and output.left_float(self.cfg)
+        cfg = self.cfg and requantization.left_float(self.cfg)
         dot_general = AqtDotGeneral(
             cfg, self.quant_mode, self.frozen_operands, self.name
         )

@@ -10,8 +10,8 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.serving import uses
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program.serving import uses
+from aqtlite.quantization.state_collections import STATISTICS
 
 _LEARNED = "aqt_"
 """The prefix of learned parameters of contractions, beside those of the layer."""

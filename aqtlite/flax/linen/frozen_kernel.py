@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.serving.call_site import describe_array
-from aqtlite.serving.placeholder import Placeholder, none_if_false
+from aqtlite.program.serving.call_site import describe_array
+from aqtlite.program.serving.placeholder import Placeholder, none_if_false
 
 
 @functools.partial(
@@ -21,7 +21,7 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
     """A parameter that was frozen: a pytree without leaves.
 
     To Flax it is a box, which unpacks to an array of NaN but for a few numbers
-    (`aqtlite.serving.placeholder`), by which serving finds the frozen weight.
+    (`aqtlite.program.serving.placeholder`), by which serving finds the frozen weight.
     """
 
     removed: tuple[tuple[int, int, bool], ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 from flax import core as flax_core
 from flax import errors
 
-from aqtlite.state_collections import PARAMETERS
+from aqtlite.quantization.state_collections import PARAMETERS
 
 
 def unfrozen(variables: Any) -> dict[str, Any]:

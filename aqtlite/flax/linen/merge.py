@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import core as flax_core
 
-from aqtlite import statistics
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.serving import uses as uses_lib
-from aqtlite.serving.uses import Uses
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program.serving import uses as uses_lib
+from aqtlite.program.serving.uses import Uses
+from aqtlite.quantization import statistics
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def merge_statistics(

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from aqtlite.serving.model import Buffer, Parameter
-from aqtlite.sharding import explicit_spec
+from aqtlite.program.serving.model import Buffer, Parameter
+from aqtlite.shapes.sharding import explicit_spec
 
 
 def parameters_of(params: Any) -> tuple[Parameter, ...]:

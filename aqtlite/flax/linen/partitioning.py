@@ -6,9 +6,9 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.qtensor import QTensor
-from aqtlite.serving.conversion import ParameterAxis, Stored
-from aqtlite.serving.model import Buffer, Parameter
+from aqtlite.program.serving.conversion import ParameterAxis, Stored
+from aqtlite.program.serving.model import Buffer, Parameter
+from aqtlite.qtensor.qtensor import QTensor
 
 Boxes = dict[Parameter | Buffer, Any]
 """The `flax.linen.meta.AxisMetadata` around each parameter that has one."""

@@ -10,9 +10,9 @@ from flax import linen as nn
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
-from aqtlite.functions import rules
-from aqtlite.functions.plan import Plan
-from aqtlite.state_collections import (
+from aqtlite.program import rules
+from aqtlite.program.plan import Plan
+from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,

@@ -13,24 +13,24 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen.caller import frozen_entries
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import parameters_of
-from aqtlite.functions import plan as planning
-from aqtlite.functions import primitives, served
-from aqtlite.functions import states as states_lib
-from aqtlite.functions.plan import Plan
-from aqtlite.functions.planned import PlannedContraction
-from aqtlite.functions.program import Path, Program
-from aqtlite.functions.rules import Rule
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Left
-from aqtlite.serving import guards
-from aqtlite.serving.call_site import COLLECTION, SITE, FrozenEntry
-from aqtlite.state_collections import (
+from aqtlite.program import plan as planning
+from aqtlite.program import primitives, served
+from aqtlite.program import states as states_lib
+from aqtlite.program.plan import Plan
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import Path, Program
+from aqtlite.program.rules import Rule
+from aqtlite.program.serving import guards
+from aqtlite.program.serving.call_site import COLLECTION, SITE, FrozenEntry
+from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
     collections_of,
 )
-from aqtlite.statistics import States
+from aqtlite.quantization.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)

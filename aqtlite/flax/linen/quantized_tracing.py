@@ -12,15 +12,15 @@ from aqtlite.flax.linen import quantized_call, recording
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.linen.tracing import mutable_collections, with_frozen_kernels
-from aqtlite.functions.program import Program, noting
 from aqtlite.jaxpr import tracing
-from aqtlite.serving import recording as serving_recording
-from aqtlite.serving import uses
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.serving.contraction import OperandKey, Recorder
-from aqtlite.serving.identity import Identity
-from aqtlite.serving.model import CallTrace, Model, Parameter
-from aqtlite.serving.placeholder import Placeholder
+from aqtlite.program.program import Program, noting
+from aqtlite.program.serving import recording as serving_recording
+from aqtlite.program.serving import uses
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.contraction import OperandKey, Recorder
+from aqtlite.program.serving.identity import Identity
+from aqtlite.program.serving.model import CallTrace, Model, Parameter
+from aqtlite.program.serving.placeholder import Placeholder
 
 _FIRST_POSITION = 10**6
 """Of the contractions that rules name, behind those that are injected."""

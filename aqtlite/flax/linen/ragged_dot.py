@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, ragged_dot
+from aqtlite import config
+from aqtlite.contraction import ragged_dot
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.dot_general import Injected, check_operands
-from aqtlite.qtensor import QTensor
-from aqtlite.statistics import States
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.statistics import States
 
 
 @injectable

@@ -12,8 +12,8 @@ import jax
 from flax.core import Scope
 
 from aqtlite.flax.linen.caller import Caller
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.serving.contraction import CallingModule, Contraction, Recorder
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.contraction import CallingModule, Contraction, Recorder
 
 _RECORDED = "recorded"
 """The name of what a module stores in the collection while it is recorded."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from flax import serialization
 
-from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.qtensor import QTensor
-from aqtlite.serving.call_site import CallSite
+from aqtlite.program.serving.call_site import CallSite
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.fixed_scale import FixedScale
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),

@@ -14,18 +14,19 @@ from flax import core as flax_core
 from flax import linen as nn
 from flax.core import Scope
 
-from aqtlite import config, statistics
+from aqtlite import config
 from aqtlite.flax.linen.caller import path_of
-from aqtlite.serving import uses
-from aqtlite.serving.contraction import Contraction
-from aqtlite.serving.lookup import Either
-from aqtlite.state_collections import (
+from aqtlite.program.serving import uses
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.lookup import Either
+from aqtlite.quantization import statistics
+from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
     collections_of,
 )
-from aqtlite.statistics import States
+from aqtlite.quantization.statistics import States
 
 _NO_VARIABLES = (
     "a calibration that gathers statistics or is learned was called outside of a Flax "

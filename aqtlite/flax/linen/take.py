@@ -6,14 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config, operands, operations, output, quantizer, shape_operations
+from aqtlite import config, operations
+from aqtlite.contraction import requantization
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import in_float
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
-from aqtlite.qtensor import QTensor
-from aqtlite.serving import lookup
-from aqtlite.serving.contraction import Contraction
+from aqtlite.program.serving import lookup
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.qtensor import shape_operations
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import operands, quantizer
 
 _PATH = "fwd.rhs"
 
@@ -60,7 +63,7 @@ class AqtTake(Injected):
             raise ValueError(
                 f"AqtTake takes rows of a table of two axes, got shape {table.shape}"
             )
-        cfg = output.left_float(self.cfg or config.unquantized())
+        cfg = requantization.left_float(self.cfg or config.unquantized())
         _check_scale_is_its_own(cfg)
         if cfg.fwd.rhs.is_quantized:
             quantizer.check_floating(table, _PATH)

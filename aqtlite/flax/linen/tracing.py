@@ -11,13 +11,13 @@ from aqtlite.flax.linen import recording
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.jaxpr import tracing
-from aqtlite.serving import recording as serving_recording
-from aqtlite.serving import uses
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.serving.contraction import OperandKey, Recorder
-from aqtlite.serving.identity import Identity
-from aqtlite.serving.model import CallTrace, Model, Parameter
-from aqtlite.serving.placeholder import Placeholder
+from aqtlite.program.serving import recording as serving_recording
+from aqtlite.program.serving import uses
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.contraction import OperandKey, Recorder
+from aqtlite.program.serving.identity import Identity
+from aqtlite.program.serving.model import CallTrace, Model, Parameter
+from aqtlite.program.serving.placeholder import Placeholder
 
 
 class LinenModel(Model):

@@ -7,23 +7,23 @@ from typing import Any
 import jax
 from flax import nnx
 
-from aqtlite import contraction
-from aqtlite.fixed_scale import FixedScale
+from aqtlite.contraction import differentiation
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import partitioning
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import function_of
 from aqtlite.flax.nnx.variables import Frozen, Statistics
-from aqtlite.functions import freezing
-from aqtlite.functions.freezing import FunctionCall
 from aqtlite.jaxpr import scopes
-from aqtlite.serving.call_site import SITE
-from aqtlite.serving.conversion import Stored
-from aqtlite.serving.model import Parameter
-from aqtlite.serving.planning import Weight
-from aqtlite.serving.report import ConversionReport
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program import freezing
+from aqtlite.program.freezing import FunctionCall
+from aqtlite.program.serving.call_site import SITE
+from aqtlite.program.serving.conversion import Stored
+from aqtlite.program.serving.model import Parameter
+from aqtlite.program.serving.planning import Weight
+from aqtlite.program.serving.report import ConversionReport
+from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _check_is_quantized(calls: Sequence[FunctionCall], params: Any, state: Any) 
     if any(rule.cfg is not None for rule in calls[0].function.rules):
         reasons = "; ".join(one.plan.reasons() for one in programs)
         why = f"the rules quantize none of its contractions{reasons}"
-    if any(scopes.occurs(contraction.SCOPE, one.traced.jaxpr) for one in programs):
+    if any(scopes.occurs(differentiation.SCOPE, one.traced.jaxpr) for one in programs):
         why = (
             "its contractions are quantized by functions whose weights NNX cannot "
             "freeze: inject those of aqtlite.flax.nnx, or name contractions by rules, "

@@ -10,9 +10,9 @@ from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.nnx import conversion
 from aqtlite.flax.nnx.model import QuantizedModel, float_class_of
 from aqtlite.flax.nnx.quantize import M, as_quantized
-from aqtlite.functions import arguments
-from aqtlite.serving import report as report_lib
-from aqtlite.serving.report import ConversionReport
+from aqtlite.program import arguments
+from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving.report import ConversionReport
 
 
 def convert(

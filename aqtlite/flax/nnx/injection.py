@@ -8,11 +8,12 @@ from typing import Any
 import jax
 from jax import lax
 
-from aqtlite import config, conv_general_dilated, dot_general
-from aqtlite.einsum import contract
+from aqtlite import config
+from aqtlite.contraction import conv_general_dilated, dot_general
+from aqtlite.contraction.einsum import contract
 from aqtlite.flax.injectable import injectable
-from aqtlite.functions import injected
-from aqtlite.state_collections import collections_of
+from aqtlite.program import injected
+from aqtlite.quantization.state_collections import collections_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import jax
 from flax import nnx
 
 from aqtlite.flax.nnx.variables import Frozen, GradientStatistics, Statistics
-from aqtlite.functions.rules import Rule
-from aqtlite.serving.call_site import SITE
-from aqtlite.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
+from aqtlite.program.rules import Rule
+from aqtlite.program.serving.call_site import SITE
+from aqtlite.quantization.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
 
 ATTRIBUTE = "aqt"
 """The attribute of a quantized model that has its `Quantization`."""

@@ -7,9 +7,9 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite.qtensor import QTensor
-from aqtlite.serving.conversion import ParameterAxis
-from aqtlite.serving.model import Parameter
+from aqtlite.program.serving.conversion import ParameterAxis
+from aqtlite.program.serving.model import Parameter
+from aqtlite.qtensor.qtensor import QTensor
 
 _NAMES = "out_sharding"
 """The metadata of a variable that names the mesh axes, or logical ones, by axis."""

@@ -16,9 +16,9 @@ from aqtlite.flax.nnx.model import (
     float_class_of,
     make_float,
 )
-from aqtlite.functions import injected
-from aqtlite.functions.freezing import FrozenParameter
 from aqtlite.jaxpr import forwarding, tracing
+from aqtlite.program import injected
+from aqtlite.program.freezing import FrozenParameter
 
 Path = tuple[Any, ...]
 

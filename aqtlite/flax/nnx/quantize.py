@@ -21,16 +21,16 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.variables import GradientStatistics
-from aqtlite.functions import rules as rules_lib
-from aqtlite.functions.convert import ServingFunction
-from aqtlite.functions.freezing import has_frozen
-from aqtlite.functions.naming import by_parameter
-from aqtlite.functions.plan import Plan
-from aqtlite.functions.quantize import QuantizedFunction
 from aqtlite.jaxpr import sites, tracing
-from aqtlite.serving import guards
-from aqtlite.serving.call_site import COLLECTION
-from aqtlite.state_collections import STATISTICS
+from aqtlite.program import rules as rules_lib
+from aqtlite.program.convert import ServingFunction
+from aqtlite.program.freezing import has_frozen
+from aqtlite.program.naming import by_parameter
+from aqtlite.program.plan import Plan
+from aqtlite.program.quantize import QuantizedFunction
+from aqtlite.program.serving import guards
+from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.quantization.state_collections import STATISTICS
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -7,7 +7,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from aqtlite.flax.nnx import partitioning
-from aqtlite.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor
 
 A = TypeVar("A")
 

@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 from aqtlite import config
-from aqtlite.fixed_scale import FixedScale
 from aqtlite.flax.nnx import (
     GradientStatistics,
     Statistics,
@@ -20,6 +19,7 @@ from aqtlite.flax.nnx import (
     overwrite_with_gradient,
     quantize_model,
 )
+from aqtlite.quantization.fixed_scale import FixedScale
 from tests.flax.nnx.models import CFG, Block, Mlp, X, call, values
 
 

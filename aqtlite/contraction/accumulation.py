@@ -1,0 +1,274 @@
+"""The sums of products of a contraction: one dot, or scaled dots of tiles."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+
+from aqtlite.contraction.execution import (
+    ContractionExecution,
+    OperandExecution,
+)
+from aqtlite.lowering import exact
+from aqtlite.lowering.target import TargetDependent
+from aqtlite.operations import SIDES, DotInput, Operation, Side
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import operands
+from aqtlite.shapes import block_shapes, tiles
+from aqtlite.shapes.sharding import sharded_like
+
+
+def sum_products(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> jax.Array:
+    """Contracts two operands.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        lhs: the operand.
+        rhs: the same.
+        lhs_q: its stored values, None if it stays in floating point.
+        rhs_q: the same.
+
+    Returns:
+        The bare sums, of integers where there are any; scaled ones, in float32, if
+        scales vary along contracting axes (`is_tiled`).
+    """
+    left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
+    right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
+    if how.kind == "narrow" and how.path == "fwd":
+        left, right = operands.as_if_given(left, right)
+    counts = _tile_counts(how, operation, lhs_q, rhs_q)
+    if math.prod(counts) == 1:
+        left = _with_own_zero_points(operation, "lhs", left)
+        right = _with_own_zero_points(operation, "rhs", right)
+        return _dot(how, operation, left, right)
+    return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
+
+
+def is_tiled(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> bool:
+    """Returns True if `sum_products` applies the scales."""
+    return math.prod(_tile_counts(how, operation, lhs_q, rhs_q)) > 1
+
+
+def scaled(
+    how: ContractionExecution,
+    operation: Operation,
+    sums: jax.Array,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> jax.Array:
+    """Applies the scales of the operands to bare sums.
+
+    Returns:
+        float32; the sums as they are if neither operand has a scale for them.
+    """
+    scales = []
+    pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
+    for side, (one, q) in zip(SIDES, pairs, strict=True):
+        if q is not None and one.scales_output:
+            scale = of_elements(operation, side, q.scale, q.qvalue.shape)
+            scales.append(operation.scale_to_output(side, scale))
+    return _multiplied(sums, scales, how.out_sharding)
+
+
+def _multiplied(
+    sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
+) -> jax.Array:
+    """Multiplies sums with the scales of lhs and rhs.
+
+    That of rhs, mostly weights, goes first: integers times the scale of a large lhs
+    would overflow where the result does not.
+    """
+    if not scales:
+        return sums
+    *first, last = (sharded_like(one, sharding) for one in reversed(scales))
+    out = math.prod(first, start=sums.astype(jnp.float32))
+    return exact.rounded_product(out, last)
+
+
+def _dot(
+    how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
+) -> jax.Array:
+    """The bare dot."""
+    if how.kind == "integers":
+        sums = operation.integer_dot(left, right, how.out_sharding)
+    elif how.kind == "integers in float" and how.in_dtype is not None:
+        sums = operation.integer_dot_in_float(
+            left, right, how.in_dtype, how.out_sharding
+        )
+    elif how.kind == "mixed":
+        sums = operation.mixed_dot(
+            left, right, how.out_dtype, how.out_sharding, how.precision
+        )
+    elif how.kind == "narrow":
+        sums = operation.narrow_dot(left, right, how.out_sharding)
+    else:
+        sums = operation.float_dot(left, right, how.out_sharding, how.precision)
+    return sums if how.accumulator is None else sums.astype(how.accumulator)
+
+
+def _tile_counts(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+) -> tuple[int, ...]:
+    """Into how many tiles each contracting axis is cut, so that scales do not vary."""
+    pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
+    counts = [
+        operation.axes(side).counts_in_group(q.scale.shape)
+        for side, (one, q) in zip(SIDES, pairs, strict=True)
+        if q is not None and one.scales_output
+    ]
+    return tuple(math.lcm(*of_axis) for of_axis in zip(*counts, strict=True))
+
+
+def _sum_of_tiles(
+    how: ContractionExecution,
+    operation: Operation,
+    counts: tuple[int, ...],
+    lhs: tuple[DotInput, QTensor | None],
+    rhs: tuple[DotInput, QTensor | None],
+) -> jax.Array:
+    """The sum over tiles of their scaled dots.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        counts: into how many tiles each contracting axis is cut.
+        lhs: the input to the dot, and the quantized operand if there is one.
+        rhs: the same.
+
+    Returns:
+        float32.
+    """
+    left, lhs_scale = _cut(operation, "lhs", how.lhs, counts, *lhs)
+    right, rhs_scale = _cut(operation, "rhs", how.rhs, counts, *rhs)
+    given = [left.values, left.zero_point, lhs_scale]
+    given += [right.values, right.zero_point, rhs_scale]
+    leaves, structure = jax.tree.flatten((operation, given))
+    largest = left.largest, right.largest
+    return _SumOfTiles(how, structure, counts, largest)(*leaves)
+
+
+def _cut(
+    operation: Operation,
+    side: Side,
+    one: OperandExecution,
+    counts: tuple[int, ...],
+    given: DotInput,
+    q: QTensor | None,
+) -> tuple[DotInput, jax.Array | None]:
+    """Cuts the input to the dot of one operand, and its scale laid out for the sums."""
+    axes = operation.axes(side)
+    given = _with_own_zero_points(operation, side, given)
+
+    def cut(x: jax.Array) -> jax.Array:
+        return tiles.cut(x, axes.cuttable, counts, axes.groups)
+
+    zero_point = None if given.zero_point is None else cut(given.zero_point)
+    values = cut(given.values)
+    pieces = given._replace(values=values, zero_point=zero_point, sums=None)
+    if q is None or not one.scales_output:
+        return pieces, None
+    scale = cut(of_elements(operation, side, q.scale, given.values.shape))
+    return pieces, operation.tiled(counts).scale_to_output(side, scale)
+
+
+def _with_own_zero_points(
+    operation: Operation, side: Side, given: DotInput
+) -> DotInput:
+    """Repeats the zero points that blocks along kept axes, or groups, share."""
+    if given.zero_point is None:
+        return given
+    shape, axes = given.values.shape, operation.axes(side)
+    zero_point = of_elements(operation, side, given.zero_point, shape)
+    if axes.groups > 1:
+        zero_point = block_shapes.repeat(zero_point, shape, axes.cuttable)
+    return given._replace(zero_point=zero_point)
+
+
+def of_elements(
+    operation: Operation, side: Side, x: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Repeats what blocks along kept axes, or several groups, share."""
+    axes = operation.axes(side)
+    x = block_shapes.repeat(x, shape, axes.batch + axes.remaining)
+    for axis in axes.cuttable:
+        x = block_shapes.repeat_into(x, axis, axes.groups)
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class _SumOfTiles(TargetDependent):
+    """The sum over tiles of their scaled dots.
+
+    Where one device has whole arrays, in a loop: the sums of all tiles at once would
+    take as many times the memory, and a CPU has no fast batch of them.
+    """
+
+    how: ContractionExecution
+    structure: Any
+    """Of the arguments: the operation; of each operand the values, the zero point and
+    the scale, cut into tiles."""
+
+    counts: tuple[int, ...]
+    """Into how many tiles each contracting axis is cut."""
+
+    largest: tuple[int | None, int | None]
+    """The largest magnitudes of stored integers."""
+
+    def reference(self, *leaves):
+        operation, given = jax.tree.unflatten(self.structure, leaves)
+        front = sum(count > 1 for count in self.counts)
+        sharding = self.how.out_sharding
+        if sharding is not None:
+            sharding = sharding.update(spec=(*(None,) * front, *sharding.spec))
+        how = dataclasses.replace(self.how, out_sharding=sharding)
+        dots = self._scaled_dot(how, operation.tiled(self.counts), given)
+        return jnp.sum(dots, axis=tuple(range(front)))
+
+    def lowered(self, target, *leaves):
+        if target.partitions > 1 or self.how.out_sharding is not None:
+            return self.reference(*leaves)
+        operation, given = jax.tree.unflatten(self.structure, leaves)
+        shape = tuple(count for count in self.counts if count > 1)
+
+        def in_line(x):
+            rest = x.shape[len(shape) :]
+            return jnp.broadcast_to(x, shape + rest).reshape(math.prod(shape), *rest)
+
+        def add(total, one):
+            return total + self._scaled_dot(self.how, *one), None
+
+        pieces = operation.of_tiles(self.counts), jax.tree.map(in_line, given)
+        first, others = (
+            jax.tree.map(lambda x, part=part: x[part], pieces)
+            for part in (0, slice(1, None))
+        )
+        start = self._scaled_dot(self.how, *first)
+        return lax.scan(add, start, others)[0]
+
+    def _scaled_dot(self, how, operation, given):
+        lhs, lhs_zero, lhs_scale, rhs, rhs_zero, rhs_scale = given
+        left = DotInput(lhs, lhs_zero, self.largest[0])
+        right = DotInput(rhs, rhs_zero, self.largest[1])
+        scales = [scale for scale in (lhs_scale, rhs_scale) if scale is not None]
+        sums = _dot(how, operation, left, right)
+        return _multiplied(sums, scales, how.out_sharding)

@@ -1,0 +1,394 @@
+"""The quantized contraction with its custom gradients, for every operation.
+
+The operands are quantized and their integers contracted in plain sight: checkpoint
+policies see a contraction of integers. Around it stands `_straight_through`, a
+`custom_vjp` that scales the sums and differentiates as if nothing had been rounded
+(straight-through estimator). Float operands are saved for the backward pass only where
+it quantizes them afresh. Both gradients are calls of the same function, whose own
+gradients are float, so that second derivatives exist.
+"""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from aqtlite.contraction import (
+    accumulation,
+    costs,
+    execution,
+    poison,
+    remat,
+    scale_moves,
+    straight_through,
+)
+from aqtlite.contraction.execution import (
+    ContractionExecution,
+    Execution,
+    OperandExecution,
+)
+from aqtlite.contraction.straight_through import Estimator
+from aqtlite.lowering import exact
+from aqtlite.operations import SIDES, OperandAxes, Operation, Side
+from aqtlite.qtensor import stored_bits
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import gradient_statistics, operands, padding, statistics
+from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.statistics import States
+from aqtlite.shapes import block_shapes
+from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
+
+_NO_STATES = States()
+
+SCOPE = "aqtlite"
+"""The name scope of a quantized contraction, by which rules know it."""
+
+
+@jax.named_scope(SCOPE)
+def quantize_and_contract(
+    how: Execution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...] = (),
+    states: States = _NO_STATES,
+) -> jax.Array:
+    """Quantizes what is to be quantized, contracts, and scales the sums.
+
+    Args:
+        how: what runs in what.
+        operation: the contraction.
+        lhs: float array, or a `QTensor` in place of one that is quantized.
+        rhs: the same.
+        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
+        forward_scales: the scales of the forward pass, laid out so that they would
+            multiply lhs; with them, gradients that are equal have other noise.
+        states: the statistics and the parameters of calibrations that have some.
+
+    Returns:
+        The result, in ``how.fwd.out_dtype``.
+    """
+    operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
+    if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
+        lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
+    elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
+        rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
+    fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
+    fixed = jax.lax.stop_gradient(states)
+    lhs, rhs = map(_differentiable, (lhs, rhs))
+    forward_scales = jax.lax.stop_gradient(forward_scales)
+    lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
+    rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
+    lhs_axes, rhs_axes = map(operation.axes, SIDES)
+    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
+    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
+    if how.fwd.path == "fwd":
+        lhs_q, rhs_q = (
+            q if q is None else remat.named(side, q)
+            for side, q in zip(SIDES, (lhs_q, rhs_q), strict=True)
+        )
+    sums = accumulation.sum_products(
+        how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q
+    )
+    sums = checkpoint_name(sums, remat.SUMS)
+    # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
+    finish = _jitted_straight_through if is_manual() else _straight_through
+    out = finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
+    return _poisoned(how.fwd, operation, out, (fixed_lhs, fixed_rhs), fixed)
+
+
+def _poisoned(
+    how: ContractionExecution,
+    operation: Operation,
+    out: jax.Array,
+    given: tuple[Operand, Operand],
+    states: States,
+) -> jax.Array:
+    """The result, NaN where an operand was and its range hides it."""
+    ones = how.lhs, how.rhs
+    for side, one, x, state in zip(SIDES, ones, given, states[:2], strict=True):
+        if isinstance(x, QTensor):
+            continue
+        axes = operation.axes(side)
+        factor = poison.factor(x, one.tensor, axes, one.path, state)
+        if factor is not None:
+            factor = operation.scale_to_output(side, factor)
+            factor = sharded_like(factor, how.out_sharding)
+            out = out * factor.astype(out.dtype)
+    return out
+
+
+def _constant(x: Operand) -> Operand:
+    if isinstance(x, QTensor):
+        values = stored_bits.on_grid(x.qvalue, x.numerics)
+        x = dataclasses.replace(x.stop_gradient(), qvalue=values)
+    fixed: Operand = jax.lax.stop_gradient(x)
+    return fixed
+
+
+def _differentiable(x: Operand) -> Operand:
+    """The array that takes the gradient; a `QTensor` that has none stays."""
+    if isinstance(x, QTensor) and x.unrounded is not None:
+        return x.unrounded
+    return x
+
+
+def _quantize(
+    how: ContractionExecution,
+    one: OperandExecution,
+    x: Operand,
+    axes: OperandAxes,
+    seeds: operands.Seeds,
+    state: Any,
+) -> QTensor | None:
+    q = operands.quantize(x, one.tensor, axes, one.path, seeds, state, one.local_tiles)
+    # A scale that is given needs no barrier.
+    is_given = q is x or isinstance(state, FixedScale)
+    if q is None or is_given or how.path != "fwd":
+        return q
+    # What may be frozen is compiled alike whether it is computed or given.
+    return operands.with_fusion_barrier(q)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _straight_through(
+    how: Execution,
+    operation: Operation,
+    sums: jax.Array,
+    lhs: Operand,
+    rhs: Operand,
+    lhs_q: QTensor | None,
+    rhs_q: QTensor | None,
+    seed: jax.Array | None,
+    states: States,
+) -> jax.Array:
+    """The sums times the scales, as a function of the float operands."""
+    del lhs, rhs, seed, states  # For the backward pass.
+    if not accumulation.is_tiled(how.fwd, operation, lhs_q, rhs_q):
+        sums = accumulation.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
+    return sums.astype(how.fwd.out_dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Residuals:
+    """The residuals of the forward pass."""
+
+    operation: Operation
+    lhs: Operand
+    """Needed by the gradient of rhs; `_absent` if that is not asked for."""
+
+    rhs: Operand
+    estimators: tuple[Estimator | None, Estimator | None]
+    """Of lhs and rhs, None of a frozen one; `_absent` where no gradient is asked
+    for."""
+
+    seed: jax.Array | None
+    scales: tuple[jax.Array | None, jax.Array | None]
+    """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
+
+    states: States
+    """Of the output gradient alone."""
+
+    scaled_shapes: tuple[tuple[int, ...], ...] = dataclasses.field(
+        metadata={"static": True}
+    )
+    """The shapes of what the scales are for; empty for None."""
+
+
+def _straight_through_fwd(how: Execution, *primals: Any):
+    _, _, lhs, rhs, _, _, _, states = primals
+    tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
+    perturbed = [
+        _is_perturbed(x)
+        # Parameters beside a frozen operand have done their work.
+        or (
+            statistics.is_learned(tensor)
+            and not isinstance(x, QTensor)
+            and _is_perturbed(state)
+        )
+        for x, tensor, state in zip((lhs, rhs), tensors, states[:2], strict=True)
+    ]
+    differentiated = tuple(itertools.compress(SIDES, perturbed))
+    operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states = jax.tree.map(
+        lambda primal: primal.value, primals, is_leaf=_is_primal
+    )
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(x, QTensor) and side in differentiated:
+            raise TypeError(
+                f"a gradient was asked with respect to {how.fwd.path}.{side}, a "
+                f"QTensor of shape {x.shape}: frozen integers are for serving and have "
+                "no gradient. Train on the float variables and convert them again"
+            )
+    _check_second_derivative(how, differentiated)
+    costs.warn(how, lhs, rhs, differentiated)
+    inner = dataclasses.replace(how, differentiated=differentiated)
+    out = _straight_through(
+        inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
+    )
+    saved_lhs = lhs if lhs_q is None or how.saves_lhs == "float" else lhs_q
+    saved_rhs = rhs if rhs_q is None or how.saves_rhs == "float" else rhs_q
+    estimators = [
+        None if isinstance(x, QTensor) else straight_through.estimator(one, x, q, state)
+        for one, x, q, state in (
+            (how.fwd.lhs, lhs, lhs_q, states.lhs),
+            (how.fwd.rhs, rhs, rhs_q, states.rhs),
+        )
+    ]
+    saved_lhs, saved_rhs, estimators = remat.packed((saved_lhs, saved_rhs, estimators))
+    if "lhs" not in differentiated:
+        saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
+    if "rhs" not in differentiated:
+        saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
+    scaled: list[QTensor | None] = [None, None]
+    if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
+        scaled = [lhs_q, rhs_q]
+    scales = [None if q is None else q.scale for q in scaled]
+    return out, _Residuals(
+        operation=operation,
+        lhs=saved_lhs,
+        rhs=saved_rhs,
+        estimators=(estimators[0], estimators[1]),
+        seed=seed,
+        scales=(scales[0], scales[1]),
+        states=States(dlhs=states.dlhs, drhs=states.drhs),
+        scaled_shapes=tuple(() if q is None else q.qvalue.shape for q in scaled),
+    )
+
+
+_ABSENT_SHAPE = (0, 0, 0)
+
+
+def _absent(tree: Any) -> Any:
+    """Residuals that are not needed, of the structure of those that would be.
+
+    What `jax.checkpoint` and `jax.jit` traced once they differentiate with respect to
+    one operand here and to both there, and JAX takes the residuals of all of it to
+    have one structure.
+    """
+    return jax.tree.map(lambda _: jnp.zeros(_ABSENT_SHAPE, bool), tree)
+
+
+def _is_absent(tree: Any) -> bool:
+    """Tells whether something of residuals is `_absent`."""
+    return any(
+        leaf.shape == _ABSENT_SHAPE and leaf.dtype == bool
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _scales_on_output(saved: _Residuals) -> tuple[jax.Array, ...]:
+    """The scales that can multiply the output, laid out so."""
+    operation = saved.operation
+    return tuple(
+        operation.scale_to_output(
+            side, accumulation.of_elements(operation, side, scale, shape)
+        )
+        for side, scale, shape in zip(
+            SIDES, saved.scales, saved.scaled_shapes, strict=True
+        )
+        if scale is not None
+        and all(scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
+    )
+
+
+def _is_primal(x: Any) -> bool:
+    return isinstance(x, jax.custom_derivatives.CustomVJPPrimal)
+
+
+def _is_perturbed(operand: Any) -> bool:
+    return any(p.perturbed for p in jax.tree.leaves(operand, is_leaf=_is_primal))
+
+
+def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -> None:
+    """Refuses a derivative of saved integers with respect to what they came from."""
+    for gradient, other in zip(SIDES, reversed(SIDES), strict=True):
+        is_mixed = gradient in how.differentiated and other in differentiated
+        if is_mixed and how.saves(other) == "quantized":
+            raise ValueError(
+                f"a second derivative was asked for of the gradient of {gradient} "
+                f"with respect to {other}, but d{gradient}.rhs.use_fwd_quant=True "
+                f"saves only the integers of {other}, which have none. Set it to "
+                "False, for instance with config.fully_quantized(use_fwd_quant=False)"
+            )
+
+
+def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
+    gradients: dict[str, Any] = {"lhs": None, "rhs": None}
+    states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
+    if not isinstance(g, jax.custom_derivatives.SymbolicZero):
+        scales = _scales_on_output(saved)
+        others = saved.rhs, saved.lhs
+        for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
+            if own is not None and not _is_absent((other, own)):
+                out, states[f"d{side}"] = _gradient(
+                    how.gradient(side),
+                    saved.operation.gradient(side),
+                    g,
+                    remat.unpacked(other),
+                    saved.seed,
+                    scales,
+                    states[f"d{side}"],
+                )
+                gradients[side], states[side] = remat.unpacked(own).gradients(out)
+    lhs, rhs = gradients["lhs"], gradients["rhs"]
+    return None, None, lhs, rhs, None, None, None, States(**states)
+
+
+_straight_through.defvjp(
+    _straight_through_fwd, _straight_through_bwd, symbolic_zeros=True
+)
+
+
+_jitted_straight_through = jax.jit(_straight_through, static_argnums=0, inline=True)
+
+
+def _gradient(
+    how: ContractionExecution,
+    operation: Operation,
+    g: jax.Array,
+    other: Operand,
+    seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...],
+    state: Any,
+) -> tuple[jax.Array, Any]:
+    """Contracts the gradient of the output with what the forward pass left.
+
+    Returns:
+        The gradient of an operand, and the statistics of the gradient of the output,
+        brought up to date.
+    """
+    if isinstance(other, QTensor):
+        # Those are over the axes that the forward pass contracted.
+        other = dataclasses.replace(other, sums=None)
+        if how.rhs.reuse == "stored":
+            scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
+            moved = operation.rhs_scale_to_lhs(scale)
+            g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
+            unit = jnp.ones((1,) * other.ndim, jnp.float32)
+            other = dataclasses.replace(other, scale=unit)
+        elif how.rhs.reuse == "dequantized":
+            other = other.dequant()
+    shape = operation.output_shape(g.shape, other.shape)
+    tensors = how.lhs.tensor, how.rhs.tensor
+    padded, other = padding.pad_operands(operation, g, other, tensors, how.path)
+    g = cast(jax.Array, padded)
+    inner = execution.resolve_gradient(how, operation, g, other)
+    states = _NO_STATES
+    tensor = how.lhs.tensor
+    if tensor.gathers_statistics:
+        statistics.check_given(tensor, state, how.lhs.path)
+        state = gradient_statistics.update(tensor, state, g, how.lhs.path)
+        states = States(lhs=gradient_statistics.typed(tensor, state, g.ndim))
+        # The bound of a channel may be that of the batch before, but not its noise.
+        count = jnp.reshape(state["batches"], (1,) * g.ndim)
+        forward_scales = (*forward_scales, count)
+    out = quantize_and_contract(
+        inner, operation, g, other, seed, forward_scales, states
+    )
+    return padding.crop(out, shape), state

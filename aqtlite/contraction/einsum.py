@@ -1,0 +1,190 @@
+"""A quantized einsum of two operands."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import opt_einsum
+
+from aqtlite import config
+from aqtlite.contraction import dot_general, requantization
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.statistics import States
+from aqtlite.shapes.dimension_numbers import Axes, DimensionNumbers
+from aqtlite.shapes.sharding import before_transposition
+
+
+def einsum(
+    eqn: str,
+    lhs: Any,
+    rhs: Any,
+    *,
+    cfg: config.DotGeneral | None,
+    key: jax.Array | None = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    states: States | None = None,
+) -> jax.Array | QTensor:
+    """Evaluates a two-operand einsum with a quantized contraction.
+
+    Args:
+        eqn: any equation that `jnp.einsum` takes for two operands: with an ellipsis,
+            with letters repeated in one operand (its diagonal), summed away in one
+            operand, or of size one in one operand, with or without ``->``.
+        lhs: floating, or a `QTensor`; ``cfg.fwd.lhs`` is its config, in whatever order
+            the contraction runs.
+        rhs: floating, or a `QTensor`; ``cfg.fwd.rhs`` is its config.
+        cfg: what to quantize. None contracts in floating point.
+        key: as for the function that `make_dot_general` returns.
+        preferred_element_type: the dtype of the output.
+        out_sharding: of the output, a `NamedSharding` or a `PartitionSpec`, as in
+            `jnp.einsum`.
+        states: for calibrations that gather statistics or are learned, as
+            `aqtlite.einsum_states` makes them; they are those of the operands of the
+            contraction, and of the result of the equation.
+
+    Returns:
+        What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype; a `QTensor` where
+        ``cfg.out`` quantizes it, whose axes are those of the equation.
+
+    Raises:
+        ValueError: if the equation does not fit two operands of these shapes.
+        TypeError: if an operand is not floating and `cfg` quantizes, or if the
+            equation takes a diagonal of a `QTensor` or sums over an axis of it alone.
+
+    >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
+    >>> einsum("...k,kn->...n", x, w, cfg=config.fully_quantized()).shape
+    (2, 3, 5)
+    """
+    out = contract(
+        eqn,
+        lhs,
+        rhs,
+        dot_general.make_dot_general(cfg and requantization.left_float(cfg)),
+        key=key,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        states=states,
+    )
+    if cfg is None:
+        return out
+    return requantization.quantize(
+        out, cfg.out, () if states is None else States(*states).out
+    )
+
+
+def contract(
+    eqn: str,
+    lhs: Any,
+    rhs: Any,
+    dot: dot_general.DotGeneral,
+    *,
+    out_sharding: Any = None,
+    **kwargs: Any,
+) -> jax.Array:
+    """Evaluates an einsum by a function with the signature of `lax.dot_general`.
+
+    `dot` is called once, with `lhs` first. `kwargs` go to it.
+    """
+    lhs, rhs, dimension_numbers, order = as_dot_general(eqn, lhs, rhs)
+    if out_sharding is not None:
+        kwargs["out_sharding"] = before_transposition(out_sharding, order)
+    return dot(lhs, rhs, dimension_numbers, **kwargs).transpose(order)
+
+
+def as_dot_general(
+    eqn: str, lhs: Any, rhs: Any
+) -> tuple[Any, Any, DimensionNumbers, tuple[int, ...]]:
+    """The contraction that an einsum makes.
+
+    Returns:
+        Its operands, which are those of the equation, less axes that are no part of a
+        contraction; its dimension numbers; and how its result is transposed.
+    """
+    lhs, rhs = (x if isinstance(x, QTensor) else jnp.asarray(x) for x in (lhs, rhs))
+    lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
+    lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
+    rhs, rhs_names = _drop_singletons(rhs, rhs_names, lhs, lhs_names)
+    lhs, lhs_names = _keep_distinct(lhs, lhs_names, rhs_names + out_names)
+    rhs, rhs_names = _keep_distinct(rhs, rhs_names, lhs_names + out_names)
+    shared = [name for name in lhs_names if name in rhs_names]
+    batch = [name for name in shared if name in out_names]
+    contracting = [name for name in shared if name not in out_names]
+    dimension_numbers = (
+        _axes(contracting, lhs_names, rhs_names),
+        _axes(batch, lhs_names, rhs_names),
+    )
+    names = batch + [
+        name for name in lhs_names + rhs_names if name not in batch + contracting
+    ]
+    order = tuple(names.index(name) for name in out_names)
+    return lhs, rhs, dimension_numbers, order
+
+
+def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
+    """The letters of both operands and of the output, ellipses spelled out."""
+    if not isinstance(eqn, str):
+        raise TypeError(f"eqn must be a string, got {type(eqn).__name__}")
+    if eqn.count(",") != 1:
+        raise ValueError(
+            f"einsum equation {eqn!r} has {eqn.count(',') + 1} operands; a quantized "
+            "einsum takes two"
+        )
+    try:
+        inputs, out_names, _ = opt_einsum.parser.parse_einsum_input(
+            (eqn, lhs.shape, rhs.shape), shapes=True
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"einsum equation {eqn!r} does not fit operands of shapes {lhs.shape} and "
+            f"{rhs.shape}: {error}"
+        ) from error
+    lhs_names, rhs_names = inputs.split(",")
+    sizes: dict[str, int] = {}
+    for names, shape in ((lhs_names, lhs.shape), (rhs_names, rhs.shape)):
+        if len(names) != len(shape):
+            raise ValueError(
+                f"einsum equation {eqn!r} names {len(names)} axes of an operand of "
+                f"shape {shape}"
+            )
+        for name, size in zip(names, shape, strict=True):
+            if sizes.setdefault(name, size) != size and 1 not in (sizes[name], size):
+                raise ValueError(
+                    f"einsum equation {eqn!r}: axis {name!r} has size {sizes[name]} "
+                    f"and size {size} in operands of shapes {lhs.shape} and {rhs.shape}"
+                )
+            sizes[name] = max(sizes[name], size)
+    if len(set(out_names)) != len(out_names):
+        raise ValueError(f"einsum equation {eqn!r} names an output axis twice")
+    return lhs_names, rhs_names, out_names
+
+
+def _axes(names: list[str], lhs_names: str, rhs_names: str) -> tuple[Axes, Axes]:
+    return tuple(map(lhs_names.index, names)), tuple(map(rhs_names.index, names))
+
+
+def _drop_singletons(x, names, other, other_names):
+    """Drops axes of size one that the other operand has in full."""
+    axes = [
+        axis
+        for axis, name in enumerate(names)
+        if x.shape[axis] == 1
+        and name in other_names
+        and other.shape[other_names.index(name)] != 1
+    ]
+    kept = "".join(name for axis, name in enumerate(names) if axis not in axes)
+    return x.squeeze(axes), kept
+
+
+def _keep_distinct(x, names, wanted):
+    """Takes diagonals, and sums over letters that nothing else names."""
+    kept = "".join(dict.fromkeys(name for name in names if name in wanted))
+    if kept == names:
+        return x, names
+    if isinstance(x, QTensor):
+        raise TypeError(
+            f"an einsum takes the axes {names!r} of a QTensor of shape {x.shape}, of "
+            f"which {kept!r} are contracted or kept: diagonals and sums have other "
+            "scales. Give the result of .dequant() instead"
+        )
+    return jnp.einsum(f"{names}->{kept}", x), kept

@@ -1,0 +1,340 @@
+"""The execution of a contraction and its gradients, resolved once.
+
+`resolve` decides, and the contraction reads its record: nothing rewrites a config after
+it. What follows from a config alone is in `config.arithmetic`, which `config.describe`
+reads, too.
+"""
+
+import dataclasses
+import functools
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from aqtlite import config
+from aqtlite.config import arithmetic
+from aqtlite.contraction import scale_moves
+from aqtlite.operations import Operation, Side
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import granularity, operands
+from aqtlite.shapes.sharding import explicit_sharding
+
+Saved = Literal["float", "quantized"]
+
+_FLOAT = config.DotGeneral()
+
+_SALTS = {
+    "fwd.lhs": 0,
+    "dlhs.lhs": 1,
+    "drhs.lhs": 2,
+    "fwd.rhs": 3,
+    "dlhs.rhs": 4,
+    "drhs.rhs": 5,
+}
+
+
+class _OperandType(NamedTuple):
+    """All that the execution depends on of an operand."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: NamedSharding | None
+    """On a mesh with explicit axes."""
+
+    scale_shape: tuple[int, ...] | None
+    """Of a `QTensor`, None for an array."""
+
+
+def _type_of(x: Operand) -> _OperandType:
+    if isinstance(x, QTensor):
+        floats = x.unrounded
+        sharding = None if floats is None else explicit_sharding(floats)
+        return _OperandType(x.shape, np.dtype(x.dtype), sharding, x.scale.shape)
+    return _OperandType(x.shape, np.dtype(x.dtype), explicit_sharding(x), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperandExecution:
+    """The execution of one operand."""
+
+    path: str
+    """The path of its config."""
+
+    tensor: config.Tensor
+    """The config by which it is quantized, or was."""
+
+    form: arithmetic.Form
+    """The form in which it enters the dot."""
+
+    reuse: arithmetic.Reuse | None = None
+    """None: the operand is quantized here, if at all."""
+
+    local_tiles: int | None = None
+    """Into how many the first contracting axis is cut, None for the granularity of the
+    config."""
+
+    is_given: bool = False
+    """It is given quantized, as a `QTensor`."""
+
+    scale_moves: bool = False
+    """Its scale multiplies the other operand before that one is quantized."""
+
+    @property
+    def salt(self) -> int:
+        """Tells the noise of this operand from that of its siblings."""
+        return _SALTS[self.path]
+
+    @property
+    def scales_output(self) -> bool:
+        """True if the scale multiplies the sums."""
+        return self.form in ("stored", "narrow", "decoded")
+
+
+@dataclasses.dataclass(frozen=True)
+class ContractionExecution:
+    """The execution of one contraction: the forward one, or one of its gradients."""
+
+    path: str
+    """ "fwd", "dlhs" or "drhs"."""
+
+    lhs: OperandExecution
+    rhs: OperandExecution
+    kind: arithmetic.Kind
+    """The kind of dot."""
+
+    in_dtype: np.dtype | None
+    """A float dtype to contract in, None for that of the operands."""
+
+    accumulator: np.dtype | None
+    """A float dtype for the sums, None for int32 or float32."""
+
+    out_dtype: np.dtype
+    out_sharding: NamedSharding | None
+
+    needs_noise: bool
+    """The rounding of its lhs is stochastic."""
+
+    precision: lax.PrecisionLike = None
+    """Of the contraction, where it is one of floats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """A contraction and its gradients."""
+
+    fwd: ContractionExecution
+    dlhs: ContractionExecution
+    drhs: ContractionExecution
+    saves_lhs: Saved
+    """The residual of lhs, which `drhs` reads."""
+
+    saves_rhs: Saved
+    """The residual of rhs, which `dlhs` reads."""
+
+    differentiated: tuple[Side, ...] = ()
+    """The operands that an enclosing differentiation differentiates."""
+
+    def gradient(self, side: Side) -> ContractionExecution:
+        """The contraction that gives the gradient of an operand."""
+        return self.dlhs if side == "lhs" else self.drhs
+
+    def saves(self, side: Side) -> Saved:
+        """The residual of an operand, which the gradient of the other one reads."""
+        return self.saves_lhs if side == "lhs" else self.saves_rhs
+
+
+def resolve(
+    cfg: config.DotGeneral,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    out_dtype: np.dtype,
+    out_sharding: NamedSharding | None = None,
+    precision: lax.PrecisionLike = None,
+) -> Execution:
+    """Resolves a config for an operation on operands of these types.
+
+    Args:
+        cfg: what to quantize.
+        operation: the contraction.
+        lhs: an array, or a `QTensor` in place of one that the config quantizes.
+        rhs: the same.
+        out_dtype: of the result.
+        out_sharding: of the result, on a mesh with explicit axes.
+        precision: of contractions of floats, the gradients among them.
+
+    Raises:
+        ValueError: if ``calib_shared_axes`` names axes that an operand lacks, or a
+            `QTensor` has a scale for each element of its contracting axes that cannot
+            multiply the other operand.
+    """
+    structure, types = jax.tree.structure(operation), (_type_of(lhs), _type_of(rhs))
+    out_dtype = np.dtype(out_dtype)
+    return _resolve(cfg, structure, *types, out_dtype, out_sharding, precision)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Execution:
+    results = out_dtype, out_sharding, precision
+    fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, *results)
+    operation = _without_arrays(structure)
+    moves_lhs = _scale_moves(operation, "lhs", fwd.lhs, lhs, fwd.rhs, rhs)
+    moves_rhs = _scale_moves(operation, "rhs", fwd.rhs, rhs, fwd.lhs, lhs)
+    left, right = (
+        dataclasses.replace(
+            one, is_given=x.scale_shape is not None, scale_moves=is_moved
+        )
+        for one, x, is_moved in (
+            (fwd.lhs, lhs, moves_lhs),
+            (fwd.rhs, rhs, moves_rhs),
+        )
+    )
+    fwd = dataclasses.replace(fwd, lhs=left, rhs=right)
+    if moves_lhs or moves_rhs:
+        lhs, rhs = (
+            x._replace(
+                dtype=operands.wide_dtype(x.dtype),
+                scale_shape=(1,) * len(x.shape) if is_moved else None,
+            )
+            for x, is_moved in ((lhs, moves_lhs), (rhs, moves_rhs))
+        )
+    return _with_gradients(fwd, cfg, structure, lhs, rhs)
+
+
+def _scale_moves(
+    operation: Operation,
+    side: Side,
+    one: OperandExecution,
+    own: _OperandType,
+    other_one: OperandExecution,
+    other: _OperandType,
+) -> bool:
+    """Decides whether the scale of `own` multiplies the other operand."""
+    if own.scale_shape is None or not one.scales_output:
+        return False
+    axes = operation.axes(side)
+    if not scale_moves.is_of_elements(own.shape, own.scale_shape, axes):
+        return False
+    obstacle = scale_moves.obstacle(
+        operation, side, own.scale_shape, other.scale_shape, other_one.tensor
+    )
+    if obstacle is None:
+        return True
+    if one.tensor.blocks is not None:
+        return False  # As blocks of one element.
+    raise ValueError(
+        f"{one.path} is a QTensor of shape {own.shape} with a scale of shape "
+        f"{own.scale_shape} that varies along the contracting axes "
+        f"{axes.contracting}: it cannot be taken out of the sum, and would multiply "
+        f"{other_one.path} before that is quantized, but {obstacle}. Share the scale "
+        "along the contracting axes, or give the result of .dequant()"
+    )
+
+
+def resolve_gradient(
+    gradient: ContractionExecution, operation: Operation, g: jax.Array, other: Operand
+) -> Execution:
+    """Resolves a gradient as a contraction of its own, whose gradients are float.
+
+    Args:
+        gradient: ``execution.gradient(side)``.
+        operation: ``operation.gradient(side)``.
+        g: the gradient of the output.
+        other: the other operand.
+    """
+    structure = jax.tree.structure(operation)
+    return _with_gradients(gradient, _FLOAT, structure, _type_of(g), _type_of(other))
+
+
+@functools.lru_cache(maxsize=4096)
+def _with_gradients(fwd, cfg, structure, lhs, rhs) -> Execution:
+    operation = _without_arrays(structure)
+    return Execution(
+        fwd=fwd,
+        dlhs=_gradient(cfg, operation, "lhs", lhs, rhs, fwd.precision),
+        drhs=_gradient(cfg, operation, "rhs", rhs, lhs, fwd.precision),
+        saves_lhs=_saved(cfg.fwd.lhs, cfg.drhs, lhs),
+        saves_rhs=_saved(cfg.fwd.rhs, cfg.dlhs, rhs),
+    )
+
+
+def _without_arrays(structure) -> Operation:
+    """The operation; its arrays, if it has any, do not matter here."""
+    return jax.tree.unflatten(structure, [None] * structure.num_leaves)
+
+
+def _contraction(
+    path: str,
+    raw: config.DotGeneralRaw,
+    rhs: config.Tensor,
+    reuse: arithmetic.Reuse | None,
+    out_dtype: np.dtype,
+    out_sharding: NamedSharding | None,
+    precision: lax.PrecisionLike,
+) -> ContractionExecution:
+    """Resolves one contraction.
+
+    Args:
+        path: of its config.
+        raw: its config.
+        rhs: how its rhs is quantized, which may be as the forward pass did.
+        reuse: of its rhs.
+        out_dtype: of the result.
+        out_sharding: of the result.
+        precision: of the contraction, where it is one of floats.
+    """
+    forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
+    local = raw.local_aqt
+    count = None if local is None else local.contraction_axis_shard_count
+    return ContractionExecution(
+        path=path,
+        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0], None, count),
+        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse, count),
+        kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
+        in_dtype=raw.dg_in_dtype,
+        accumulator=None if reuse else arithmetic.float_accumulator(raw),
+        out_dtype=out_dtype,
+        out_sharding=out_sharding,
+        needs_noise=raw.lhs.needs_noise,
+        precision=precision,
+    )
+
+
+def _saved(
+    tensor: config.Tensor, backward: config.DotGeneralRaw, x: _OperandType
+) -> Saved:
+    is_reused = tensor.is_quantized and backward.rhs.use_fwd_quant
+    return "quantized" if is_reused or x.scale_shape is not None else "float"
+
+
+def _gradient(
+    cfg: config.DotGeneral,
+    operation: Operation,
+    side: Side,
+    own: _OperandType,
+    other: _OperandType,
+    precision: lax.PrecisionLike,
+) -> ContractionExecution:
+    """Resolves the contraction that gives the gradient of `own`."""
+    other_side: Side
+    if side == "lhs":
+        path, raw, forward, other_side = "dlhs", cfg.dlhs, cfg.fwd.rhs, "rhs"
+    else:
+        path, raw, forward, other_side = "drhs", cfg.drhs, cfg.fwd.lhs, "lhs"
+    reuse, tensor = None, raw.rhs
+    if _saved(forward, raw, other) == "quantized":
+        scale_shape = other.scale_shape
+        if scale_shape is None:
+            layout = granularity.layout(
+                forward,
+                other.shape,
+                operation.axes(other_side),
+                f"fwd.{other_side}",
+            )
+            scale_shape = layout.scale_shape(other.shape)
+        moves = operation.gradient(side).rhs_scale_moves(scale_shape)
+        reuse, tensor = arithmetic.reused(raw, forward, scale_moves=moves)
+    return _contraction(path, raw, tensor, reuse, own.dtype, own.sharding, precision)

@@ -1,0 +1,125 @@
+"""Names of what a contraction quantizes, for policies of `jax.checkpoint`.
+
+A quantized contraction gives names (`jax.ad_checkpoint.checkpoint_name`) to its
+integers, their scales and their sums, so that a policy can save integers where it would
+have saved floats of four times their size, and recompute the rest.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from aqtlite.operations import Side
+from aqtlite.qtensor.qtensor import QTensor
+
+LHS, RHS = "aqt_lhs", "aqt_rhs"
+"""The stored values of the operands."""
+
+LHS_SCALE, RHS_SCALE = "aqt_lhs_scale", "aqt_rhs_scale"
+"""Their scales and zero points."""
+
+SUMS = "aqt_sums"
+"""The sums of products, before they are scaled."""
+
+OPERANDS = (LHS, RHS, LHS_SCALE, RHS_SCALE)
+
+Policy = Callable[..., Any]
+
+
+def save_quantized(*names: str) -> Policy:
+    """A policy of `jax.checkpoint` that saves quantized operands and no floats.
+
+    The backward pass quantizes nothing a second time that it reuses
+    (``use_fwd_quant``), and of what it reuses keeps a quarter of float32's memory.
+    Without `jax.checkpoint`, the floats between contractions are kept as well.
+
+    >>> import jax.numpy as jnp
+    >>> import aqtlite
+    >>> from aqtlite import config
+    >>> from aqtlite.contraction import remat
+    >>> dot = aqtlite.make_dot_general(config.fully_quantized())
+    >>> def layer(w, x):
+    ...     return jnp.tanh(dot(x, w, (((1,), (0,)), ((), ()))))
+    >>> layer = jax.checkpoint(layer, policy=remat.save_quantized())
+    >>> w, x = jnp.ones((4, 4)), jnp.ones((2, 4))
+    >>> jax.grad(lambda w: layer(w, x).sum())(w).shape
+    (4, 4)
+
+    Args:
+        *names: others to save, such as those of a model's own
+            `jax.ad_checkpoint.checkpoint_name`.
+    """
+    policy: Policy = jax.checkpoint_policies.save_only_these_names(*OPERANDS, *names)
+    return policy
+
+
+def named(side: Side, q: QTensor) -> QTensor:
+    """Gives names to the arrays of a quantized operand."""
+    values, scale = (LHS, LHS_SCALE) if side == "lhs" else (RHS, RHS_SCALE)
+    zero_point = q.zero_point
+    if zero_point is not None:
+        zero_point = checkpoint_name(zero_point, scale)
+    q = dataclasses.replace(
+        packed(q), scale=checkpoint_name(q.scale, scale), zero_point=zero_point
+    )
+    qvalue = jax.tree.map(lambda x: checkpoint_name(x, values), q.qvalue)
+    return unpacked(dataclasses.replace(q, qvalue=qvalue))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """Floats of 8 or 16 bits, as the integers of their bits.
+
+    `jax.checkpoint` passes every float that it saves through `lax.reduce_precision`,
+    which takes the largest exponent for infinities and NaN, and flushes subnormal
+    values. Neither is true of all float8 dtypes.
+    """
+
+    bits: jax.Array
+    dtype: np.dtype = dataclasses.field(metadata={"static": True})
+
+
+def packed(tree: Any) -> Any:
+    """Replaces stored floats by their bits, which `jax.checkpoint` saves exactly.
+
+    Args:
+        tree: a pytree in which a `QTensor` is a node.
+
+    Returns:
+        The pytree for `unpacked`; stored integers and float arrays stay.
+    """
+    return _map_stored(_pack, tree)
+
+
+def unpacked(tree: Any) -> Any:
+    """Restores the stored floats that `packed` replaced."""
+    return _map_stored(_unpack, tree)
+
+
+def _map_stored(function: Callable[[Any], Any], tree: Any) -> Any:
+    def of_node(node: Any) -> Any:
+        if not isinstance(node, QTensor):
+            return node
+        return dataclasses.replace(node, qvalue=function(node.qvalue))
+
+    return jax.tree.map(of_node, tree, is_leaf=lambda node: isinstance(node, QTensor))
+
+
+def _pack(x: jax.Array) -> jax.Array | _Packed:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    bits = jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}")
+    return _Packed(lax.bitcast_convert_type(x, bits), np.dtype(x.dtype))
+
+
+def _unpack(x: jax.Array | _Packed) -> jax.Array:
+    if not isinstance(x, _Packed):
+        return x
+    return lax.bitcast_convert_type(x.bits, x.dtype)

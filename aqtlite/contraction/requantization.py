@@ -1,0 +1,64 @@
+"""The quantized result of a contraction."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config
+from aqtlite.contraction import poison, straight_through
+from aqtlite.operations import OperandAxes
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import operands, quantizer
+from aqtlite.quantization.fixed_scale import FixedScale
+
+PATH = "out"
+
+
+def left_float(cfg: config.DotGeneral) -> config.DotGeneral:
+    """The config without the quantization of its result."""
+    if not cfg.out.is_quantized:
+        return cfg
+    return dataclasses.replace(cfg, out=config.Tensor())
+
+
+def quantize(
+    out: jax.Array, tensor: config.Tensor, state: Any = ()
+) -> jax.Array | QTensor:
+    """Quantizes the result of a contraction as ``out`` says.
+
+    Gradients pass the rounding unchanged (straight-through estimator): those with
+    respect to the returned `QTensor`, of `QTensor.dequant` or of a contraction that
+    takes it, are those with respect to `out`, except where the grid's
+    ``clip_gradient`` drops them.
+
+    Args:
+        out: the result, floating.
+        tensor: how; by default its last axis shares a scale.
+        state: the statistics of a calibration that gathers them, or the `FixedScale` in
+            their place.
+
+    Returns:
+        A `QTensor`; the array that it stands for, with ``use_fake_quant``; `out` as it
+        is, if nothing is quantized.
+    """
+    if not tensor.is_quantized:
+        return out
+    axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
+    fixed = jax.lax.stop_gradient(out)
+    calibrated = operands.calibrate(fixed, tensor, axes, PATH, state)
+    q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
+    factor = poison.factor(fixed, tensor, axes, PATH, state)
+    if factor is not None:
+        # Rows that share a scale share what becomes of it.
+        shared = tuple(axis for axis, size in enumerate(q.scale.shape) if size == 1)
+        factor = jnp.prod(factor, shared, keepdims=True)
+        q = dataclasses.replace(q, scale=q.scale * factor)
+    # What contracts the integers reads scales as it reads those of operands.
+    if not isinstance(state, FixedScale):
+        q = operands.with_fusion_barrier(q)
+    mask = straight_through.gradient_mask(fixed, q)
+    unrounded = out if mask is None else jnp.where(mask, out, fixed)
+    q = dataclasses.replace(q, unrounded=unrounded)
+    return q.dequant() if tensor.use_fake_quant else q

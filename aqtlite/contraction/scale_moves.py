@@ -1,0 +1,112 @@
+"""Scales that vary along contracting axes, moved to the other operand.
+
+A value cache has a scale for each position, and attention contracts positions. Such a
+scale cannot be taken out of the sum, but goes to the other operand, before that one is
+quantized:
+
+    sum_k p_k (s_k q_k) = sum_k (p_k s_k) q_k
+
+The contraction stays one of integers, ``q`` with the integers of ``p s``. Whether a
+scale moves is decided by `aqtlite.contraction.execution.resolve`; scales of blocks of
+several elements do not, and cut the contraction into tiles.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config
+from aqtlite.lowering import exact
+from aqtlite.operations import OperandAxes, Operation, Side
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import operands
+from aqtlite.shapes import block_shapes
+
+
+def is_of_elements(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...], axes: OperandAxes
+) -> bool:
+    """Returns True if a scale varies along contracting axes, element by element.
+
+    Args:
+        shape: of the operand.
+        scale_shape: of its scale.
+        axes: of the operand.
+    """
+    counts = [(shape[axis], scale_shape[axis]) for axis in axes.contracting]
+    is_varying = any(count != 1 for _, count in counts)
+    return is_varying and all(count in (1, size) for size, count in counts)
+
+
+def obstacle(
+    operation: Operation,
+    side: Side,
+    scale_shape: tuple[int, ...],
+    other_scale_shape: tuple[int, ...] | None,
+    other: config.Tensor,
+) -> str | None:
+    """Returns why a scale cannot multiply the other operand; None if it can.
+
+    Args:
+        operation: the contraction.
+        side: of the operand that has the scale.
+        scale_shape: of the scale.
+        other_scale_shape: of the other operand if that is a `QTensor`.
+        other: the config of the other operand.
+    """
+    if other_scale_shape is not None:
+        return (
+            f"that is a QTensor as well, with a scale of shape {other_scale_shape}, "
+            "and its integers are what they are"
+        )
+    if not operation.pairs_elements:
+        return f"in a {type(operation).__name__} it belongs to several elements there"
+    remaining = operation.axes(side).remaining
+    varying = [axis for axis in remaining if scale_shape[axis] != 1]
+    if varying:
+        return f"it varies along the axes {varying} too, which that one does not have"
+    if other.calibration.has_state or other.calibration.is_learned:
+        return (
+            f"that one's calibration={other.calibration!r} has the range of what it "
+            "is without the scale"
+        )
+    return None
+
+
+def move(
+    operation: Operation, side: Side, x: QTensor, other: Any
+) -> tuple[QTensor, jax.Array]:
+    """Takes the scale from one operand, and multiplies the other by it.
+
+    Gradients are those of the operands: of the other one, and of the float array that
+    was rounded, if the `QTensor` carries it.
+
+    Args:
+        operation: the contraction.
+        side: of the operand that has the scale.
+        x: a `QTensor`, whose scale has size 1 along remaining axes.
+        other: floating.
+
+    Returns:
+        The `QTensor` with a scale of 1, and the other operand times the scale, both of
+        float32 (float64 for float64), in which the product is rounded once.
+    """
+    scale = block_shapes.repeat(x.scale, x.shape, range(x.ndim))
+    scale = jax.lax.stop_gradient(scale)
+    if side == "lhs":
+        factor = operation.lhs_scale_to_rhs(scale)
+    else:
+        factor = operation.rhs_scale_to_lhs(scale)
+    unrounded = x.unrounded
+    if unrounded is not None:
+        # Channels of zeros, which have a scale of 0 on some grids, take no gradient.
+        is_zero = scale == 0
+        reciprocal = jnp.where(is_zero, 0, 1 / jnp.where(is_zero, 1, scale))
+        unrounded = exact.scaled(unrounded, reciprocal)
+    unit = jnp.ones((1,) * x.ndim, jnp.float32)
+    bare = dataclasses.replace(
+        x, scale=unit, unrounded=unrounded, dtype=operands.wide_dtype(x.dtype)
+    )
+    return bare, exact.scaled(other, factor)

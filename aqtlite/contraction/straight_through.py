@@ -1,0 +1,178 @@
+"""The straight-through estimator of one operand (Bengio et al. 2013, arXiv:1308.3432).
+
+It says at which elements the gradient of the rounded operand passes on to the operand,
+and what of it goes to the parameters of a learned calibration.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import calibration, config
+from aqtlite.contraction.execution import OperandExecution
+from aqtlite.lowering import exact
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import quantizer, statistics
+from aqtlite.shapes import block_shapes, tiles
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["mask", "learned"],
+    meta_fields=["tensor"],
+)
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """The residuals of one operand."""
+
+    tensor: config.Tensor
+    mask: jax.Array | None
+    """The elements at which the gradient passes. None: all, or `learned` tells."""
+
+    learned: "Learned | None"
+    """None if the calibration is not learned."""
+
+    def gradients(self, gradient: jax.Array) -> tuple[jax.Array, Any]:
+        """The gradients of the operand, and of learned parameters (or None).
+
+        Args:
+            gradient: of the rounded operand.
+        """
+        mask, parameters = self.mask, None
+        if self.learned is not None:
+            mask, parameters = self.learned.gradients(self.tensor, gradient)
+        if mask is not None:
+            gradient = jnp.where(mask, gradient, 0)
+        return gradient, parameters
+
+
+def estimator(
+    one: OperandExecution, x: Operand, q: QTensor | None, state: Any
+) -> Estimator:
+    """Makes the estimator of an operand.
+
+    Args:
+        one: the execution of the operand.
+        x: the operand.
+        q: what became of it; None if it stayed in float.
+        state: of its calibration.
+    """
+    if one.is_given:
+        return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
+    if q is not None and statistics.is_learned(one.tensor):
+        return Estimator(one.tensor, None, Learned(state, x, q))
+    if q is None or isinstance(x, QTensor):
+        return Estimator(one.tensor, None, None)
+    return Estimator(one.tensor, gradient_mask(x, q), None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """The residuals of an operand whose calibration is learned."""
+
+    parameters: calibration.Parameters
+    x: Any
+    q: QTensor
+
+    def gradients(
+        self, tensor: config.Tensor, gradient: jax.Array
+    ) -> tuple[jax.Array | None, calibration.Parameters]:
+        """The elements at which the gradient passes, and that of the parameters.
+
+        Args:
+            tensor: the config of the operand.
+            gradient: of the rounded operand.
+
+        Returns:
+            A mask, None for all; and arrays like the parameters.
+
+        Raises:
+            TypeError: if a class of a user's own gives anything but a mask.
+            ValueError: if it gives other arrays than the parameters'.
+        """
+        values, of = self._values(), tensor.calibration
+        mask = of.gradient_mask(self.parameters, values, tensor.grid)
+        mask = _checked(mask, of, values.x.shape)
+        if mask is None:
+            mask = gradient_mask(self.x, self.q)
+        else:
+            mask = tiles.merge(mask, like=self.x)
+        return mask, self._of_parameters(tensor, values, gradient)
+
+    def _values(self) -> calibration.Quantized:
+        """The operand before and after quantization, its blocks laid apart."""
+        unit = 1.0 if self.q.numerics is None else self.q.numerics.unit
+        wide = dataclasses.replace(self.q, dtype=np.dtype("float32"))
+        zero_point = self.q.zero_point
+        if zero_point is not None:
+            zero_point = tiles.split_keepdims(zero_point, self.x.shape)
+        return calibration.Quantized(
+            self._in_blocks(self.x),
+            self._in_blocks(wide.dequant()),
+            tiles.split_keepdims(self.q.scale, self.x.shape) / np.float32(unit),
+            zero_point,
+        )
+
+    def _in_blocks(self, x: jax.Array) -> jax.Array:
+        return tiles.split(exact.float32(x), self.q.scale.shape)
+
+    def _of_parameters(
+        self, tensor: config.Tensor, values: calibration.Quantized, gradient: jax.Array
+    ) -> calibration.Parameters:
+        axes = tuple(i for i, size in enumerate(values.scale.shape) if size == 1)
+        found = tensor.calibration.parameters_gradient(
+            self.parameters, values, self._in_blocks(gradient), axes, tensor.grid
+        )
+        # Parameters that were cast have gradients of their own dtype.
+        found = {
+            name: one.astype(self.parameters[name].dtype)
+            if name in self.parameters and one.dtype == jnp.float32
+            else one
+            for name, one in found.items()
+        }
+        got, wanted = (
+            {name: (one.dtype.name, one.shape) for name, one in arrays.items()}
+            for arrays in (found, self.parameters)
+        )
+        if got != wanted:
+            raise ValueError(
+                f"{type(tensor.calibration).__name__}.parameters_gradient must return "
+                f"arrays like the parameters, {wanted}, got {got}"
+            )
+        return found
+
+
+def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
+    """The elements at which the grid lets the gradient pass; None for all.
+
+    Args:
+        x: what was quantized.
+        q: what became of it.
+
+    Raises:
+        TypeError: if a grid of a user's own gives anything but a mask.
+    """
+    grid = q.numerics
+    if grid is None:
+        return None
+    scaled = quantizer.scaled(x, q.scale, grid)
+    if q.zero_point is None:
+        mask = grid.gradient_mask(scaled)
+    else:
+        zero_point = block_shapes.repeat(q.zero_point, x.shape, range(x.ndim))
+        mask = grid.gradient_mask_around(scaled, zero_point)
+    return _checked(mask, grid, x.shape)
+
+
+def _checked(mask: Any, source: Any, shape: tuple[int, ...]) -> jax.Array | None:
+    if mask is not None and (mask.dtype != jnp.bool_ or mask.shape != shape):
+        raise TypeError(
+            f"{type(source).__name__}.gradient_mask must return a bool array of shape "
+            f"{shape}, got {mask.dtype} of shape {mask.shape}"
+        )
+    return mask

@@ -1,0 +1,156 @@
+"""Serving functions, and the frozen weights that they take in place of floats."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.program import arguments, freezing, served
+from aqtlite.program.freezing import FunctionCall, is_frozen
+from aqtlite.program.quantize import QuantizedFunction
+from aqtlite.program.serving import guards
+from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.states import State
+
+
+def convert_function(
+    fn_q: QuantizedFunction,
+    params: Any,
+    *args: Any,
+    state: State | None = None,
+    strict: bool = False,
+    report: Callable[[ConversionReport], Any] | None = None,
+    **kwargs: Any,
+) -> tuple["ServingFunction", dict[str, Any]]:
+    """Freezes the quantized weights of a function into its parameters.
+
+    The part of the traced program that makes each weight, an operand of a quantized
+    contraction that depends on parameters alone, is run once, and nothing else of it.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.program.quantize import quantize_function
+    >>> fn_q = quantize_function(
+    ...     lambda w, x: x @ w, config.fully_quantized(), params=0
+    ... )
+    >>> w, x = jnp.ones((32, 4)), jnp.ones((2, 32))
+    >>> serve_fn, serving = convert_function(fn_q, w, x)
+    >>> bool((serve_fn(serving, x) == fn_q(w, x)).all())
+    True
+    >>> sum(leaf.nbytes for leaf in jax.tree.leaves(serving)), w.nbytes
+    (144, 512)
+
+    Args:
+        fn_q: the quantized function, whose first argument is its parameters.
+        params: these, or their shapes (`jax.ShapeDtypeStruct`).
+        *args: its other arguments, or their shapes.
+        state: of its calibrations, if they have one.
+        strict: raises if a weight stays in float.
+        report: is called with a `ConversionReport`; `print` prints it as a table.
+        **kwargs: as `args`.
+
+    Returns:
+        ``serve_fn(serving_params, *args, **kwargs)``, which gives what `fn_q` does, bit
+        for bit, and `serving_params`: a dictionary with the parameters that are left
+        in "params", the integers and scales in "aqt", and the state in "state", with
+        the scales of static ranges (`FixedScale`) in place of the statistics that they
+        come from. A parameter that nothing else reads has given way to a
+        `FrozenParameter`, which has no leaves.
+
+    Raises:
+        TypeError: if `fn_q` is no `QuantizedFunction`, if it does not take the
+            arguments, or if `params` holds anything but arrays and numbers.
+        ValueError: if its `params` is not its first argument, if no contraction is
+            quantized, or if statistics are of no batch; with `strict`, if a weight
+            stays in float.
+    """
+    if not isinstance(fn_q, QuantizedFunction):
+        raise TypeError(
+            "convert_function takes what aqtlite.quantize_function returned, got "
+            f"{type(fn_q).__name__}"
+        )
+    if fn_q.params != 0 and not callable(fn_q.params):
+        raise ValueError(
+            f"the function was quantized with params={fn_q.params!r}, and convert_"
+            "function freezes its first argument: quantize it with params=0"
+        )
+    if fn_q.has_state != (state is not None):
+        raise ValueError(
+            "state= is the state of the quantized function's calibrations, "
+            + ("which have none" if state is not None else "and was not given")
+        )
+    arguments.check(
+        fn_q.function,
+        (params, *args),
+        kwargs,
+        "convert_function(fn_q, params, *args, **kwargs) traces "
+        "fn_q(params, *args, **kwargs)",
+    )
+    call = FunctionCall(fn_q, args, kwargs)
+    planned = call.program(params, state or {}).plan
+    if not planned.quantized():
+        raise ValueError(
+            "nothing to freeze: the rules quantize none of the function's contractions"
+            + planned.reasons()
+        )
+    serving, summary = freezing.plan([call], params, state or {}).run()
+    if strict:
+        report_lib.check_all_frozen(summary)
+    report_lib.log(summary)
+    if report is not None:
+        report(summary)
+    return ServingFunction(fn_q), serving
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingFunction:
+    """A quantized function that takes frozen weights for some of its parameters."""
+
+    function: QuantizedFunction
+    converter: str = guards.FUNCTION
+    """How the user converts, for errors."""
+
+    @property
+    def __name__(self) -> str:
+        return f"serve_{self.function.__name__}"
+
+    def __call__(self, serving: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(serving, Mapping) or set(serving) != _KEYS:
+            raise TypeError(
+                f"{self.__name__} takes the serving parameters that convert_function "
+                f"returned, a dictionary with {', '.join(sorted(_KEYS))}, got "
+                f"{_brief(serving)}"
+            )
+        guards.check_restored(serving[COLLECTION])
+        leaves, treedef = jax.tree.flatten(serving["params"], is_leaf=is_frozen)
+        shapes = jax.tree.unflatten(
+            treedef,
+            [x.struct if is_frozen(x) else x for x in leaves],
+        )
+        params = jax.tree.unflatten(treedef, leaves)
+        state = serving["state"]
+        program = FunctionCall(self.function, args, kwargs).program(shapes, state)
+        frozen = {
+            tuple(module.split("/")) if module else (): [
+                FrozenEntry(name, entry[SITE], entry)
+                for name, entry in entries.items()
+                if isinstance(entry.get(SITE), CallSite)
+            ]
+            for module, entries in serving[COLLECTION].items()
+        }
+        given = jax.tree.leaves(((params, *args), kwargs), is_leaf=is_frozen)
+        values = [given[i] for i in program.traced.leaves]
+        outputs = served.serve(program, values, frozen, self.converter)
+        return jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
+
+
+_KEYS = {"params", "state", COLLECTION}
+
+
+def _brief(x: Any) -> str:
+    keys = f" with {', '.join(map(str, x))}" if isinstance(x, Mapping) else ""
+    return f"{type(x).__name__}{keys}"

@@ -1,0 +1,351 @@
+"""What rules make of the contractions of a program, before anything runs."""
+
+import collections
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import jax.numpy as jnp
+import rich.box
+import rich.console
+import rich.table
+from absl import logging
+from jax.extend import core
+
+from aqtlite import config
+from aqtlite.contraction import differentiation
+from aqtlite.jaxpr import equations, registry, sites
+from aqtlite.jaxpr.sites import Loop, Site
+from aqtlite.program import injected, patterns, primitives
+from aqtlite.program.naming import Naming, by_scope
+from aqtlite.program.planned import Kind, PlannedContraction, PlannedOperand
+from aqtlite.program.rules import Rule
+
+_NO_SCOPE = "(no name scope)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What rules make of a program; it prints as a table."""
+
+    contractions: tuple[PlannedContraction, ...]
+    rules: tuple[Rule, ...] = dataclasses.field(repr=False)
+
+    def quantized(self) -> tuple[PlannedContraction, ...]:
+        """Returns the contractions that are quantized."""
+        return tuple(one for one in self.contractions if one.is_quantized)
+
+    def left_float(self) -> tuple[PlannedContraction, ...]:
+        """Returns those that stay in float."""
+        return tuple(one for one in self.contractions if not one.is_quantized)
+
+    def reasons(self) -> str:
+        """Returns why contractions stay in float: a line for each, behind a colon."""
+        left = self.left_float()
+        lines = [f"  {one.path or _NO_SCOPE}: {one.why_float}" for one in left]
+        return "\n".join([":", *lines]) if lines else ", of which it has none"
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Writes the plan as JSON: a list of objects, one for each contraction."""
+        rows = []
+        for one in self.contractions:
+            fields = {
+                field.name: getattr(one, field.name)
+                for field in dataclasses.fields(one)
+                if field.name != "site"
+            }
+            fields["lhs"], fields["rhs"] = map(dataclasses.asdict, (one.lhs, one.rhs))
+            fields["cfg"] = json.loads(config.to_json(one.cfg))
+            rows.append(fields)
+        return json.dumps(rows, indent=indent)
+
+    def __rich__(self) -> rich.table.Table:
+        table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=self.summary())
+        for name in ("path", "op", "lhs", "rhs", "rule", "runs in"):
+            table.add_column(name, overflow="fold")
+        for one in self.contractions:
+            table.add_row(
+                one.path or _NO_SCOPE,
+                one.description,
+                str(one.lhs),
+                str(one.rhs),
+                _who_decides(one),
+                _grids(one.cfg) if one.is_quantized else f"float: {one.why_float}",
+            )
+        return table
+
+    def summary(self) -> str:
+        """Returns the numbers of contractions that are quantized and in float."""
+        return (
+            f"{len(self.contractions)} contractions: {len(self.quantized())} "
+            f"quantized, {len(self.left_float())} in float"
+        )
+
+    def __str__(self) -> str:
+        console = rich.console.Console(width=180, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _who_decides(one: PlannedContraction) -> str:
+    if one.is_injected:
+        return "injected"
+    return "-" if one.rule is None else str(one.rule)
+
+
+def _grids(cfg: config.DotGeneral) -> str:
+    """The grids of a config, such as ``int8 x int8``."""
+    names = (
+        tensor.grid.name if tensor.is_quantized else "float"
+        for tensor in (cfg.fwd.lhs, cfg.fwd.rhs)
+    )
+    return " x ".join(names)
+
+
+def make(
+    closed: core.ClosedJaxpr,
+    rules: Sequence[Rule],
+    parameters: Mapping[int, str],
+    naming: Naming = by_scope,
+) -> Plan:
+    """Decides about each contraction of a jaxpr.
+
+    Args:
+        closed: the jaxpr.
+        rules: the rules.
+        parameters: the names of its inputs that are parameters, by index.
+        naming: gives the paths of contractions.
+
+    Raises:
+        ValueError: if no contraction fulfils the conditions of a rule that is required.
+    """
+    found = [
+        site
+        for site in sites.find(closed, parameters)
+        if differentiation.SCOPE not in site.scope.path.split("/")
+    ]
+    counts: collections.Counter[str] = collections.Counter()
+    planned = []
+    for site, module in zip(found, naming(found, parameters), strict=True):
+        number, counts[module] = counts[module], counts[module] + 1
+        planned.append(_planned(site, module, number, rules, parameters))
+    for index, rule in enumerate(rules):
+        if rule.is_required and not any(_fulfils(one, rule) for one in planned):
+            text = _nothing_fulfils(rule, index, planned)
+            raise ValueError(text + _not_called(rule, closed))
+    return Plan(tuple(planned), tuple(rules))
+
+
+_FLOAT = config.unquantized()
+
+
+def _planned(
+    site: Site,
+    module: str,
+    number: int,
+    rules: Sequence[Rule],
+    parameters: Mapping[int, str],
+) -> PlannedContraction:
+    lhs, rhs = (
+        PlannedOperand(atom.aval.shape, atom.aval.dtype.name, _kind(origin, parameters))
+        for atom, origin in zip(site.eqn.invars[:2], site.operands, strict=True)
+    )
+    given = injected.config_of(site.scope.path)
+    one = PlannedContraction(
+        path=f"{module}#{number}" if number else module,
+        module=module,
+        op=site.operation,
+        registered=site.registered,
+        equation=primitives.equation_of(site.eqn),
+        lhs=lhs,
+        rhs=rhs,
+        rule=None,
+        cfg=_FLOAT,
+        why_float=None,
+        is_injected=given is not None,
+        site=site,
+    )
+    if given is not None:
+        why = primitives.why_not_quantized(site.eqn) or _obstacle(site)
+        return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
+    index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
+    cfg = None if index is None else rules[index].cfg
+    why = _why_float(site, cfg, index)
+    return dataclasses.replace(
+        one, rule=index, cfg=_FLOAT if why or cfg is None else cfg, why_float=why
+    )
+
+
+def _kind(origin: sites.Origin, parameters: Collection[int]) -> Kind:
+    needed = origin.needed
+    if not needed:
+        return "constant"
+    is_steady = not any(isinstance(one, Loop) and one.is_carried for one in needed)
+    inputs = {one for one in needed if not isinstance(one, Loop)}
+    return (
+        "weight" if inputs and is_steady and inputs <= set(parameters) else "activation"
+    )
+
+
+def _why_float(
+    site: Site, cfg: config.DotGeneral | None, rule: int | None
+) -> str | None:
+    why = primitives.why_not_quantized(site.eqn)
+    if why is not None:
+        return why
+    if rule is None:
+        return "no rule names it"
+    if cfg is None or not cfg.is_quantized:
+        return f"rule {rule} leaves it so"
+    return _obstacle(site)
+
+
+def _obstacle(site: Site) -> str | None:
+    if site.scope.is_of_gradient:
+        return (
+            "it is part of a gradient that the function takes; quantize the function "
+            "that is differentiated"
+        )
+    return site.obstacle
+
+
+def _fulfils(one: PlannedContraction, rule: Rule) -> bool:
+    return not _unfulfilled(one, rule)
+
+
+def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
+    """The conditions of a rule that a contraction does not fulfil, with its values."""
+    num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
+    size = primitives.smaller_size(one.site.eqn)
+    checks: list[tuple[Callable[[], bool], str]] = [
+        (lambda: patterns.fullmatch(rule.path, one.path), f"path={one.path!r}"),
+        (
+            lambda: rule.ops is None or bool({one.op, one.registered} & {*rule.ops}),
+            f"op={one.registered or one.op!r}",
+        ),
+        (
+            lambda: {
+                "any": True,
+                "weight": num_weights == 1,
+                "activations": num_weights == 0,
+            }[rule.operands],
+            f"operands: {one.lhs.kind}, {one.rhs.kind}",
+        ),
+        (
+            lambda: (
+                rule.equation is None
+                or patterns.fullmatch(rule.equation, one.equation or "")
+            ),
+            f"equation={one.equation!r}",
+        ),
+        (lambda: size >= rule.min_size, f"size {size}"),
+    ]
+    return [text for is_fulfilled, text in checks if not is_fulfilled()]
+
+
+def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) -> str:
+    conditions = ", ".join(
+        f"{field.name}={getattr(rule, field.name)!r}"
+        for field in dataclasses.fields(rule)
+        if field.name not in ("cfg", "is_required")
+        and getattr(rule, field.name) != field.default
+    )
+    text = f"rule {index} ({conditions or 'any contraction'}) matches nothing"
+    if not planned:
+        return f"{text}: the program has no contraction of its own"
+    by_path = {one.path: one for one in planned}
+    alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
+    missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
+    nearest = sorted(alike, key=lambda path: len(missing[path]))[:5]
+    lines = [f"  {path or _NO_SCOPE}: {', '.join(missing[path])}" for path in nearest]
+    kinds = {kind for one in planned for kind in (one.lhs.kind, one.rhs.kind)}
+    if rule.operands == "weight" and "weight" not in kinds:
+        lines.append(
+            "No operand is a weight: params= says which arguments are parameters, and "
+            "what a function closes over is a constant."
+        )
+    return "\n".join(
+        [
+            f"{text}. The nearest of {len(planned)} contractions, and what does not "
+            "match:",
+            *lines,
+            "A path is matched as a whole: write .* for any text before or after. A "
+            "rule with is_required=False may match nothing.",
+        ]
+    )
+
+
+def _not_called(rule: Rule, closed: core.ClosedJaxpr) -> str:
+    """What a program calls in place of the registered operations that a rule names."""
+    called = equations.called_names(closed)
+    missing = set(rule.ops or ()) - called - {*registry.OF_PRIMITIVES.values()}
+    if not missing:
+        return ""
+    return (
+        f"\nThe program does not call {', '.join(sorted(missing))}. What it calls by a "
+        f"name: {', '.join(sorted(called)) or 'nothing'}."
+    )
+
+
+def report(planned: Plan, *, strict: bool) -> None:
+    """Says what stays in float against the rules' will.
+
+    Raises:
+        ValueError: with `strict`, if there is something; for a contraction that was
+            given a config where it is called.
+    """
+    for one in planned.left_float():
+        if one.is_injected:
+            raise ValueError(
+                f"the contraction {one.path!r} was given a config where it is called, "
+                f"and cannot be quantized: {one.why_float}"
+            )
+    left = [
+        one
+        for one in planned.left_float()
+        if _is_float(one)
+        and (one.rule is None or planned.rules[one.rule].cfg is not None)
+    ]
+    if strict and left:
+        lines = [f"  {one.path or _NO_SCOPE}: {one.why_float}" for one in left]
+        raise ValueError(
+            f"strict=True, and {len(left)} contractions stay in float:\n"
+            + "\n".join(lines)
+            + "\nName those that are to stay so with Rule(path=..., cfg=None)"
+        )
+    for one in left:
+        if one.rule is not None:
+            logging.warning("%r stays in float: %s", one.path, one.why_float)
+
+
+def check_quantizes(planned: Plan) -> None:
+    """Checks that rules quantize something of a program that they are applied to.
+
+    Rules that leave contractions in float by ``cfg=None``, and rules that match nothing
+    and need not, are what was asked for.
+
+    Raises:
+        ValueError: if there are contractions, none of them is quantized, and there are
+            no rules, or a contraction fulfils the conditions of one with a config.
+    """
+    if planned.quantized() or not planned.contractions:
+        return
+    names_some = any(
+        rule.cfg is not None
+        and rule.cfg.is_quantized
+        and any(_fulfils(one, rule) for one in planned.contractions)
+        for rule in planned.rules
+    )
+    if planned.rules and not names_some:
+        return
+    raise ValueError(
+        "the rules quantize nothing: every contraction stays in float"
+        f"{planned.reasons()}\nName those to quantize with Rule(path=..., cfg=...), "
+        "and those that are to stay in float with Rule(path=..., cfg=None)"
+    )
+
+
+def _is_float(one: PlannedContraction) -> bool:
+    return all(jnp.issubdtype(x.dtype, jnp.floating) for x in (one.lhs, one.rhs))

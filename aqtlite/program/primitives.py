@@ -1,0 +1,183 @@
+"""The equations of a jaxpr that contract, as calls of quantized functions."""
+
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import operations
+from aqtlite.config import DotGeneral, arithmetic
+from aqtlite.contraction import conv_general_dilated, dot_general, ragged_dot
+from aqtlite.operations import Operation
+from aqtlite.quantization.statistics import States
+
+
+def why_not_quantized(eqn: Any) -> str | None:
+    """Returns why an equation cannot be quantized, or None if it can.
+
+    Args:
+        eqn: of one of the primitives in `sites.OPERATIONS`.
+    """
+    lhs, rhs = (atom.aval for atom in eqn.invars[:2])
+    for aval in (lhs, rhs):
+        if not jnp.issubdtype(aval.dtype, jnp.floating):
+            return f"it contracts {aval.dtype.name}, and only floats are quantized"
+    if 0 in (*lhs.shape, *rhs.shape):
+        return "an operand is empty"
+    if eqn.primitive.name == "ragged_dot_general":
+        dims = eqn.params["ragged_dot_dimension_numbers"]
+        found = (
+            dims.dot_dimension_numbers,
+            tuple(dims.lhs_ragged_dimensions),
+            tuple(dims.rhs_group_dimensions),
+        )
+        if found != ((((1,), (1,)), ((), ())), (0,), (0,)) or (
+            eqn.params["group_offset"] is not None
+        ):
+            return "it is a ragged_dot_general of other axes than lax.ragged_dot's"
+    return None
+
+
+def operation_of(eqn: Any, values: Sequence[Any], *, exchanged: bool) -> Operation:
+    """The operation of an equation.
+
+    Args:
+        eqn: the equation.
+        values: its inputs.
+        exchanged: a `dot_general` is to have its operands the other way round.
+    """
+    lhs, rhs, *rest = values
+    if eqn.primitive.name == "dot_general":
+        dims = eqn.params["dimension_numbers"]
+        if exchanged:
+            lhs, rhs, dims = rhs, lhs, _exchanged(dims)
+        return operations.DotGeneral.of(dims, lhs.shape, rhs.shape)
+    if eqn.primitive.name == "conv_general_dilated":
+        return operations.ConvGeneralDilated.of(
+            lhs.shape, rhs.shape, *_geometry(eqn.params)
+        )
+    return ragged_dot.ragged_operation(lhs, rhs, rest[0])
+
+
+def name_of(eqn: Any, avals: Sequence[Any], *, exchanged: bool) -> str:
+    """The name of the operation of an equation, by which its states are kept.
+
+    Args:
+        eqn: the equation.
+        avals: the types of its inputs.
+        exchanged: as for `operation_of`.
+    """
+    if eqn.primitive.name == "ragged_dot_general":
+        return "ragged_dot"
+    return operation_of(eqn, avals, exchanged=exchanged).name
+
+
+def contract(
+    eqn: Any,
+    cfg: DotGeneral,
+    values: Sequence[Any],
+    states: States,
+    *,
+    exchanged: bool,
+) -> jax.Array:
+    """Evaluates an equation as a quantized contraction.
+
+    Args:
+        eqn: the equation.
+        cfg: its config.
+        values: its inputs, of which the first two may be exchanged, and `QTensor`s.
+        states: of its calibrations.
+        exchanged: they are: the first one is the rhs of the equation.
+    """
+    lhs, rhs, *rest = values
+    params = eqn.params
+    kwargs: dict[str, Any] = {
+        "precision": _precision(eqn, cfg),
+        "preferred_element_type": eqn.outvars[0].aval.dtype,
+        "states": states,
+    }
+    if params["out_sharding"] is not None:
+        kwargs["out_sharding"] = params["out_sharding"]
+    if eqn.primitive.name == "conv_general_dilated":
+        function = conv_general_dilated.make_conv_general_dilated(cfg)
+        return function(lhs, rhs, *_geometry(params), **kwargs)
+    if eqn.primitive.name == "ragged_dot_general":
+        return ragged_dot.make_ragged_dot(cfg)(lhs, rhs, *rest, **kwargs)
+    dims = params["dimension_numbers"]
+    if not exchanged:
+        return dot_general.make_dot_general(cfg)(lhs, rhs, dims, **kwargs)
+    # The axes of the result are those of the batch, of the lhs and of the rhs.
+    batch = len(dims[1][0])
+    kept = lhs.ndim - batch - len(dims[0][1])
+    order = (
+        *range(batch),
+        *range(batch + kept, len(eqn.outvars[0].aval.shape)),
+        *range(batch, batch + kept),
+    )
+    if "out_sharding" in kwargs:
+        spec = [None] * len(order)
+        for axis, name in zip(order, kwargs["out_sharding"].spec, strict=False):
+            spec[axis] = name
+        kwargs["out_sharding"] = kwargs["out_sharding"].update(spec=tuple(spec))
+    out = dot_general.make_dot_general(cfg)(lhs, rhs, _exchanged(dims), **kwargs)
+    return out.transpose(order)
+
+
+def _precision(eqn: Any, cfg: DotGeneral) -> Any:
+    """The precision of an equation, where its contraction takes one."""
+    is_ragged = eqn.primitive.name == "ragged_dot_general" and cfg.is_quantized
+    takes = not is_ragged and arithmetic.contracts_floats(cfg)
+    return eqn.params["precision"] if takes else None
+
+
+def _exchanged(dims: Any) -> Any:
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    return (rhs_ca, lhs_ca), (rhs_ba, lhs_ba)
+
+
+def _geometry(params: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        params["dimension_numbers"],
+        params["feature_group_count"],
+        params["batch_group_count"],
+    )
+
+
+def equation_of(eqn: Any) -> str | None:
+    """The axes of a `dot_general` as an einsum's equation; None for other primitives.
+
+    >>> closed = jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3, 4)), jnp.ones((4, 5)))
+    >>> equation_of(closed.eqns[0])
+    'abc,cd->abd'
+    """
+    if eqn.primitive.name != "dot_general":
+        return None
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = eqn.params["dimension_numbers"]
+    letters = iter(string.ascii_lowercase + string.ascii_uppercase)
+    lhs = [next(letters) for _ in eqn.invars[0].aval.shape]
+    shared = dict(zip((*rhs_ca, *rhs_ba), (*lhs_ca, *lhs_ba), strict=True))
+    rhs = [
+        lhs[shared[axis]] if axis in shared else next(letters)
+        for axis in range(len(eqn.invars[1].aval.shape))
+    ]
+    batch = [lhs[axis] for axis in lhs_ba]
+    kept = [x for axis, x in enumerate(lhs) if axis not in (*lhs_ca, *lhs_ba)]
+    kept += [x for axis, x in enumerate(rhs) if axis not in (*rhs_ca, *rhs_ba)]
+    return f"{''.join(lhs)},{''.join(rhs)}->{''.join(batch + kept)}"
+
+
+def smaller_size(eqn: Any) -> float:
+    """How many elements the smaller operand of an equation has.
+
+    One whose size is symbolic (`jax.export`) is taken for the larger one; infinity if
+    both are.
+    """
+    sizes = [math.prod(atom.aval.shape) for atom in eqn.invars[:2]]
+    return min((size for size in sizes if isinstance(size, int)), default=math.inf)

@@ -1,0 +1,206 @@
+"""A traced function with frozen weights in place of its float parameters."""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aqtlite.jaxpr import dependencies, rewriting
+from aqtlite.jaxpr.replacement import Location, Replacement
+from aqtlite.operations import Side
+from aqtlite.program import program as program_lib
+from aqtlite.program.plan import PlannedContraction
+from aqtlite.program.program import Path, Program
+from aqtlite.program.serving import guards
+from aqtlite.program.serving.call_site import FrozenEntry
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.statistics import States
+
+Entries = Mapping[Path, Sequence[FrozenEntry]]
+"""Frozen weights by the path under which they are kept."""
+
+
+class _Found(NamedTuple):
+    """A frozen weight of a contraction."""
+
+    name: str
+    """The names of its parameters."""
+
+    qtensor: QTensor
+    is_beside_floats: bool
+    """Some of its parameters are there as floats, too, since something else reads them.
+    """
+
+
+def serve(
+    program: Program, values: Sequence[Any], frozen: Entries, converter: str
+) -> list[Any]:
+    """Evaluates a program with frozen weights in place of their floats.
+
+    Args:
+        program: the traced call.
+        values: the inputs of its jaxpr; a `Placeholder` for a parameter that is frozen.
+        frozen: the frozen weights.
+        converter: how the user converts, for errors.
+
+    Returns:
+        The outputs of the jaxpr.
+
+    Raises:
+        ValueError: if a frozen weight is beside its float, is missing or does not fit,
+            or if a frozen parameter is in another place or read in any other way.
+    """
+    gone = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
+    for i in sorted(gone):
+        parameter, converted = program.parameters[i], values[i].number
+        guards.check_place(str(parameter), parameter.number, converted, converter)
+    floats = {str(one) for i, one in program.parameters.items() if i not in gone}
+    for entries in frozen.values():
+        for entry in entries:
+            guards.check_not_beside_floats(entry.site, floats, converter)
+    found = {
+        one.site.location: _find(program, one, gone, frozen.get(module, ()), converter)
+        for one, module, _ in program.numbered()
+    }
+    _check_read(program, found, gone, frozen, converter)
+    replacements = {}
+    for one in program.plan.quantized():
+        weights = found[one.site.location]
+        beside = {
+            s: weight.name for s, weight in weights.items() if weight.is_beside_floats
+        }
+        replacements[one.site.location] = Replacement(
+            functools.partial(_contract, program, one, beside),
+            (
+                {side: weight.qtensor for side, weight in weights.items()},
+                program.states_of(one),
+            ),
+            per_step=program_lib.per_step(one),
+        )
+    arrays = program_lib.arrays(values)
+    return rewriting.evaluate(program.traced.jaxpr, arrays, replacements)[0]
+
+
+def _find(
+    program: Program,
+    one: PlannedContraction,
+    gone: Set[int],
+    frozen: Sequence[FrozenEntry],
+    converter: str,
+) -> dict[Side, _Found]:
+    """Finds the frozen weights of a contraction among those of its module."""
+    found: dict[Side, _Found] = {}
+    call = _call(program, one)
+    for side, origin in program_lib.origins(one).items():
+        operand = call.operand(side)
+        similar = [
+            entry
+            for entry in frozen
+            if (entry.site.operand.side, entry.site.identity) == (side, origin.identity)
+            and entry.site.operand.contracting == operand.contracting
+        ]
+        name = _name(program, origin.needed)
+        fitting = [entry for entry in similar if entry.site.cfg == call.cfg]
+        for entry in fitting:
+            if entry.site.operand != operand:
+                converted = entry.site.operand
+                guards.refuse_another_operand(name, converted, operand, converter)
+            qtensor = guards.stored(name, entry, _steps(one), converter)
+            floats = program.parameters.keys() & origin.needed - gone
+            found[side] = _Found(name, qtensor, bool(floats))
+        if similar and not fitting:
+            cfg = similar[0].site.cfg
+            guards.refuse_another_config(name, cfg, call.cfg, converter)
+    return found
+
+
+def _check_read(
+    program: Program,
+    found: Mapping[Location, Mapping[Side, _Found]],
+    gone: Set[int],
+    frozen: Entries,
+    converter: str,
+) -> None:
+    """Raises if a result depends on parameters that are gone, but by frozen weights."""
+    quantized = program.plan.quantized()
+    unread = {
+        one.site.location: {_index(one, side) for side in found[one.site.location]}
+        for one in quantized
+    }
+    read = dependencies.read_inputs(program.traced.jaxpr, gone, unread)
+    if not read:
+        return
+    for i in sorted(read):
+        parameter = program.parameters[i]
+        if not any(
+            entry.site.is_made_of(module, parameter.path)
+            for module, entries in frozen.items()
+            for entry in entries
+        ):
+            guards.refuse_missing(str(parameter), converter)
+    for one in quantized:
+        for side, origin in program_lib.origins(one).items():
+            of_weight = read & origin.needed
+            if of_weight and origin.identity and side not in found[one.site.location]:
+                name = str(program.parameters[min(of_weight)])
+                operand = _call(program, one).operand(side)
+                where = repr(one.path) if one.path else "the root"
+                guards.refuse_another_way(name, operand, where, converter)
+    name = str(program.parameters[min(read)])
+    guards.refuse_float_read(name, "this call reads it in float", converter)
+
+
+def _contract(
+    program: Program,
+    one: PlannedContraction,
+    beside: Mapping[Side, str],
+    values: Sequence[Any],
+    given: tuple[Mapping[Side, QTensor], States],
+) -> tuple[Sequence[Any], None]:
+    """Contracts frozen weights.
+
+    Args:
+        program: the traced call.
+        one: the contraction.
+        beside: the names of those weights whose floats are there, too.
+        values: the inputs of its equation.
+        given: its frozen weights, and the states of its calibrations.
+    """
+    frozen, states = given
+    call = program.contraction(one, values, states)
+    operands: dict[Side, Any] = {"lhs": call.lhs, "rhs": call.rhs}
+    for side, weight in frozen.items():
+        if side in beside:
+            weight = guards.without_gradient(beside[side], weight, operands[side])
+        operands[side] = weight
+    lhs, rhs = operands["lhs"], operands["rhs"]
+    return [program_lib.contract(one, call, lhs, rhs, values, call.states)], None
+
+
+def _call(program: Program, one: PlannedContraction) -> Contraction:
+    """A contraction of types of arrays."""
+    lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
+    # The sizes of groups do not matter here, but are to be numbers.
+    sizes = (np.zeros(aval.shape, aval.dtype) for aval in rest)
+    return program.contraction(one, [lhs, rhs, *sizes], States())
+
+
+def _name(program: Program, needed: Set[Any]) -> str:
+    """The names of the parameters among what a weight is made of."""
+    numbers = program.parameters.keys() & needed
+    return ", ".join(map(str, sorted(program.parameters[i] for i in numbers)))
+
+
+def _steps(one: PlannedContraction) -> tuple[int, ...]:
+    """The sizes of the leading axes that its frozen weights have for steps of scans."""
+    of_weights = program_lib.weights_per_step(one)
+    return tuple(itertools.compress(one.site.lengths, of_weights))
+
+
+def _index(one: PlannedContraction, side: Side) -> int:
+    """The index of an operand among those of the equation."""
+    return one.in_order([0, 1]).index(0 if side == "lhs" else 1)

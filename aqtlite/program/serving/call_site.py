@@ -1,0 +1,115 @@
+"""The static record of a frozen weight: where it is contracted, and how."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from aqtlite import config
+from aqtlite.operations import Side
+from aqtlite.program.serving.identity import Identity
+
+COLLECTION = "aqt"
+"""The collection of frozen weights, and the name of the optional rng stream."""
+
+SITE = "site"
+"""The name of the `CallSite` among the values that are stored of a frozen weight."""
+
+IDENTITY = "identity"
+"""The name of the corners there, where they are stored."""
+
+
+class Operand(NamedTuple):
+    """The static part of one operand of a contraction."""
+
+    side: Side
+
+    shape: tuple[int, ...]
+    contracting: tuple[int, ...]
+    """Its contracting axes, in ascending order."""
+
+    dtype: np.dtype
+
+    def serving_order(self) -> tuple[int, ...]:
+        """Returns the order to store it in when frozen: contracting axes last.
+
+        A few rows by a 4096 x 4096 kernel take a CPU half the time that way.
+        """
+        others = (a for a in range(len(self.shape)) if a not in self.contracting)
+        return (*others, *self.contracting)
+
+    def is_like(self, other: "Operand") -> bool:
+        """Tells whether both agree in all but the dtype."""
+        return self._replace(dtype=other.dtype) == other
+
+    def __str__(self) -> str:
+        return f"{self.side} {describe_array(self.shape, self.dtype)}"
+
+
+def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
+    """Writes a shape and a dtype as JAX does, such as "float32[8,24]"."""
+    return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=[
+        "cfg",
+        "operand",
+        "identity",
+        "made_of",
+        "beside_floats",
+        "removed",
+    ],
+)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class CallSite:
+    """The contraction that `convert` froze a weight of: a pytree without leaves.
+
+    It is stored beside the integers, and serving compares it with the call.
+    """
+
+    cfg: config.DotGeneral
+    operand: Operand
+    identity: Identity | None
+    """Corners of the operand where its parameters are placeholders. None where they
+    stayed in float: then the corners are an array beside the integers."""
+
+    made_of: tuple[str, ...]
+    """Paths of its parameters, joined by dots."""
+
+    beside_floats: bool = False
+    """The module also contracts operands like this one that are not frozen."""
+
+    removed: tuple[str, ...] | None = None
+    """Those of its parameters that the conversion took away: paths from the root of the
+    parameters, joined by slashes. None where the conversion did not say."""
+
+    def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
+        """Tells whether the weight may be made of a parameter.
+
+        Args:
+            module: the path of the module that contracts the weight.
+            path: of the parameter.
+        """
+        name = ".".join(path)
+        return any(
+            name in (one, ".".join((*module, *one.split(".")))) for one in self.made_of
+        )
+
+    def __repr__(self) -> str:
+        # Serving variables hold one of these per layer; its fields fill a screen.
+        return f"CallSite({self.operand} of {'+'.join(self.made_of)})"
+
+
+class FrozenEntry(NamedTuple):
+    """A frozen weight of a module, as it is stored."""
+
+    name: str
+    site: CallSite
+    values: Mapping[str, Any]
+    """The `QTensor` by its side; the corners by `IDENTITY`, where they are stored."""

@@ -1,0 +1,102 @@
+"""Calls of quantized contractions, as a trace of a model shows them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from aqtlite import config
+from aqtlite.operations import Operation, Side
+from aqtlite.program.serving.call_site import Operand
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import smoothing
+from aqtlite.quantization.statistics import States
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """A call of a quantized contraction inside a model."""
+
+    cfg: config.DotGeneral
+    frozen_operands: str
+    """The operands to freeze: "auto", "lhs", "rhs", "both" or "none"."""
+
+    name: str | None
+    """The name of its frozen weights, in place of their parameters'."""
+
+    operation: Operation
+    lhs: Any
+    rhs: Any
+    states: States = States()
+    """Of its calibrations."""
+
+    def in_float(self) -> "Contraction":
+        """Returns the contraction without quantization, which takes less to trace.
+
+        One whose operands `lax.dot_general` does not take together stays as it is.
+        """
+        operands = self.lhs, self.rhs
+        if any(isinstance(x, QTensor) for x in operands):
+            return self
+        if self.lhs.dtype != self.rhs.dtype:
+            return self
+        return dataclasses.replace(self, cfg=config.unquantized())
+
+    def smoothed_operands(self) -> tuple[Any, Any]:
+        """Returns the operands that are quantized."""
+        raw = self.cfg.fwd
+        if raw.smoothing is None:
+            return self.lhs, self.rhs
+        dims = smoothing.dims_of(self.operation)
+        return smoothing.smooth(raw, self.lhs, self.rhs, dims, self.states.smoothing)
+
+    def array(self, side: Side) -> Any:
+        """Returns an operand."""
+        return self.lhs if side == "lhs" else self.rhs
+
+    def operand(self, side: Side) -> Operand:
+        """Returns the static part of an operand."""
+        x, axes = self.array(side), self.operation.axes(side).contracting
+        return Operand(side, tuple(x.shape), tuple(sorted(axes)), x.dtype)
+
+    def quantized_sides(self) -> list[Side]:
+        """Returns the operands that the config quantizes and no caller has."""
+        raw = self.cfg.fwd
+        sides: tuple[tuple[Side, config.Tensor, Any], ...] = (
+            ("lhs", raw.lhs, self.lhs),
+            ("rhs", raw.rhs, self.rhs),
+        )
+        return [
+            side
+            for side, tensor, x in sides
+            if tensor.is_quantized and not isinstance(x, QTensor)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallingModule:
+    """The module that makes a call, while its model is traced."""
+
+    path: tuple[str, ...]
+    obstacle: str | None
+    """The reason why nothing can be stored from here, if there is one."""
+
+    store: Callable[[Any], None]
+    """Makes a pytree an output of the trace, under the path of the module.
+    Transformations around the module stack it as they stack its parameters."""
+
+
+class OperandKey(NamedTuple):
+    """An operand of a contraction, the same in every trace of one call of a model."""
+
+    path: tuple[str, ...]
+    """The path of the calling module."""
+
+    position: int
+    """The place of the contraction among those of the module."""
+
+    side: str
+
+
+Recorder = Callable[[Contraction, CallingModule, int], Contraction]
+"""Takes a contraction, its module and its position among the contractions of the
+module; returns the contraction to go on with."""

@@ -1,0 +1,278 @@
+"""What serving refuses, in one text for every way of serving.
+
+Frozen weights are served by injected functions of Linen, by models and functions that
+rules quantize, and by NNX models. Each finds its frozen weights in its own way, and
+tells here what it knows. Each function names the parameter, what is wrong with it, and
+what to do.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from aqtlite import config
+from aqtlite.program.serving.call_site import COLLECTION, CallSite, FrozenEntry, Operand
+from aqtlite.qtensor.qtensor import QTensor
+
+LINEN = "aqtlite.flax.convert(model, variables, calls=[Call(...), ...])"
+NNX = "aqtlite.flax.nnx.convert(model, calls=[Call(...), ...])"
+FUNCTION = "aqtlite.convert_function(fn_q, params, *args)"
+
+_QTENSOR = {"qvalue", "scale"}
+"""Fields of a `QTensor` that are arrays."""
+
+RESTORED = (
+    "serving variables that were restored without a target have None or {} in place of "
+    "what holds no arrays. Restore them with jax.eval_shape of the conversion as "
+    "target, or load a checkpoint of `aqtlite convert` with "
+    "aqtlite.checkpoint.load_serving"
+)
+"""Why something is not there, and how to restore it."""
+
+
+def check_restored(collection: Any) -> None:
+    """Refuses frozen weights whose static part was lost on disk.
+
+    Args:
+        collection: the frozen weights, by names.
+
+    Raises:
+        ValueError: if there are their arrays alone.
+    """
+    for path, node in _mappings(collection, ()):
+        # Modules may have these names, too.
+        if node.keys() >= _QTENSOR and not isinstance(node["qvalue"], Mapping):
+            raise ValueError(
+                f"the frozen weight at {'/'.join((COLLECTION, *path))!r} has arrays "
+                f"and no record of its contraction: {RESTORED}"
+            )
+
+
+def _mappings(
+    node: Any, path: tuple[str, ...]
+) -> Iterable[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    if isinstance(node, Mapping):
+        yield path, node
+        for name, child in node.items():
+            yield from _mappings(child, (*path, str(name)))
+
+
+def check_not_beside_floats(
+    site: CallSite, floats: Collection[str], converter: str
+) -> None:
+    """Refuses a frozen weight beside the float parameters whose place it took.
+
+    Args:
+        site: of the weight.
+        floats: the paths of the parameters that are floats.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if a parameter that the conversion took away is there again.
+    """
+    for name in site.removed or ():
+        if name in floats:
+            raise ValueError(
+                f"parameter {name!r} is a float, but the weight that was frozen of it "
+                "is there too and would be served in its place: convert the float "
+                f"parameters again with {converter}"
+            )
+
+
+def check_place(parameter: str, number: int, converted: int, converter: str) -> None:
+    """Refuses a frozen parameter in the place of another one.
+
+    Args:
+        parameter: its path.
+        number: its place among the parameters.
+        converted: the place of the parameter that was frozen.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if number != converted:
+        raise ValueError(
+            f"parameter {parameter!r} is number {number} of the parameters, but what "
+            f"is frozen there was number {converted} when it was converted: layers of "
+            "serving variables cannot be moved, repeated or left out. Change the float "
+            f"parameters, and convert them again with {converter}"
+        )
+
+
+def refuse_missing(parameter: str, converter: str) -> NoReturn:
+    """Refuses a frozen parameter without any frozen weight that is made of it.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"parameter {parameter!r} is frozen, but its frozen weight is missing from "
+        f"the collection {COLLECTION!r}: the variables are incomplete, or those of "
+        "another model or another conversion. Serve what one conversion returned, or "
+        f"convert the float parameters again with {converter}"
+    )
+
+
+def refuse_another_way(
+    parameter: str, operand: Operand, where: str, converter: str
+) -> NoReturn:
+    """Refuses a contraction of frozen parameters that no converted call had.
+
+    Args:
+        parameter: the path of one of them.
+        operand: that is made of it.
+        where: the contraction, or the module that makes it.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"parameter {parameter!r} is frozen, but the {operand} of a contraction of "
+        f"axes {operand.contracting} in {where} is made of it in another way than in "
+        "the calls that were converted: convert this call, too, with "
+        f"{converter}"
+    )
+
+
+def refuse_float_read(parameter: str, why: str, converter: str) -> NoReturn:
+    """Refuses to read a frozen parameter as if it were a float.
+
+    Args:
+        parameter: its path.
+        why: the reason why there is no frozen weight to take.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"parameter {parameter!r} is frozen, but {why}: serve with the model, config "
+        "and calls of the conversion, or convert this call, too, with "
+        f"{converter}"
+    )
+
+
+def refuse_another_config(
+    weight: str, converted: config.DotGeneral, called: config.DotGeneral, converter: str
+) -> NoReturn:
+    """Refuses a contraction by another config than its weight was frozen by.
+
+    Args:
+        weight: its name.
+        converted: the config of the conversion.
+        called: the config of the call.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: always.
+    """
+    changes = "; ".join(config.differences(converted, called))
+    raise ValueError(
+        f"the frozen weight {weight!r} was converted with another config than it is "
+        f"called with: {changes}. Serve with the config of the conversion, or convert "
+        f"the float parameters again with {converter}"
+    )
+
+
+def refuse_another_operand(
+    weight: str, converted: Operand, called: Operand, converter: str
+) -> NoReturn:
+    """Refuses a contraction of another shape or dtype than that of its weight.
+
+    Args:
+        weight: its name.
+        converted: the operand in the conversion.
+        called: the operand of the call.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"the frozen weight {weight!r} was converted as {converted} and is called as "
+        f"{called}: serve what one conversion returned, or convert this call, too, "
+        f"with {converter}"
+    )
+
+
+def stored(
+    weight: str, entry: FrozenEntry, steps: tuple[int, ...], converter: str
+) -> QTensor:
+    """Returns the `QTensor` of a frozen weight.
+
+    Args:
+        weight: its name.
+        entry: the weight as it is stored.
+        steps: the sizes of the leading axes along which steps of scans have theirs.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if it is not there, has another shape than it was converted with, or
+            has scales that are not float32.
+    """
+    operand = entry.site.operand
+    qtensor = entry.values.get(operand.side)
+    if not isinstance(qtensor, QTensor):
+        refuse_missing(weight, converter)
+    if qtensor.shape != (*steps, *operand.shape):
+        raise ValueError(
+            f"the frozen weight {weight!r} has shape {qtensor.shape}, but was "
+            f"converted as {operand}: serve what one conversion returned, or convert "
+            f"the float parameters again with {converter}"
+        )
+    if qtensor.scale.dtype != np.dtype("float32"):
+        raise ValueError(
+            f"the scale of the frozen weight {weight!r} is {qtensor.scale.dtype}, but "
+            "scales are float32: rounding them would change every product. Cast the "
+            "parameters before they are converted, or what is left of them, and leave "
+            f"the collection {COLLECTION!r} as it is"
+        )
+    return qtensor
+
+
+def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTensor:
+    """Returns a frozen weight, which refuses the gradient of its float parameters.
+
+    Args:
+        weight: its name.
+        frozen: the weight.
+        operand: the float operand in whose place it is contracted.
+
+    Raises:
+        TypeError: where the float operand is differentiated.
+    """
+    scale = _without_gradient(weight, frozen.scale, operand)
+    return dataclasses.replace(frozen, scale=scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _without_gradient(weight: str, scale: jax.Array, operand: jax.Array) -> jax.Array:
+    del weight, operand
+    return scale
+
+
+def _without_gradient_fwd(weight: str, scale: Any, operand: Any):
+    if operand.perturbed:
+        raise TypeError(
+            "a gradient was asked with respect to parameters of which the weight "
+            f"{weight!r} is frozen: it would be that of their other uses alone. "
+            "Serving variables are not for training: differentiate with respect to "
+            "other parameters, or train the float variables and convert them again"
+        )
+    return scale.value, None
+
+
+def _without_gradient_bwd(weight: str, residuals: None, g: Any):
+    del weight, residuals
+    return g, None
+
+
+_without_gradient.defvjp(
+    _without_gradient_fwd, _without_gradient_bwd, symbolic_zeros=True
+)

@@ -1,0 +1,116 @@
+"""The identity of a weight, by which serving tells it from others.
+
+It is read off the corners: the first element, and the last one along each axis. An
+operand made of placeholders has numbers and NaN there that no other parameters, and
+no other transformation of them, give. One made of parameters that stayed in float has
+its own values.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from aqtlite.shapes.sharding import explicit_spec
+
+Corners = tuple[float | None, ...]
+"""The values at the corners; None is NaN."""
+
+Identity = Corners | str
+"""The corners, or a text that says how the weight is made, which a model has whose
+programs are served as they were traced."""
+
+
+def corners(x: jax.Array) -> list[jax.Array]:
+    """Returns the first element of an array, and the last one along each of its axes.
+
+    Each keeps the rank of the array, so that a transformation can stack it along the
+    axis along which it stacks the array.
+    """
+    starts = [(0,) * x.ndim]
+    for axis in range(x.ndim):
+        starts.append(tuple(x.shape[a] - 1 if a == axis else 0 for a in range(x.ndim)))
+    with jax.debug_nans(False):
+        if explicit_spec(x) is None:
+            return [lax.slice(x, start, [i + 1 for i in start]) for start in starts]
+        # JAX refuses to slice axes that are sharded.
+        places = [tuple(np.array([i]) for i in start) for start in starts]
+        whole = jax.typeof(x).sharding.update(spec=PartitionSpec())
+        elements = (x.at[place].get(out_sharding=whole) for place in places)
+        return [element.reshape((1,) * x.ndim) for element in elements]
+
+
+def from_values(values: list[Any]) -> Corners | None:
+    """Returns the identity that evaluated corners give, or None if they give none.
+
+    Args:
+        values: of `corners`, each stacked along any axes. One weight has one value at
+            each corner, and not NaN and zero alone.
+    """
+    found: list[float | None] = []
+    for value in values:
+        distinct = {None if np.isnan(v) else float(v) for v in np.ravel(value)}
+        if len(distinct) != 1:
+            return None
+        found.extend(distinct)
+    return tuple(found) if any(found) else None
+
+
+def same(first: Identity, second: Identity, dtype: Any) -> bool:
+    """Tells whether two identities of operands of one dtype are of one weight."""
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
+    return len(first) == len(second) and all(
+        bool(_close(np.float32(np.nan if a is None else a), b, dtype))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def matches(x: jax.Array, identity: Corners) -> jax.Array:
+    """Compares the corners of an operand; returns a bool, concrete or traced."""
+    with jax.debug_nans(False):
+        result = jnp.bool_(True)
+        for corner, expected in zip(corners(x), identity, strict=True):
+            value = corner.reshape(()).astype(jnp.float32)
+            result = result & _close(value, expected, x.dtype)
+    return result
+
+
+def has_nan(x: jax.Array) -> jax.Array:
+    """Tells whether a corner of an operand is NaN."""
+    with jax.debug_nans(False):
+        return jnp.isnan(stack(corners(x))).any()
+
+
+def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
+    """Compares the float values at the corners of an operand.
+
+    Args:
+        x: the operand.
+        values: the corners of the operand that was frozen, joined by `stack`.
+    """
+    with jax.debug_nans(False):
+        found = stack(corners(x)).astype(jnp.float32)
+        values = values.astype(jnp.float32)
+        close = jnp.abs(found - values) <= tolerance(x.dtype) * jnp.abs(values)
+        return jnp.all(close | (jnp.isnan(found) & jnp.isnan(values)))
+
+
+def stack(values: list[jax.Array]) -> jax.Array:
+    """Joins corners to one array of the rank of the operand."""
+    return jnp.concatenate(values, axis=0)
+
+
+def tolerance(dtype: Any) -> float:
+    """Returns the relative difference that programs may make of a number."""
+    return 2.0**-8 if jnp.dtype(dtype).itemsize < 4 else 2.0**-16
+
+
+def _close(value: Any, expected: float | None, dtype: Any) -> Any:
+    if not expected:
+        # NaN times zero: XLA may make a selection of a multiplication by a mask.
+        return (value != value) | (value == 0)
+    return abs(value - expected) <= tolerance(dtype) * abs(expected)

@@ -1,0 +1,299 @@
+"""Lookup of the frozen weights of a call in serving.
+
+A frozen weight is found by what an operand is made of, never by the order of calls.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite import config
+from aqtlite.lowering import exact
+from aqtlite.program.serving import guards, identity
+from aqtlite.program.serving.call_site import IDENTITY, FrozenEntry, Operand
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.qtensor.qtensor import QTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleVariables:
+    """The variables of the module that makes a call."""
+
+    path: tuple[str, ...]
+
+    params: Mapping[str, Any]
+    """Its own parameters: floats, and `Placeholder`s for those that are frozen."""
+
+    frozen: Sequence[FrozenEntry]
+
+    find: Callable[[str], Any]
+    """Returns a parameter of any module by its path from the root, joined by slashes;
+    None where the calling module does not see it."""
+
+    is_frozen: Callable[[str], bool]
+    """Tells whether any module has a frozen weight that is made of such a parameter."""
+
+    def __str__(self) -> str:
+        return "/".join(self.path) or "the root module"
+
+    def name(self, name: str) -> str:
+        """The path of a parameter, or of a frozen weight, of the module."""
+        return "/".join((*self.path, name))
+
+    def frozen_of_size(self, size: int) -> dict[str, Placeholder]:
+        """Returns the frozen parameters of so many elements, by path."""
+        return {
+            self.name(name): value
+            for name, value in self.params.items()
+            if isinstance(value, Placeholder) and math.prod(value.shape) == size
+        }
+
+    def frozen_parameter(self, x: Any) -> str | None:
+        """Returns the path of a frozen parameter that an operand may be made of."""
+        return next(iter(self.frozen_of_size(x.size)), None)
+
+    def has_float_parameter(self, size: int) -> bool:
+        """Tells whether there is a float parameter of at least so many elements."""
+        return any(
+            getattr(value, "size", 0) >= size
+            for value in self.params.values()
+            if not isinstance(value, Placeholder)
+        )
+
+
+class Either(NamedTuple):
+    """An operand that is a frozen weight or a float, which XLA or the call decides."""
+
+    is_frozen: jax.Array
+    frozen: QTensor
+    plain: jax.Array
+
+
+def contract(
+    function: Callable[[Any, Any], jax.Array], lhs: Any, rhs: Any
+) -> jax.Array:
+    """Contracts operands as they are, or as they turn out to be.
+
+    Args:
+        function: the contraction.
+        lhs: of `frozen_operands`.
+        rhs: the same.
+    """
+    if isinstance(lhs, Either):
+        return lax.cond(
+            lhs.is_frozen,
+            lambda: contract(function, lhs.frozen, rhs),
+            lambda: contract(function, lhs.plain, rhs),
+        )
+    if isinstance(rhs, Either):
+        return lax.cond(
+            rhs.is_frozen,
+            lambda: contract(function, lhs, rhs.frozen),
+            lambda: contract(function, lhs, rhs.plain),
+        )
+    return function(lhs, rhs)
+
+
+def check_no_frozen_parameter(
+    module: ModuleVariables, contraction: Contraction, why: str
+) -> None:
+    """Refuses to contract a parameter that was frozen as if it were a float.
+
+    Raises:
+        ValueError: if the calling module has a frozen parameter of an operand's size.
+    """
+    for x in (contraction.lhs, contraction.rhs):
+        name = module.frozen_parameter(x)
+        if name is not None:
+            _check_has_weight(module, name)
+            guards.refuse_float_read(name, why, guards.LINEN)
+
+
+def frozen_operands(
+    contraction: Contraction, module: ModuleVariables
+) -> tuple[Any, Any]:
+    """Returns the operands of a call, with frozen weights in place of their floats.
+
+    Args:
+        contraction: the call.
+        module: the variables of the calling module.
+
+    Returns:
+        For each operand an array, a `QTensor`, or `Either`; `contract` takes them.
+
+    Raises:
+        ValueError: if a frozen weight does not fit the call, or if an operand is made
+            of frozen parameters in a way that no converted call had.
+    """
+    operands = {"lhs": contraction.lhs, "rhs": contraction.rhs}
+    for side in contraction.quantized_sides():
+        x = jnp.asarray(operands[side])
+        operand = contraction.operand(side)
+        candidates = _candidates(module, contraction.cfg, operand)
+        parameter = module.frozen_parameter(x)
+        if not candidates and parameter is not None:
+            _check_has_weight(module, parameter)
+            _check_sizes(module, operand)
+            if not module.frozen:
+                guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
+        if isinstance(x, jax.core.Tracer):
+            if candidates:
+                operands[side] = _traced(module, candidates, operand, x)
+        else:
+            operands[side] = _concrete(module, candidates, operand, x)
+    return operands["lhs"], operands["rhs"]
+
+
+def _check_has_weight(module: ModuleVariables, parameter: str) -> None:
+    """Refuses a frozen parameter that no frozen weight is made of."""
+    if not module.is_frozen(parameter):
+        guards.refuse_missing(parameter, guards.LINEN)
+
+
+def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
+    """Refuses frozen weights of another size than the one parameter they are made of.
+
+    Those of a model that is larger or smaller; others may be slices.
+    """
+    for weight in module.frozen:
+        first, *others = weight.site.made_of
+        parameter = module.params.get(first)
+        if others or not isinstance(parameter, Placeholder) or any(parameter.sliced):
+            continue
+        converted = weight.site.operand
+        if math.prod(converted.shape) != math.prod(parameter.shape):
+            name = module.name(weight.name)
+            guards.refuse_another_operand(name, converted, operand, guards.LINEN)
+
+
+def _check_not_beside_floats(module: ModuleVariables, weight: FrozenEntry) -> None:
+    """Refuses frozen weights beside the float parameters that they were made of."""
+    site = weight.site
+    if site.removed is None and site.identity is not None:
+        # Variables of a conversion that did not say what it took away: all of it.
+        site = dataclasses.replace(site, removed=tuple(map(module.name, site.made_of)))
+    found = {name: module.find(name) for name in site.removed or ()}
+    floats = {
+        name
+        for name, value in found.items()
+        if value is not None and not isinstance(value, Placeholder)
+    }
+    guards.check_not_beside_floats(site, floats, guards.LINEN)
+
+
+def _candidates(
+    module: ModuleVariables, cfg: config.DotGeneral, operand: Operand
+) -> list[FrozenEntry]:
+    """Returns the frozen weights that an operand may be, by all that is static."""
+    similar = [one for one in module.frozen if one.site.operand.is_like(operand)]
+    fitting = []
+    for weight in similar:
+        _check_not_beside_floats(module, weight)
+        if weight.site.cfg == cfg and weight.site.operand.dtype == operand.dtype:
+            fitting.append(_checked(module, weight))
+    if fitting or any(weight.site.beside_floats for weight in similar):
+        return fitting
+    for weight in similar:
+        name, site = module.name(weight.name), weight.site
+        if site.cfg != cfg:
+            guards.refuse_another_config(name, site.cfg, cfg, guards.LINEN)
+        guards.refuse_another_operand(name, site.operand, operand, guards.LINEN)
+    return []
+
+
+def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
+    guards.stored(module.name(weight.name), weight, (), guards.LINEN)
+    return weight
+
+
+def _concrete(
+    module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand, x: Any
+) -> Any:
+    """Returns the frozen weight that an array is, or the array itself."""
+    for weight in candidates:
+        if _matches(weight, x):
+            return weight.values[operand.side]
+    if _is_made_of_frozen(module, candidates, x):
+        parameter = module.frozen_parameter(x)
+        if parameter is None:
+            parameter = ", ".join(module.name(one.name) for one in module.frozen)
+        guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
+    return x
+
+
+def _is_made_of_frozen(
+    module: ModuleVariables, candidates: Sequence[FrozenEntry], x: jax.Array
+) -> bool:
+    """True if an array has the NaN of a placeholder.
+
+    An activation of the size of a parameter may have some NaN of its own.
+    """
+    found = jnp.isnan(x).sum()
+    if candidates:
+        return bool(found)
+    of_size = module.frozen_of_size(x.size).values()
+    return any(found >= jnp.isnan(value.values()).sum() for value in of_size)
+
+
+def _traced(
+    module: ModuleVariables,
+    candidates: Sequence[FrozenEntry],
+    operand: Operand,
+    x: jax.Array,
+) -> "QTensor | Either":
+    """Returns the frozen weight that a traced operand turns out to be.
+
+    XLA folds the comparisons: the compiled program contracts a frozen weight and
+    nothing else. An operand that is none of them is quantized as it is where the module
+    has float operands like it, and becomes NaN elsewhere.
+    """
+    fixed = lax.stop_gradient(x)
+    found = [_matches(weight, fixed) for weight in candidates]
+    frozen = _first(found[:-1], [w.values[operand.side] for w in candidates])
+    is_frozen = functools.reduce(jnp.logical_or, found)
+    if _may_be_float(module, candidates, operand):
+        # A float keeps its gradient. One of which a corner is NaN is a placeholder.
+        return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
+    scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
+    if any(weight.site.identity is None for weight in candidates):
+        # XLA cannot fold this comparison, and must not fuse it into what follows.
+        scale = exact.fusion_barrier(scale)
+    names = ", ".join(module.name(weight.name) for weight in candidates)
+    frozen = dataclasses.replace(frozen, scale=scale)
+    return guards.without_gradient(names, frozen, x)
+
+
+def _may_be_float(
+    module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
+) -> bool:
+    """Tells whether an operand may be another one than the frozen weights like it."""
+    if any(weight.site.identity is None for weight in candidates):
+        # Then no other operand is like it, and the float parameter is its own.
+        return False
+    return any(weight.site.beside_floats for weight in candidates) or (
+        module.has_float_parameter(math.prod(operand.shape))
+    )
+
+
+def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
+    """Selects the weight whose condition is true; the last one has none."""
+    if not found:
+        return weights[0]
+    return lax.cond(
+        found[0], lambda: weights[0], lambda: _first(found[1:], weights[1:])
+    )
+
+
+def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
+    if isinstance(weight.site.identity, str):
+        return jnp.bool_(False)  # Of a contraction that a rule names.
+    if weight.site.identity is None:
+        return identity.matches_values(x, weight.values[IDENTITY])
+    return identity.matches(x, weight.site.identity)

@@ -1,0 +1,209 @@
+"""The report of a conversion: what was frozen, what stayed in float, and why."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import jax
+from absl import logging
+
+from aqtlite.program.serving.contraction import OperandKey
+from aqtlite.program.serving.conversion import Stored
+from aqtlite.program.serving.model import Parameter
+from aqtlite.program.serving.planning import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterReport:
+    """The outcome for one parameter."""
+
+    path: str
+    """Joined by slashes."""
+
+    is_frozen: bool
+    """It is gone from "params"."""
+
+    why: str
+    """The reason why it stayed in float; empty for one that is frozen."""
+
+    is_expected: bool
+    """Nothing of it could have been frozen, or it was to stay in float."""
+
+    bytes_before: int
+    bytes_after: int
+    """Bytes of its floats, if they stayed, and of the frozen weights made of it. One
+    made of several parameters counts with the first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversionReport:
+    """The outcome of a conversion; prints as a table of contracted parameters.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtDotGeneral, convert
+    >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> variables = dense.init(jax.random.key(0), jnp.ones((2, 64)))
+    >>> serving = convert(dense, variables, jnp.ones((2, 64)), report=print)
+    parameter          before          after
+    kernel            1,024 B          272 B  frozen
+    others (1)           16 B           16 B  in float, not quantized
+    total             1,040 B          288 B
+    """
+
+    parameters: tuple[ParameterReport, ...]
+    other_operands: tuple[str, ...] = ()
+    """Operands that are neither activations nor made of parameters alone."""
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all float parameters."""
+        return sum(one.bytes_before for one in self.parameters)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the parameters that stayed in float, and of the frozen weights."""
+        return sum(one.bytes_after for one in self.parameters)
+
+    @property
+    def stayed_float(self) -> tuple[ParameterReport, ...]:
+        """The parameters that are contracted, and quantized at every call."""
+        return tuple(
+            one for one in self.parameters if not one.is_frozen and not one.is_expected
+        )
+
+    def __str__(self) -> str:
+        rows = [
+            (p.path, p.bytes_before, p.bytes_after, _outcome(p))
+            for p in self.parameters
+            if p.is_frozen or p.why not in _SUMMED_UP.values()
+        ]
+        for label, why in _SUMMED_UP.items():
+            alike = [p.bytes_before for p in self.parameters if p.why == why]
+            if alike:
+                size = sum(alike)
+                rows.append((f"{label} ({len(alike)})", size, size, f"in float, {why}"))
+        rows.append(("total", self.bytes_before, self.bytes_after, ""))
+        width = max(len("parameter"), *(len(name) for name, _, _, _ in rows))
+        lines = [f"{'parameter':{width}}  {'before':>13}  {'after':>13}"]
+        for name, before, after, outcome in rows:
+            line = f"{name:{width}}  {before:>11,} B  {after:>11,} B  {outcome}"
+            lines.append(line.rstrip())
+        lines += [f"not frozen: {text}" for text in self.other_operands]
+        return "\n".join(lines)
+
+
+_NOT_QUANTIZED = "not quantized"
+_NOT_READ = "not read by the calls that were given (calls=)"
+_LEARNED = "of learned calibrations"
+_SUMMED_UP = {"others": _NOT_QUANTIZED, "learned": _LEARNED, "unread": _NOT_READ}
+
+
+def _outcome(parameter: ParameterReport) -> str:
+    return "frozen" if parameter.is_frozen else f"in float: {parameter.why}"
+
+
+def report_of(
+    plan: Plan,
+    stored: Sequence[Stored],
+    elsewhere: Mapping[Parameter, str] = MappingProxyType({}),
+) -> ConversionReport:
+    """Sums up a conversion.
+
+    Args:
+        plan: what was planned.
+        stored: what was stored of each weight, or its shapes.
+        elsewhere: parameters that the calls quantize in a way that the plan does not
+            see, and why that is.
+    """
+    frozen_bytes: dict[Parameter, int] = {}
+    frozen_beside: set[Parameter] = set()
+    for weight, one in zip(plan.weights, stored, strict=True):
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one.values))
+        first = weight.parameters[0]
+        frozen_bytes[first] = frozen_bytes.get(first, 0) + size
+        frozen_beside.update(weight.parameters)
+    reasons, others = _reasons(plan)
+    nothing: frozenset[OperandKey] = frozenset()
+    read = frozenset().union(*(d.read_parameters(nothing) for d in plan.discoveries))
+    learned = frozenset().union(*(d.learned for d in plan.discoveries))
+    parameters = []
+    for parameter in plan.model.parameters:
+        gone = parameter in plan.removed
+        why, is_expected = "", True
+        if not gone and parameter in reasons:
+            why, is_expected = reasons[parameter]
+        elif not gone and parameter in elsewhere:
+            why, is_expected = elsewhere[parameter], False
+        elif not gone and parameter in frozen_beside:
+            why = "something else reads it, too; the contraction takes frozen integers"
+        elif not gone and parameter in learned:
+            why = _LEARNED
+        elif not gone:
+            why = _NOT_QUANTIZED if parameter in read else _NOT_READ
+        kept = 0 if gone else parameter.nbytes
+        parameters.append(
+            ParameterReport(
+                path="/".join(parameter.path),
+                is_frozen=gone,
+                why=why,
+                is_expected=is_expected,
+                bytes_before=parameter.nbytes,
+                bytes_after=frozen_bytes.get(parameter, 0) + kept,
+            )
+        )
+    return ConversionReport(tuple(parameters), tuple(others))
+
+
+def _reasons(plan: Plan) -> tuple[dict[Parameter, tuple[str, bool]], list[str]]:
+    """Returns why parameters stayed in float, and operands without parameters."""
+    reasons: dict[Parameter, tuple[str, bool]] = {}
+    others: dict[str, None] = {}
+    for call, found in enumerate(plan.discoveries):
+        for one in found.operands.values():
+            refusal = plan.refusals.get((call, one.key))
+            if refusal is None or one.depends_on_inputs:
+                continue
+            text = f"{one}: {refusal.why}"
+            if not one.parameters and one.depends_on_buffers:
+                others[text] = None
+            for parameter in one.parameters:
+                if parameter not in reasons or reasons[parameter][1]:
+                    reasons[parameter] = text, refusal.is_expected
+    return reasons, list(others)
+
+
+def check_all_frozen(report: ConversionReport) -> None:
+    """Raises if a conversion left a weight in float.
+
+    Raises:
+        ValueError: naming the parameters, and why they stayed.
+    """
+    lines = [f"{one.path}: {one.why}" for one in report.stayed_float]
+    lines += report.other_operands
+    if lines:
+        raise ValueError(
+            "strict=True, but weights are quantized at every call:\n" + "\n".join(lines)
+        )
+
+
+def log(report: ConversionReport) -> None:
+    """Logs what was frozen, as a warning with the table where weights stay in float."""
+    frozen = sum(one.is_frozen for one in report.parameters)
+    unfrozen = len(report.stayed_float) + len(report.other_operands)
+    if frozen and not unfrozen:
+        logging.info(
+            "aqtlite froze %d parameters: %d bytes became %d",
+            frozen,
+            report.bytes_before,
+            report.bytes_after,
+        )
+    else:
+        logging.warning(
+            "aqtlite froze %d parameters; %d contracted weights stay in float and are "
+            "quantized at every call:\n%s",
+            frozen,
+            unfrozen,
+            report,
+        )

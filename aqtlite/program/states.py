@@ -1,0 +1,177 @@
+"""The states of calibrations of a function, and its contractions evaluated by them."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config
+from aqtlite.jaxpr.replacement import Left, Replacement
+from aqtlite.program import primitives
+from aqtlite.program.plan import Plan
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.quantization import statistics
+from aqtlite.quantization.state_collections import (
+    OF_GRADIENTS,
+    PARAMETERS,
+    STATISTICS,
+    collections_of,
+)
+from aqtlite.quantization.statistics import States
+
+State = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By collection, path of the contraction, and field of `statistics.States`."""
+
+
+def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
+    """Puts new statistics of output gradients into a state.
+
+    Args:
+        state: that the quantized function returned.
+        gradient: of the state, as `jax.grad` gives it.
+    """
+    return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
+
+
+def initializing(one: PlannedContraction) -> Replacement:
+    """Evaluates a contraction in float, and leaves its first states.
+
+    Raises:
+        ValueError: if one of them would not get its gradient.
+    """
+
+    def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
+        del given
+        return _original(one.site.eqn, values), _first_states(one, values)
+
+    _check_gradients(one)
+    return Replacement(
+        function, _states_of_zeros(one), leaves=True, per_step=one.site.per_step
+    )
+
+
+def _check_gradients(one: PlannedContraction) -> None:
+    """Raises if a state of a contraction would not get its gradient."""
+    has = {PARAMETERS, OF_GRADIENTS} & set(collections_of(one.cfg))
+    around = one.site.around
+    if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
+        where = "a function with a derivative of its own, which gives them none"
+    elif OF_GRADIENTS in has and "cond" in around:
+        where = "a branch, which gives zeros for them where it is not taken"
+    elif OF_GRADIENTS in has and not all(one.site.per_step):
+        where = "a scan whose steps share parameters, which adds theirs up"
+    else:
+        return
+    raise ValueError(
+        f"the config of {one.path!r} has a learned calibration, or statistics of "
+        f"gradients, and the contraction is inside {where}: name it in a rule before "
+        "the others, with a config that has none"
+    )
+
+
+def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:
+    lhs, rhs, *_ = one.in_order(values)
+    operation = primitives.operation_of(
+        one.site.eqn, values, exchanged=one.is_exchanged
+    )
+    return statistics.init_states(one.cfg, lhs, rhs, operation)
+
+
+def _states_of_zeros(one: PlannedContraction) -> States:
+    """The first states of a contraction that is not evaluated, for all its steps."""
+    avals = [atom.aval for atom in one.site.eqn.invars]
+    states = _first_states(one, [jnp.zeros(x.shape, x.dtype) for x in avals])
+    steps = tuple(itertools.compress(one.site.lengths, one.site.per_step))
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *jnp.shape(x))), states)
+
+
+def contracting(one: PlannedContraction, states: States) -> Replacement:
+    """Evaluates a contraction quantized, by states that stay as they are."""
+
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
+        return _contract(one, values, states), None
+
+    return Replacement(function, states, per_step=one.site.per_step)
+
+
+def updating(one: PlannedContraction, states: States) -> Replacement:
+    """Evaluates a contraction quantized, and leaves its states with this batch."""
+
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
+        after = _states_after(one, values, states)
+        return _contract(one, values, after), after
+
+    if STATISTICS not in collections_of(one.cfg):
+        return contracting(one, states)
+    return Replacement(function, states, leaves=True, per_step=one.site.per_step)
+
+
+def gathering(one: PlannedContraction, states: States) -> Replacement:
+    """Evaluates a contraction in float, and leaves its states with this batch."""
+
+    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
+        return _original(one.site.eqn, values), _states_after(one, values, states)
+
+    def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
+        del states
+        return _original(one.site.eqn, values), None
+
+    if STATISTICS not in collections_of(one.cfg):
+        return Replacement(in_float, states, per_step=one.site.per_step)
+    return Replacement(function, states, leaves=True, per_step=one.site.per_step)
+
+
+def _states_after(
+    one: PlannedContraction, values: Sequence[Any], states: States
+) -> States:
+    """The states of a contraction with the statistics of this batch."""
+    eqn = one.site.eqn
+    lhs, rhs, *_ = one.in_order(values)
+    operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
+    return statistics.update_states(one.cfg, states, lhs, rhs, operation)
+
+
+def _contract(
+    one: PlannedContraction, values: Sequence[Any], states: States
+) -> list[jax.Array]:
+    ordered = one.in_order(values)
+    eqn, exchanged = one.site.eqn, one.is_exchanged
+    return [primitives.contract(eqn, one.cfg, ordered, states, exchanged=exchanged)]
+
+
+def _original(eqn: Any, values: Sequence[Any]) -> list[jax.Array]:
+    """Evaluates a contraction as it was."""
+    float_cfg = config.unquantized()
+    return [primitives.contract(eqn, float_cfg, values, States(), exchanged=False)]
+
+
+def states_of(one: PlannedContraction, state: State) -> States:
+    """The states of a contraction, taken from the state of a function.
+
+    Raises:
+        ValueError: if it has none there.
+    """
+    found: dict[str, Any] = {}
+    for collection, fields in collections_of(one.cfg).items():
+        entry = state.get(collection, {}).get(one.path)
+        if entry is None or set(fields) - set(entry):
+            raise ValueError(
+                f"the state has nothing for the contraction {one.path!r} in "
+                f"{collection!r}: make it with init_state and the arguments, rules and "
+                "function of the call"
+            )
+        found.update({field: entry[field] for field in fields})
+    return States(**found)
+
+
+def updated(state: State, planned: Plan, left: Left) -> dict[str, Any]:
+    """The state with the statistics that contractions left."""
+    after = {name: dict(entries) for name, entries in state.items()}
+    for one in planned.quantized():
+        fields = collections_of(one.cfg).get(STATISTICS)
+        if fields:
+            states = left[one.site.location]
+            after[STATISTICS][one.path] = {f: getattr(states, f) for f in fields}
+    return after

@@ -1,0 +1,401 @@
+"""A quantized array: stored values, their scale, and the grid that decodes them."""
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.numerics import Numerics
+from aqtlite.qtensor import stored_bits
+from aqtlite.shapes import block_shapes
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums"],
+    meta_fields=["dtype", "order", "numerics", "padding"],
+)
+@dataclasses.dataclass(frozen=True)
+class QTensor:
+    """Stored values, and what turns them back into an array.
+
+    A pytree with the leaves `qvalue`, `scale` and, on a grid that has one,
+    `zero_point`: it goes through `jax.jit`, `jax.lax.scan`, `jax.device_put`,
+    `jax.tree.map` and checkpoints.
+
+    It is indexed, transposed and reshaped like an array, and stays quantized;
+    `aqtlite.shape_operations` has what NumPy has as functions. It has no arithmetic.
+
+    >>> import aqtlite, jax.numpy as jnp
+    >>> from aqtlite import config, numerics
+    >>> int8 = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
+    >>> q = aqtlite.quantize(jnp.array([[1.0, -2.0], [0.5, 0.25]]), int8, (1,))
+    >>> q.qvalue.tolist(), q.scale.shape, q.dtype
+    ([[64, -127], [127, 64]], (2, 1), dtype('float32'))
+    >>> q[1].dequant().round(2).tolist()
+    [0.5, 0.25]
+    """
+
+    qvalue: Any
+    """Stored values, in the storage dtype of the grid."""
+
+    scale: Any
+    """float32 of the same rank. Along each axis its size divides that of `qvalue`: so
+    many blocks share a scale each, all of the axis where it is 1."""
+
+    dtype: np.dtype
+    """The dtype that `dequant` returns."""
+
+    order: tuple[int, ...] | None = None
+    """The axis of the array that each (trailing) axis of `qvalue` and `scale` is. None:
+    its own. Frozen weights are stored with their contracting axes last."""
+
+    zero_point: Any = None
+    """int32 of the shape of `scale`: the stored value that stands for zero. None: 0."""
+
+    numerics: Numerics | None = None
+    """The grid. None: integers, one unit each."""
+
+    unrounded: Any = None
+    """The float array that was rounded, stored like `qvalue`; it takes the gradient of
+    the result of `dequant` and of contractions (straight-through estimator). Its values
+    are not used. None: the gradient is zero, or refused."""
+
+    sums: Any = None
+    """int32, keepdims, stored like `qvalue`: the sums of the stored values, less their
+    zero point, over the axes that a contraction with an operand with a zero point sums
+    over. Frozen weights have them, so that serving need not add them up. None: they are
+    computed where they are needed."""
+
+    padding: tuple[int, ...] | None = None
+    """Along each (trailing) axis of the array, how many zeros `qvalue` has behind its
+    elements, so that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array, whatever the order in which it is stored."""
+        sizes = tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        padding = self.padding or ()
+        widths = (0,) * (len(sizes) - len(padding)) + padding
+        return tuple(map(operator.sub, sizes, widths))
+
+    @property
+    def ndim(self) -> int:
+        """The rank of the array."""
+        return self.qvalue.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def _stored_axes(self) -> tuple[int, ...]:
+        """Maps each axis of the array to that of `qvalue`."""
+        if self.order is None:
+            return tuple(range(self.ndim))
+        # Axes in front of those named were stacked by a scan or a vmap.
+        stacked = self.ndim - len(self.order)
+        inverse = (stacked + int(axis) for axis in np.argsort(self.order))
+        return (*range(stacked), *inverse)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Along each axis of the array, how many elements share a scale."""
+        plain = self.in_own_order()
+        return block_shapes.block_sizes(plain.qvalue.shape, plain.scale.shape)
+
+    def stored_in(self, order: tuple[int, ...]) -> "QTensor":
+        """Stores the axes in another order.
+
+        Args:
+            order: a permutation of the axes.
+        """
+        is_own = order == tuple(range(self.ndim))
+        return self.in_own_order()._transposed(order, None if is_own else order)
+
+    def in_own_order(self) -> "QTensor":
+        """Stores the axes in their own order."""
+        if self.order is None:
+            return self
+        return self._transposed(self._stored_axes(), None)
+
+    def as_stored(self) -> "QTensor":
+        """The array whose axes are those of `qvalue`, in their order."""
+        if self.order is None:
+            return self
+        padding = self.padding and tuple(self.padding[axis] for axis in self.order)
+        return dataclasses.replace(self, order=None, padding=padding)
+
+    def _transposed(
+        self, axes: tuple[int, ...], order: tuple[int, ...] | None
+    ) -> "QTensor":
+        names = ("qvalue", "scale", "zero_point", "unrounded", "sums")
+        arrays = {name: getattr(self, name) for name in names}
+        moved: dict[str, Any] = {
+            name: None if array is None else array.transpose(axes)
+            for name, array in arrays.items()
+        }
+        return dataclasses.replace(self, order=order, **moved)
+
+    def stop_gradient(self) -> "QTensor":
+        """Drops `unrounded`: what is left holds no float array, and is a constant."""
+        return dataclasses.replace(self, unrounded=None)
+
+    def astype(self, dtype: Any) -> "QTensor":
+        """Changes the dtype that `dequant` returns; what is stored stays.
+
+        Raises:
+            TypeError: if it is not a floating dtype.
+        """
+        dtype = jnp.dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"a QTensor stands for floats, and {dtype.name} is no float dtype; "
+                "convert the result of .dequant(), or take .qvalue"
+            )
+        x = self.unrounded
+        unrounded = None if x is None else x.astype(dtype)
+        return dataclasses.replace(self, dtype=dtype, unrounded=unrounded)
+
+    def dequant(self) -> jax.Array:
+        """The array that the stored values stand for, in `dtype`.
+
+        ``scale * decode(qvalue - zero_point)``, in float32.
+        """
+        plain = self.in_own_order()
+        grid, axes = plain.numerics, range(plain.ndim)
+        stored = stored_bits.on_grid(plain.qvalue, grid)
+        if plain.zero_point is not None:
+            zero_point = block_shapes.repeat(plain.zero_point, stored.shape, axes)
+            stored = stored.astype(jnp.int32) - zero_point
+        if grid is not None and grid.arithmetic == "table":
+            values = grid.decode(stored)
+            if values.dtype != jnp.float32 or values.shape != stored.shape:
+                raise TypeError(
+                    f"{type(grid).__name__}.decode must return float32 of shape "
+                    f"{stored.shape}, got {values.dtype} of shape {values.shape}"
+                )
+        else:
+            values = stored.astype(jnp.float32)
+        scale = block_shapes.repeat(plain.scale, stored.shape, axes)
+        out = (values * scale).astype(self.dtype)
+        if self.unrounded is not None:
+            out = _straight_through(out, plain.unrounded)
+        return out if self.padding is None else out[tuple(map(slice, self.shape))]
+
+    def reshape(self, *shape: Any) -> "QTensor":
+        """Reshapes like an array, where elements that share a scale stay together.
+
+        Axes of one scale can be split and merged among each other, and so can axes of
+        a scale for each element. Merging an axis of the latter kind with one of the
+        former behind it gives blocks.
+
+        >>> import aqtlite, jax.numpy as jnp
+        >>> from aqtlite import config, numerics
+        >>> int8 = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
+        >>> q = aqtlite.quantize(jnp.ones((2, 3, 4)), int8, axes=2)
+        >>> q.reshape(6, 4).scale.shape, q.reshape(2, -1).scale.shape
+        ((6, 1), (2, 3))
+
+        Raises:
+            ValueError: if the sizes do not fit, or elements that share a scale would
+                come to lie apart.
+        """
+        _check_not_padded(self)
+        sizes = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
+        q = self.in_own_order()
+        new = block_shapes.without_minus_one(q.shape, sizes)
+        new_scale = block_shapes.reshaped_scale(q.shape, q.scale.shape, new)
+        return rearrange(q, lambda x: x.reshape(new), lambda x: x.reshape(new_scale))
+
+    def transpose(self, *axes: Any) -> "QTensor":
+        """Permutes the axes.
+
+        Args:
+            *axes: a permutation, as ints or as one sequence. Without one they are
+                reversed.
+
+        Raises:
+            ValueError: if it is not a permutation of the axes.
+        """
+        given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
+        order = tuple(given) if given else tuple(reversed(range(self.ndim)))
+        return rearrange_alike(self, lambda x: x.transpose(order))
+
+    @property
+    def T(self) -> "QTensor":
+        """The axes reversed."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> "QTensor":
+        """The last two axes exchanged."""
+        return self.swapaxes(-1, -2)
+
+    def swapaxes(self, axis1: int, axis2: int) -> "QTensor":
+        """Exchanges two axes."""
+        return rearrange_alike(self, lambda x: x.swapaxes(axis1, axis2))
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> "QTensor":
+        """Removes axes of size 1.
+
+        Args:
+            axis: one of them, or several. None: all.
+
+        Raises:
+            ValueError: for an axis that is out of range, or of another size.
+        """
+        if axis is None:
+            axes = tuple(i for i, size in enumerate(self.shape) if size == 1)
+        else:
+            named = axis if isinstance(axis, Sequence) else (axis,)
+            axes = tuple(block_shapes.from_the_front(i, self.ndim) for i in named)
+        for one in axes:
+            if self.shape[one] != 1:
+                raise ValueError(
+                    f"axis {one} of a QTensor of shape {self.shape} is not of size 1"
+                )
+        return rearrange_alike(self, lambda x: x.squeeze(axes))
+
+    def __repr__(self) -> str:
+        """Types instead of numbers: serving variables hold thousands of them."""
+        parts = [_describe(self.qvalue), f"scale={_describe(self.scale)}"]
+        if self.zero_point is not None:
+            parts.append(f"zero_point={_describe(self.zero_point)}")
+        if self.sums is not None:
+            parts.append(f"sums={_describe(self.sums)}")
+        if self.numerics is not None:
+            parts.append(f"numerics={self.numerics!r}")
+        if self.order is not None:
+            parts.append(f"order={self.order}")
+        if self.padding is not None:
+            parts.append(f"padding={self.padding}")
+        return f"QTensor({', '.join(parts)}, dtype={np.dtype(self.dtype).name!r})"
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("a QTensor without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator["QTensor"]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> "QTensor":
+        """Indexes with ints, slices, None and Ellipsis.
+
+        Raises:
+            TypeError: for arrays and lists of indices, and along an axis of several
+                blocks; `dequant` first.
+            IndexError: for more indices than axes, or a Python int out of range.
+        """
+        if self.order is not None:
+            return self.in_own_order()[index]
+        _check_not_padded(self)
+        entries = block_shapes.expand_index(index, self.ndim)
+        scale_entries: list[Any] = []
+        axis = 0
+        for entry in entries:
+            if entry is None:
+                scale_entries.append(None)
+                continue
+            size, count = self.shape[axis], self.scale.shape[axis]
+            if isinstance(entry, int) and not -size <= entry < size:
+                raise IndexError(
+                    f"index {entry} is out of range for axis {axis} of size {size}"
+                )
+            scale_entries.append(block_shapes.scale_index(entry, size, count))
+            if scale_entries[-1] is None:
+                raise TypeError(
+                    f"axis {axis} of a QTensor of shape {self.shape} has {count} "
+                    f"blocks of {size // count} elements with a scale each, and "
+                    f"{entry} cuts through them; index the result of .dequant() instead"
+                )
+            axis += 1
+        at = tuple(scale_entries)
+        return rearrange(self, lambda x: x[entries], lambda x: x[at])
+
+    def _refuse(self, *others: Any) -> NoReturn:
+        del others
+        raise TypeError(
+            f"a QTensor of shape {self.shape} has no arithmetic: it is contracted, or "
+            "moved as it is. Compute with the result of .dequant(). A layer that adds "
+            "a bias to a quantized result needs use_bias=False"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
+    __neg__ = __abs__ = __array__ = __jax_array__ = _refuse
+    __array_ufunc__ = None
+
+
+def _describe(leaf: Any) -> str:
+    """The dtype and shape of a leaf, whatever a transformation has put there."""
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+        return repr(leaf)
+    return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
+
+
+def rearrange(
+    q: QTensor, on_values: Callable[[Any], Any], on_scales: Callable[[Any], Any]
+) -> QTensor:
+    """Moves elements, and their scales alike.
+
+    Args:
+        q: in any order of storage; the result is in its own.
+        on_values: applied to the stored values, and to the floats they came from.
+        on_scales: applied to the scale, and to the zero point.
+    """
+    _check_not_padded(q)
+    q = q.in_own_order()
+    return dataclasses.replace(
+        q,
+        qvalue=on_values(q.qvalue),
+        scale=on_scales(q.scale),
+        zero_point=None if q.zero_point is None else on_scales(q.zero_point),
+        unrounded=None if q.unrounded is None else on_values(q.unrounded),
+        sums=None,
+    )
+
+
+def _check_not_padded(q: QTensor) -> None:
+    if q.padding is not None:
+        raise TypeError(
+            f"a QTensor of shape {q.shape} whose blocks are padded by {q.padding} is "
+            "contracted as it is, and not indexed or rearranged; use the result of "
+            ".dequant()"
+        )
+
+
+def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
+    """Moves elements and their scales by one function, which changes no blocks."""
+    return rearrange(q, function, function)
+
+
+@jax.custom_jvp
+def _straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
+    """The value, with the gradient of x."""
+    del x
+    return value
+
+
+@_straight_through.defjvp
+def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
+    return _straight_through(*primals), tangents[1]
+
+
+Operand = jax.Array | QTensor
+"""One side of a contraction."""
+
+
+def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
+    if not isinstance(q, QTensor) or q.order is None:
+        return axes
+    stored = q._stored_axes()
+    return tuple(stored[axis] for axis in axes)

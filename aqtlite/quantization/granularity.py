@@ -1,0 +1,202 @@
+"""The blocks of an operand that share a scale."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from aqtlite import config
+from aqtlite.operations import OperandAxes
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes import tiles
+from aqtlite.shapes.dimension_numbers import Axes
+
+
+class Layout(NamedTuple):
+    """How the scales of an operand are laid out.
+
+    Along other axes each element has its own scale.
+
+    >>> Layout(shared=(0,), cut=((1, 4),)).scale_shape((3, 8, 5))
+    (1, 4, 5)
+    """
+
+    shared: Axes
+    """The axes along which all elements share a scale."""
+
+    cut: tuple[tuple[int, int], ...] = ()
+    """The axes that are cut into blocks, each with their number."""
+
+    def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the scale of an operand."""
+        sizes = list(dn.shared_shape(shape, self.shared))
+        for axis, count in self.cut:
+            sizes[axis] = count
+        return tuple(sizes)
+
+    def in_blocks(self, x: jax.Array) -> tuple[jax.Array, Axes]:
+        """Splits each axis that is cut in two, the number of blocks and their size.
+
+        Args:
+            x: the operand.
+
+        Returns:
+            The operand, and its axes that share a scale then.
+        """
+        if not self.cut:
+            return x, self.shared
+        return tiles.split(x, self.scale_shape(x.shape)), self._shared_in_blocks()
+
+    def _shared_in_blocks(self) -> Axes:
+        cut = {axis for axis, _ in self.cut}
+
+        def after(axis: int) -> int:
+            return axis + sum(other < axis for other in cut)
+
+        inner = tuple(after(axis) + 1 for axis in cut)
+        return tuple(sorted((*map(after, self.shared), *inner)))
+
+
+def layout(
+    tensor: config.Tensor,
+    shape: Sequence[int],
+    axes: OperandAxes,
+    path: str,
+    local_tiles: int | None = None,
+) -> Layout:
+    """The layout of the scales of an operand.
+
+    Args:
+        tensor: says which axes share one; by default the contracting ones.
+        shape: of the operand.
+        axes: of the operand.
+        path: where the config stands, for error messages.
+        local_tiles: into how many the first contracting axis is cut, None for
+            ``tensor.blocks``.
+
+    Raises:
+        ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
+            names one twice, or if blocks do not divide an axis.
+    """
+    if local_tiles is not None:
+        return _tiles(shape, axes, local_tiles, path)
+    if tensor.blocks is not None:
+        return _blocks(tensor.blocks, shape, axes, path)
+    return Layout(shared_axes(tensor, shape, axes.contracting, path))
+
+
+def shared_axes(
+    tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
+) -> Axes:
+    """The axes along which an operand without blocks has one scale.
+
+    Raises:
+        ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
+            names one twice.
+    """
+    shared = tensor.calib_shared_axes
+    if shared is None:
+        return contracting
+    if shared == "per_tensor":
+        return tuple(range(len(shape)))
+    return normalize_axes(shared, shape, f"{path}.calib_shared_axes")
+
+
+def _blocks(
+    blocks: config.Blocks, shape: Sequence[int], axes: OperandAxes, path: str
+) -> Layout:
+    counts = dict.fromkeys(axes.window, 1)
+    others = [axis for axis in range(len(shape)) if axis not in axes.contracting]
+    try:
+        for axis in axes.cuttable[-1:]:
+            counts[axis] = axes.groups * blocks.count_of(_in_group(shape[axis], axes))
+        if others and blocks.remaining_size > 1:
+            counts[others[-1]] = blocks.remaining_count_of(shape[others[-1]])
+    except ValueError as error:
+        what_to_do = (
+            "Blocks are padded for dot_general and einsum alone; choose another size"
+            if blocks.pad
+            else f"Choose another size, or set {path}.blocks.fit=True for the largest "
+            f"blocks that divide it, or {path}.blocks.pad=True for a shorter last one"
+        )
+        raise ValueError(
+            f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and "
+            f"{_contracting(axes)}. {what_to_do}"
+        ) from error
+    # Nothing lies along an empty axis.
+    counts.update({axis: 1 for axis in axes.contracting if shape[axis] == 0})
+    shared = tuple(axis for axis, count in counts.items() if count == 1)
+    cut = {axis: n for axis, n in counts.items() if 1 < n < shape[axis]}
+    return Layout(shared, tuple(cut.items()))
+
+
+def _tiles(shape: Sequence[int], axes: OperandAxes, count: int, path: str) -> Layout:
+    where = path.rpartition(".")[0]
+    if not axes.cuttable:
+        raise ValueError(
+            f"{where}.local_aqt splits a contracting axis, but this contraction has "
+            f"none to split: {path} has shape {tuple(shape)}; leave local_aqt None"
+        )
+    first = axes.cuttable[0]
+    if _in_group(shape[first], axes) % count:
+        raise ValueError(
+            f"{where}.local_aqt.contraction_axis_shard_count={count} does not divide "
+            f"axis {first} of {path}, of shape {tuple(shape)} and with "
+            f"{_contracting(axes)}"
+        )
+    if count == 1:
+        return Layout(axes.contracting)
+    rest = tuple(axis for axis in axes.contracting if axis != first)
+    count *= axes.groups
+    return Layout(rest, ((first, count),) if count < shape[first] else ())
+
+
+def _in_group(size: int, axes: OperandAxes) -> int:
+    """The size of an axis in each of the groups that it is divided into."""
+    return size if axes.groups == 1 else size // axes.groups
+
+
+def _contracting(axes: OperandAxes) -> str:
+    """The contracting axes, for error messages."""
+    found = f"the contracting axes {axes.contracting}"
+    if axes.window:
+        found += f", of which those of the window, {axes.window}, are never cut"
+    if axes.groups > 1:
+        found += f", and each of {axes.groups} groups is cut by itself"
+    return found
+
+
+def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:
+    """The axes along which elements of an operand share their noise.
+
+    Args:
+        tensor: says which.
+        shape: of the operand.
+        path: where the config stands, for error messages.
+
+    Raises:
+        ValueError: if ``noise_shared_axes`` names an axis that the operand lacks or
+            names one twice.
+    """
+    shared = tensor.noise_shared_axes or ()
+    return normalize_axes(shared, shape, f"{path}.noise_shared_axes")
+
+
+def normalize_axes(axes: Axes, shape: Sequence[int], what: str) -> Axes:
+    """Axes counted from the front.
+
+    Raises:
+        ValueError: if one is out of range or named twice.
+    """
+    ndim = len(shape)
+    if any(not -ndim <= axis < ndim for axis in axes):
+        raise ValueError(
+            f"{what}={axes} names an axis that an operand of shape {tuple(shape)} "
+            "does not have"
+        )
+    normalized = tuple(axis % ndim for axis in axes)
+    if len(set(normalized)) != len(normalized):
+        raise ValueError(
+            f"{what}={axes} names an axis of an operand of shape {tuple(shape)} twice"
+        )
+    return normalized

@@ -1,0 +1,331 @@
+"""Quantization of one array by one `Tensor` config.
+
+All arithmetic is float32 and written so that XLA cannot change its result: one array
+and one config give the same integers and scales in every program. What that takes:
+
+- no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
+- values whose origin the compiler does not see (`exact`), so that it neither moves a
+  factor from the array's producer into the scale nor skips a rounding;
+- no division by a constant (`calibration.scale_from_bound`), and no sum of a product,
+  which may be contracted (`numerics.IntSymmetric` compares with its noise).
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import calibration, config, noise, numerics
+from aqtlite.lowering import exact
+from aqtlite.numerics import rounding
+from aqtlite.operations import OperandAxes
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import granularity, padding
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes import tiles
+
+# Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
+_SAFE_BOUND = 4.0
+
+
+def quantize(
+    x: Any,
+    tensor_config: config.Tensor,
+    axes: int | Sequence[int],
+    key: jax.Array | None = None,
+    *,
+    window: Sequence[int] = (),
+) -> QTensor:
+    """Quantizes an array.
+
+    Args:
+        x: float32, bfloat16, float16 or float64, any shape.
+        tensor_config: the grid, the calibration and the granularity.
+        axes: the axes to be contracted, which share a scale unless
+            ``tensor_config.calib_shared_axes`` says otherwise.
+        key: a `jax.random` key for stochastic rounding. Without one the noise is
+            seeded, for each channel, from the bits of the bound that calibration
+            found for it.
+        window: those of `axes` that are the window of a convolution, which
+            ``tensor_config.blocks`` leaves whole.
+
+    Returns:
+        A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
+        that share one. A channel of zeros has scale 1. A NaN or an infinity makes
+        the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
+        it would poison a float contraction; except with `calibration.Constant`, which
+        looks at no element.
+
+    Raises:
+        TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.
+        ValueError: if the config does not quantize, or an axis is out of range.
+
+    >>> from aqtlite import numerics
+    >>> int4 = config.Tensor(numerics=numerics.IntSymmetric(bits=4))
+    >>> quantize(jnp.array([3.0, -1.5, 0.1]), int4, 0).qvalue.tolist()
+    [7, -4, 0]
+    """
+    if not isinstance(tensor_config, config.Tensor):
+        raise TypeError(
+            f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
+        )
+    _ = tensor_config.grid  # Raises if there is none.
+    if isinstance(x, QTensor):
+        raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
+    x = jnp.asarray(x)
+    check_floating(x, "x")
+    try:
+        sequence = axes if isinstance(axes, Iterable) else (axes,)
+        contracting = tuple(operator.index(axis) for axis in sequence)
+    except TypeError as error:
+        raise TypeError(
+            f"axes must be an int or a sequence of ints, got {axes!r}"
+        ) from error
+    seed = None if key is None else noise.seed_from_key(key)
+    contracting = granularity.normalize_axes(contracting, x.shape, "axes")
+    of_x = OperandAxes.of_contracting(x.ndim, contracting)
+    of_x = of_x._replace(window=_window(window, contracting, x.shape))
+    if tensor_config.calibration.has_state:
+        raise ValueError(
+            f"tensor_config.calibration={tensor_config.calibration!r} needs statistics "
+            "of several batches; quantize with calibration.AbsMax() or another that "
+            "looks at the array alone"
+        )
+    if tensor_config.calibration.is_learned:
+        raise ValueError(
+            f"tensor_config.calibration={tensor_config.calibration!r} is learned, and "
+            "its parameters are trained in a contraction; quantize with "
+            "calibration.AbsMax() or another that looks at the array alone"
+        )
+    given, x = x, padding.pad_array(x, tensor_config, of_x, "tensor_config")
+    calibrated = calibrate(x, tensor_config, of_x, "tensor_config")
+    if tensor_config.scale_stop_grad:
+        calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
+    if tensor_config.needs_noise:
+        if seed is None:
+            seed = noise.seed_from_bounds(*lax.stop_gradient(calibrated.found))
+        shared = granularity.noise_axes(tensor_config, x.shape, "tensor_config")
+        seed = noise.shared_along(seed, shared)
+    q = round_to_grid(x, calibrated, tensor_config, seed)
+    return dataclasses.replace(q, padding=padding.widths(x, like=given))
+
+
+def _window(
+    window: Sequence[int], contracting: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The axes of a window, counted from the front.
+
+    Raises:
+        ValueError: if one is not contracted.
+    """
+    found = granularity.normalize_axes(tuple(window), shape, "window")
+    if not set(found) <= set(contracting):
+        raise ValueError(
+            f"window={tuple(window)} must be some of axes={contracting}, the "
+            f"contracting axes of x, of shape {shape}"
+        )
+    return found
+
+
+class Calibrated(NamedTuple):
+    """The outcome of a calibration, of the rank of the array."""
+
+    bound: jax.Array
+    """float32: the largest value or magnitude that was found."""
+
+    scale: jax.Array
+    """float32: of the stored values."""
+
+    zero_point: jax.Array | None
+    """int32, None on a grid without one."""
+
+    low: jax.Array | None = None
+    """float32: the smallest value that was found, for a grid with a zero point."""
+
+    @property
+    def found(self) -> tuple[jax.Array, ...]:
+        """What was found: the noise is seeded from it."""
+        return (self.bound,) if self.low is None else (self.bound, self.low)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("tensor_config", "axes", "path", "local_tiles")
+)
+def calibrate(
+    x: jax.Array,
+    tensor_config: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    state: Any = (),
+    local_tiles: int | None = None,
+) -> Calibrated:
+    """Finds the scale of an array, and the zero point on a grid that has one.
+
+    Args:
+        x: floating, any shape.
+        tensor_config: calibration, granularity and grid.
+        axes: of the array: the contracting ones share a scale by default.
+        path: where the config stands, for error messages.
+        state: the statistics of a calibration that gathers them, or the parameters of
+            one that is learned.
+        local_tiles: into how many the first contracting axis is cut, None for the
+            granularity of `tensor_config`.
+    """
+    layout = granularity.layout(tensor_config, x.shape, axes, path, local_tiles)
+    grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
+    found = tensor_config.calibration.range(exact.float32(blocks), shared, grid, state)
+    _check_range(found, tensor_config, blocks.shape, shared, path)
+    try:
+        scale, zero_point = calibration.scale_and_zero_point(
+            found, grid, po2=tensor_config.po2_scale, dtype=tensor_config.scale_dtype
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{path}.numerics and {path}.calibration={tensor_config.calibration!r}, "
+            f"for an operand of shape {x.shape}: {error}"
+        ) from error
+    calibrated = Calibrated(found.high, scale, zero_point, found.low)
+    if not layout.cut:
+        return calibrated
+    scale_shape = layout.scale_shape(x.shape)
+    return jax.tree.map(lambda one: one.reshape(scale_shape), calibrated)
+
+
+def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array:
+    """Scales an array for its grid: float32, times the reciprocal of its scale.
+
+    Args:
+        x: floating, any shape.
+        scale: that of the stored values, keepdims.
+        grid: the grid.
+    """
+    if tiles.has_blocks(x.shape, scale.shape):
+        blocks = tiles.split(x, scale.shape)
+        scale = tiles.split_keepdims(scale, x.shape)
+        return tiles.merge(scaled(blocks, scale, grid), like=x)
+    values = exact.algebraic_barrier(exact.float32(x))
+    if not grid.has_zero:
+        # A channel of zeros has a scale of 0.
+        scale = jnp.where(scale == 0, jnp.float32(1), scale)
+    if grid.bound < _SAFE_BOUND:
+        # The reciprocal of a large scale would be subnormal.
+        shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
+        values, scale = values * shrink, scale * shrink
+    return values * (jnp.float32(grid.unit) / scale)
+
+
+@functools.partial(jax.jit, static_argnames="tensor_config")
+def round_to_grid(
+    x: jax.Array,
+    calibrated: Calibrated,
+    tensor_config: config.Tensor,
+    seed: jax.Array | None,
+) -> QTensor:
+    """Rounds an array with a known scale.
+
+    Args:
+        x: floating, any shape.
+        calibrated: the scale and the zero point.
+        tensor_config: names the grid.
+        seed: of the noise, the same along axes that share it; None for a grid that
+            needs none. See `noise.Noise.bits`.
+    """
+    if tiles.has_blocks(x.shape, calibrated.scale.shape):
+        return _round_blocks(x, calibrated, tensor_config, seed)
+    grid = tensor_config.grid
+    bits = None if seed is None else _noise(x.shape, seed, tensor_config)
+    stored = grid.round(scaled(x, calibrated.scale, grid), bits)
+    dtype = grid.storage_dtype if calibrated.zero_point is None else np.dtype("int32")
+    _check_array(stored, f"{type(grid).__name__}.round", x.shape, dtype)
+    if calibrated.zero_point is not None and grid.zero_point_range is not None:
+        stored = rounding.around_zero_point(
+            stored, calibrated.zero_point, grid.zero_point_range
+        ).astype(grid.storage_dtype)
+    return QTensor(
+        stored,
+        calibrated.scale,
+        x.dtype,
+        zero_point=calibrated.zero_point,
+        numerics=grid,
+    )
+
+
+def _noise(
+    shape: tuple[int, ...], seed: jax.Array, tensor_config: config.Tensor
+) -> jax.Array:
+    """The random bits of each element, equal along the axes that share them."""
+    source = tensor_config.noise
+    shared = granularity.noise_axes(tensor_config, shape, "tensor_config")
+    own = dn.shared_shape(shape, shared)
+    bits = source.bits(own, seed)
+    _check_array(bits, f"{type(source).__name__}.bits", own, np.dtype("uint32"))
+    return jnp.broadcast_to(bits, shape) if shared else bits
+
+
+def _round_blocks(
+    x: jax.Array,
+    calibrated: Calibrated,
+    tensor_config: config.Tensor,
+    seed: jax.Array | None,
+) -> QTensor:
+    """Rounds an array of which the scale has blocks."""
+    blocks = tiles.split(x, calibrated.scale.shape)
+    of_blocks = jax.tree.map(lambda y: tiles.split_keepdims(y, x.shape), calibrated)
+    if seed is not None and seed.ndim > 1:
+        seed = tiles.split_keepdims(seed, x.shape, first=1)
+    q = round_to_grid(blocks, of_blocks, tensor_config, seed)
+    return dataclasses.replace(
+        q,
+        qvalue=tiles.merge(q.qvalue, like=x),
+        scale=calibrated.scale,
+        zero_point=calibrated.zero_point,
+    )
+
+
+def _check_range(
+    found: Any,
+    tensor_config: config.Tensor,
+    shape: tuple[int, ...],
+    shared: tuple[int, ...],
+    path: str,
+) -> None:
+    """Checks what a calibration, which may be a user's own, returns."""
+    name = type(tensor_config.calibration).__name__
+    where = f"{path}.calibration: {name}.bound or .range"
+    if not isinstance(found, calibration.Range):
+        raise TypeError(
+            f"{path}.calibration: {name}.range must return a calibration.Range, got "
+            f"{found!r}"
+        )
+    wanted = dn.shared_shape(shape, shared)
+    _check_array(found.high, where, wanted, np.dtype("float32"))
+    if found.low is not None:
+        _check_array(found.low, where, wanted, np.dtype("float32"))
+
+
+def _check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raises TypeError or ValueError unless x is an array of this type."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")) or x.dtype != dtype:
+        kind = x.dtype.name if hasattr(x, "dtype") else type(x).__name__
+        raise TypeError(f"{where} must return {dtype.name}, got {kind}")
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(
+            f"{where} must return an array of shape {tuple(shape)}, got {x.shape}; for "
+            "statistics, another batch may have had another shape"
+        )
+
+
+def check_floating(x: jax.Array, what: str) -> None:
+    """Raises TypeError unless x is float32, bfloat16, float16 or float64."""
+    if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64):
+        raise TypeError(
+            f"{what} must be float32, bfloat16, float16 or float64 to be quantized, "
+            f"got {x.dtype} of shape {x.shape}; cast it first, or leave this "
+            "contraction unquantized"
+        )

@@ -1,0 +1,318 @@
+"""Smoothing: scales on the contracting axes that move from one operand to the other.
+
+A contraction sums ``lhs_j rhs_j`` over channels j, so that ``lhs_j / s_j`` and
+``rhs_j s_j`` give the same sums. `config.Smoothing` has the formula of ``s``. Where it
+is a power of two, every product is the same float, bit for bit, unless it leaves the
+range of normal numbers.
+
+What multiplies lhs, ``1 / s``, is computed here and laid out as keepdims of lhs: of
+size 1 along its remaining axes, which is all that smoothing shares. A channel of zeros
+(or of subnormal numbers) in either operand has ``s = 1``. So has a channel with a NaN
+or an infinity, which goes on to poison what it would without smoothing; but statistics
+that are not finite make ``s`` NaN.
+
+The state of a smoothing with statistics is a dictionary: the number of `batches`; for
+`lhs` and `rhs` what their calibrations keep, if they do; and `lhs_factor`, or in its
+place `absorbed`, if what comes before the contraction multiplies lhs by it already.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite import calibration, config, numerics
+from aqtlite.calibration import batch_count, power_mean, scale_grids
+from aqtlite.lowering import exact
+from aqtlite.operations import SIDES, DotGeneral, Operation
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.shapes import dimension_numbers as dn
+
+# For calibrations, whose ranges are those of a symmetric grid.
+_GRID = numerics.IntSymmetric(bits=8)
+
+_LARGEST = 2.0**62
+"""Of scales, and its reciprocal is the smallest: both are normal, and so are the
+scales' reciprocals and squares."""
+
+
+def dims_of(operation: Operation) -> dn.DimensionNumbers:
+    """The dimension numbers of a contraction whose operands can be smoothed.
+
+    Raises:
+        ValueError: if its channels do not pair up, as those of a convolution.
+    """
+    if not isinstance(operation, DotGeneral):
+        raise ValueError(
+            f"fwd.smoothing was asked of {operation.name}, but moves scales along the "
+            "contracting axes of a dot_general or an einsum alone: set it to None"
+        )
+    return operation.dims
+
+
+class Factors(NamedTuple):
+    """What multiplies each operand; None where it is smooth already."""
+
+    lhs: jax.Array | None
+    rhs: jax.Array | None
+
+
+def smooth(
+    raw: config.DotGeneralRaw,
+    lhs: Operand,
+    rhs: Operand,
+    dims: dn.DimensionNumbers,
+    state: Any = (),
+) -> tuple[Operand, Operand]:
+    """Divides lhs by the scales of a smoothing, and multiplies rhs by them.
+
+    Gradients take the scales as constants.
+
+    Args:
+        raw: of the forward contraction; without smoothing nothing is changed.
+        lhs: floating, or a `QTensor`, which has been smoothed.
+        rhs: the same.
+        dims: canonical dimension numbers.
+        state: of a smoothing that gathers statistics.
+
+    Returns:
+        The operands. One that will be quantized is float32 (float64 for float64),
+        which holds what its own dtype does not; one that stays in float keeps its
+        dtype.
+
+    Raises:
+        ValueError: if an operand is frozen and the scales are not, or if statistics
+            are missing.
+    """
+    if raw.smoothing is None:
+        return lhs, rhs
+    found = factors(raw.smoothing, lhs, rhs, dims, state)
+    tensors = raw.lhs, raw.rhs
+    first, second = (
+        x
+        if factor is None or isinstance(x, QTensor)
+        else _product(x, factor, _dtype(x.dtype, tensor, raw.smoothing))
+        for x, tensor, factor in zip((lhs, rhs), tensors, found, strict=True)
+    )
+    return first, second
+
+
+def factors(
+    cfg: config.Smoothing,
+    lhs: Operand,
+    rhs: Operand,
+    dims: dn.DimensionNumbers,
+    state: Any = (),
+) -> Factors:
+    """What multiplies each operand, laid out so that it does.
+
+    Args:
+        cfg: the smoothing.
+        lhs: floating, or a `QTensor`.
+        rhs: the same.
+        dims: canonical dimension numbers.
+        state: of a smoothing that gathers statistics.
+    """
+    is_absorbed = False
+    if cfg.has_state:
+        is_absorbed = "absorbed" in state
+        of_lhs = _ready(cfg, state, lhs.shape, dims)
+    else:
+        _check_floats(lhs, rhs)
+        of_lhs = _lhs_factor(cfg, lhs, rhs, dims, {})
+        # What is not finite stands in the operands themselves.
+        of_lhs = jnp.where(jnp.isfinite(of_lhs), of_lhs, jnp.float32(1))
+    of_lhs = jax.lax.stop_gradient(of_lhs)
+    of_rhs = 1 / dn.rhs_scale_to_lhs(of_lhs, dn.transpose(dims), rhs.ndim)
+    return Factors(None if is_absorbed else of_lhs, of_rhs)
+
+
+def init_state(
+    cfg: config.Smoothing,
+    lhs_shape: tuple[int, ...],
+    rhs_shape: tuple[int, ...],
+    dims: dn.DimensionNumbers,
+) -> dict[str, Any]:
+    """The statistics of a smoothing before the first batch; its scales are NaN.
+
+    Args:
+        cfg: the smoothing, of which a calibration gathers statistics.
+        lhs_shape: of lhs.
+        rhs_shape: of rhs.
+        dims: canonical dimension numbers.
+    """
+    state: dict[str, Any] = {"batches": batch_count.none()}
+    for side, shape in zip(SIDES, (lhs_shape, rhs_shape), strict=True):
+        how = _calibration(cfg, side)
+        if how.has_state:
+            axes = _remaining(dims, side, len(shape))
+            state[side] = how.init_state(dn.shared_shape(shape, axes), _GRID)
+    shared = _remaining(dims, "lhs", len(lhs_shape))
+    shape = dn.shared_shape(lhs_shape, shared)
+    return {**state, "lhs_factor": jnp.full(shape, jnp.nan, jnp.float32)}
+
+
+def update_state(
+    cfg: config.Smoothing,
+    state: Any,
+    lhs: Operand,
+    rhs: Operand,
+    dims: dn.DimensionNumbers,
+) -> Any:
+    """The statistics of a smoothing, and its scales, after one more batch.
+
+    Args:
+        cfg: the smoothing, of which a calibration gathers statistics.
+        state: as `init_state` returns it. One that is absorbed stays as it is.
+        lhs: floating; a `QTensor` on either side leaves the state as it is.
+        rhs: the same.
+        dims: canonical dimension numbers.
+    """
+    if "absorbed" in state or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
+        return state
+    after = {"batches": state["batches"] + 1}
+    for side, x in zip(SIDES, (lhs, rhs), strict=True):
+        how, axes = _calibration(cfg, side), _remaining(dims, side, x.ndim)
+        if how.has_state:
+            fixed = exact.float32(jax.lax.stop_gradient(x))
+            after[side] = how.update(state[side], fixed, axes, _GRID)
+    of_lhs = _lhs_factor(cfg, lhs, rhs, dims, after)
+    _check_shape(of_lhs.shape, state["lhs_factor"].shape)
+    return {**after, "lhs_factor": of_lhs}
+
+
+def _calibration(cfg: config.Smoothing, side: str) -> calibration.Calibration:
+    return cfg.lhs_calibration if side == "lhs" else cfg.rhs_calibration
+
+
+def _remaining(dims: dn.DimensionNumbers, side: str, ndim: int) -> dn.Axes:
+    contracting, batch = (pair[SIDES.index(side)] for pair in dims)
+    return dn.remaining_axes(ndim, contracting, batch)
+
+
+def _magnitudes(
+    cfg: config.Smoothing,
+    side: str,
+    x: Any,
+    dims: dn.DimensionNumbers,
+    state: Any,
+) -> jax.Array | None:
+    """The magnitude of each channel; None if the scales do not depend on it."""
+    exponent = cfg.lhs_exponent if side == "lhs" else cfg.rhs_exponent
+    if not exponent:
+        return None
+    how = _calibration(cfg, side)
+    axes = _remaining(dims, side, x.ndim)
+    fixed = exact.float32(jax.lax.stop_gradient(x))
+    found = how.range(fixed, axes, _GRID, state)
+    where = f"fwd.smoothing.{side}_calibration"
+    if not isinstance(found, calibration.Range) or found.low is not None:
+        raise TypeError(
+            f"{where}={how!r} must give one magnitude for each channel, and gives "
+            f"{found!r}; take one for symmetric grids, such as calibration.AbsMax()"
+        )
+    _check_shape(found.high.shape, dn.shared_shape(x.shape, axes))
+    return exact.fusion_barrier(found.high)
+
+
+def _lhs_factor(
+    cfg: config.Smoothing,
+    lhs: Any,
+    rhs: Any,
+    dims: dn.DimensionNumbers,
+    states: Mapping[str, Any],
+) -> jax.Array:
+    """Computes ``1 / s`` as keepdims of lhs; NaN where a magnitude is not finite.
+
+    Args:
+        cfg: the smoothing.
+        lhs: floating.
+        rhs: floating.
+        dims: canonical dimension numbers.
+        states: what the calibration of a side keeps, by side, if it does.
+    """
+    of_lhs = _magnitudes(cfg, "lhs", lhs, dims, states.get("lhs", ()))
+    of_rhs = _magnitudes(cfg, "rhs", rhs, dims, states.get("rhs", ()))
+    if of_rhs is not None:
+        of_rhs = dn.rhs_scale_to_lhs(of_rhs, dims, lhs.ndim)
+    present = [m for m in (of_lhs, of_rhs) if m is not None]
+    tiny = jnp.finfo(jnp.float32).tiny
+    has_values = jnp.bool_(True)
+    is_finite = jnp.bool_(True)
+    for one in present:
+        has_values = has_values & (one >= tiny)
+        is_finite = is_finite & jnp.isfinite(one)
+    up, down = (
+        jnp.float32(1)
+        if one is None
+        else power_mean.power(jnp.where(has_values, one, jnp.float32(1)), exponent)
+        for one, exponent in ((of_rhs, cfg.rhs_exponent), (of_lhs, cfg.lhs_exponent))
+    )
+    factor = jnp.clip(up / down, 1 / _LARGEST, _LARGEST)
+    if cfg.po2_scale:
+        factor = scale_grids.nearest_power_of_two(factor)
+    factor = jnp.where(is_finite, factor, jnp.float32(jnp.nan))
+    # What reads it is compiled alike whether it is computed or given.
+    return exact.fusion_barrier(factor)
+
+
+def _dtype(dtype: Any, tensor: config.Tensor, cfg: config.Smoothing) -> np.dtype:
+    """The dtype of a smoothed operand."""
+    own = np.dtype(dtype)
+    # A power of two times a bfloat16 is one, too.
+    is_held = own in (np.dtype(jnp.bfloat16), np.float64) and cfg.po2_scale
+    if is_held or own == np.float64 or not tensor.is_quantized:
+        return own
+    return np.dtype("float32")
+
+
+def _product(x: jax.Array, factor: jax.Array, dtype: np.dtype) -> jax.Array:
+    return exact.scaled(jnp.asarray(x), factor).astype(dtype)
+
+
+def _ready(
+    cfg: config.Smoothing, state: Any, lhs_shape: Any, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """Returns the factor in a state.
+
+    Raises:
+        ValueError: if there is none, or certainly one of no batch, or of another shape.
+    """
+    if not jax.tree.leaves(state):
+        raise ValueError(
+            f"fwd.smoothing={cfg!r} gathers statistics, and was given none: pass "
+            "states= (aqtlite.statistics makes them), or use calibrations that look at "
+            "the array alone, such as calibration.AbsMax()"
+        )
+    problem = batch_count.problem(state["batches"])
+    if problem is not None:
+        raise ValueError(
+            f"fwd.smoothing has {problem}: gather some, in Flax with "
+            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
+        )
+    found = state["absorbed"] if "absorbed" in state else state["lhs_factor"]
+    shared = _remaining(dims, "lhs", len(lhs_shape))
+    _check_shape(found.shape, dn.shared_shape(lhs_shape, shared))
+    return found
+
+
+def _check_floats(lhs: Operand, rhs: Operand) -> None:
+    for side, x in zip(SIDES, (lhs, rhs), strict=True):
+        if isinstance(x, QTensor):
+            raise ValueError(
+                f"fwd.{side} is a QTensor of shape {x.shape}, but fwd.smoothing "
+                "computes its scales from both operands at every call. Take them from "
+                "statistics: fwd.smoothing.lhs_calibration="
+                "calibration.MaxOverBatches()"
+            )
+
+
+def _check_shape(found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if tuple(found) != tuple(wanted):
+        raise ValueError(
+            f"fwd.smoothing has one magnitude for each channel of the contracting and "
+            f"batch axes, of shape {tuple(wanted)}, and found {tuple(found)}; for "
+            "statistics, another batch may have had another shape"
+        )

@@ -1,0 +1,37 @@
+"""The collections in which the states of contractions are kept."""
+
+from collections.abc import Mapping
+
+from aqtlite import config
+from aqtlite.quantization import statistics
+
+STATISTICS = "aqt_stats"
+"""The collection of the statistics of operands."""
+
+PARAMETERS = "params"
+"""The collection of learned parameters: that of all parameters."""
+
+OF_GRADIENTS = "_overwrite_with_gradient"
+"""The collection of the statistics of output gradients, whose gradient is what takes
+their place: the name that `flax.training.train_state.TrainState` knows."""
+
+
+def collections_of(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
+    """The collections in which a contraction has states, and the fields of `States`."""
+    found: dict[str, list[str]] = {}
+    tensors = {
+        "lhs": cfg.fwd.lhs,
+        "rhs": cfg.fwd.rhs,
+        "dlhs": cfg.dlhs.lhs,
+        "drhs": cfg.drhs.lhs,
+    }
+    for side, tensor in tensors.items():
+        if statistics.is_learned(tensor):
+            found.setdefault(PARAMETERS, []).append(side)
+        elif tensor.gathers_statistics:
+            is_gradient = side in ("dlhs", "drhs")
+            collection = OF_GRADIENTS if is_gradient else STATISTICS
+            found.setdefault(collection, []).append(side)
+    if statistics.has_smoothing_state(cfg):
+        found.setdefault(STATISTICS, []).append("smoothing")
+    return found

@@ -1,0 +1,333 @@
+"""The states of calibrations that have some, kept by the caller.
+
+There are three kinds, each a pytree of arrays for an operand, ``()`` for one without:
+
+- the statistics of an operand of the forward contraction. A framework (or a training
+  loop) keeps them, updates them with the batch, and hands them to the contraction;
+- the parameters of a learned calibration. An optimizer trains them: their gradient is
+  that of the loss;
+- the statistics of the output gradient, which the backward pass alone knows. Their
+  "gradient" is the updated statistics, which take their place: the convention of
+  `flax.linen.fp8_ops`, which `flax.training.train_state.TrainState` understands.
+
+`aqtlite.flax` keeps them in collections.
+
+>>> import jax.numpy as jnp
+>>> from aqtlite import config
+>>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
+>>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
+States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=())
+
+Beside statistics, the number of batches is counted: before the first one a contraction
+raises, and gives NaN under `jax.jit`. Statistics of gradients need no batch before the
+first; `aqtlite.quantization.gradient_statistics` has what is special about them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite import config
+from aqtlite.calibration import batch_count
+from aqtlite.lowering import exact
+from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import (
+    gradient_statistics,
+    granularity,
+    learned_parameters,
+    smoothing,
+)
+from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.shapes import dimension_numbers as dn
+
+
+class States(NamedTuple):
+    """The states of a contraction, ``()`` where a calibration has none."""
+
+    lhs: Any = ()
+    """Statistics or parameters of the forward's lhs."""
+
+    rhs: Any = ()
+    """The same of its rhs."""
+
+    dlhs: Any = ()
+    """Statistics of the output gradient, where it gives the gradient of lhs."""
+
+    drhs: Any = ()
+    """The same, where it gives the gradient of rhs."""
+
+    smoothing: Any = ()
+    """Statistics and scales of a smoothing; see `aqtlite.quantization.smoothing`."""
+    out: Any = ()
+    """Statistics of the result."""
+
+
+def has_smoothing_state(cfg: config.DotGeneral) -> bool:
+    """Returns True if the scales of a smoothing come from statistics."""
+    return cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state
+
+
+def has_parameters(cfg: config.DotGeneral) -> bool:
+    """Returns True if a calibration is learned."""
+    return any(is_learned(one) for one in (cfg.fwd.lhs, cfg.fwd.rhs))
+
+
+def has_gradient_states(cfg: config.DotGeneral) -> bool:
+    """Returns True if a calibration gathers statistics of the output gradient."""
+    return cfg.dlhs.lhs.gathers_statistics or cfg.drhs.lhs.gathers_statistics
+
+
+def is_learned(tensor: config.Tensor) -> bool:
+    """Returns True if the scale of an operand is learned."""
+    return tensor.is_quantized and tensor.calibration.is_learned
+
+
+def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) -> States:
+    """The states of a contraction before the first batch.
+
+    Args:
+        cfg: of the contraction.
+        lhs: an operand; or its shape and dtype, if its scale is not learned, and with a
+            smoothing neither is that of the other one.
+        rhs: the other one.
+        contraction: an `Operation`, or dimension numbers as `jax.lax.dot_general` takes
+            them.
+
+    Returns:
+        A state for each operand, ``()`` for one whose calibration has none.
+
+    Raises:
+        ValueError: if each row of an operand would have a state of its own.
+        TypeError: if a learned scale has no values to start from.
+    """
+    operation = _operation(contraction, lhs, rhs)
+    lhs_axes, rhs_axes = map(operation.axes, SIDES)
+    out_shape = operation.output_shape(lhs.shape, rhs.shape)
+    smoothed: Any = ()
+    first: Any = ()
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        dims = smoothing.dims_of(operation)
+        smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
+    if cfg.fwd.smoothing is not None and has_parameters(cfg):
+        dims = smoothing.dims_of(operation)
+        for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
+            if is_learned(tensor):
+                learned_parameters.check_values(tensor, path, lhs, "fwd.lhs")
+                learned_parameters.check_values(tensor, path, rhs, "fwd.rhs")
+        # Learned parameters start from what is quantized.
+        if smoothed:
+            first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, first)
+    return States(
+        _init(cfg.fwd.lhs, lhs, lhs_axes, "fwd.lhs"),
+        _init(cfg.fwd.rhs, rhs, rhs_axes, "fwd.rhs"),
+        gradient_statistics.init(cfg.dlhs.lhs, len(out_shape)),
+        gradient_statistics.init(cfg.drhs.lhs, len(out_shape)),
+        smoothed,
+        init_output(cfg.out, out_shape),
+    )
+
+
+def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
+    """The statistics of a result before the first batch.
+
+    Args:
+        tensor: ``cfg.out``.
+        shape: of the result.
+    """
+    out = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+    return _init(tensor, out, _last_axis(out), "out")
+
+
+def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -> Any:
+    """The statistics of a result after one more batch.
+
+    Args:
+        tensor: ``cfg.out``.
+        state: ``states.out``.
+        out: the result; of a `QTensor`, the float array that it holds for gradients.
+
+    Raises:
+        TypeError: if a `QTensor` holds none.
+    """
+    if not tensor.gathers_statistics:
+        return state
+    if isinstance(out, QTensor):
+        if out.unrounded is None:
+            raise TypeError(
+                f"out is a QTensor of {out.qvalue.dtype} and shape {out.shape} without "
+                "the float result, whose range its integers do not have; give the one "
+                "that the contraction returned, before .stop_gradient()"
+            )
+        out = out.unrounded
+    return _update(tensor, state, out, _last_axis(out), "out")
+
+
+def merge_states(cfg: config.DotGeneral, states: States, others: States) -> States:
+    """The states of a contraction after the batches of two states.
+
+    It joins what several hosts gathered, or devices inside `jax.shard_map`, where what
+    each saw is a batch of its own. Under `jax.jit` there is nothing to join.
+
+    Args:
+        cfg: of the contraction.
+        states: as `update_states` returns them. Parameters, and statistics of the
+            gradient of the result, stay as they are.
+        others: of other batches.
+
+    Raises:
+        ValueError: if the statistics of a calibration depend on the order of batches.
+    """
+    if others.smoothing:
+        raise ValueError(
+            f"the statistics of fwd.smoothing={cfg.fwd.smoothing!r} cannot be merged: "
+            "its scales are those of both operands of all batches. Gather them under "
+            "jax.jit with batches sharded over the devices"
+        )
+    return states._replace(
+        lhs=merge_state(cfg.fwd.lhs, states.lhs, others.lhs, "fwd.lhs"),
+        rhs=merge_state(cfg.fwd.rhs, states.rhs, others.rhs, "fwd.rhs"),
+        out=merge_state(cfg.out, states.out, others.out, "out"),
+    )
+
+
+def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any:
+    """The state of one operand, as `merge_states` returns it."""
+    if not tensor.gathers_statistics:
+        return state
+    if isinstance(state, FixedScale) or isinstance(other, FixedScale):
+        raise ValueError(_fixed(tensor, path))
+    merge = tensor.calibration.merge
+    return {
+        "batches": state["batches"] + other["batches"],
+        "state": merge(state["state"], other["state"], tensor.grid),
+    }
+
+
+def _fixed(tensor: config.Tensor, path: str) -> str:
+    return (
+        f"the statistics of {path}.calibration={tensor.calibration!r} were replaced by "
+        "the scale that they gave, for serving, and no batch can be added to them: "
+        "gather statistics with the variables of training, and convert again"
+    )
+
+
+def _last_axis(x: Any) -> OperandAxes:
+    return OperandAxes.of_contracting(x.ndim, tuple(range(x.ndim))[-1:])
+
+
+def update_states(
+    cfg: config.DotGeneral, states: States, lhs: Any, rhs: Any, contraction: Any
+) -> States:
+    """The states of a contraction after one more batch of its operands.
+
+    Args:
+        cfg: of the contraction.
+        states: as `init_states` returns them. Parameters, and statistics of the result
+            (`update_output`) and of its gradient, stay as they are.
+        lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
+            is.
+        rhs: the other one.
+        contraction: as `init_states` takes it.
+    """
+    operation = _operation(contraction, lhs, rhs)
+    lhs_axes, rhs_axes = map(operation.axes, SIDES)
+    smoothed = states.smoothing
+    if cfg.fwd.smoothing is not None:
+        dims = smoothing.dims_of(operation)
+        if cfg.fwd.smoothing.has_state:
+            smoothed = smoothing.update_state(
+                cfg.fwd.smoothing, smoothed, lhs, rhs, dims
+            )
+        # The range of an operand is that of what is quantized.
+        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
+    return states._replace(
+        lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs"),
+        rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_axes, "fwd.rhs"),
+        smoothing=smoothed,
+    )
+
+
+def _operation(contraction: Any, lhs: Any, rhs: Any) -> Operation:
+    if isinstance(contraction, Operation):
+        return contraction
+    return DotGeneral.of(contraction, lhs.shape, rhs.shape)
+
+
+def _init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
+    if is_learned(tensor):
+        if path == "fwd.lhs" and tensor.calib_shared_axes is None:
+            raise ValueError(_one_for_each_row(tensor, path, "is learned"))
+        return learned_parameters.init(tensor, x, axes, path)
+    if not tensor.gathers_statistics:
+        return ()
+    if tensor.calib_shared_axes is None:
+        raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
+    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
+    scale_shape = dn.shared_shape(x.shape, shared)
+    state = tensor.calibration.init_state(scale_shape, tensor.grid)
+    return {"batches": batch_count.none(), "state": state}
+
+
+def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
+    return (
+        f"{path}.calibration={tensor.calibration!r} {what}, but "
+        f"{path}.calib_shared_axes is None: each row of a batch would have its own."
+        f' Set {path}.calib_shared_axes to "per_tensor", or to all axes but those '
+        "that mean the same in every batch"
+    )
+
+
+def _update(
+    tensor: config.Tensor, state: Any, x: Any, axes: OperandAxes, path: str
+) -> Any:
+    if not tensor.gathers_statistics or isinstance(x, QTensor):
+        return state
+    if isinstance(state, FixedScale):
+        raise ValueError(_fixed(tensor, path))
+    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
+    fixed = exact.float32(jax.lax.stop_gradient(x))
+    return {
+        "batches": state["batches"] + 1,
+        "state": tensor.calibration.update(state["state"], fixed, shared, tensor.grid),
+    }
+
+
+def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
+    """Raises ValueError if a calibration that needs a state was given none.
+
+    Args:
+        tensor: of one operand.
+        state: of that operand.
+        path: of its config, for the message.
+    """
+    if jax.tree.leaves(state):
+        return
+    what = "is learned" if tensor.calibration.is_learned else "gathers statistics"
+    raise ValueError(
+        f"{path}.calibration={tensor.calibration!r} {what}, and was given no state: "
+        "pass states= (aqtlite.statistics makes them; in Flax, model.init does), or "
+        "use a calibration that looks at the array alone, such as calibration.AbsMax()"
+    )
+
+
+def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
+    """Raises ValueError if there are no statistics, or certainly of no batch.
+
+    Args:
+        tensor: of one operand, whose calibration gathers statistics.
+        state: of that operand.
+        path: of its config, for the message.
+    """
+    check_given(tensor, state, path)
+    if isinstance(state, FixedScale):
+        return
+    problem = batch_count.problem(state["batches"])
+    if problem is not None:
+        raise ValueError(
+            f"{path}.calibration has {problem}: gather some, in Flax with "
+            "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
+        )

@@ -1,0 +1,267 @@
+"""Shapes of scales, of which each element belongs to a block of an array.
+
+Along each axis an array of `size` elements has `count` scales: one (the axis shares its
+scale), one for each element, or one for each of several blocks of equal sizes.
+"""
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
+
+from aqtlite.shapes.sharding import explicit_sharding, spec_of_axes
+
+Shape = tuple[int, ...]
+
+
+def block_sizes(shape: Sequence[int], scale_shape: Sequence[int]) -> Shape:
+    """Along each axis, how many elements share a scale."""
+    pairs = zip(shape, scale_shape, strict=True)
+    return tuple(size if count == 1 else size // (count or 1) for size, count in pairs)
+
+
+def without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> Shape:
+    """The sizes that a reshape asks for, with -1 replaced by what is left.
+
+    Raises:
+        ValueError: if they do not fit.
+    """
+    sizes = tuple(operator.index(size) for size in new_shape)
+    total, known = math.prod(shape), math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and known:
+        sizes = tuple(total // known if size == -1 else size for size in sizes)
+    if math.prod(sizes) != total or min(sizes, default=0) < 0:
+        raise ValueError(
+            f"a QTensor of shape {tuple(shape)} cannot be reshaped to "
+            f"{tuple(new_shape)}"
+        )
+    return sizes
+
+
+def from_the_front(axis: int, ndim: int) -> int:
+    """An axis of an array of some rank, counted from its first one.
+
+    Raises:
+        ValueError: if it has no such axis.
+    """
+    axis = operator.index(axis)
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of range for a QTensor of {ndim} axes")
+    return axis % ndim
+
+
+def reshaped_scale(
+    shape: Sequence[int], scale_shape: Sequence[int], new_shape: Sequence[int]
+) -> Shape:
+    """The shape of the scale of a reshaped array.
+
+    Args:
+        shape: of the array.
+        scale_shape: of its scale.
+        new_shape: of as many elements.
+
+    Raises:
+        ValueError: if elements that share a scale would come to lie apart.
+    """
+    if tuple(new_shape) == tuple(shape):
+        return tuple(scale_shape)
+    counts = [1] * len(new_shape)
+    for old, new in _pieces(shape, new_shape):
+        sizes = [new_shape[axis] for axis in new]
+        if len(old) == len(new) == 1:
+            found = [scale_shape[old[0]]]
+        else:
+            block = _run([shape[axis] for axis in old], [scale_shape[a] for a in old])
+            found = [] if block is None else _cut(sizes, block)
+        if not found:
+            raise ValueError(
+                f"a QTensor of shape {tuple(shape)} with a scale of shape "
+                f"{tuple(scale_shape)} cannot be reshaped to {tuple(new_shape)}: of "
+                f"axes {old}, elements that share a scale would lie apart in axes "
+                f"{new}. Reshape the result of .dequant() instead"
+            )
+        for axis, count in zip(new, found, strict=True):
+            counts[axis] = count
+    return tuple(counts)
+
+
+def _pieces(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[Shape, Shape]]:
+    """The smallest groups of axes that a reshape turns into each other.
+
+    Axes of size 1 are left out.
+    """
+    if 0 in old:
+        raise ValueError(
+            f"an empty QTensor of shape {tuple(old)} cannot be reshaped to "
+            f"{tuple(new)}; reshape the result of .dequant() instead"
+        )
+    olds = [axis for axis, size in enumerate(old) if size != 1]
+    news = [axis for axis, size in enumerate(new) if size != 1]
+    while olds:
+        left, right = [olds.pop(0)], [news.pop(0)]
+        while (a := math.prod(old[i] for i in left)) != (
+            b := math.prod(new[i] for i in right)
+        ):
+            if a < b:
+                left.append(olds.pop(0))
+            else:
+                right.append(news.pop(0))
+        yield tuple(left), tuple(right)
+
+
+def _run(sizes: Sequence[int], counts: Sequence[int]) -> int | None:
+    """How many neighbours share a scale once axes are merged; None if they do not."""
+    block, axis = 1, len(sizes) - 1
+    while axis >= 0 and counts[axis] == 1:
+        block *= sizes[axis]
+        axis -= 1
+    if axis >= 0:
+        block *= sizes[axis] // counts[axis]
+    is_regular = all(counts[i] == sizes[i] for i in range(axis))
+    return block if is_regular else None
+
+
+def _cut(sizes: Sequence[int], block: int) -> list[int]:
+    """The counts of axes whose neighbours share scales so; [] if they cannot."""
+    counts: list[int] = []
+    for size in reversed(sizes):
+        if block % size == 0:
+            counts.insert(0, 1)
+            block //= size
+        elif size % block == 0:
+            counts.insert(0, size // block)
+            block = 1
+        else:
+            return []
+    return counts
+
+
+def expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
+    """Expands an index to one entry per axis, and None wherever a new axis goes."""
+    entries = index if isinstance(index, tuple) else (index,)
+    for entry in entries:
+        is_int = (
+            hasattr(entry, "dtype")
+            and entry.ndim == 0
+            and jnp.issubdtype(entry.dtype, jnp.integer)
+        ) or (isinstance(entry, int) and not isinstance(entry, bool))
+        if not (is_int or entry is None or entry is Ellipsis) and not isinstance(
+            entry, slice
+        ):
+            raise TypeError(
+                "a QTensor takes ints, slices, None and Ellipsis as indices; got "
+                f"{entry!r}. Index the result of .dequant() instead"
+            )
+    named = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if named > ndim or sum(entry is Ellipsis for entry in entries) > 1:
+        raise IndexError(f"index {index!r} does not fit an array of {ndim} axes")
+    rest = (slice(None),) * (ndim - named)
+    if not any(entry is Ellipsis for entry in entries):
+        return entries + rest
+    at = next(i for i, entry in enumerate(entries) if entry is Ellipsis)
+    return entries[:at] + rest + entries[at + 1 :]
+
+
+def scale_index(entry: Any, size: int, count: int) -> Any:
+    """The index into the scale that belongs to one into an axis.
+
+    Args:
+        entry: a slice, or an int, which may be traced.
+        size: of the axis.
+        count: how many scales it has.
+
+    Returns:
+        None if a slice takes some elements of several blocks.
+    """
+    if count == size and size != 1:
+        return entry
+    if count == 1:
+        return slice(None) if isinstance(entry, slice) else 0
+    block = size // count
+    if not isinstance(entry, slice):
+        return entry // block
+    taken = range(*entry.indices(size))
+    if not taken:
+        return slice(0, 0)
+    first, last = sorted((taken[0], taken[-1]))
+    if first // block == last // block:
+        return slice(first // block, first // block + 1)
+    if abs(taken.step) != 1 or first % block or (last + 1) % block:
+        return None
+    blocks = slice(first // block, last // block + 1)
+    if taken.step == 1:
+        return blocks
+    return slice(blocks.stop - 1, blocks.start - 1 if blocks.start else None, -1)
+
+
+def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.Array:
+    """Repeats the scales of blocks, so that each element along some axes has its own.
+
+    Args:
+        scale: keepdims.
+        shape: of the array that is scaled.
+        axes: along which to repeat.
+    """
+    for axis in axes:
+        count = scale.shape[axis]
+        if count not in (1, shape[axis]):
+            scale = repeat_axis(scale, axis, shape[axis] // count)
+    return scale
+
+
+def repeat_into(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Repeats what blocks along an axis have one of, so that as many parts have some.
+
+    Args:
+        x: of size 1 along the axis if they all have the same.
+        axis: the axis.
+        count: of parts of equal sizes.
+    """
+    size = x.shape[axis]
+    if size == 1 or count == 1 or size % count == 0:
+        return x
+    return repeat_axis(x, axis, math.lcm(size, count) // size)
+
+
+def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
+    """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
+    before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    own_axes = [i for i in range(x.ndim + 1) if i != axis + 1]
+    copied = lax.broadcast_in_dim(x, (*before, size, times, *after), own_axes)
+    shape = (*before, size * times, *after)
+    return lax.reshape(copied, shape, out_sharding=explicit_sharding(x))
+
+
+def split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """Splits an axis in two, the number of its parts and their size."""
+    pieces = (count, x.shape[axis] // count)
+    shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
+    return lax.reshape(x, shape, out_sharding=_sharding_of_parts(x, axis, count))
+
+
+def _sharding_of_parts(x: jax.Array, axis: int, count: int) -> NamedSharding | None:
+    """Whole blocks on each device where they divide evenly, else all on every one."""
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return None
+    spec = spec_of_axes(sharding, x.ndim)
+    names = spec[axis] if isinstance(spec[axis], tuple) else (spec[axis],)
+    devices = math.prod(sharding.mesh.shape[name] for name in names if name is not None)
+    blocks = None if count % devices else spec[axis]
+    return sharding.update(spec=(*spec[:axis], blocks, None, *spec[axis + 1 :]))
+
+
+def merge_with_next(x: jax.Array, axis: int) -> jax.Array:
+    """Merges an axis with the one behind it, which is not sharded."""
+    size = x.shape[axis] * x.shape[axis + 1]
+    shape = *x.shape[:axis], size, *x.shape[axis + 2 :]
+    sharding = explicit_sharding(x)
+    if sharding is not None:
+        spec = spec_of_axes(sharding, x.ndim)
+        sharding = sharding.update(spec=(*spec[: axis + 1], *spec[axis + 2 :]))
+    return lax.reshape(x, shape, out_sharding=sharding)
