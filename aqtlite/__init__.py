@@ -51,3 +51,13 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_MODULES = [
+    *("calibration", "checkpoint", "config", "edge", "errors", "flax"),
+    *("noise", "numerics", "testing"),
+]
+
+
+def __dir__() -> list[str]:
+    """Public names and modules; all else in the package is private."""
+    return [*__all__, *_MODULES]

@@ -1,4 +1,9 @@
-"""Calibrations: the choice of the range that a grid has to reach."""
+"""Calibrations: the choice of the range that a grid has to reach.
+
+A calibration is a frozen dataclass, one file each; users derive their own from
+`Calibration`. Some look at the array, some keep statistics over batches, some have
+parameters that training learns. Read `base` first.
+"""
 
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.calibration.abs_mean import AbsMean

@@ -1,4 +1,9 @@
-"""Quantization configs: frozen, hashable, validated data."""
+"""Quantization configs: frozen, hashable, validated data.
+
+A `DotGeneral` holds a `DotGeneralRaw` for each of three contractions, and these a
+`Tensor` for each operand. `presets` build them, `update` changes them by path, and
+`serialization` writes them as JSON. Read `tensor` first, then `dot_general`.
+"""
 
 import difflib
 from typing import NoReturn

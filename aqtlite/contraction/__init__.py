@@ -1,7 +1,7 @@
-"""A quantized contraction and its gradients: READ THIS FOLDER FIRST.
+"""Private: a quantized contraction and its gradients. The heart: read it first of all.
 
 `dot_general`, `einsum`, `conv_general_dilated` and `ragged_dot` take the arguments of
 `jax.lax`; `execution` resolves what runs in what; `differentiation` quantizes the
-operands, sums products (`accumulation`), scales, and has the gradients
-(`straight_through`). Read `dot_general`, then `execution` and `differentiation`.
+operands, sums products (`accumulation`), scales the sums, and has the gradients
+(`straight_through`). Read `dot_general` first, then `execution` and `differentiation`.
 """

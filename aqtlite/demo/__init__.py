@@ -11,5 +11,5 @@ Each step is one file, and an example of how to use the library:
 - `generate`: sampling text token by token with a KV cache;
 - `progress`: bars on a terminal, lines elsewhere;
 - `report`: the table, the loss curves and the samples;
-- `run`: the steps in order.
+- `run`: the steps in order. Read `run` first.
 """

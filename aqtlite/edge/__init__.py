@@ -2,7 +2,8 @@
 
 `calibrate` finds the ranges of a model's values, `fake_quantize` trains with them,
 `export` writes a LiteRT or ONNX file, `simulate` predicts what the interpreter
-computes, and `compare` shows where that differs from the float model.
+computes, and `compare` shows where that differs from the float model. Read `program`
+first.
 """
 
 from aqtlite.edge import rules

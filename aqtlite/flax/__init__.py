@@ -1,4 +1,9 @@
-"""Quantized contractions for Flax, and the conversion of trained models to serving."""
+"""Quantized contractions for Flax, and the conversion of trained models to serving.
+
+`linen` and `nnx` adapt the two kinds of modules: they hand variables to
+`aqtlite.program` as pytrees, and its results back. `aqtlite.flax` has the names of
+Linen, `aqtlite.flax.nnx` those of NNX. Read `linen.dot_general` first.
+"""
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization

@@ -1,7 +1,8 @@
-"""Lowering: contractions, reductions and exact arithmetic in forms for XLA.
+"""Private: sums of products, reductions and exact arithmetic in forms for XLA.
 
 Nothing here knows of configs: stored values, axes and dtypes go in, sums of products
-come out, the same in every form that a platform runs fast.
+come out, the same in every form that a platform runs fast. A form is chosen for its
+target when a program is lowered. Read `target` first, then `integer`.
 """
 
 from aqtlite.lowering.float_convolution import (

@@ -1,4 +1,8 @@
-"""The noise of stochastic rounding: its sources, and their seeds."""
+"""The noise of stochastic rounding: its sources, and their seeds.
+
+A source is a frozen dataclass that gives random bits for a seed. Without a key the
+seed is taken from the array that is rounded. Read `base` first.
+"""
 
 from aqtlite.noise.base import Noise
 from aqtlite.noise.counter_hash import CounterHash, random_bits

@@ -1,4 +1,8 @@
-"""Number grids: a bound, a storage dtype, and rounding onto the grid."""
+"""Number grids: a bound, a storage dtype, and rounding onto the grid.
+
+A grid is a frozen dataclass, one file each; users derive their own from `Numerics`.
+It knows no scale: what is rounded has been divided by one. Read `base` first.
+"""
 
 from aqtlite.numerics.base import Numerics
 from aqtlite.numerics.float import Float

@@ -1,4 +1,9 @@
-"""Contractions as the quantization sees them: axes, gradients, scales, lowering."""
+"""Private: contractions as the quantization sees them.
+
+An operation says which axes of each operand are contracted, which operations its
+gradients are, where a scale goes, and how it is lowered. Each is one file. Read `base`
+first, then `dot_general`.
+"""
 
 from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
 from aqtlite.operations.conv_general_dilated import ConvGeneralDilated

@@ -1,7 +1,7 @@
-"""Whole programs: which contractions are quantized, converted and served.
+"""Private: whole programs, of which contractions are quantized, frozen and served.
 
 `rules` say which contractions of a function are quantized, `plan` decides about each,
-`quantize` evaluates the function so, and `convert` freezes its weights, recorded and
-served by `program`. `serving` holds what all frameworks share: finding weights,
-recording, guards. Read `quantize` first, then `serving`.
+`quantize` evaluates the function so, and `convert` freezes its weights. `serving` holds
+what all frameworks share: finding weights, recording them, guards. Read `quantize`
+first.
 """

@@ -1,7 +1,7 @@
-"""One array and one `config.Tensor`, quantized: ranges, scales, rounding, states.
+"""Private: one array and one `config.Tensor`, quantized.
 
 `granularity` says which elements share a scale, `quantizer` finds scales and rounds,
-and `operands` prepares an operand of a contraction. `statistics`, `learned_parameters`
-and `gradient_statistics` are the states that some calibrations have; `smoothing` and
-`padding` change an operand before it is quantized. Read `quantizer` first.
+`operands` prepares an operand of a contraction; `smoothing` and `padding` change it
+before. `statistics`, `learned_parameters` and `gradient_statistics` are the states that
+some calibrations keep. Read `quantizer` first.
 """

@@ -1,7 +1,7 @@
-"""Axes, blocks, tiles and shardings: the shapes of contractions and of their scales.
+"""Private: axes, blocks, tiles and shardings of contractions and of their scales.
 
-Plain functions of shapes and axes, with nothing of quantization in them.
+Plain functions of shapes and axes, with nothing of quantization in them:
 `dimension_numbers` and `ragged_axes` are the algebra of axes, `block_shapes` and
-`tiles` that of scales shared by blocks, `sharding` what types say of meshes. Read
-`dimension_numbers` first.
+`tiles` that of scales shared by blocks, `sharding` what an array's type says of meshes.
+Read `dimension_numbers` first.
 """

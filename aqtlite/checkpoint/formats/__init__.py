@@ -1,4 +1,8 @@
-"""Formats of checkpoints, each with its reader and its writer."""
+"""Formats of checkpoints, each with its reader and its writer.
+
+A reader lists arrays by path and reads one at a time; a writer takes one at a time.
+Read `base` first.
+"""
 
 from aqtlite.checkpoint.formats.base import Reader, Writer
 from aqtlite.checkpoint.formats.paths import open_reader, writer_for

@@ -1,1 +1,4 @@
-"""What equations of JAX are in operators of a full-integer program."""
+"""What equations of JAX are in operators of a full-integer program.
+
+A function for each primitive, by kind. Read `base` first.
+"""

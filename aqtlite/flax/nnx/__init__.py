@@ -2,7 +2,7 @@
 
 `quantize_model` quantizes a model by rules, unchanged; `AqtDotGeneral`, `AqtEinsum` and
 `AqtConvGeneralDilated` go into the arguments of its layers instead. `convert` freezes
-the weights of both.
+the weights of both. Read `quantize` first.
 """
 
 from aqtlite.flax.call import Call

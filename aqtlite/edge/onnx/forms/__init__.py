@@ -1,1 +1,1 @@
-"""The form in ONNX of every operator."""
+"""The form in ONNX of every operator, a function each. Read `base` first."""

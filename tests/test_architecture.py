@@ -1,0 +1,111 @@
+"""The picture in docs/architecture.md is true of the imports."""
+
+import ast
+import importlib
+import pathlib
+import re
+
+import pytest
+
+import aqtlite
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "aqtlite"
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PICTURE = PAGE.partition("```\n")[2].partition("```")[0]
+# A row names its rooms, then says after several spaces what is in them.
+FLOORS = [re.split(r" {3,}", row)[0].split() for row in PICTURE.splitlines()][::-1]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+FOLDERS = sorted(
+    path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*/__init__.py")
+)
+# Documentation, examples and the demo use these only.
+PUBLIC = {"aqtlite", *(f"aqtlite.{name}" for name in dir(aqtlite)), "aqtlite.flax.nnx"}
+
+
+def room(module: str) -> str:
+    """Room of a module of the package, by its dotted name."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "aqtlite"
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Modules of the package that the code imports."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for one in node.names:
+                inner = f"{node.module}.{one.name}"
+                package = node.module.partition(".")[0] == "aqtlite"
+                names.add(inner if package and is_module(inner) else node.module)
+    return {name for name in names if name.partition(".")[0] == "aqtlite"}
+
+
+def arrows() -> set[tuple[str, str, str]]:
+    """(file, its room, another room that it imports) of the whole package."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "__main__.py":
+            continue
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        own = room(module.removesuffix(".__init__"))
+        for name in imports(ast.parse(path.read_text())):
+            if room(name) != own:
+                found.add((path.relative_to(ROOT).as_posix(), own, room(name)))
+    return found
+
+
+def test_rooms_are_those_of_the_picture():
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    folders = {pathlib.Path(name).name for name in FOLDERS if name.count("/") == 1}
+    assert set(FLOOR_OF) == {"aqtlite"} | modules | folders
+
+
+def test_each_floor_imports_only_floors_below():
+    upward = [
+        (path, other)
+        for path, own, other in arrows()
+        if FLOOR_OF[other] >= FLOOR_OF[own]
+    ]
+    assert not upward
+
+
+def test_the_house_stays_small():
+    assert len(FLOOR_OF) <= 26
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_says_what_to_read_first(folder):
+    doc = importlib.import_module(folder.replace("/", ".")).__doc__
+    names = re.search(r"\bRead\s+`([\w.]+)`", doc)
+    assert names, f"{folder} does not name the file to read first"
+    assert is_module(f"{folder.replace('/', '.')}.{names[1]}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+        *(PACKAGE / "demo").glob("*.py"),
+        ROOT / "README.md",
+    ],
+    ids=lambda path: path.name,
+)
+def test_users_are_shown_public_modules_only(path):
+    text = path.read_text()
+    names = set(re.findall(r"(?:from|import) (aqtlite[\w.]*)", text))
+    private = {
+        name
+        for name in names
+        if name not in PUBLIC and not name.startswith("aqtlite.demo")
+    }
+    assert not private
