@@ -54,11 +54,11 @@ class KVCache:
     """The same, stored as ``(*batch, heads, length, depth)``."""
 
     index: jax.Array
-    """int32: how many positions have been written."""
+    """Number of positions written, int32 scalar."""
 
     @property
     def length(self) -> int:
-        """How many positions there is room for."""
+        """Number of positions the cache holds."""
         return self.key.shape[-3]
 
 
@@ -341,7 +341,7 @@ def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
 
 
 def _as_mapped(q: QTensor) -> QTensor:
-    """What `jax.vmap` over leading axes leaves of keys or values."""
+    """Keys or values as `jax.vmap` over leading axes sees them."""
     if q.order is None or len(q.order) <= q.ndim:
         return q
     mapped = len(q.order) - q.ndim

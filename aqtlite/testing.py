@@ -38,8 +38,8 @@ def assert_served_equals_trained(
         serving: serving variables that `convert` or `load_serving` made; for a model
             with several methods or calls, convert once and compare each. None converts
             `variables` for this call.
-        **kwargs: the same. `method`, `rngs` and `mutable` are `apply`'s; keyword
-            arguments that are not arrays are constants of the program. With
+        **kwargs: keyword arguments of ``model.apply``. `method`, `rngs` and `mutable`
+            are those of `apply`; others that are not arrays are constants. With
             `mutable`, the returned collections are compared too, but not the frozen
             weights among them.
 

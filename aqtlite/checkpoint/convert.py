@@ -58,7 +58,7 @@ def convert_checkpoint(
             `nnx.eval_shape` made it.
         *sample_args: what ``model.apply(variables, *sample_args)`` takes in serving,
             or ``model(*sample_args)`` of NNX, or shapes of it (`jax.ShapeDtypeStruct`).
-        sample_kwargs: the same, by name.
+        sample_kwargs: sample inputs by name.
         subtree: the path of the variables, or of "params", in the source, if it holds
             more: ``"params"`` of a training state, ``"state/params"`` of a composite
             checkpoint with an item "state". Several paths are collections:
@@ -119,8 +119,8 @@ def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
     """Opens the checkpoint of a trained model.
 
     Args:
-        path: of the checkpoint.
-        subtree: paths in it, as `convert_checkpoint` takes them.
+        path: path of the checkpoint.
+        subtree: paths in the checkpoint, as `convert_checkpoint` takes them.
 
     Raises:
         CheckpointError: if there is none, or it is a converted one.

@@ -30,8 +30,8 @@ def job_from_model(
         source: variables, or their collection "params" alone. Where the model boxes a
             parameter (`nn.with_partitioning`), the source may hold it without the box.
         model: as `convert` takes it.
-        args: as `convert` takes them; shapes will do.
-        kwargs: the same.
+        args: sample inputs, as `convert` takes them; shapes will do.
+        kwargs: sample inputs by name; shapes will do.
         keep_float: patterns of paths of weights, or of the parameters that they are
             functions of, to leave in float.
 

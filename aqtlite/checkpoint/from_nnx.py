@@ -40,8 +40,8 @@ def job_from_nnx(
     Args:
         source: the variables of the model.
         model: as `convert` takes it; shapes will do.
-        args: as `convert` takes them; shapes will do.
-        kwargs: the same.
+        args: sample inputs, as `convert` takes them; shapes will do.
+        kwargs: sample inputs by name; shapes will do.
         keep_float: patterns of paths of weights, or of the parameters that they are
             functions of, to leave in float.
 

@@ -1,4 +1,4 @@
-"""Keys of `jax.random` in checkpoints, which hold their data."""
+"""Keys of `jax.random` in checkpoints, which store the data of keys."""
 
 from typing import Any
 
@@ -6,23 +6,23 @@ import jax
 
 
 def is_key(leaf: Any) -> bool:
-    """Tells whether an array, or a shape, is of keys of `jax.random`."""
+    """Whether an array, or a shape, has a dtype of keys of `jax.random`."""
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def generator_of(keys: Any) -> Any:
-    """The generator that keys, or their shape, are of: a name, if JAX has it."""
+    """Generator of keys, or of a shape of keys: its name, where JAX has one."""
     found: list[Any] = []
     jax.eval_shape(lambda one: found.append(jax.random.key_impl(one)), keys)
     return found[0]
 
 
 def as_key(data: Any, like: Any) -> jax.Array:
-    """Makes the key of its data.
+    """Wraps the data of a key.
 
     Args:
-        data: as a checkpoint has it.
-        like: a key of that kind, or its shape.
+        data: data of the key, as a checkpoint stores it.
+        like: key of the same generator, or its shape.
     """
     return jax.random.wrap_key_data(data, impl=generator_of(like))
 

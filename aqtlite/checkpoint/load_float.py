@@ -32,8 +32,8 @@ def load_float(
     Args:
         path: the checkpoint, in any format that `convert_checkpoint` reads.
         model: a Linen or NNX module; an NNX module may have shapes in its variables.
-        args: its sample inputs; shapes will do.
-        kwargs: the same, by name.
+        args: sample inputs of the model; shapes will do.
+        kwargs: sample inputs by name; shapes will do.
         subtree: paths in the checkpoint, as `convert_checkpoint` takes them.
 
     Returns:

@@ -31,10 +31,10 @@ def load(
 
     Args:
         source: the checkpoint.
-        manifest: its manifest.
+        manifest: manifest of the checkpoint.
         model: as it was converted, with floats or shapes. It stays as it is.
         mesh: as `load_serving` takes it.
-        rules: the same.
+        rules: logical axis rules, as `load_serving` takes them.
 
     Raises:
         CheckpointError: as `load_serving` does.

@@ -16,7 +16,7 @@ from aqtlite.qtensor.qtensor import QTensor
 
 
 def info_of(leaf: Any) -> ArrayInfo:
-    """The shape and dtype of an array, or of its shape."""
+    """Shape and dtype of an array, or of a `jax.ShapeDtypeStruct`."""
     return ArrayInfo(tuple(leaf.shape), jnp.dtype(leaf.dtype))
 
 

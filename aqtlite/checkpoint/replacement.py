@@ -51,7 +51,7 @@ def check_existing(target: pathlib.Path, overwrite: bool) -> None:
 
 
 def _is_converted(target: pathlib.Path) -> bool:
-    """Tells a converted checkpoint alone, or an empty folder, from anything else."""
+    """Whether there is an empty folder, or a converted checkpoint and nothing else."""
     if target.is_dir() and not os.listdir(target):
         return True
     try:

@@ -40,19 +40,19 @@ class Conversion(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The names of the variables of a model."""
+    """Names of the variables of a model, in the target of a conversion."""
 
     collection: str
-    """The first step of those of parameters."""
+    """First step of the names of parameters."""
 
     params: Sequence[str]
-    """Of the parameters, by number."""
+    """Names of the parameters, by number."""
 
     buffer: Callable[[Buffer], str]
-    """Of others."""
+    """Function from a variable that is no parameter to its name."""
 
     origin: Mapping[str, str]
-    """The names that the source has for them."""
+    """Names in the source, by name in the target."""
 
 
 def job(
@@ -66,11 +66,11 @@ def job(
 
     Args:
         source: the float checkpoint.
-        conversion: of the shapes of its variables.
-        names: of these.
+        conversion: conversion of the variables of the model, as shapes.
+        names: names of these variables.
         keep_float: patterns of paths of weights, or of the parameters that they are
             functions of, to leave in float.
-        manifest: without nodes and arrays.
+        manifest: manifest to complete with nodes and arrays.
 
     Raises:
         CheckpointError: if a pattern matches nothing, or weights are no floats.

@@ -82,8 +82,8 @@ def match(
     Args:
         source: all variables, or the collection "params" alone.
         model: the model.
-        args: its sample inputs; shapes will do.
-        kwargs: the same, by name.
+        args: sample inputs of the model; shapes will do.
+        kwargs: sample inputs by name; shapes will do.
 
     Returns:
         The shapes of the variables, and for each of their names the source's.

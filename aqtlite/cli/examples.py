@@ -22,7 +22,7 @@ class Examples:
         """Reads the file, and compares it with the arguments of the model.
 
         Args:
-            path: of the file.
+            path: path of the file.
             args: sample arguments; shapes will do. Those that are no arrays are the
                 same for all batches.
             batch_size: how many examples a batch has; the last one may have fewer.

@@ -35,7 +35,7 @@ def import_module(name: str, option: str) -> Any:
     """Imports a user's module; those of the working directory come first.
 
     Args:
-        name: of the module.
+        name: name of the module.
         option: that names it, for error messages.
 
     Raises:

@@ -62,7 +62,7 @@ def serve_in_fresh_process(
         trained_logits: `forward` of it with the trained variables.
         prompt: tokens to continue.
         new_tokens: number of tokens to generate.
-        seed: of the sampling.
+        seed: seed of the sampling.
         cache: dtype of the KV cache, as `generate.cache_config` takes it.
 
     Raises:

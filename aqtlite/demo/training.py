@@ -88,10 +88,10 @@ def train_side_by_side(
     Args:
         models: by name.
         batches: int32 arrays, ``(batch, length + 1)``.
-        validation: the same kind of arrays, on which losses are measured.
+        validation: arrays like those of training, on which losses are measured.
         steps: optimizer steps of each model.
         lr: the peak learning rate.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
         on_step: called after each step with its number (from 1) and the models.
 
     Returns:

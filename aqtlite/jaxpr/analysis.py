@@ -29,13 +29,13 @@ class Analysis(abc.ABC, Generic[Fact]):
 
     @abc.abstractmethod
     def join(self, first: Fact, second: Fact) -> Fact:
-        """Returns what holds of a value that is one of two, such as a scan's carry."""
+        """Returns the facts true of both values, such as of two steps of a carry."""
 
     def inside(self, index: int) -> "Analysis[Fact]":
         """Returns the rules for an equation, and for those in its body.
 
         Args:
-            index: of the equation.
+            index: index of the equation.
         """
         del index
         return self

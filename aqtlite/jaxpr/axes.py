@@ -157,7 +157,7 @@ def _same_sizes(
 
 
 def _regrouped(axes: list[Axis | _Piece | None], sizes: tuple[int, ...]) -> _Fact:
-    """What axes become that are reshaped to sizes of as many elements."""
+    """Axes after a reshape of these axes to `sizes`."""
     first = axes[0]
     if len(axes) == len(sizes) == 1:
         return (first,)

@@ -18,7 +18,7 @@ from aqtlite.shapes.sharding import shape_of_slice, zeros
 
 
 def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:
-    """The body of a call, as a function of what is given and of its inputs."""
+    """The body of a call as a function of given arrays and of the inputs."""
 
     def function(given: Left, *values: Any) -> tuple[list[Any], Left]:
         return inside.giving(given).body(body, 0, values)
@@ -201,7 +201,7 @@ def _start(
     left_by_step: Callable[..., Left],
     *shapes: Any,
 ) -> Left:
-    """What a loop carries at first: zeros where nothing is given and some is left."""
+    """Initial carry of left arrays: those given, or zeros."""
     if all(one is not None for one in carried.values()):
         return carried
     left = jax.eval_shape(left_by_step, *shapes)

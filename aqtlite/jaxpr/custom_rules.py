@@ -121,7 +121,7 @@ def _valued_jvp(primals: Any, tangents: Any) -> Any:
 def _of_some(
     function: Callable[..., Any], values: Sequence[Any], which: Sequence[bool]
 ) -> Callable[..., Any]:
-    """A function of some of its arguments; the others are what `values` has."""
+    """A function of some arguments of another, the rest fixed to those of `values`."""
 
     def of_some(*some: Any) -> Any:
         rest = iter(some)

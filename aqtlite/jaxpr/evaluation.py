@@ -20,7 +20,7 @@ def evaluate(
 
     Args:
         closed: the jaxpr.
-        inputs: the values of its inputs; None for those that are not needed.
+        inputs: values of the inputs; None for those that are not needed.
         outputs: indices of the outputs, in the order wanted.
     """
     jaxpr = closed.jaxpr

@@ -1,4 +1,4 @@
-"""What takes the place of equations of a jaxpr, wherever in it they are."""
+"""Replacements of equations of a jaxpr, at any depth of its bodies."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,29 +15,33 @@ Location = tuple[Step, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """What takes the place of an equation."""
+    """A function evaluated in place of an equation, with arrays of its own.
+
+    Arrays may be given to it (weights that are served) and left by it (weights that are
+    recorded), through all loops around the equation.
+    """
 
     function: Callable[[Sequence[Any], Any], tuple[Sequence[Any], Any]]
-    """Takes the inputs of the equation and what is given; returns its outputs and a
-    pytree of arrays to leave."""
+    """Takes the inputs of the equation and `given`; returns the outputs of the equation
+    and a pytree of arrays to leave."""
 
     given: Any = None
-    """A pytree of arrays."""
+    """Pytree of arrays for the function; None for none."""
 
     leaves: bool = False
-    """It leaves arrays; of the structure of those that it is given, if there are any.
-    Otherwise what it returns in their place is dropped."""
+    """Whether arrays are left, of the structure of `given` if that is not None. If
+    false, the second result of the function is dropped."""
 
     per_step: tuple[bool, ...] = ()
-    """For each scan around it, the outermost first, whether each step has arrays of its
-    own. Otherwise all steps are given the same; or what one leaves is given to the
-    next, and the last one leaves it."""
+    """For each scan around the equation, the outermost first: whether each step has
+    arrays of its own. If not, all steps are given the same arrays, or each step is
+    given what the step before left, and the last step leaves the result."""
 
 
 Replacements = Mapping[Location, Replacement]
 
 Left = dict[Location, Any]
-"""What replacements left."""
+"""Arrays left by replacements, by location."""
 
 
 class Evaluate(Protocol):
@@ -53,17 +57,17 @@ class Evaluate(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Inside:
-    """What is replaced in the bodies of an equation."""
+    """Replacements in the bodies of one equation."""
 
     replacements: Replacements
     evaluate: Evaluate
 
     def given(self) -> Left:
-        """What the replacements are given, by location."""
+        """Arrays given to the replacements, by location."""
         return {location: one.given for location, one in self.replacements.items()}
 
     def giving(self, given: Mapping[Location, Any]) -> "Inside":
-        """The same replacements, given something else."""
+        """These replacements with other arrays given to them."""
         replacements = {
             location: dataclasses.replace(one, given=given[location])
             for location, one in self.replacements.items()
@@ -71,7 +75,7 @@ class Inside:
         return dataclasses.replace(self, replacements=replacements)
 
     def left_unchanged(self) -> Left:
-        """What is left where nothing is evaluated: what was given."""
+        """Arrays left where no body is evaluated: those given."""
         return {
             location: one.given
             for location, one in self.replacements.items()
@@ -84,9 +88,9 @@ class Inside:
         """Evaluates a body of the equation, with what is replaced there.
 
         Args:
-            closed: the body.
-            index: which one it is.
-            values: its inputs.
+            closed: body of the equation.
+            index: index of the body among those of the equation.
+            values: inputs of the body.
         """
         steps = {place[0] for place in self.replacements if place[0][1] == index}
         if not steps:

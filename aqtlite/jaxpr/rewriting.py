@@ -33,12 +33,12 @@ def evaluate(
 
     Args:
         closed: the jaxpr.
-        inputs: the values of its inputs.
-        replacements: of equations; where they are in the bodies of others, of such as
-            `enters` tells.
+        inputs: values of the inputs.
+        replacements: replacements of equations, by location. Equations around them are
+            such as `enters` accepts.
 
     Returns:
-        The values of its outputs, and what each replacement left.
+        Values of the outputs, and the arrays that replacements left.
     """
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))

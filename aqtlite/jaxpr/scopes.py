@@ -25,7 +25,7 @@ class Scope(NamedTuple):
 
     @property
     def is_of_gradient(self) -> bool:
-        """True for what a program computes to differentiate a function of its own."""
+        """Whether the scope is of a gradient that the program itself computes."""
         return bool({"jvp", "transpose"} & set(self.transformations))
 
 
@@ -39,7 +39,7 @@ def text_of(eqn: Any) -> str:
 
 
 def join(outer: str, inner: str) -> str:
-    """The scope of what is inside the body of an equation.
+    """Joins the scope of an equation and a scope inside a body of that equation.
 
     >>> join("Model", "Block_0"), join("", "Block_0"), join("Model", "")
     ('Model/Block_0', 'Block_0', 'Model')
@@ -55,7 +55,7 @@ def parse(text: str) -> Scope:
 
 
 def occurs(name: str, closed: core.ClosedJaxpr) -> bool:
-    """Tells whether an equation of a jaxpr, or of a body in it, is in a scope."""
+    """Whether an equation of a jaxpr, or of a body in it, is in a scope."""
     return any(
         name in parse(text_of(eqn)).path.split("/")
         or any(occurs(name, body) for body in equations.bodies(eqn))

@@ -36,14 +36,15 @@ _NOTHING: Dependencies = frozenset()
 
 
 class Origin(NamedTuple):
-    """What a value comes from."""
+    """Inputs and loops that a value depends on, and a digest of how it is computed."""
 
     needed: Dependencies = _NOTHING
-    """What it depends on."""
+    """Inputs and loops that the value depends on."""
 
     identity: str | None = None
-    """A digest of how it is made, if it is made of parameters and constants alone: the
-    same for the same computation of the same parameters, wherever it stands."""
+    """Digest of the computation of a value that depends on parameters and constants
+    alone: equal computations of equal parameters have equal digests, wherever they
+    are in the jaxpr."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +55,10 @@ class Site:
     eqn: Any = dataclasses.field(repr=False)
     scope: scopes.Scope
     operands: tuple[Origin, Origin]
-    """What lhs and rhs come from."""
+    """Origins of lhs and rhs."""
 
     around: tuple[str, ...]
-    """The primitives around it that have a body, the outermost first."""
+    """Primitives whose bodies hold the contraction, the outermost first."""
 
     per_step: tuple[bool, ...] = ()
     """For each scan around it, the outermost first, whether every step has parameters
@@ -81,13 +82,11 @@ class Site:
 def find(
     closed: core.ClosedJaxpr, parameters: Mapping[int, str] = MappingProxyType({})
 ) -> list[Site]:
-    """Returns the contractions of a jaxpr, in the order of its equations.
-
-    Those in bodies of equations are among them.
+    """Returns the contractions of a jaxpr and of all bodies in it, in program order.
 
     Args:
         closed: the jaxpr.
-        parameters: the names of its inputs that are parameters, by index.
+        parameters: names of the inputs that are parameters, by index.
     """
     inputs = [
         Origin(
@@ -103,7 +102,7 @@ def find(
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a jaxpr is."""
+    """Place of a jaxpr inside the outermost one."""
 
     parameters: frozenset[int]
     location: Location = ()
@@ -154,7 +153,7 @@ class _Place:
         return scopes.join(self.scope, scopes.text_of(eqn))
 
     def _is_of_parameters(self, value: Origin) -> bool:
-        """Tells whether a value depends on parameters and on no other input."""
+        """Whether a value depends on parameters, and on no other input."""
         inputs = {one for one in value.needed if not isinstance(one, Loop)}
         return bool(inputs) and inputs <= self.parameters
 
@@ -218,7 +217,7 @@ def _walk_inside(
 
 
 def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
-    """What the outputs of an equation that is no call come from."""
+    """Origins of the outputs of an equation that is no call."""
     identities = [value.identity for value in values if value.identity is not None]
     made = None
     if len(identities) == len(values) and not eqn.effects:
@@ -260,7 +259,7 @@ def _inputs_of_body(
     values: list[Origin],
     place: _Place,
 ) -> list[Origin]:
-    """What the inputs of a body of an equation come from."""
+    """Origins of the inputs of a body of an equation."""
     count = len(body.in_avals)
     depth = place.around.count("scan")
     if eqn.primitive is primitives.scan_p:
@@ -281,7 +280,7 @@ def _inputs_of_body(
 
 
 def _slice(x: Origin, depth: int) -> Origin:
-    """What a slice of a value comes from, of which every step has its own."""
+    """Origin of the slice of a value that a step of a loop takes."""
     identity = x.identity and _digest("slice", x.identity)
     return Origin(x.needed | {Loop(depth, False)}, identity)
 
@@ -293,11 +292,11 @@ def _carried(
     scanned: list[Origin],
     depth: int,
 ) -> list[Origin]:
-    """What the values that a loop carries come from, in any step.
+    """Origins of the values that a loop carries, in any step.
 
     Args:
-        body: of the loop.
-        values: what its constants, and what it carries, come from at first.
+        body: body of the loop.
+        values: origins of its constants and of the initial carry.
         first: the index of the first that is carried.
         scanned: what it takes slices of.
         depth: how many scans are around it.

@@ -73,12 +73,12 @@ def close_over_constants(
     args: tuple[Any, ...],
     is_input: Callable[[Any], bool],
 ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    """Returns a call as a function of some leaves of its arguments, and these leaves.
+    """Returns a call as a function of some leaves of the arguments, and these leaves.
 
     Args:
-        function: takes `args`.
+        function: function of `args`.
         args: pytrees.
-        is_input: says of a leaf whether it stays an input; all others are constants.
+        is_input: whether a leaf is an input; all others become constants.
     """
     leaves, treedef = jax.tree.flatten(args)
     dynamic = [i for i, leaf in enumerate(leaves) if is_input(leaf)]
@@ -93,7 +93,7 @@ def close_over_constants(
 
 
 def is_array(leaf: Any) -> bool:
-    """Tells whether a leaf has a dtype: an array, or the shape of one."""
+    """Whether a leaf is an array, or the shape and dtype of one."""
     return hasattr(leaf, "dtype")
 
 

@@ -61,9 +61,9 @@ def reshaped_scale(
     """The shape of the scale of a reshaped array.
 
     Args:
-        shape: of the array.
-        scale_shape: of its scale.
-        new_shape: of as many elements.
+        shape: shape of the array.
+        scale_shape: shape of its scale.
+        new_shape: shape of as many elements.
 
     Raises:
         ValueError: if elements that share a scale would come to lie apart.
@@ -115,7 +115,7 @@ def _pieces(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[Shape, Sha
 
 
 def _run(sizes: Sequence[int], counts: Sequence[int]) -> int | None:
-    """How many neighbours share a scale once axes are merged; None if they do not."""
+    """Number of neighbours that share a scale once axes are merged, None if none do."""
     block, axis = 1, len(sizes) - 1
     while axis >= 0 and counts[axis] == 1:
         block *= sizes[axis]
@@ -172,8 +172,8 @@ def scale_index(entry: Any, size: int, count: int) -> Any:
 
     Args:
         entry: a slice, or an int, which may be traced.
-        size: of the axis.
-        count: how many scales it has.
+        size: size of the axis.
+        count: number of scales along the axis.
 
     Returns:
         None if a slice takes some elements of several blocks.
@@ -203,9 +203,9 @@ def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.A
     """Repeats the scales of blocks, so that each element along some axes has its own.
 
     Args:
-        scale: keepdims.
-        shape: of the array that is scaled.
-        axes: along which to repeat.
+        scale: scale of an array, keepdims.
+        shape: shape of the array.
+        axes: axes along which to repeat.
     """
     for axis in axes:
         count = scale.shape[axis]
@@ -238,7 +238,7 @@ def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
 
 
 def split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Splits an axis in two, the number of its parts and their size."""
+    """Splits an axis into one of `count` parts and one of the size of a part."""
     pieces = (count, x.shape[axis] // count)
     shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
     return lax.reshape(x, shape, out_sharding=_sharding_of_parts(x, axis, count))

@@ -90,10 +90,10 @@ def for_dlhs(
     """Contracts the output's gradient with rhs to lhs's gradient.
 
     Args:
-        dims: of the forward contraction.
+        dims: dimension numbers of the forward contraction.
         lhs_ndim: rank of lhs.
         rhs_ndim: rank of rhs.
-        order: in which the axes of the output were permuted.
+        order: permutation of the axes of the output; None for none.
 
     Returns:
         The dimension numbers of ``dot_general(g, rhs)``, and the permutation that
@@ -116,10 +116,10 @@ def for_drhs(
     """Contracts the output's gradient with lhs to rhs's gradient.
 
     Args:
-        dims: of the forward contraction.
+        dims: dimension numbers of the forward contraction.
         lhs_ndim: rank of lhs.
         rhs_ndim: rank of rhs.
-        order: in which the axes of the output were permuted.
+        order: permutation of the axes of the output; None for none.
 
     Returns:
         The dimension numbers of ``dot_general(g, lhs)``, and the permutation that

@@ -42,7 +42,7 @@ def ends_of_groups(sizes: jax.Array, rows: int) -> jax.Array:
 
 
 def sizes_between(sizes: jax.Array, start: int, stop: int) -> jax.Array:
-    """How many of the rows from `start` to `stop` are in each group.
+    """Number of rows from `start` to `stop` in each group.
 
     >>> sizes_between(jnp.array([3, 0, 4]), 2, 5).tolist()
     [1, 0, 2]
@@ -74,16 +74,16 @@ def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
 def laid_out(
     x: jax.Array, axes: str, wanted: str, sizes: jax.Array, rows: int
 ) -> jax.Array:
-    """Lays something keepdims that belongs to an operand out for another array.
+    """Broadcasts a keepdims array, such as a scale, from one operand to another array.
 
-    What a group has one of, its rows have by a gather; those behind all groups have
-    that of the last one.
+    Values of groups are gathered to the rows of the groups; rows behind all groups take
+    the value of the last one.
 
     Args:
-        x: of size 1 along the axes that `wanted` lacks.
-        axes: the letters of x.
-        wanted: those of the array. Axes that x lacks have size 1.
-        sizes: of the groups.
+        x: array of size 1 along the axes that `wanted` lacks.
+        axes: letters of the axes of x.
+        wanted: letters of the axes of the result. Axes that x lacks have size 1.
+        sizes: sizes of the groups, integers.
         rows: how many there are.
     """
     if "g" in axes and "m" in wanted:

@@ -23,11 +23,11 @@ def has_blocks(shape: Sequence[int], scale_shape: Sequence[int]) -> bool:
 
 
 def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
-    """Splits each axis with blocks in two, their number and their size.
+    """Splits each axis with blocks into one of blocks and one within a block.
 
     Args:
-        x: any shape.
-        scale_shape: of its scale.
+        x: array of any shape.
+        scale_shape: shape of its scale.
     """
     for axis in reversed(range(x.ndim)):
         if scale_shape[axis] not in (1, x.shape[axis]):
@@ -36,12 +36,12 @@ def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
 
 
 def split_keepdims(x: jax.Array, shape: Sequence[int], first: int = 0) -> jax.Array:
-    """Lays out what blocks have one of, so that it broadcasts to a `split` array.
+    """Reshapes values of blocks so that they broadcast to a `split` array.
 
     Args:
-        x: keepdims, such as a scale.
-        shape: of the array.
-        first: how many axes x has in front of those of the array.
+        x: values of blocks, keepdims, such as a scale.
+        shape: shape of the array.
+        first: number of axes of x in front of those of the array.
     """
     for axis in reversed(range(len(shape))):
         if x.shape[first + axis] not in (1, shape[axis]):
@@ -53,8 +53,8 @@ def merge(x: jax.Array, like: jax.Array) -> jax.Array:
     """Undoes `split`.
 
     Args:
-        x: what `split` made of an array of the shape of `like`.
-        like: that array, or one sharded like it.
+        x: array that `split` returned.
+        like: array of the shape before `split`, with the sharding of the result.
     """
     return lax.reshape(x, like.shape, out_sharding=explicit_sharding(like))
 
@@ -65,13 +65,14 @@ def cut(
     """Cuts axes into tiles, along new leading axes.
 
     Args:
-        x: an operand, or something keepdims that belongs to it.
-        axes: those that are cut.
-        counts: how many tiles each is cut into; an axis of one tile stays as it is.
-        groups: of each axis, of which a tile has an equal part each.
+        x: operand, or a keepdims array of it, such as its scale.
+        axes: axes to cut.
+        counts: number of tiles along each of `axes`; an axis of one tile is not cut.
+        groups: number of groups along each axis; a tile has an equal part of each.
 
     Returns:
-        An axis in front for each that was cut, of size 1 where that of x was.
+        `x` with a new leading axis for each axis that was cut, of size 1 where the
+        axis of x was.
     """
     front = 0
     for axis, count in reversed(list(zip(axes, counts, strict=True))):
