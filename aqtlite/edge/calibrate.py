@@ -36,7 +36,7 @@ def calibrate(
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: of the model.
+        variables: variables of the model.
         batches: its inputs: each a tuple of positional arguments, or a single one.
         rules: which integers.
         calibration: what is kept of the batches. `MaxOverBatches`, the default, clips

@@ -1,4 +1,4 @@
-"""Where a full-integer program differs from its float model, value by value."""
+"""Differences of a full-integer program from its float model, value by value."""
 
 import dataclasses
 import math
@@ -87,7 +87,7 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
     operator int16, or float, by a rule, or look at its range.
 
     Args:
-        simulation: of the program.
+        simulation: simulation of the program.
         *args: floating inputs of the model.
 
     >>> import flax.linen as nn

@@ -34,10 +34,10 @@ def convert(
     """Converts a function whose integers are annotated.
 
     Args:
-        function: of arrays, returns a sequence of arrays.
+        function: function of arrays, returns a sequence of arrays.
         inputs: its arguments' shapes.
-        input_names: of the signature.
-        output_names: the same.
+        input_names: input names of the signature.
+        output_names: output names of the signature.
 
     Raises:
         ModuleNotFoundError: if the converter is not installed.

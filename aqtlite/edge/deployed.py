@@ -1,4 +1,4 @@
-"""A program with all of its integers: what is exported, checked and simulated."""
+"""A program with all integers in it: what is exported, checked and simulated."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _BILINEAR = (*WEIGHTED, BatchMatMul, Multiply)
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """A program with all of its integers."""
+    """A program with all integers in it."""
 
     program: Program
     grids: Mapping[int, Grid]
@@ -52,8 +52,8 @@ def deploy(
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: of the model, arrays.
-        ranges: of its values.
+        variables: variables of the model, arrays.
+        ranges: ranges of the model's values.
         args: sample arguments, or their shapes.
         rules: which integers.
     """

@@ -43,11 +43,11 @@ def export(
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: of the model.
-        ranges: of its values, as `calibrate` finds them.
+        variables: variables of the model.
+        ranges: ranges of the model's values, as `calibrate` finds them.
         sample_args: a tuple of its arguments, or a single one; or their shapes
             (`jax.ShapeDtypeStruct`). The file is for these shapes.
-        path: of the file; its suffix says for which runtime it is.
+        path: path of the file; its suffix says for which runtime it is.
         rules: which integers.
         interface: whether floating inputs and outputs of the model are integers of the
             file ("integer"), which `Report.inputs` and `Report.outputs` describe, or

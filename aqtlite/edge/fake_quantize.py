@@ -55,7 +55,7 @@ def fake_quantize(
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        ranges: of its values, as `calibrate` finds them.
+        ranges: ranges of the model's values, as `calibrate` finds them.
         rules: which integers.
 
     >>> import flax.linen as nn

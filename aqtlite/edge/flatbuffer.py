@@ -1,4 +1,4 @@
-"""What a LiteRT file holds: operators, and the integers of its tensors."""
+"""Operators of a LiteRT file, and the integers of its tensors."""
 
 import dataclasses
 from typing import Any

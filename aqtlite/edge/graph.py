@@ -53,7 +53,7 @@ class Graph:
     outputs: tuple[int, ...]
 
     def is_float(self, value: int) -> bool:
-        """Tells whether a value is of a floating dtype."""
+        """Whether a value is of a floating dtype."""
         return jnp.issubdtype(self.values[value].dtype, jnp.floating)
 
     def static_values(self) -> frozenset[int]:
@@ -95,7 +95,7 @@ class Graph:
         """Runs the nodes in order.
 
         Args:
-            values: of the inputs and the parameters, and of what is known already.
+            values: values of the inputs, the parameters and all known values.
             run: takes a node and its inputs; returns its outputs.
 
         Returns:

@@ -30,7 +30,7 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
 
     Args:
         program: the program.
-        ranges: of its values.
+        ranges: ranges of the model's values.
 
     Raises:
         TypeError: if `ranges` are none.

@@ -107,7 +107,7 @@ def _converts_nothing(eqn: Any) -> bool:
 
 
 def _is_foldable(builder: Builder, eqn: Any, inputs: Sequence[int]) -> bool:
-    """Tells whether an equation has known inputs and outputs that can be stored."""
+    """Whether an equation has known inputs and outputs that can be stored."""
     if eqn.effects or not all(i in builder.constants for i in inputs):
         return False
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in eqn.outvars):
@@ -116,7 +116,7 @@ def _is_foldable(builder: Builder, eqn: Any, inputs: Sequence[int]) -> bool:
 
 
 def _unrolled(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """What a scan computes, step by step."""
+    """The equations of a scan, step by step."""
     scan = equations.Scan.of(eqn)
     consts, carry, scanned = scan.of_inputs(values)
     body = core.jaxpr_as_fun(scan.body)

@@ -30,17 +30,17 @@ _WEIGHTLESS = 17.0
 
 
 def is_of_mask(known: np.ndarray) -> bool:
-    """Tells whether a known array is as large as what masks others."""
+    """Whether a known array is as large as what masks others."""
     return bool((np.abs(known) >= -MASKED_BELOW).any())
 
 
 def is_softmax(operator: Operator) -> bool:
-    """Tells whether an operator gives elements weights by their exponentials."""
+    """Whether an operator gives elements weights by their exponentials."""
     return isinstance(operator, Softmax | LogSoftmax)
 
 
 def is_sum(operator: Operator) -> bool:
-    """Tells whether an operator may add a mask."""
+    """Whether an operator may add a mask."""
     return isinstance(operator, Add | Subtract) and operator.activation == "none"
 
 
@@ -57,7 +57,7 @@ def maskable(graph: Graph) -> frozenset[int]:
 
 
 def _passes(user: Node | None, found: set[int]) -> bool:
-    """Tells whether a consumer makes weights of what it takes, or what is for them."""
+    """Whether a consumer computes softmax weights of its input, or leads to one."""
     if user is None:
         return False
     moves = isinstance(user.operator, BroadcastTo | Reshape | Select | Transpose)
@@ -69,11 +69,11 @@ def _passes(user: Node | None, found: set[int]) -> bool:
 def counted(
     graph: Graph, known: Mapping[int, Any], values: frozenset[int]
 ) -> dict[int, jax.Array]:
-    """Tells which elements of values have weight, as booleans.
+    """Returns which elements have weight, as booleans.
 
     Args:
         graph: the program.
-        known: floats of all of its values.
+        known: floats of all values of the program.
         values: those that are `maskable`.
     """
     found: dict[int, jax.Array] = {}
@@ -113,7 +113,7 @@ def _has_weight(x: jax.Array) -> jax.Array:
 
 
 def _is_seen(largest: jax.Array) -> jax.Array:
-    """Tells of rows, by their largest elements, whether not all of them is masked."""
+    """Returns which rows are not wholly masked, from their largest elements."""
     return largest > MASKED_BELOW / 2
 
 

@@ -42,7 +42,7 @@ class Observer:
 
         Args:
             states: the statistics before it; None for the first batch.
-            variables: of the model.
+            variables: variables of the model.
             args: the batch.
             batch: its number.
 

@@ -40,7 +40,7 @@ class Program:
         return _rule_of(self.rules, node)
 
     def is_quantized(self, node: Node) -> bool:
-        """Tells whether an operator gives integers."""
+        """Whether an operator gives integers."""
         if isinstance(node.operator, Equation) or self.rule_of(node).is_float:
             return False
         return any(value in self.groups for value in (*node.inputs, *node.outputs))
@@ -116,7 +116,7 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: of the model, or their shapes.
+        variables: variables of the model, or their shapes.
         args: sample arguments, or their shapes.
         rules: which integers.
 
@@ -195,7 +195,7 @@ def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:
 def _inferred(
     graphdef: Any, state: Any, *args: Any, method: str = "__call__", **kwargs: Any
 ) -> Any:
-    """What an NNX module returns.
+    """The outputs of an NNX module.
 
     Raises:
         ValueError: if it changes its variables, as in training.

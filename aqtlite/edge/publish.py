@@ -9,7 +9,7 @@ def publish(data: bytes, path: pathlib.Path) -> None:
 
     Args:
         data: what it holds.
-        path: of the file.
+        path: path of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""What is in an exported file."""
+"""Report of an exported file."""
 
 import collections
 import dataclasses
@@ -36,7 +36,7 @@ class Report:
         )
 
     def counts(self) -> dict[str, int]:
-        """How many operators there are of each name."""
+        """Number of operators by name."""
         return dict(collections.Counter(one.name for one in self.file.operators))
 
     def summary(self) -> str:

@@ -65,7 +65,7 @@ class Rule:
         patterns.check(self.path, "edge.Rule.path")
 
     def fits(self, path: str, *names: str) -> bool:
-        """Tells whether an operator fulfils the conditions.
+        """Whether an operator fulfils the conditions.
 
         Args:
             path: the name scopes around it.

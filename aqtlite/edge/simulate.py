@@ -28,7 +28,7 @@ class Simulation:
 
         Args:
             *args: of the model. Floats are rounded to the integers of the input;
-                integers of its dtype are taken as they are.
+                integers of the grid's dtype are taken as they are.
         """
         return self.deployed.program.result(self._run(args))
 
@@ -49,7 +49,7 @@ class Simulation:
         """The floats that the integers of a value stand for.
 
         Args:
-            name: of the value, as `values` has it.
+            name: name of the value, as `values` has it.
             integers: of it.
 
         Raises:
@@ -102,8 +102,8 @@ def simulate(
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: of the model.
-        ranges: of its values, as `calibrate` finds them.
+        variables: variables of the model.
+        ranges: ranges of the model's values, as `calibrate` finds them.
         sample_args: a tuple of its arguments, or a single one; or their shapes.
         rules: which integers.
         kernels: whose roundings: "xnnpack", which LiteRT uses by default, "builtin",
@@ -159,7 +159,7 @@ def _dtype(grid: Grid) -> str:
 
 
 def _floats(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """What an operator of floats is given."""
+    """Inputs of an operator of floats."""
     return [
         rescaling.dequantize(x, deployed.grids[i])
         if i in deployed.grids

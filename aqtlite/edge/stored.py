@@ -1,4 +1,4 @@
-"""What a file stores: the integers of weights, biases and other known operands."""
+"""Integers that a file stores: weights, biases and other known operands."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def operands(
         program: that the operator is of.
         node: the operator.
         known: floats by value.
-        grids: of the values that are computed.
+        grids: grids of the values that are computed.
     """
     found: dict[int, Stored] = {}
     rule = program.rule_of(node)

@@ -32,10 +32,10 @@ def add(
 
     Args:
         x: int8 or int16.
-        x_grid: of x.
-        y: the same, of a shape that broadcasts with that of x.
-        y_grid: of y.
-        grid: of the result.
+        x_grid: grid of x.
+        y: integers like x, of a shape that broadcasts with the shape of x.
+        y_grid: grid of y.
+        grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
     """
@@ -75,10 +75,10 @@ def mul(
 
     Args:
         x: int8 or int16.
-        x_grid: of x.
-        y: the same, of a shape that broadcasts with that of x.
-        y_grid: of y.
-        grid: of the result.
+        x_grid: grid of x.
+        y: integers like x, of a shape that broadcasts with the shape of x.
+        y_grid: grid of y.
+        grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
     """
@@ -108,11 +108,11 @@ def div(
 
     Args:
         x: int8 or int16.
-        x_grid: of x.
+        x_grid: grid of x.
         y: int8, nowhere its zero point (LiteRT refuses it; here 1 stands for 0), of a
             shape that broadcasts with that of x.
-        y_grid: of y.
-        grid: of the result.
+        y_grid: grid of y.
+        grid: grid of the result.
         clamp: the range of a fused activation.
     """
     numerators, denominators = np.meshgrid(

@@ -42,11 +42,11 @@ def fully_connected(
 
     Args:
         x: int8 or int16, shape (..., K).
-        x_grid: of x.
+        x_grid: grid of x.
         weights: int8 or int4, shape (K, N); constants (`matmul` if they are not).
-        weights_grid: of the weights: the zero point 0, scales of shape () or (N,).
+        weights_grid: grid of the weights: the zero point 0, scales of shape () or (N,).
         bias: int32, shape (N,), on the grid ``x_grid.scale * weights_grid.scale``.
-        grid: of the result.
+        grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
 
@@ -74,10 +74,10 @@ def matmul(
 
     Args:
         x: int8, shape (..., K).
-        x_grid: of x.
+        x_grid: grid of x.
         y: int8, shape (K, N).
-        y_grid: of y.
-        grid: of the result.
+        y_grid: grid of y.
+        grid: grid of the result.
         kernels: whose arithmetic; that of "xnnpack" is "builtin".
 
     Returns:
@@ -103,10 +103,10 @@ def batch_matmul(
 
     Args:
         x: int8, shape (..., M, K), or int16 with K up to 256.
-        x_grid: of x.
-        y: the same dtype, shape (..., K, N), with the same leading axes.
-        y_grid: of y, of one scale.
-        grid: of the result.
+        x_grid: grid of x.
+        y: dtype and leading axes of x, shape (..., K, N).
+        y_grid: grid of y, of one scale.
+        grid: grid of the result.
         kernels: whose arithmetic.
 
     Returns:
@@ -141,15 +141,15 @@ def conv_2d(
 
     Args:
         x: int8, shape (batch, height, width, channels).
-        x_grid: of x, whose zero point is what x is padded with.
+        x_grid: grid of x, whose zero point is what x is padded with.
         weights: int8 or int4, shape (height, width, channels / groups, N); a depthwise
             convolution has one channel in each group.
-        weights_grid: of the weights: the zero point 0, scales of shape () or (N,).
+        weights_grid: grid of the weights: the zero point 0, scales of shape () or (N,).
         bias: int32, shape (N,), on the grid ``x_grid.scale * weights_grid.scale``.
-        grid: of the result.
-        strides: of the window.
+        grid: grid of the result.
+        strides: strides of the window.
         padding: (low, high) for each spatial axis, "SAME" or "VALID".
-        dilation: of the window.
+        dilation: dilation of the window.
         groups: the number of groups of channels.
         clamp: the range of a fused activation.
         kernels: whose arithmetic; XNNPACK leaves int4 weights to TFLite.
@@ -201,9 +201,9 @@ def requantize_sums(
     Args:
         sums: int32, channels last.
         bias: int32, of the channels.
-        x_grid: of the activations.
-        weights_grid: of the weights: scales of shape () or of the channels.
-        grid: of the result.
+        x_grid: grid of the activations.
+        weights_grid: grid of the weights: scales of shape () or of the channels.
+        grid: grid of the result.
         clamp: the range of a fused activation.
         rounding: of fixed point; None for XNNPACK's float32.
     """

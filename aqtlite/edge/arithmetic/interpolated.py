@@ -32,9 +32,9 @@ def table(
 
     Args:
         transform: the function.
-        x_scale: of its argument.
-        x_zero_point: of its argument.
-        scale: of the result, whose zero point is 0.
+        x_scale: scale of the argument of the function.
+        x_zero_point: zero point of the argument of the function.
+        scale: scale of the result, whose zero point is 0.
 
     Returns:
         int64, shape (513,).

@@ -31,10 +31,10 @@ def average_pool_2d(
 
     Args:
         x: int8, shape (batch, height, width, channels).
-        x_grid: of x.
-        grid: of the result.
+        x_grid: grid of x.
+        grid: grid of the result.
         window: its height and width.
-        strides: of the window.
+        strides: strides of the window.
         padding: (low, high) for each spatial axis, "SAME" or "VALID".
         clamp: the range of a fused activation, on the grid of x.
     """
@@ -64,10 +64,10 @@ def max_pool_2d(
 
     Args:
         x: int8, shape (batch, height, width, channels).
-        x_grid: of x.
-        grid: of the result.
+        x_grid: grid of x.
+        grid: grid of the result.
         window: its height and width.
-        strides: of the window.
+        strides: strides of the window.
         padding: (low, high) for each spatial axis, "SAME" or "VALID".
         clamp: the range of a fused activation, on the grid of x.
     """

@@ -30,8 +30,8 @@ def mean(
 
     Args:
         x: int8 or int16.
-        x_grid: of x.
-        grid: of the result.
+        x_grid: grid of x.
+        grid: grid of the result.
         axes: to reduce, not negative.
         keepdims: keep them with size 1.
         kernels: whose arithmetic; "builtin" is not for the two spatial axes of four
@@ -60,8 +60,8 @@ def total(
 
     Args:
         x: int8.
-        x_grid: of x.
-        grid: of the result.
+        x_grid: grid of x.
+        grid: grid of the result.
         axes: to reduce, not negative.
         keepdims: keep them with size 1.
     """
@@ -75,8 +75,8 @@ def maximum(
 
     Args:
         x: int8.
-        x_grid: of x.
-        grid: of the result.
+        x_grid: grid of x.
+        grid: grid of the result.
         axes: to reduce, not negative.
         keepdims: keep them with size 1.
     """
@@ -109,8 +109,8 @@ def scaled_sum(
 
     Args:
         x: int8.
-        x_grid: of x.
-        grid: of the result.
+        x_grid: grid of x.
+        grid: grid of the result.
         axes: to reduce, not negative.
         keepdims: keep them with size 1.
         factor: float32.

@@ -27,7 +27,7 @@ def limits(grid: Grid, clamp: Clamp = NO_CLAMP) -> tuple[int, int]:
     ``xnn_qs8_quantize``).
 
     Args:
-        grid: of the result.
+        grid: grid of the result.
         clamp: the range of a fused activation.
 
     >>> limits(Grid(np.float32(0.05), -128), (0.0, 6.0))
@@ -55,7 +55,7 @@ def requantize(
     Args:
         sums: int32.
         multiplier: float32, of shape () or one for each channel of the last axis.
-        grid: of the result.
+        grid: grid of the result.
         clamp: the range of a fused activation.
     """
     low, high = limits(grid, clamp)
@@ -90,8 +90,8 @@ def rescale(
 
     Args:
         x: int8 or int16.
-        x_grid: of x.
-        grid: of the result. If it is that of x, x is returned.
+        x_grid: grid of x.
+        grid: grid of the result. If it is that of x, x is returned.
         kernels: whose arithmetic.
     """
     is_same = x_grid.dtype == grid.dtype and x_grid.zero_point == grid.zero_point
@@ -120,8 +120,8 @@ def concatenate(
 
     Args:
         arrays: int8.
-        grids: of the arrays.
-        grid: of the result.
+        grids: grids of the arrays.
+        grid: grid of the result.
         axis: to join along.
     """
     pairs = zip(arrays, grids, strict=True)
@@ -137,7 +137,7 @@ def quantize(x: jax.Array, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Arra
 
     Args:
         x: float32, within 2**31 quanta, beyond which TFLite's kernels overflow.
-        grid: of the result.
+        grid: grid of the result.
         kernels: whose arithmetic.
     """
     x = exact.algebraic_barrier(x.astype(jnp.float32))
@@ -160,7 +160,7 @@ def dequantize(x: jax.Array, grid: Grid) -> jax.Array:
 
     Args:
         x: integers.
-        grid: of x, of one scale.
+        grid: grid of x, of one scale.
 
     Returns:
         float32.

@@ -22,8 +22,8 @@ def softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
 
     Args:
         x: int8 or int16.
-        x_grid: of x.
-        grid: of the result: LiteRT takes the scale 1 / 256 with the zero point -128,
+        x_grid: grid of x.
+        grid: grid of the result; in LiteRT the scale 1 / 256, the zero point -128,
             and 2**-15 for int16.
     """
     if x.dtype == jnp.int16:
@@ -46,7 +46,7 @@ def softmax_of_int16(x: jax.Array, x_grid: Grid) -> jax.Array:
 
     Args:
         x: int16.
-        x_grid: of x.
+        x_grid: grid of x.
     """
     # LiteRT makes these tables in float64.
     span = 65535.0
@@ -85,8 +85,8 @@ def log_softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
 
     Args:
         x: int8.
-        x_grid: of x.
-        grid: of the result: LiteRT takes the scale 1 / 16 with the zero point 127.
+        x_grid: grid of x.
+        grid: grid of the result: LiteRT takes the scale 1 / 16 with the zero point 127.
     """
     _, total = _exponentials(x, x_grid)
     integers = x.astype(jnp.float32)

@@ -135,8 +135,8 @@ def relu(x_grid: Grid, grid: Grid, low: float, high: float) -> Table:
     Source: TFLite, ``QuantizedReluX`` in ``kernels/activations.cc``.
 
     Args:
-        x_grid: of the input.
-        grid: of the result.
+        x_grid: grid of the input.
+        grid: grid of the result.
         low: the smallest value.
         high: the largest value.
     """

@@ -87,7 +87,7 @@ def _bounds(onnx: Any, model: Any) -> set[bytes]:
 
 
 def _higher(dtype: Any) -> int:
-    """How far the file's integers are above the program's."""
+    """Differences of the file's integers from the program's."""
     return 128 if np.dtype(dtype) == np.uint8 else 0
 
 
@@ -102,7 +102,7 @@ def _key(array: Any, scale: Any, zero_point: Any, axis: int | None) -> _Key:
 
 
 def _is_of_ones(key: _Key) -> bool:
-    """Tells whether a constant is that of a sum."""
+    """Whether a constant is that of a sum."""
     shape = key[0]
     one = _key(np.ones(shape, np.int64), np.ones(1), np.zeros(1), None)
     return key == one

@@ -25,11 +25,11 @@ def write(
     """Adds an equation to a graph; returns its outputs.
 
     Args:
-        writer: of the graph.
+        writer: writer of the graph.
         graph: that the equation is of.
         known: the values that depend on parameters and constants alone.
         node: the equation.
-        inputs: of the equation.
+        inputs: inputs of the equation.
 
     Raises:
         NotWritable: if ONNX has no form of it.

@@ -1,4 +1,4 @@
-"""What onnxruntime makes of an ONNX file."""
+"""Results of an ONNX file in onnxruntime."""
 
 import pathlib
 import tempfile
@@ -78,7 +78,7 @@ def optimized(data: bytes) -> File:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What onnxruntime raises: classes that have no common one."""
+    """Exceptions of onnxruntime, which have no common class."""
     state = package("onnxruntime.capi.onnxruntime_pybind11_state")
     names = (
         "Fail",

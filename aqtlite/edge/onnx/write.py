@@ -1,4 +1,4 @@
-"""A program with all of its integers as the bytes of an ONNX file."""
+"""The bytes of an ONNX file for a program with all integers in it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ def write(
     Args:
         deployed: the program.
         is_integer: says of an input or output whether it is one of integers.
-        input_names: of the file.
-        output_names: of the file.
+        input_names: input names of the file.
+        output_names: output names of the file.
 
     Raises:
         ModuleNotFoundError: if the package onnx is not installed.

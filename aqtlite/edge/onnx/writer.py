@@ -88,7 +88,7 @@ class Writer:
 
     @property
     def has_integers(self) -> bool:
-        """Tells whether a node so far makes floats of integers."""
+        """Whether a node so far makes floats of integers."""
         return any(node.op_type == "DequantizeLinear" for node in self.nodes)
 
     def name(self, wanted: str) -> str:
@@ -212,9 +212,9 @@ class Writer:
         Args:
             operator: of ONNX.
             inputs: its first inputs.
-            shape: of its output.
-            grid: of its output.
-            name: of its output.
+            shape: shape of its output.
+            grid: grid of its output.
+            name: name of its output.
             *more: the names of further inputs.
             **attributes: of the operator.
         """

@@ -30,11 +30,11 @@ class Operator(abc.ABC):
 
     @property
     def moves_values(self) -> bool:
-        """True if its output holds elements of its inputs, and has their grid."""
+        """Whether the output holds elements of the inputs, and has their grid."""
         return False
 
     def fixed_grid(self, dtype: str) -> Grid | None:
-        """The grid of its output, if the runtime demands one."""
+        """Grid of the output, if the runtime demands one."""
         del dtype
         return None
 
@@ -46,11 +46,11 @@ class Operator(abc.ABC):
         output: Grid,
         kernels: Kernels,
     ) -> jax.Array:
-        """The integers of its output, as LiteRT computes them.
+        """Integers of the output, as LiteRT computes them.
 
         Args:
             inputs: integers, or what is not quantized.
-            grids: of the inputs; None for what is not quantized.
+            grids: grids of the inputs; None for what is not quantized.
             output: the grid of the output.
             kernels: whose arithmetic.
         """

@@ -95,7 +95,7 @@ class _Chains:
             chain.insert(0, before)
 
     def _is_follower(self, node: Node, other: Node | None) -> bool:
-        """Tells whether another operator is a link as well, and of one chain."""
+        """Whether another operator is a link as well, and of one chain."""
         return (
             other is not None
             and self._is_link(other)
@@ -209,7 +209,7 @@ def _channels(
     builder: Builder,
     sums: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Which element of a value each channel of a contraction has.
+    """Element of a value for each channel of a contraction.
 
     Args:
         of_value: the shape of the value.

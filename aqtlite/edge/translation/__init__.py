@@ -1,4 +1,4 @@
-"""What equations of JAX are in operators of a full-integer program.
+"""Translation of equations of JAX into operators of a full-integer program.
 
 A function for each primitive, by kind. Read `base` first.
 """

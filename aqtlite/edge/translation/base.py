@@ -1,4 +1,4 @@
-"""What translations of equations share."""
+"""Shared parts of translations of equations."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Site:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of its primitive."""
+        """Parameters of the primitive."""
         return self.equation.params
 
     @property
@@ -41,7 +41,7 @@ class Site:
         return [self.builder.resolve(i) for i in self.node.inputs]
 
     def is_static(self, index: int) -> bool:
-        """Tells whether an input depends on parameters and constants alone."""
+        """Whether an input depends on parameters and constants alone."""
         return self.node.inputs[index] in self.static
 
     def constant(self, index: int) -> np.ndarray | None:

@@ -63,7 +63,7 @@ _Pair = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Image:
-    """What is pooled, as [N, H, W, C]; and how, over H and W."""
+    """The pooled array as [N, H, W, C], and the window over H and W."""
 
     x: int
     window: _Pair

@@ -1,4 +1,4 @@
-"""What forms in ONNX share."""
+"""Shared parts of forms in ONNX."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from aqtlite.edge.onnx.writer import Array, Writer, stored_grid
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What an operator is asked for."""
+    """The call of an operator that a form writes."""
 
     shape: tuple[int, ...]
     dtype: Any
