@@ -9,14 +9,13 @@ import jax
 import numpy as np
 
 from aqtlite.jaxpr import tracing
-from aqtlite.program.program import Program, noting
+from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, fixed_scales, planning, uses
 from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.call_site import COLLECTION, SITE
-from aqtlite.program.serving.contraction import OperandKey, Recorder
+from aqtlite.program.serving.contraction import Recorder
 from aqtlite.program.serving.conversion import Stored
-from aqtlite.program.serving.identity import Identity
 from aqtlite.program.serving.model import Buffer, CallTrace, Model, Parameter
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan, Weight
@@ -252,16 +251,6 @@ class _Model(Model):
             dict(zip(jax.tree.leaves(state_in), self.buffers, strict=True)),
             tuple(traced.outputs[1]),
         )
-
-    def identities(
-        self,
-        call: int,
-        keys: frozenset[OperandKey],
-        frozen: Mapping[Parameter, Placeholder],
-    ) -> list[Identity | None]:
-        stored = self.trace(call, noting(keys), {}).stored
-        program = self._programs[call]
-        return [program.identity_of(one.key) for one in stored]
 
 
 def _parameters_of(params: Any) -> tuple[Parameter, ...]:

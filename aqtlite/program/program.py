@@ -22,7 +22,6 @@ from aqtlite.program.serving import uses
 from aqtlite.program.serving.contraction import (
     CallingModule,
     Contraction,
-    OperandKey,
     Recorder,
 )
 from aqtlite.program.serving.model import Parameter
@@ -88,13 +87,6 @@ class Program:
         )
         return outputs, [node for nodes in left.values() for node in nodes]
 
-    def identity_of(self, key: OperandKey) -> str | None:
-        """The identity of an operand of a quantized contraction."""
-        for one, module, position in self.numbered():
-            if (module, position) == (key.path, key.position):
-                return origins(one)["lhs" if key.side == "lhs" else "rhs"].identity
-        raise KeyError(key)
-
     def parameters_of_weights(self) -> set[Parameter]:
         """The parameters of which weights of quantized contractions are made."""
         return {
@@ -149,6 +141,7 @@ class Program:
             lhs=lhs,
             rhs=rhs,
             states=states,
+            digests={side: origin.identity for side, origin in origins(one).items()},
         )
 
     def _recorded(
@@ -167,29 +160,6 @@ class Program:
         call = recorder(call, CallingModule(module, obstacle, nodes.append), position)
         states = call.states if call.cfg.is_quantized else States()
         return [contract(one, call, call.lhs, call.rhs, values, states)], nodes
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["key"]
-)
-@dataclasses.dataclass(frozen=True)
-class Noted:
-    """A weight, in the order in which a trace stores them."""
-
-    key: OperandKey
-
-
-def noting(keys: frozenset[OperandKey]) -> Recorder:
-    """A recorder that stores which weights there are."""
-
-    def note(call: Contraction, caller: CallingModule, position: int) -> Contraction:
-        for side in call.quantized_sides():
-            key = OperandKey(caller.path, position, side)
-            if key in keys and caller.obstacle is None:
-                caller.store(Noted(key))
-        return call
-
-    return note
 
 
 def contract(

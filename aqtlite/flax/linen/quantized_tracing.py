@@ -13,12 +13,10 @@ from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.flax.linen.quantize_model import QuantizedModel
 from aqtlite.flax.linen.tracing import mutable_collections, with_frozen_kernels
 from aqtlite.jaxpr import tracing
-from aqtlite.program.program import Program, noting
-from aqtlite.program.serving import recording as serving_recording
+from aqtlite.program.program import Program
 from aqtlite.program.serving import uses
 from aqtlite.program.serving.call_site import COLLECTION
-from aqtlite.program.serving.contraction import OperandKey, Recorder
-from aqtlite.program.serving.identity import Identity
+from aqtlite.program.serving.contraction import Recorder
 from aqtlite.program.serving.model import CallTrace, Model, Parameter
 from aqtlite.program.serving.placeholder import Placeholder
 
@@ -88,25 +86,6 @@ class QuantizedLinenModel(Model):
             {i: buffer for i, buffer in found if i is not None},
             tuple(traced.outputs[1]),
         )
-
-    def identities(
-        self,
-        call: int,
-        keys: frozenset[OperandKey],
-        frozen: Mapping[Parameter, Placeholder],
-    ) -> list[Identity | None]:
-        injected = frozenset(key for key in keys if key.position < _FIRST_POSITION)
-        corners = iter(
-            serving_recording.identities(self, call, injected, frozen)
-            if injected
-            else []
-        )
-        program = self._whole_program(call)
-        stored = self.trace(call, noting(keys), {}).stored
-        return [
-            next(corners) if one.key in injected else program.identity_of(one.key)
-            for one in stored
-        ]
 
     def _kwargs(self, call: int) -> dict[str, Any]:
         kwargs = dict(self._calls[call].kwargs)

@@ -11,11 +11,9 @@ from aqtlite.flax.linen import recording
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.jaxpr import tracing
-from aqtlite.program.serving import recording as serving_recording
 from aqtlite.program.serving import uses
 from aqtlite.program.serving.call_site import COLLECTION
-from aqtlite.program.serving.contraction import OperandKey, Recorder
-from aqtlite.program.serving.identity import Identity
+from aqtlite.program.serving.contraction import Recorder
 from aqtlite.program.serving.model import CallTrace, Model, Parameter
 from aqtlite.program.serving.placeholder import Placeholder
 
@@ -75,14 +73,6 @@ class LinenModel(Model):
             },
             tuple(recording.recorded_nodes(recorded)),
         )
-
-    def identities(
-        self,
-        call: int,
-        keys: frozenset[OperandKey],
-        frozen: Mapping[Parameter, Placeholder],
-    ) -> list[Identity | None]:
-        return list(serving_recording.identities(self, call, keys, frozen))
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Calls of quantized contractions, as a trace of a model shows them."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aqtlite import config
@@ -27,7 +27,11 @@ class Contraction:
     lhs: Any
     rhs: Any
     states: States = States()
-    """Of its calibrations."""
+    """States of the calibrations."""
+
+    digests: Mapping[Side, str | None] | None = None
+    """Digest of the computation of each operand, None for one that is no weight; None
+    altogether for an injected contraction, which sees its operands alone."""
 
     def in_float(self) -> "Contraction":
         """Returns the contraction without quantization, which takes less to trace.

@@ -10,8 +10,7 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
-from aqtlite.program.serving.contraction import OperandKey, Recorder
-from aqtlite.program.serving.identity import Identity
+from aqtlite.program.serving.contraction import Recorder
 from aqtlite.program.serving.placeholder import Placeholder
 
 
@@ -96,23 +95,4 @@ class Model(abc.ABC):
             call: index of the call.
             recorder: sees every contraction.
             frozen: placeholders to trace in place of parameters.
-        """
-
-    @abc.abstractmethod
-    def identities(
-        self,
-        call: int,
-        keys: frozenset[OperandKey],
-        frozen: Mapping[Parameter, Placeholder],
-    ) -> "list[Identity | None]":
-        """Returns what serving will know weights by.
-
-        Args:
-            call: index of the call.
-            keys: of the operands that are weights.
-            frozen: the parameters that are frozen.
-
-        Returns:
-            For each weight, in the order in which a trace stores them, its identity, or
-            None if it has none.
         """

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,8 +176,8 @@ def _settle(
         removed = _removed(discoveries, kept, frozen)
         placeholders = _placeholders(removed, list(itertools.chain(*kept)))
         identities = [
-            model.identities(call, keys, placeholders) if keys else []
-            for call, keys in enumerate(frozen)
+            _identities(model, call, of_call, placeholders)
+            for call, of_call in enumerate(kept)
         ]
         groups, refused = _grouped(discoveries, kept, frozen, removed, identities)
         if not refused:
@@ -185,6 +185,22 @@ def _settle(
         refusals.update(refused)
     weights = _weights(groups, names or _names(groups), discoveries, frozen, removed)
     return Plan(model, discoveries, recorded, weights, removed, refusals)
+
+
+def _identities(
+    model: Model,
+    call: int,
+    recorded: Sequence[RecordedWeight],
+    placeholders: Mapping[Parameter, Placeholder],
+) -> list[identity.Identity | None]:
+    """Returns what serving will know the recorded weights of a call by."""
+    injected = frozenset(one.key for one in recorded if one.is_injected)
+    corners = iter(
+        recording.evaluated_corners(model, call, injected, placeholders)
+        if injected
+        else ()
+    )
+    return [next(corners) if one.is_injected else one.digest for one in recorded]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from aqtlite.quantization import operands, padding
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["arrays"],
-    meta_fields=["key", "cfg", "operand", "name"],
+    meta_fields=["key", "cfg", "operand", "name", "digest", "is_injected"],
 )
 @dataclasses.dataclass(frozen=True)
 class _Stored:
@@ -40,6 +40,8 @@ class _Stored:
     cfg: config.DotGeneral
     operand: Operand
     name: str | None
+    digest: str | None
+    is_injected: bool
 
 
 @functools.partial(
@@ -91,6 +93,11 @@ class RecordedWeight:
     """The variables that its quantization reads beside them, sorted."""
 
     outputs: WeightOutputs
+    digest: str | None
+    """Digest of the computation of the float operand, if it is known."""
+
+    is_injected: bool
+    """Whether the contraction sees its operands alone, and not how they are made."""
 
     def made_like(self, other: "RecordedWeight") -> bool:
         """Tells whether another one is made of the same parameters in the same way."""
@@ -157,6 +164,8 @@ def record_weights(
                 sources=sources,
                 buffers=buffers,
                 outputs=node.arrays,
+                digest=node.digest,
+                is_injected=node.is_injected,
             )
         )
     return result
@@ -195,23 +204,23 @@ def _padded(contraction: Contraction, operand: Operand, x: Any) -> Any:
     return lhs if operand.side == "lhs" else rhs
 
 
-def identities(
+def evaluated_corners(
     model: Model,
     call: int,
     keys: frozenset[OperandKey],
     frozen: Mapping[Parameter, Placeholder],
 ) -> list[identity.Corners | None]:
-    """Evaluates the identities that serving will see, as `record_weights` orders them.
+    """Evaluates the corners that serving will see of operands.
 
     Args:
         model: the model.
         call: index of the call.
-        keys: as `record_weights` takes them.
-        frozen: the parameters that are frozen.
+        keys: keys of the operands, as `record_weights` takes them.
+        frozen: placeholders of the parameters that are frozen.
 
     Returns:
-        For each weight its identity, or None if it has none: its corners depend on
-        what stays in float, or are NaN alone.
+        For each weight, in the order of `record_weights`, its corners, or None if they
+        depend on what stays in float, or are NaN alone.
     """
 
     def corners(contraction: Contraction, operand: Operand, x: Any) -> list[jax.Array]:
@@ -269,6 +278,8 @@ def _record(
                         cfg=contraction.cfg,
                         operand=operand,
                         name=contraction.name,
+                        digest=(contraction.digests or {}).get(side),
+                        is_injected=contraction.digests is None,
                     )
                 )
         return go_on(contraction)
