@@ -35,6 +35,7 @@ def is_fast(
         processor.multiplies_unsigned()
         or _is_transposed(len(lhs_shape), dims)
         or _contracts_last_axes(lhs_shape, rhs_shape, dims)
+        or _contracts_in_the_middle(lhs_shape, rhs_shape, dims)
         or _rows(lhs_shape, dims) == 1
         or _rows(rhs_shape, dn.transpose(dims)) == 1
     )
@@ -48,11 +49,13 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     - A transposed lhs falls off it, and XLA folds a transposition in front of the dot
       back into it; but not in a loop, nor with a second contracting axis, which may
       have size one.
-    - rhs's contracting axes are moved to its front, by a copy, unless it is a matrix.
+    - rhs's contracting axes are moved to its front, by a copy, unless they are last.
     - Some processors multiply only uint8 by int8 fast (`unsigned`).
     """
     if _contracts_last_axes(lhs.shape, rhs.shape, dims) and can_reshape(lhs, rhs):
         return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
+    if _contracts_in_the_middle(lhs.shape, rhs.shape, dims) and can_reshape(lhs, rhs):
+        return _dot_with_leading_axes(lhs, rhs, dims[0][1])
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     rows = _rows(lhs.shape, dims)
     has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
@@ -189,6 +192,39 @@ def _dot_with_matrix(lhs, rhs, contracted):
         (((lhs.ndim - contracted,), (1,)), ((), ())),
     )
     return out.reshape(lhs.shape[:-contracted] + rhs.shape[:-contracted])
+
+
+def _contracts_in_the_middle(
+    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
+) -> bool:
+    """Returns True if lhs contracts its last axes, and rhs others than first or last.
+
+    So do the stacked digits of a weight, unless the weight is stored transposed.
+    """
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    count = len(rhs_ca)
+    is_last = lhs_ca == tuple(range(len(lhs_shape) - count, len(lhs_shape)))
+    at_ends = range(count), range(len(rhs_shape) - count, len(rhs_shape))
+    return is_last and not batch and rhs_ca not in map(tuple, at_ends)
+
+
+def _dot_with_leading_axes(lhs, rhs, contracting):
+    """Moves rhs's contracting axes to its front, as XLA would, and takes two matrices.
+
+    The sums then have the form of those with a transposed rhs, and XLA compiles what
+    reads them alike.
+    """
+    rest = dn.remaining_axes(rhs.ndim, contracting, ())
+    moved = rhs.transpose(*contracting, *rest)
+    shape = moved.shape[len(contracting) :]
+    products = math.prod(rhs.shape[axis] for axis in contracting)
+    rows = lhs.shape[: lhs.ndim - len(contracting)]
+    out = dot(
+        lhs.reshape(*rows, products),
+        moved.reshape(products, math.prod(shape)),
+        (((len(rows),), (0,)), ((), ())),
+    )
+    return out.reshape(rows + shape)
 
 
 def _contracts_leading_axes(dims):
