@@ -12,15 +12,14 @@ integers:
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config
-from aqtlite.contraction.dot_general import make_dot_general
-from aqtlite.contraction.einsum import contract
+from aqtlite.contraction.einsum import einsum
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
@@ -259,28 +258,29 @@ def _attend(
             "batch axes and depth are to be equal, and the heads of the query a "
             "multiple of those of the keys"
         )
-    dot = make_dot_general(cfg.for_serving())
+    cfg = cfg.for_serving()
     group = query_heads // heads
     query = query / jnp.sqrt(depth).astype(query.dtype)
     grouped = query.reshape(*batch, count, heads, group, depth)
-    scores = contract(
+    scores: Any = einsum(
         "...qhgd,...khd->...hgqk",
         grouped,
         key,
-        dot,
+        cfg=cfg,
         preferred_element_type=jnp.float32,
     )
     for mask in masks:
         mask = _by_group(mask, heads, group, (count, key.shape[-3]))
         scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    out = contract(
+    out: Any = einsum(
         "...hgqk,...khd->...qhgd",
         jax.nn.softmax(scores),
         value,
-        dot,
+        cfg=cfg,
         preferred_element_type=query.dtype,
     )
-    return out.reshape(*batch, count, query_heads, value.shape[-1])
+    out = out.reshape(*batch, count, query_heads, value.shape[-1])
+    return cast(jax.Array, out)
 
 
 def _by_group(

@@ -9,9 +9,11 @@ from jax import lax
 
 from aqtlite import config
 from aqtlite.config import arithmetic
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.operations import Operation
+from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import quantizer
 from aqtlite.quantization.statistics import States
+from aqtlite.shapes.sharding import explicit_sharding
 
 
 def check_config(cfg: Any, function: str) -> None:
@@ -23,16 +25,38 @@ def check_config(cfg: Any, function: str) -> None:
         )
 
 
-def check_operand(x: Any, tensor: config.Tensor, path: str) -> jax.Array | QTensor:
-    """Returns an operand as an array or a `QTensor`; raises TypeError for others."""
+def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
+    """Returns operands as arrays or `QTensor`s; raises TypeError for others."""
+    return _as_operand(lhs, "fwd.lhs"), _as_operand(rhs, "fwd.rhs")
+
+
+def _as_operand(x: Any, path: str) -> Operand:
     if isinstance(x, QTensor):
-        _check_qtensor(x, tensor, path)
         return x
     if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
         raise TypeError(f"{path} must be an array, got {type(x).__name__}")
-    x = jnp.asarray(x)
-    quantizer.check_floating(x, path)
-    return x
+    return jnp.asarray(x)
+
+
+def check_operand(
+    x: Operand, tensor: config.Tensor, operation: Operation, path: str
+) -> None:
+    """Raises unless an operand is floating, or as its config would quantize it.
+
+    Raises:
+        TypeError: if it is of another dtype, or on another grid.
+        ValueError: for blocks that are padded, if the operation takes none.
+    """
+    if not isinstance(x, QTensor):
+        quantizer.check_floating(x, path)
+        return
+    _check_qtensor(x, tensor, path)
+    if x.padding is not None and not operation.pairs_elements:
+        raise ValueError(
+            f"{path} was given a QTensor of shape {x.shape} whose blocks are padded by "
+            f"{x.padding}, which dot_general and einsum alone contract; quantize it "
+            "in blocks that divide its axes, or with fit=True"
+        )
 
 
 def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
@@ -59,13 +83,18 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
         )
 
 
-def check_not_padded(x: jax.Array | QTensor, path: str) -> None:
-    """Raises ValueError for a `QTensor` that was padded to whole blocks."""
-    if isinstance(x, QTensor) and x.padding is not None:
+def check_sharding(
+    operation: Operation, lhs: Operand, rhs: Operand, out_sharding: Any
+) -> None:
+    """Raises ValueError for explicit shardings, if the operation takes none."""
+    floats = [x for x in (lhs, rhs) if not isinstance(x, QTensor)]
+    if operation.takes_sharding:
+        return
+    if out_sharding is not None or any(explicit_sharding(x) for x in floats):
         raise ValueError(
-            f"{path} was given a QTensor of shape {x.shape} whose blocks are padded by "
-            f"{x.padding}, which dot_general and einsum alone contract; quantize it "
-            "in blocks that divide its axes, or with fit=True"
+            "a quantized ragged_dot runs on meshes with automatic axes, and inside "
+            "jax.shard_map: it takes no out_sharding, and no operand with an explicit "
+            "one. Make the mesh with axis_types=(AxisType.Auto, ...)"
         )
 
 
@@ -82,22 +111,19 @@ def check_states(states: Any) -> States:
     return States(*states)
 
 
-def precision_of_floats(cfg: config.DotGeneral, precision: Any) -> Any:
+def precision_of_floats(
+    cfg: config.DotGeneral, operation: Operation, precision: Any
+) -> Any:
     """Returns the precision of the contractions of floats that a config leaves.
 
     Raises:
-        ValueError: if it leaves none, and more than the default precision is asked for.
+        ValueError: if it leaves none, or the operation has none to choose, and more
+            than the default precision is asked for.
     """
-    if not arithmetic.contracts_floats(cfg):
-        check_precision(precision)
-        return None
-    return tuple(precision) if isinstance(precision, list) else precision
-
-
-def check_precision(precision: Any) -> None:
-    """Raises ValueError if more than the default precision is asked for."""
-    wanted = precision if isinstance(precision, tuple | list) else (precision,)
-    for one in wanted:
+    wanted = tuple(precision) if isinstance(precision, list) else precision
+    if operation.takes_precision and arithmetic.contracts_floats(cfg):
+        return wanted
+    for one in wanted if isinstance(wanted, tuple) else (wanted,):
         if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
             raise ValueError(
                 f"precision={precision!r} was asked of a quantized contraction, which "
@@ -105,6 +131,7 @@ def check_precision(precision: Any) -> None:
                 "them costs more than any float precision saves. Leave it None, or "
                 "pass cfg=None to contract in floating point"
             )
+    return None
 
 
 def check_out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:

@@ -1,17 +1,15 @@
-"""A quantized `lax.conv_general_dilated`, and the checks of its call."""
+"""A quantized `lax.conv_general_dilated`."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, noise, operations
-from aqtlite.contraction import checks, differentiation, execution, requantization
-from aqtlite.qtensor.qtensor import QTensor, axes_in_storage
+from aqtlite import config, operations
+from aqtlite.contraction import checks
+from aqtlite.contraction.contract import Options, contract
+from aqtlite.qtensor.qtensor import QTensor
 
 ConvGeneralDilated = Callable[..., Any]
 
@@ -70,27 +68,11 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
 
 @functools.cache
 def _make(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
-    if cfg is None or not cfg.is_quantized:
-        return _unquantized
     return functools.partial(_conv_general_dilated, cfg)
 
 
-def _unquantized(
-    lhs: Any,
-    rhs: Any,
-    *args: Any,
-    key: jax.Array | None = None,
-    states: tuple[Any, ...] | None = None,
-    **kwargs: Any,
-) -> jax.Array:
-    """Calls `lax.conv_general_dilated`, and ignores what only quantization needs."""
-    del key, states
-    checks.check_arrays(lhs, rhs)
-    return lax.conv_general_dilated(lhs, rhs, *args, **kwargs)
-
-
 def _conv_general_dilated(
-    cfg: config.DotGeneral,
+    cfg: config.DotGeneral | None,
     lhs: Any,
     rhs: Any,
     window_strides: Sequence[int],
@@ -107,11 +89,7 @@ def _conv_general_dilated(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    precision = checks.precision_of_floats(cfg, precision)
-    lhs = checks.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = checks.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
-    checks.check_not_padded(lhs, "fwd.lhs")
-    checks.check_not_padded(rhs, "fwd.rhs")
+    lhs, rhs = checks.as_operands(lhs, rhs)
     operation = operations.ConvGeneralDilated.of(
         lhs.shape,
         rhs.shape,
@@ -123,42 +101,5 @@ def _conv_general_dilated(
         feature_group_count,
         batch_group_count,
     )
-    out_dtype = checks.check_out_dtype(preferred_element_type, lhs, rhs)
-    given = checks.check_states(states)
-    if isinstance(out_sharding, PartitionSpec):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    lhs, rhs, operation = _as_stored(
-        _in_order(lhs, cfg.fwd.lhs), _in_order(rhs, cfg.fwd.rhs), operation
-    )
-    how = execution.resolve(
-        cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
-    )
-    seed = None if key is None else noise.seed_from_key(key)
-    out = differentiation.quantize_and_contract(
-        how, operation, lhs, rhs, seed, states=given._replace(smoothing=(), out=())
-    )
-    return requantization.quantize(out, cfg.out, given.out)
-
-
-def _in_order(x: Any, tensor: config.Tensor) -> Any:
-    """A float convolution sums in an order that depends on where the axes lie."""
-    if not isinstance(x, QTensor) or (tensor.is_integer and not tensor.use_fake_quant):
-        return x
-    return x.in_own_order()
-
-
-def _as_stored(
-    lhs: Any, rhs: Any, operation: operations.ConvGeneralDilated
-) -> tuple[Any, Any, operations.ConvGeneralDilated]:
-    """Convolves the axes of a `QTensor` where they lie; nothing is transposed."""
-    if not isinstance(lhs, QTensor) and not isinstance(rhs, QTensor):
-        return lhs, rhs, operation
-    forward = operation.forward
-    stored = dataclasses.replace(
-        forward,
-        lhs_spec=axes_in_storage(lhs, forward.lhs_spec),
-        rhs_spec=axes_in_storage(rhs, forward.rhs_spec),
-    )
-    lhs, rhs = (x.as_stored() if isinstance(x, QTensor) else x for x in (lhs, rhs))
-    shapes = lhs.shape, rhs.shape, operation.shapes[2]
-    return lhs, rhs, dataclasses.replace(operation, forward=stored, shapes=shapes)
+    options = Options(precision, preferred_element_type, out_sharding, key, states)
+    return contract(cfg, operation, lhs, rhs, options)

@@ -1,18 +1,15 @@
-"""A quantized `lax.dot_general`: the public function, and the checks of its call."""
+"""A quantized `lax.dot_general`."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite import config, noise, operations
-from aqtlite.contraction import checks, differentiation, execution, requantization
-from aqtlite.qtensor.qtensor import QTensor, axes_in_storage
-from aqtlite.quantization import padding, smoothing
-from aqtlite.shapes import dimension_numbers as dn
+from aqtlite import config, operations
+from aqtlite.contraction import checks
+from aqtlite.contraction.contract import Options, contract
+from aqtlite.qtensor.qtensor import QTensor
 
 DotGeneral = Callable[..., Any]
 
@@ -75,33 +72,11 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
 
 @functools.cache
 def _make(cfg: config.DotGeneral | None) -> DotGeneral:
-    if cfg is None or not cfg.is_quantized:
-        return _unquantized
     return functools.partial(_dot_general, cfg)
 
 
-def _unquantized(
-    lhs: Any,
-    rhs: Any,
-    dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    *,
-    out_sharding: Any = None,
-    key: jax.Array | None = None,
-    states: tuple[Any, ...] | None = None,
-) -> jax.Array:
-    """Calls `lax.dot_general`, and ignores what only quantization needs."""
-    del key, states
-    checks.check_arrays(lhs, rhs)
-    sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
-    return lax.dot_general(
-        lhs, rhs, dimension_numbers, precision, preferred_element_type, **sharding
-    )
-
-
 def _dot_general(
-    cfg: config.DotGeneral,
+    cfg: config.DotGeneral | None,
     lhs: Any,
     rhs: Any,
     dimension_numbers: Any,
@@ -112,47 +87,7 @@ def _dot_general(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    precision = checks.precision_of_floats(cfg, precision)
-    lhs = checks.check_operand(lhs, cfg.fwd.lhs, "fwd.lhs")
-    rhs = checks.check_operand(rhs, cfg.fwd.rhs, "fwd.rhs")
-    dims = dn.canonicalize(dimension_numbers, lhs.shape, rhs.shape)
-    out_dtype = checks.check_out_dtype(preferred_element_type, lhs, rhs)
-    given = checks.check_states(states)
-    lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, given.smoothing)
-    inner = given._replace(smoothing=(), out=())
-    lhs, rhs = (
-        _in_own_order(x) if tensor.use_fake_quant else x
-        for x, tensor in ((lhs, cfg.fwd.lhs), (rhs, cfg.fwd.rhs))
-    )
-    if isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
-        lhs, rhs, dims = _as_stored(lhs, rhs, dims)
-    if isinstance(out_sharding, PartitionSpec):
-        out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    operation = operations.DotGeneral(dims, lhs.ndim, rhs.ndim)
-    shape = operation.output_shape(lhs.shape, rhs.shape)
-    tensors = cfg.fwd.lhs, cfg.fwd.rhs
-    lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
-    how = execution.resolve(
-        cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
-    )
-    seed = None if key is None else noise.seed_from_key(key)
-    out = differentiation.quantize_and_contract(
-        how, operation, lhs, rhs, seed, states=inner
-    )
-    out = padding.crop(out, shape)
-    return requantization.quantize(out, cfg.out, given.out)
-
-
-def _in_own_order(x):
-    """A float contraction sums in an order that depends on where the axes lie."""
-    return x.in_own_order() if isinstance(x, QTensor) else x
-
-
-def _as_stored(lhs, rhs, dims):
-    """Contracts the axes of a `QTensor` where they lie; nothing is transposed."""
-    stored_dims = tuple(
-        (axes_in_storage(lhs, lhs_axes), axes_in_storage(rhs, rhs_axes))
-        for lhs_axes, rhs_axes in dims
-    )
-    lhs, rhs = (x.as_stored() if isinstance(x, QTensor) else x for x in (lhs, rhs))
-    return lhs, rhs, stored_dims
+    lhs, rhs = checks.as_operands(lhs, rhs)
+    operation = operations.DotGeneral.of(dimension_numbers, lhs.shape, rhs.shape)
+    options = Options(precision, preferred_element_type, out_sharding, key, states)
+    return contract(cfg, operation, lhs, rhs, options)

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import opt_einsum
 
 from aqtlite import config
-from aqtlite.contraction import dot_general, requantization
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.contraction import checks
+from aqtlite.contraction.contract import Options, contract
+from aqtlite.operations import DotGeneral
+from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization.statistics import States
-from aqtlite.shapes.dimension_numbers import Axes, DimensionNumbers
-from aqtlite.shapes.sharding import before_transposition
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 def einsum(
@@ -56,52 +57,27 @@ def einsum(
     >>> einsum("...k,kn->...n", x, w, cfg=config.fully_quantized()).shape
     (2, 3, 5)
     """
-    out = contract(
-        eqn,
-        lhs,
-        rhs,
-        dot_general.make_dot_general(cfg and requantization.left_float(cfg)),
-        key=key,
+    lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
+    options = Options(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
+        key=key,
         states=states,
+        order=order,
     )
-    if cfg is None:
-        return out
-    return requantization.quantize(
-        out, cfg.out, () if states is None else States(*states).out
-    )
-
-
-def contract(
-    eqn: str,
-    lhs: Any,
-    rhs: Any,
-    dot: dot_general.DotGeneral,
-    *,
-    out_sharding: Any = None,
-    **kwargs: Any,
-) -> jax.Array:
-    """Evaluates an einsum by a function with the signature of `lax.dot_general`.
-
-    `dot` is called once, with `lhs` first. `kwargs` go to it.
-    """
-    lhs, rhs, dimension_numbers, order = as_dot_general(eqn, lhs, rhs)
-    if out_sharding is not None:
-        kwargs["out_sharding"] = before_transposition(out_sharding, order)
-    return dot(lhs, rhs, dimension_numbers, **kwargs).transpose(order)
+    return contract(cfg, operation, lhs, rhs, options)
 
 
 def as_dot_general(
     eqn: str, lhs: Any, rhs: Any
-) -> tuple[Any, Any, DimensionNumbers, tuple[int, ...]]:
+) -> tuple[Operand, Operand, DotGeneral, Axes]:
     """The contraction that an einsum makes.
 
     Returns:
-        Its operands, which are those of the equation, less axes that are no part of a
-        contraction; its dimension numbers; and how its result is transposed.
+        The operands of the equation, less axes that are no part of a contraction; the
+        contraction; and the permutation of the axes of its result.
     """
-    lhs, rhs = (x if isinstance(x, QTensor) else jnp.asarray(x) for x in (lhs, rhs))
+    lhs, rhs = checks.as_operands(lhs, rhs)
     lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
     lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
     rhs, rhs_names = _drop_singletons(rhs, rhs_names, lhs, lhs_names)
@@ -110,7 +86,7 @@ def as_dot_general(
     shared = [name for name in lhs_names if name in rhs_names]
     batch = [name for name in shared if name in out_names]
     contracting = [name for name in shared if name not in out_names]
-    dimension_numbers = (
+    dims = (
         _axes(contracting, lhs_names, rhs_names),
         _axes(batch, lhs_names, rhs_names),
     )
@@ -118,7 +94,7 @@ def as_dot_general(
         name for name in lhs_names + rhs_names if name not in batch + contracting
     ]
     order = tuple(names.index(name) for name in out_names)
-    return lhs, rhs, dimension_numbers, order
+    return lhs, rhs, DotGeneral(dims, lhs.ndim, rhs.ndim), order
 
 
 def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:

@@ -18,7 +18,6 @@ from aqtlite import config
 from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.quantization import statistics
 from aqtlite.quantization.statistics import States
-from aqtlite.shapes import dimension_numbers as dn
 
 
 def init_states(cfg: config.DotGeneral, eqn: str, lhs: Any, rhs: Any) -> States:
@@ -34,9 +33,9 @@ def init_states(cfg: config.DotGeneral, eqn: str, lhs: Any, rhs: Any) -> States:
         As `aqtlite.statistics.init_states`, for the operands of the contraction and the
         result of the equation.
     """
-    lhs, rhs, dimension_numbers, order = as_dot_general(eqn, lhs, rhs)
-    states = statistics.init_states(cfg, lhs, rhs, dimension_numbers)
-    shape = dn.output_shape(dimension_numbers, lhs.shape, rhs.shape)
+    lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
+    states = statistics.init_states(cfg, lhs, rhs, operation)
+    shape = operation.output_shape(lhs.shape, rhs.shape)
     out = statistics.init_output(cfg.out, [shape[axis] for axis in order])
     return states._replace(out=out)
 
@@ -55,5 +54,5 @@ def update_states(
         lhs: floating, or a `QTensor`.
         rhs: the same.
     """
-    lhs, rhs, dimension_numbers, _ = as_dot_general(eqn, lhs, rhs)
-    return statistics.update_states(cfg, states, lhs, rhs, dimension_numbers)
+    lhs, rhs, operation, _ = as_dot_general(eqn, lhs, rhs)
+    return statistics.update_states(cfg, states, lhs, rhs, operation)

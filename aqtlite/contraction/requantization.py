@@ -40,11 +40,8 @@ def quantize(
             their place.
 
     Returns:
-        A `QTensor`; the array that it stands for, with ``use_fake_quant``; `out` as it
-        is, if nothing is quantized.
+        A `QTensor`; the array that it stands for, with ``use_fake_quant``.
     """
-    if not tensor.is_quantized:
-        return out
     axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
     fixed = jax.lax.stop_gradient(out)
     calibrated = operands.calibrate(fixed, tensor, axes, PATH, state)

@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +129,12 @@ class Operation(abc.ABC):
     """Each element along a contracting axis meets one of the other operand alone, so
     that a scale along it may multiply either."""
 
+    takes_precision: ClassVar[bool] = True
+    """Contractions of floats have a precision to choose."""
+
+    takes_sharding: ClassVar[bool] = True
+    """It runs on meshes with explicit axes."""
+
     @property
     @abc.abstractmethod
     def name(self) -> str:
@@ -155,6 +161,37 @@ class Operation(abc.ABC):
         Its lhs is the gradient of the output, its rhs the other operand, and its
         result has the operand's own order of axes.
         """
+
+    def in_float(
+        self,
+        lhs: Any,
+        rhs: Any,
+        precision: Any,
+        preferred_element_type: Any,
+        out_sharding: Any,
+    ) -> jax.Array:
+        """Contracts arrays as `jax.lax` does, whose arguments these are.
+
+        A gradient is not contracted so.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is no function of jax.lax")
+
+    def in_storage(self, side: Side, stored_axes: Axes) -> "Operation | None":
+        """The contraction of an operand whose axes lie in another order.
+
+        Args:
+            side: the operand.
+            stored_axes: for each of its axes, where that lies.
+
+        Returns:
+            A contraction with an equal result; None if there is none.
+        """
+        del side, stored_axes
+        return None
+
+    def masked(self, x: jax.Array) -> jax.Array:
+        """Zeros where lhs, or the result, has rows that take no part."""
+        return x
 
     @abc.abstractmethod
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:

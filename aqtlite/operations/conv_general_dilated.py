@@ -143,6 +143,27 @@ class ConvGeneralDilated(Operation):
         arrays = (out, rhs, lhs) if side == "lhs" else (out, lhs, rhs)
         return dataclasses.replace(self, arrays=arrays)
 
+    def in_float(
+        self,
+        lhs: Any,
+        rhs: Any,
+        precision: Any,
+        preferred_element_type: Any,
+        out_sharding: Any,
+    ) -> jax.Array:
+        return self.forward(lhs, rhs, preferred_element_type, out_sharding, precision)
+
+    def in_storage(self, side: Side, stored_axes: Axes) -> "ConvGeneralDilated":
+        (x, w, y), forward = self.shapes, self.forward
+        own, spec = (x, forward.lhs_spec) if side == "lhs" else (w, forward.rhs_spec)
+        shape = tuple(own[stored_axes.index(axis)] for axis in range(len(own)))
+        spec = tuple(stored_axes[axis] for axis in spec)
+        if side == "lhs":
+            forward = dataclasses.replace(forward, lhs_spec=spec)
+            return dataclasses.replace(self, forward=forward, shapes=(shape, w, y))
+        forward = dataclasses.replace(forward, rhs_spec=spec)
+        return dataclasses.replace(self, forward=forward, shapes=(x, shape, y))
+
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
         return self._laid_out(self._array(side), self.arrays[2], scale)
 

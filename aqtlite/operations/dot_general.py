@@ -97,6 +97,32 @@ class DotGeneral(Operation):
         other_ndim = self.rhs_ndim if side == "lhs" else self.lhs_ndim
         return DotGeneral(dims, out_ndim, other_ndim, order)
 
+    def in_float(
+        self,
+        lhs: Any,
+        rhs: Any,
+        precision: Any,
+        preferred_element_type: Any,
+        out_sharding: Any,
+    ) -> jax.Array:
+        sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
+        return lax.dot_general(
+            lhs, rhs, self.dims, precision, preferred_element_type, **sharding
+        )
+
+    def in_storage(self, side: Side, stored_axes: dn.Axes) -> "DotGeneral | None":
+        kept = [stored_axes[axis] for axis in self.axes(side).remaining]
+        if kept != sorted(kept):
+            return None  # The axes of the result would lie in another order.
+
+        def stored(lhs_axes: dn.Axes, rhs_axes: dn.Axes) -> tuple[dn.Axes, dn.Axes]:
+            if side == "lhs":
+                return tuple(stored_axes[axis] for axis in lhs_axes), rhs_axes
+            return lhs_axes, tuple(stored_axes[axis] for axis in rhs_axes)
+
+        contracting, batch = self.dims
+        return dataclasses.replace(self, dims=(stored(*contracting), stored(*batch)))
+
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
         if side == "lhs":
             out = dn.lhs_scale_to_output(scale, self.dims, self.rhs_ndim)

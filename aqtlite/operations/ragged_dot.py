@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from aqtlite.operations import zero_points
 from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import ragged_axes
+from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.ragged_axes import RaggedAxes
 
 
@@ -46,6 +47,9 @@ class RaggedDot(Operation):
 
     axes_of: RaggedAxes = RaggedAxes("mk", "gkn", "mn")
     """Of both operands, and of the result."""
+
+    takes_precision: ClassVar[bool] = False
+    takes_sharding: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -80,6 +84,31 @@ class RaggedDot(Operation):
         lhs, rhs, out = self.axes_of
         axes = RaggedAxes(out, rhs, lhs) if side == "lhs" else RaggedAxes(out, lhs, rhs)
         return dataclasses.replace(self, axes_of=axes)
+
+    def in_float(
+        self,
+        lhs: Any,
+        rhs: Any,
+        precision: Any,
+        preferred_element_type: Any,
+        out_sharding: Any,
+    ) -> jax.Array:
+        sharding = {} if out_sharding is None else {"out_sharding": out_sharding}
+        sizes, kind = self.group_sizes, (precision, preferred_element_type)
+        return lax.ragged_dot(lhs, rhs, sizes, *kind, **sharding)
+
+    def in_storage(self, side: Side, stored_axes: Axes) -> "RaggedDot | None":
+        if side == "lhs" or stored_axes[0] != 0:
+            return None
+        letters = "".join(
+            self.axes_of.rhs[stored_axes.index(axis)] for axis in (0, 1, 2)
+        )
+        axes = self.axes_of._replace(rhs=letters)
+        return dataclasses.replace(self, axes_of=axes)
+
+    def masked(self, x: jax.Array) -> jax.Array:
+        is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
+        return jnp.where(is_in_group[:, None], x, 0)
 
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
         return self._laid_out(scale, self._letters(side), self.axes_of.out)
@@ -157,7 +186,7 @@ class RaggedDot(Operation):
         out_sharding: NamedSharding | None,
         precision: lax.PrecisionLike = None,
     ) -> jax.Array:
-        del precision  # `checks.check_precision` lets none through.
+        del precision  # `takes_precision` is False.
         lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
         dot = functools.partial(
             ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)

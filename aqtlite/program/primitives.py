@@ -3,14 +3,15 @@
 import math
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from aqtlite import operations
 from aqtlite.config import DotGeneral, arithmetic
-from aqtlite.contraction import conv_general_dilated, dot_general, ragged_dot
+from aqtlite.contraction import contract as contraction
+from aqtlite.contraction import ragged_dot
 from aqtlite.operations import Operation
 from aqtlite.quantization.statistics import States
 
@@ -93,44 +94,28 @@ def contract(
         exchanged: they are: the first one is the rhs of the equation.
     """
     lhs, rhs, *rest = values
-    params = eqn.params
-    kwargs: dict[str, Any] = {
-        "precision": _precision(eqn, cfg),
-        "preferred_element_type": eqn.outvars[0].aval.dtype,
-        "states": states,
-    }
-    if params["out_sharding"] is not None:
-        kwargs["out_sharding"] = params["out_sharding"]
-    if eqn.primitive.name == "conv_general_dilated":
-        function = conv_general_dilated.make_conv_general_dilated(cfg)
-        return function(lhs, rhs, *_geometry(params), **kwargs)
-    if eqn.primitive.name == "ragged_dot_general":
-        return ragged_dot.make_ragged_dot(cfg)(lhs, rhs, *rest, **kwargs)
-    dims = params["dimension_numbers"]
-    if not exchanged:
-        return dot_general.make_dot_general(cfg)(lhs, rhs, dims, **kwargs)
-    # The axes of the result are those of the batch, of the lhs and of the rhs.
-    batch = len(dims[1][0])
-    kept = lhs.ndim - batch - len(dims[0][1])
-    order = (
-        *range(batch),
-        *range(batch + kept, len(eqn.outvars[0].aval.shape)),
-        *range(batch, batch + kept),
+    own = (rhs, lhs, *rest) if exchanged else values
+    operation = operation_of(eqn, own, exchanged=exchanged)
+    takes_precision = not cfg.is_quantized or (
+        operation.takes_precision and arithmetic.contracts_floats(cfg)
     )
-    if "out_sharding" in kwargs:
-        spec = [None] * len(order)
-        for axis, name in zip(order, kwargs["out_sharding"].spec, strict=False):
-            spec[axis] = name
-        kwargs["out_sharding"] = kwargs["out_sharding"].update(spec=tuple(spec))
-    out = dot_general.make_dot_general(cfg)(lhs, rhs, _exchanged(dims), **kwargs)
-    return out.transpose(order)
+    options = contraction.Options(
+        precision=eqn.params["precision"] if takes_precision else None,
+        preferred_element_type=eqn.outvars[0].aval.dtype,
+        out_sharding=eqn.params["out_sharding"],
+        states=states,
+        order=_order(eqn, lhs.ndim) if exchanged else None,
+    )
+    out = contraction.contract(cfg, operation, lhs, rhs, options)
+    return cast(jax.Array, out)  # Rules quantize no results.
 
 
-def _precision(eqn: Any, cfg: DotGeneral) -> Any:
-    """The precision of an equation, where its contraction takes one."""
-    is_ragged = eqn.primitive.name == "ragged_dot_general" and cfg.is_quantized
-    takes = not is_ragged and arithmetic.contracts_floats(cfg)
-    return eqn.params["precision"] if takes else None
+def _order(eqn: Any, lhs_ndim: int) -> tuple[int, ...]:
+    """The permutation of the result of exchanged operands: lhs's axes go last."""
+    (_, rhs_ca), (batch, _) = eqn.params["dimension_numbers"]
+    start, end = len(batch), lhs_ndim - len(rhs_ca)
+    ndim = len(eqn.outvars[0].aval.shape)
+    return (*range(start), *range(end, ndim), *range(start, end))
 
 
 def _exchanged(dims: Any) -> Any:

@@ -80,7 +80,7 @@ class QTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array, whatever the order in which it is stored."""
-        sizes = tuple(self.qvalue.shape[axis] for axis in self._stored_axes())
+        sizes = tuple(self.qvalue.shape[axis] for axis in self.stored_axes)
         padding = self.padding or ()
         widths = (0,) * (len(sizes) - len(padding)) + padding
         return tuple(map(operator.sub, sizes, widths))
@@ -95,8 +95,9 @@ class QTensor:
         """The number of elements."""
         return math.prod(self.shape)
 
-    def _stored_axes(self) -> tuple[int, ...]:
-        """Maps each axis of the array to that of `qvalue`."""
+    @property
+    def stored_axes(self) -> tuple[int, ...]:
+        """Axis of `qvalue` for each axis of the array."""
         if self.order is None:
             return tuple(range(self.ndim))
         # Axes in front of those named were stacked by a scan or a vmap.
@@ -123,7 +124,7 @@ class QTensor:
         """Stores the axes in their own order."""
         if self.order is None:
             return self
-        return self._transposed(self._stored_axes(), None)
+        return self._transposed(self.stored_axes, None)
 
     def as_stored(self) -> "QTensor":
         """The array whose axes are those of `qvalue`, in their order."""
@@ -391,11 +392,3 @@ def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
 
 Operand = jax.Array | QTensor
 """One side of a contraction."""
-
-
-def axes_in_storage(q: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Maps axes of an operand, an array or a `QTensor`, to those of its storage."""
-    if not isinstance(q, QTensor) or q.order is None:
-        return axes
-    stored = q._stored_axes()
-    return tuple(stored[axis] for axis in axes)

@@ -46,8 +46,8 @@ def dims_of(operation: Operation) -> dn.DimensionNumbers:
     """
     if not isinstance(operation, DotGeneral):
         raise ValueError(
-            f"fwd.smoothing was asked of {operation.name}, but moves scales along the "
-            "contracting axes of a dot_general or an einsum alone: set it to None"
+            f"fwd.smoothing was asked of a {operation.name}, but moves scales along "
+            "the contracting axes of a dot_general or an einsum alone: set it to None"
         )
     return operation.dims
 

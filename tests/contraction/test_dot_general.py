@@ -353,3 +353,11 @@ def test_a_large_lhs_does_not_overflow(magnitude):
     dot = aqtlite.make_dot_general(config.fully_quantized())
     out = dot(jnp.full((2, 4), magnitude / 4), jnp.ones((4, 2)), MATMUL)
     np.testing.assert_allclose(out, magnitude, rtol=0.01)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1)])
+def test_axes_of_the_result_do_not_depend_on_how_a_qtensor_is_stored(order):
+    cfg = nearest()
+    q = aqtlite.quantize(normal((8, 3, 5)), cfg.fwd.rhs, 0)
+    stored = run(cfg, rhs=q.stored_in(order))
+    np.testing.assert_array_equal(stored, run(cfg, rhs=q))

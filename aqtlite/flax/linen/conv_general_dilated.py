@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 
-from aqtlite import config, operations
-from aqtlite.contraction import conv_general_dilated
+from aqtlite import operations
+from aqtlite.contraction.contract import Options
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen.caller import find_caller, path_of
-from aqtlite.flax.linen.dot_general import Injected, check_operands
+from aqtlite.flax.linen.dot_general import Injected, as_operands
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
 
 
 @injectable
@@ -28,6 +26,7 @@ class AqtConvGeneralDilated(Injected):
     `AqtDotGeneral`.
 
     >>> import flax.linen as nn, jax.numpy as jnp
+    >>> from aqtlite import config
     >>> conv = nn.Conv(
     ...     4, (3, 3), conv_general_dilated=AqtConvGeneralDilated(
     ...         config.fully_quantized()))
@@ -57,10 +56,12 @@ class AqtConvGeneralDilated(Injected):
 
         See `aqtlite.make_conv_general_dilated`.
         """
-        check_operands(lhs, rhs)
+        lhs, rhs = as_operands(lhs, rhs)
         if self.cfg is not None:
             _check_is_shared()
-        geometry = (
+        operation = operations.ConvGeneralDilated.of(
+            lhs.shape,
+            rhs.shape,
             window_strides,
             padding,
             lhs_dilation,
@@ -69,25 +70,8 @@ class AqtConvGeneralDilated(Injected):
             feature_group_count,
             batch_group_count,
         )
-
-        def contract(
-            cfg: config.DotGeneral, lhs: Any, rhs: Any, key: Any, states: States
-        ) -> jax.Array:
-            return conv_general_dilated.make_conv_general_dilated(cfg)(
-                lhs,
-                rhs,
-                *geometry,
-                precision,
-                preferred_element_type,
-                out_sharding,
-                key=key,
-                states=states,
-            )
-
-        operation = operations.ConvGeneralDilated.of(
-            np.shape(lhs), np.shape(rhs), *geometry
-        )
-        return self.run(operation, lhs, rhs, key, contract)
+        options = Options(precision, preferred_element_type, out_sharding, key)
+        return self.run(operation, lhs, rhs, options)
 
 
 def _check_is_shared() -> None:

@@ -1,15 +1,15 @@
 """The quantized `dot_general` to inject into Flax Linen layers."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from flax.core import Scope
 
 from aqtlite import config, operations
-from aqtlite.contraction import dot_general, requantization
+from aqtlite.contraction import checks, requantization
+from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import in_float, recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
@@ -22,9 +22,6 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 
 FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
-
-Contract = Callable[[config.DotGeneral, Any, Any, jax.Array | None, States], jax.Array]
-"""Evaluates a contraction: takes its config, lhs, rhs, key and states."""
 
 _MODULE_METHODS = ("apply", "init", "init_with_output", "lazy_init", "bind")
 
@@ -82,17 +79,18 @@ class Injected:
         operation: Operation,
         lhs: Any,
         rhs: Any,
-        key: jax.Array | None,
-        contract: Contract,
+        options: Options,
+        out_name: str | None = None,
     ) -> jax.Array | QTensor:
         """Makes a call: records it, serves it, or trains with it.
 
         Args:
-            operation: the contraction.
-            lhs: the operand.
-            rhs: the other one.
-            key: seeds stochastic rounding; None draws from the rng stream "aqt".
-            contract: evaluates the operation.
+            operation: Contraction.
+            lhs: Array or `QTensor`.
+            rhs: Array or `QTensor`.
+            options: Other arguments, without states. Without a key, stochastic rounding
+                is seeded from the rng stream "aqt".
+            out_name: Name of the statistics of the result; None for the operation's.
         """
         caller = find_caller()
         cfg = self.cfg or config.unquantized()
@@ -113,16 +111,18 @@ class Injected:
         statistics.note_uses(call, entry, states, is_noisy=self._is_noisy)
         call, operands = self._prepare(call, caller, scope)
         cfg = call.cfg
-        if key is None and cfg.needs_noise and scope is not None:
-            key = _rng(scope)
+        if options.key is None and cfg.needs_noise and scope is not None:
+            options = options._replace(key=_rng(scope))
         states = statistics.update(call, operands, entry, states)
         if in_float.is_asked(scope):
             cfg, states = config.unquantized(), States()
-        # Whatever stands for its operands, the result is quantized once.
-        result = lookup.contract(
-            lambda lhs, rhs: contract(cfg, lhs, rhs, key, states), *operands
+        options = options._replace(states=states)
+        result: jax.Array = lookup.contract(
+            lambda lhs, rhs: contract(cfg, operation, lhs, rhs, options), *operands
         )
-        return quantize_output(self, result, call.name or operation.name)
+        # Whatever stands for its operands, the result is quantized once.
+        out_name = self.name or out_name or operation.name
+        return self._quantize_output(result, scope, out_name)
 
     def _prepare(
         self, call: Contraction, caller: Caller | None, scope: Scope | None
@@ -132,6 +132,20 @@ class Injected:
             call = recording.record(call, caller)
             return call, (call.lhs, call.rhs)
         return call, self._operands(call, scope)
+
+    def _quantize_output(
+        self, out: jax.Array, scope: Scope | None, name: str
+    ) -> jax.Array | QTensor:
+        """Quantizes a result, with the statistics that its module has by this name."""
+        if self.cfg is None or not self.cfg.out.is_quantized:
+            return out
+        tensor, state = self.cfg.out, ()
+        if tensor.calibration.has_state:
+            own = self.name is not None
+            state = statistics.of_output(tensor, out, scope, name, own=own)
+        if in_float.is_asked(scope):
+            return out
+        return requantization.quantize(out, tensor, state)
 
     @property
     def _is_noisy(self) -> bool:
@@ -241,56 +255,17 @@ class AqtDotGeneral(Injected):
         key: jax.Array | None = None,
     ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
-        check_operands(lhs, rhs)
-
-        def contract(
-            cfg: config.DotGeneral, lhs: Any, rhs: Any, key: Any, states: States
-        ) -> jax.Array:
-            return dot_general.make_dot_general(cfg)(
-                lhs,
-                rhs,
-                dimension_numbers,
-                precision,
-                preferred_element_type,
-                out_sharding=out_sharding,
-                key=key,
-                states=states,
-            )
-
-        operation = operations.DotGeneral.of(
-            dimension_numbers, np.shape(lhs), np.shape(rhs)
-        )
-        return self.run(operation, lhs, rhs, key, contract)
+        lhs, rhs = as_operands(lhs, rhs)
+        operation = operations.DotGeneral.of(dimension_numbers, lhs.shape, rhs.shape)
+        options = Options(precision, preferred_element_type, out_sharding, key)
+        return self.run(operation, lhs, rhs, options)
 
 
-def quantize_output(
-    injected: Injected, out: jax.Array, name: str
-) -> jax.Array | QTensor:
-    """Quantizes the result of a contraction, with the statistics of its module.
-
-    Args:
-        injected: the contraction.
-        out: its float result.
-        name: of its statistics.
-    """
-    cfg, state = injected.cfg, ()
-    if cfg is None or not cfg.out.is_quantized:
-        return out
-    caller = find_caller()
-    scope = caller.scope if caller is not None and caller.is_inside else None
-    if cfg.out.calibration.has_state:
-        own = injected.name is not None
-        state = statistics.of_output(cfg.out, out, scope, name, own=own)
-    if in_float.is_asked(scope):
-        return out
-    return requantization.quantize(out, cfg.out, state)
-
-
-def check_operands(lhs: Any, rhs: Any) -> None:
-    """Refuses what is no array.
+def as_operands(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    """Returns operands as arrays or `QTensor`s.
 
     Raises:
-        TypeError: for an equation, or an operand that is None.
+        TypeError: for an equation, or an operand that is None or another thing.
     """
     if isinstance(lhs, str):
         raise TypeError(
@@ -300,6 +275,7 @@ def check_operands(lhs: Any, rhs: Any) -> None:
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if x is None or isinstance(x, Mapping):
             raise TypeError(f"the {side} is {x}: {guards.RESTORED}")
+    return checks.as_operands(lhs, rhs)
 
 
 def _rng(scope: Scope) -> jax.Array | None:

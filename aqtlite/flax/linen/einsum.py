@@ -1,21 +1,15 @@
 """The quantized einsum for Flax modules."""
 
 import dataclasses
-import functools
 import re
 from typing import Any
 
 import jax
 
-from aqtlite.contraction import requantization
-from aqtlite.contraction.einsum import contract
+from aqtlite.contraction.contract import Options
+from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen.dot_general import (
-    AqtDotGeneral,
-    Injected,
-    check_operands,
-    quantize_output,
-)
+from aqtlite.flax.linen.dot_general import Injected, as_operands
 from aqtlite.qtensor.qtensor import QTensor
 
 _NO_LETTER = re.compile("[^a-zA-Z]+")
@@ -54,20 +48,10 @@ class AqtEinsum(Injected):
                 "in place of the equation; where a layer takes dot_general=, pass "
                 "AqtDotGeneral(cfg)"
             )
-        check_operands(lhs, rhs)
-        cfg = self.cfg and requantization.left_float(self.cfg)
-        dot_general = AqtDotGeneral(
-            cfg, self.quant_mode, self.frozen_operands, self.name
-        )
-        out = contract(
-            eqn,
-            lhs,
-            rhs,
-            functools.partial(dot_general, precision=precision),
-            preferred_element_type=preferred_element_type,
-            out_sharding=out_sharding,
-            key=key,
+        lhs, rhs, operation, order = as_dot_general(eqn, *as_operands(lhs, rhs))
+        options = Options(
+            precision, preferred_element_type, out_sharding, key, order=order
         )
         # The axes of the result are those of the equation.
-        name = self.name or f"einsum_{_NO_LETTER.sub('_', eqn)}"
-        return quantize_output(self, out, name)
+        name = f"einsum_{_NO_LETTER.sub('_', eqn)}"
+        return self.run(operation, lhs, rhs, options, name)

@@ -4,14 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from aqtlite import config
-from aqtlite.contraction import ragged_dot
+from aqtlite.contraction.contract import Options
+from aqtlite.contraction.ragged_dot import ragged_operation
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen.dot_general import Injected, check_operands
+from aqtlite.flax.linen.dot_general import Injected, as_operands
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization.statistics import States
 
 
 @injectable
@@ -25,6 +23,7 @@ class AqtRaggedDot(Injected):
     call, and two calls in one module need a `name` each for them.
 
     >>> import jax.numpy as jnp
+    >>> from aqtlite import config
     >>> ragged_dot = AqtRaggedDot(config.fully_quantized())
     >>> tokens, experts = jnp.ones((5, 4)), jnp.ones((2, 4, 3))
     >>> ragged_dot(tokens, experts, jnp.array([2, 3])).shape
@@ -44,25 +43,9 @@ class AqtRaggedDot(Injected):
         key: jax.Array | None = None,
     ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.ragged_dot`; see `aqtlite.make_ragged_dot`."""
-        check_operands(lhs, rhs)
-        lhs, rhs = (x if isinstance(x, QTensor) else jnp.asarray(x) for x in (lhs, rhs))
-
-        def contract(
-            cfg: config.DotGeneral, lhs: Any, rhs: Any, key: Any, states: States
-        ) -> jax.Array:
-            return ragged_dot.make_ragged_dot(cfg)(
-                lhs,
-                rhs,
-                group_sizes,
-                precision,
-                preferred_element_type,
-                group_offset,
-                out_sharding,
-                key=key,
-                states=states,
-            )
-
-        operation = ragged_dot.ragged_operation(lhs, rhs, group_sizes)
-        if self.cfg is not None:  # Statistics are those of what is contracted.
-            lhs = ragged_dot.zeros_behind_groups(operation, lhs)
-        return self.run(operation, lhs, rhs, key, contract)
+        lhs, rhs = as_operands(lhs, rhs)
+        operation = ragged_operation(lhs, rhs, group_sizes, group_offset)
+        if self.cfg is not None and not isinstance(lhs, QTensor):
+            lhs = operation.masked(lhs)  # Statistics are those of what is contracted.
+        options = Options(precision, preferred_element_type, out_sharding, key)
+        return self.run(operation, lhs, rhs, options)

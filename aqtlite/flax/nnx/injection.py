@@ -1,18 +1,19 @@
 """The quantized contractions to inject into NNX layers."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax import lax
 
-from aqtlite import config
-from aqtlite.contraction import conv_general_dilated, dot_general
-from aqtlite.contraction.einsum import contract
+from aqtlite import config, operations
+from aqtlite.contraction import checks
+from aqtlite.contraction.contract import Options, contract
+from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.flax.injectable import injectable
+from aqtlite.operations import Operation
 from aqtlite.program import injected
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.state_collections import collections_of
 
 
@@ -36,23 +37,25 @@ class Injected:
                 "leave out=config.Tensor()"
             )
 
-    def marked(self) -> config.DotGeneral | None:
-        """Returns the config to mark a float contraction with, if it is to be marked.
+    def run(
+        self, operation: Operation, lhs: Any, rhs: Any, options: Options
+    ) -> jax.Array | QTensor:
+        """Contracts, or marks a contraction of floats where rules quantize it.
 
         Raises:
-            ValueError: if it is not, and there is no place for its state.
+            ValueError: if a calibration has a state, and there is no place for it.
         """
-        if self.cfg is None or not self.cfg.is_quantized:
-            return None
-        if injected.is_marking():
-            return self.cfg
-        if collections_of(self.cfg):
+        cfg = self.cfg
+        if cfg is not None and cfg.is_quantized and injected.is_marking():
+            with injected.mark(cfg):
+                return contract(None, operation, lhs, rhs, options)
+        if cfg is not None and collections_of(cfg):
             raise ValueError(
                 f"a calibration of {type(self).__name__}.cfg gathers statistics or is "
                 "learned, and an injected function has no variables: call the model "
                 "through aqtlite.flax.nnx.quantize_model(model, ()), which keeps them"
             )
-        return None
+        return contract(cfg, operation, lhs, rhs, options)
 
 
 @injectable
@@ -88,19 +91,12 @@ class AqtDotGeneral(Injected):
         preferred_element_type: Any = None,
         *,
         out_sharding: Any = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
-        marked = self.marked()
-        function = lax.dot_general if marked else dot_general.make_dot_general(self.cfg)
-        with injected.mark(marked):
-            return function(
-                lhs,
-                rhs,
-                dimension_numbers,
-                precision,
-                preferred_element_type,
-                out_sharding=out_sharding,
-            )
+        lhs, rhs = checks.as_operands(lhs, rhs)
+        operation = operations.DotGeneral.of(dimension_numbers, lhs.shape, rhs.shape)
+        options = Options(precision, preferred_element_type, out_sharding)
+        return self.run(operation, lhs, rhs, options)
 
 
 @injectable
@@ -129,16 +125,11 @@ class AqtEinsum(Injected):
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Evaluates the equation like `jnp.einsum`; see `aqtlite.einsum`."""
-        return contract(
-            eqn,
-            lhs,
-            rhs,
-            functools.partial(AqtDotGeneral(self.cfg), precision=precision),
-            preferred_element_type=preferred_element_type,
-            out_sharding=out_sharding,
-        )
+        lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
+        options = Options(precision, preferred_element_type, out_sharding, order=order)
+        return self.run(operation, lhs, rhs, options)
 
 
 @injectable
@@ -168,29 +159,22 @@ class AqtConvGeneralDilated(Injected):
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
-    ) -> jax.Array:
+    ) -> jax.Array | QTensor:
         """Convolves like `jax.lax.conv_general_dilated`.
 
         See `aqtlite.make_conv_general_dilated`.
         """
-        marked = self.marked()
-        function = (
-            lax.conv_general_dilated
-            if marked
-            else conv_general_dilated.make_conv_general_dilated(self.cfg)
+        lhs, rhs = checks.as_operands(lhs, rhs)
+        operation = operations.ConvGeneralDilated.of(
+            lhs.shape,
+            rhs.shape,
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            dimension_numbers,
+            feature_group_count,
+            batch_group_count,
         )
-        with injected.mark(marked):
-            return function(
-                lhs,
-                rhs,
-                window_strides,
-                padding,
-                lhs_dilation,
-                rhs_dilation,
-                dimension_numbers,
-                feature_group_count,
-                batch_group_count,
-                precision,
-                preferred_element_type,
-                out_sharding,
-            )
+        options = Options(precision, preferred_element_type, out_sharding)
+        return self.run(operation, lhs, rhs, options)

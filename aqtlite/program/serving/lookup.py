@@ -76,9 +76,7 @@ class Either(NamedTuple):
     plain: jax.Array
 
 
-def contract(
-    function: Callable[[Any, Any], jax.Array], lhs: Any, rhs: Any
-) -> jax.Array:
+def contract(function: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> Any:
     """Contracts operands as they are, or as they turn out to be.
 
     Args:
