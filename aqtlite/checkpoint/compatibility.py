@@ -1,6 +1,7 @@
 """Comparing a converted checkpoint with the model that is to serve it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.program.serving.call_site import COLLECTION, CallSite
+from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE, CallSite
 
 
 def abstract_serving(
@@ -53,8 +54,32 @@ def abstract_serving(
         ).run()
     except (TypeError, ValueError) as error:
         raise another_model(where, manifest, repr(model), error) from error
+    serving = _with_stored_values(serving, (), manifest)
     check(manifest, serving, where)
     return serving, plan
+
+
+def _with_stored_values(node: Any, path: tuple[str, ...], manifest: Manifest) -> Any:
+    """Leaves out the values of floats that a checkpoint does not have.
+
+    Those that were converted earlier have fewer of them, or none.
+    """
+    if not isinstance(node, Mapping):
+        return node
+    found = {
+        key: _with_stored_values(child, (*path, key), manifest)
+        for key, child in node.items()
+    }
+    if isinstance(node.get(SITE), CallSite) and IDENTITY in node:
+        stored = manifest.arrays.get(name_of((*path, IDENTITY)))
+        if stored is not None:
+            wanted = node[IDENTITY]
+            rows = min(stored.info.shape[:1], wanted.shape[:1])
+            shape = (*rows, *wanted.shape[1:])
+            found[IDENTITY] = jax.ShapeDtypeStruct(shape, wanted.dtype)
+        elif isinstance(node[SITE].identity, str):
+            del found[IDENTITY]
+    return found
 
 
 def check(manifest: Manifest, serving: Any, where: str) -> None:
@@ -136,7 +161,8 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
             f"{field.name} {getattr(stored, field.name)} against "
             f"{getattr(wanted, field.name)}"
             for field in dataclasses.fields(CallSite)
-            if getattr(stored, field.name) != getattr(wanted, field.name)
+            if field.compare
+            and getattr(stored, field.name) != getattr(wanted, field.name)
             and field.name != "identity"
             and not (field.name == "removed" and stored.removed is None)
         ]

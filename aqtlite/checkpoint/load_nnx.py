@@ -17,7 +17,7 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import conversion as nnx_conversion
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.quantize import as_quantized
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.call_site import COLLECTION, IDENTITY
 
 
 def load(
@@ -81,12 +81,14 @@ def _abstract(
         )
     args, kwargs = sample_lib.decode(manifest.sample)
     frozen = compatibility.frozen_paths(manifest)
-    missing = nnx_variables.made_by_serving(given) - manifest.arrays.keys()
+    missing = nnx_variables.made_by_serving(given)
     shapes = nnx_variables.as_shapes(given, compatibility.stored_dtypes(manifest))
     try:
         conversion = nnx_conversion.plan(shapes, [Call(*args, **kwargs)])
-        planned = AsTree(conversion, frozenset(missing))
-        paths = [weight.path for weight in planned.weights]
+        paths = [weight.path for weight in conversion.weights]
+        # Checkpoints that were converted earlier have no samples.
+        missing.update(name_of((COLLECTION, *path[:-1], IDENTITY)) for path in paths)
+        planned = AsTree(conversion, frozenset(missing - manifest.arrays.keys()))
         tree, _ = planned.keep_float(
             [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
         ).run()
@@ -94,6 +96,7 @@ def _abstract(
         name = name_of_model(given)
         raise compatibility.another_model(where, manifest, name, error) from error
     compatibility.check(manifest, tree, where)
+    nnx_variables.keep_samples(shapes, manifest.arrays)
     return shapes, conversion
 
 

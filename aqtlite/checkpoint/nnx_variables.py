@@ -15,9 +15,9 @@ from aqtlite.checkpoint.nodes import info_of
 from aqtlite.checkpoint.variables import advice_of, refuse, subtrees_of, unknown
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel
-from aqtlite.flax.nnx.variables import Frozen
+from aqtlite.flax.nnx.variables import Sample, is_weight
 from aqtlite.program.freezing import FrozenParameter
-from aqtlite.program.serving.call_site import COLLECTION, SITE
+from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE
 
 MODEL = "model"
 """The first step of the names of variables of the model itself. Those of its
@@ -67,7 +67,7 @@ def tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
     nodes: dict[tuple[str, ...], Any] = {}
     for path, variable in nnx.to_flat_state(nnx.split(model, graph=True)[1]):
         steps, value = _steps(path, variable), _value(variable)
-        if isinstance(variable, Frozen):
+        if is_weight(variable):
             nodes[steps] = value
             nodes[(*steps[:-1], SITE)] = variable.get_metadata(SITE)
             continue
@@ -82,16 +82,33 @@ def tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
     return traverse_util.unflatten_dict(nodes)
 
 
+def keep_samples(model: QuantizedModel, names: Collection[str]) -> None:
+    """Leaves samples of parameters out of a serving model that are not among names."""
+    kept = {}
+    for module, samples in model.aqt.samples.items():
+        inside = module.split("/") if module else ()
+        of_module = {
+            name: sample
+            for name, sample in samples.items()
+            if name_of((COLLECTION, *inside, name, IDENTITY)) in names
+        }
+        if of_module:
+            kept[module] = of_module
+    model.aqt.samples = nnx.data(kept)
+
+
 def _steps(path: tuple[Any, ...], variable: Any) -> tuple[str, ...]:
     """The steps of the name of a variable."""
     steps = tuple(map(str, path))
     if steps[0] != ATTRIBUTE:
         return (MODEL, *steps)
-    if not isinstance(variable, Frozen):
+    is_sample = isinstance(variable, Sample)
+    if not is_sample and not is_weight(variable):
         return steps[1:]
     *_, module, name = steps
     inside = module.split("/") if module else ()
-    return (COLLECTION, *inside, name, variable.get_metadata(SITE).operand.side)
+    last = IDENTITY if is_sample else variable.get_metadata(SITE).operand.side
+    return (COLLECTION, *inside, name, last)
 
 
 def _value(variable: Any) -> Any:

@@ -1,6 +1,8 @@
 """A compact `repr` of configs: what is not a default, on lines that fit a screen."""
 
 import dataclasses
+import functools
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,30 @@ def non_default_arguments(record: Any) -> dict[str, Any]:
         for name, value in constructor_arguments(record).items()
         if not _equal(value, defaults[name])
     }
+
+
+@functools.lru_cache(maxsize=1024)
+def digest(record: Any) -> str:
+    """A short text that tells configs apart, the same in every process.
+
+    Checkpoints hold it. Fields that hold their default are not in it, so that a field
+    that a later release adds leaves it as it is.
+    """
+    return hashlib.sha256(_canonical(record).encode()).hexdigest()[:12]
+
+
+def _canonical(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_canonical, value))})"
+    if is_record(value):
+        fields = sorted(non_default_arguments(value).items())
+        texts = (f"{name}={_canonical(one)}" for name, one in fields)
+        return f"{type(value).__name__}({','.join(texts)})"
+    if isinstance(value, np.dtype):
+        return value.name
+    # The text of an object of one's own may hold its address.
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return repr(value) if is_plain else type(value).__name__
 
 
 def _equal(left: Any, right: Any) -> bool:

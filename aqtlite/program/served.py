@@ -14,7 +14,7 @@ from aqtlite.program import program as program_lib
 from aqtlite.program.plan import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.serving import guards
-from aqtlite.program.serving.call_site import FrozenEntry
+from aqtlite.program.serving.call_site import IDENTITY, FrozenEntry
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
@@ -31,9 +31,12 @@ class _Found(NamedTuple):
     """The names of its parameters."""
 
     qtensor: QTensor
-    is_beside_floats: bool
-    """Some of its parameters are there as floats, too, since something else reads them.
-    """
+    floats: tuple[int, ...]
+    """The inputs that are those of its parameters which are there as floats, too, since
+    something else reads them."""
+
+    sampled: Any
+    """What these were when it was frozen; None if it was not stored."""
 
 
 def serve(
@@ -67,12 +70,14 @@ def serve(
         for one, module, _ in program.numbered()
     }
     _check_read(program, found, gone, frozen, converter)
+    for weights in found.values():
+        weights.update(
+            {k: _compared(one, values, converter) for k, one in weights.items()}
+        )
     replacements = {}
     for one in program.plan.quantized():
         weights = found[one.site.location]
-        beside = {
-            s: weight.name for s, weight in weights.items() if weight.is_beside_floats
-        }
+        beside = {s: weight.name for s, weight in weights.items() if weight.floats}
         replacements[one.site.location] = Replacement(
             functools.partial(_contract, program, one, beside),
             (
@@ -83,6 +88,20 @@ def serve(
         )
     arrays = program_lib.arrays(values)
     return rewriting.evaluate(program.traced.jaxpr, arrays, replacements)[0]
+
+
+def _compared(weight: _Found, values: Sequence[Any], converter: str) -> _Found:
+    """A frozen weight, or NaN if it is stale: its floats have other values."""
+    if not weight.floats or weight.sampled is None:
+        return weight
+    qtensor = guards.made_of_these(
+        weight.name,
+        weight.qtensor,
+        [values[i] for i in weight.floats],
+        weight.sampled,
+        converter,
+    )
+    return weight._replace(qtensor=qtensor)
 
 
 def _find(
@@ -111,7 +130,9 @@ def _find(
                 guards.refuse_another_operand(name, converted, operand, converter)
             qtensor = guards.stored(name, entry, _steps(one), converter)
             floats = program.parameters.keys() & origin.needed - gone
-            found[side] = _Found(name, qtensor, bool(floats))
+            by_number = sorted(floats, key=program.parameters.__getitem__)
+            sampled = entry.values.get(IDENTITY)
+            found[side] = _Found(name, qtensor, tuple(by_number), sampled)
         if similar and not fitting:
             cfg = similar[0].site.cfg
             guards.refuse_another_config(name, cfg, call.cfg, converter)

@@ -10,6 +10,7 @@ from typing import Any
 from flax import serialization
 
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.program.serving import guards
 from aqtlite.program.serving.call_site import CallSite
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.fixed_scale import FixedScale
@@ -42,7 +43,14 @@ def register() -> None:
     """Registers the nodes of serving variables with `flax.serialization`."""
     for dynamic in _ARRAYS:
         serialization.register_serialization_state(dynamic, _to_state, _from_state)
-    for static in (FrozenKernel, CallSite):
-        serialization.register_serialization_state(
-            static, lambda node: {}, lambda target, state: target
-        )
+    serialization.register_serialization_state(
+        FrozenKernel, lambda node: {}, lambda target, state: target
+    )
+    serialization.register_serialization_state(
+        CallSite, lambda node: dict(node.recipe or {}), _checked_site
+    )
+
+
+def _checked_site(target: CallSite, state: dict[str, Any]) -> CallSite:
+    guards.check_recipe(target, state)
+    return target

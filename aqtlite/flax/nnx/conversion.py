@@ -13,11 +13,11 @@ from aqtlite.flax.nnx import partitioning
 from aqtlite.flax.nnx.model import QuantizedModel, state_of
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import function_of
-from aqtlite.flax.nnx.variables import Frozen, Statistics
+from aqtlite.flax.nnx.variables import Frozen, Recipe, Sample, Statistics
 from aqtlite.jaxpr import scopes
 from aqtlite.program import freezing
 from aqtlite.program.freezing import FunctionCall
-from aqtlite.program.serving.call_site import SITE
+from aqtlite.program.serving.call_site import IDENTITY, SITE, recipe_name
 from aqtlite.program.serving.conversion import Stored
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Weight
@@ -35,6 +35,10 @@ class Serving:
 
     frozen: dict[str, dict[str, Frozen[Any]]]
     """By module and name."""
+
+    samples: dict[str, dict[str, Sample[Any]]]
+    """Of the parameters that stay beside frozen weights: by module and name of these.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +70,18 @@ class Conversion:
         """Returns variables, or their shapes, and what became of each parameter."""
         stored = self.functions.freeze()
         frozen: dict[str, dict[str, Frozen[Any]]] = {}
+        samples: dict[str, dict[str, Sample[Any]]] = {}
         for weight, one in zip(self.weights, stored, strict=True):
-            entries = frozen.setdefault("/".join(weight.module), {})
+            module = "/".join(weight.module)
+            entries = frozen.setdefault(module, {})
             entries[weight.name] = self._variable(weight, one)
+            if IDENTITY in one.values:
+                of_module = samples.setdefault(module, {})
+                of_module[weight.name] = Sample(
+                    one.values[IDENTITY], eager_sharding=False
+                )
         params = self.functions.serving(stored)["params"]
-        return Serving(params, frozen), self.functions.report(stored)
+        return Serving(params, frozen, samples), self.functions.report(stored)
 
     def _variable(self, weight: Weight, stored: Stored) -> Frozen[Any]:
         side = weight.site.operand.side
@@ -87,6 +98,9 @@ class Conversion:
         """
         self.call.replace_params(serving.params)
         self.model.aqt.frozen = nnx.data(serving.frozen)
+        self.model.aqt.samples = nnx.data(serving.samples)
+        name = recipe_name([weight.site for weight in self.weights])
+        self.model.aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
 
     def fix_scales(self, model: QuantizedModel) -> None:
         """Puts scales in place of the statistics of the operands of a serving model.

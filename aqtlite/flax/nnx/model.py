@@ -5,9 +5,15 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from aqtlite.flax.nnx.variables import Frozen, GradientStatistics, Statistics
+from aqtlite.flax.nnx.variables import (
+    Frozen,
+    GradientStatistics,
+    Recipe,
+    Sample,
+    Statistics,
+)
 from aqtlite.program.rules import Rule
-from aqtlite.program.serving.call_site import SITE
+from aqtlite.program.serving.call_site import IDENTITY, SITE
 from aqtlite.quantization.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
 
 ATTRIBUTE = "aqt"
@@ -36,6 +42,8 @@ class Quantization(nnx.Module):
         self.learned: dict[str, Any] = nnx.data({})
         self.gradient_statistics: dict[str, Any] = nnx.data({})
         self.frozen: dict[str, dict[str, Frozen[Any]]] = nnx.data({})
+        self.samples: dict[str, dict[str, Sample[Any]]] = nnx.data({})
+        self.recipe: Recipe[Any] | None = nnx.data(None)
 
 
 class QuantizedModel(nnx.Module):
@@ -63,10 +71,15 @@ def state_of(model: QuantizedModel) -> dict[str, Any]:
 
 def collection_of(model: QuantizedModel) -> dict[str, Any]:
     """The frozen weights of a model, as its function takes them."""
-    return {
+    found = {
         module: {name: _entry(variable) for name, variable in entries.items()}
         for module, entries in model.aqt.frozen.items()
     }
+    for module, samples in model.aqt.samples.items():
+        for name, sample in samples.items():
+            if name in found.get(module, {}):
+                found[module][name][IDENTITY] = sample.get_value()
+    return found
 
 
 def float_class_of(model: nnx.Module) -> type[nnx.Module]:

@@ -1,5 +1,6 @@
 """The types of the variables that quantized NNX models have."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -41,6 +42,37 @@ class Frozen(nnx.Variable[A]):
         if isinstance(value, jax.ShapeDtypeStruct):
             return partitioning.sharded(qtensor, value.sharding)
         return value
+
+
+class Recipe(Frozen[A]):
+    """How the frozen weights of a serving model were made: a pytree without leaves.
+
+    Checkpoints keep it by the name in it; see `CallSite` of frozen weights. It
+    is among the `Frozen` variables for `nnx.split` by their type.
+    """
+
+    @property
+    def sharding(self) -> PartitionSpec:
+        """That of nothing. NNX takes a value that has none for an array to shard."""
+        return PartitionSpec()
+
+    def _of_each_array(self, value: Any) -> Any:
+        return value if isinstance(value, Mapping) else self.get_raw_value()
+
+
+class Sample(Frozen[A]):
+    """Values of the parameters that stay beside a frozen weight for their other uses.
+
+    They tell whether the parameters are those that the weight was made of.
+    """
+
+    def _of_each_array(self, value: Any) -> Any:
+        return value
+
+
+def is_weight(variable: Any) -> bool:
+    """Tells whether a variable is a frozen weight."""
+    return isinstance(variable, Frozen) and not isinstance(variable, Recipe | Sample)
 
 
 class Statistics(nnx.Variable[A]):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from aqtlite import config
+from aqtlite.config import representation
 from aqtlite.operations import Side
 from aqtlite.program.serving.identity import Identity
 
@@ -19,7 +20,8 @@ SITE = "site"
 """The name of the `CallSite` among the values that are stored of a frozen weight."""
 
 IDENTITY = "identity"
-"""The name of the corners there, where they are stored."""
+"""The name there of values of what stayed in float, where something did: those of the
+operand, or samples of parameters where the site has a text for its identity."""
 
 
 class Operand(NamedTuple):
@@ -56,7 +58,7 @@ def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=[],
+    data_fields=["recipe"],
     meta_fields=[
         "cfg",
         "operand",
@@ -77,7 +79,7 @@ class CallSite:
     operand: Operand
     identity: Identity | None
     """Corners of the operand where its parameters are placeholders. None where they
-    stayed in float: then the corners are an array beside the integers."""
+    stayed in float: then its values are an array beside the integers."""
 
     made_of: tuple[str, ...]
     """Paths of its parameters, joined by dots."""
@@ -88,6 +90,15 @@ class CallSite:
     removed: tuple[str, ...] | None = None
     """Those of its parameters that the conversion took away: paths from the root of the
     parameters, joined by slashes. None where the conversion did not say."""
+
+    recipe: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
+    """An empty dictionary under a name that tells how the weight was made. Checkpoints
+    keep the name, and refuse to be restored as what was made in another way: their
+    readers cast the integers of one grid to those of another."""
+
+    def __post_init__(self) -> None:
+        if self.recipe is None:
+            object.__setattr__(self, "recipe", {recipe_name([self]): {}})
 
     def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
         """Tells whether the weight may be made of a parameter.
@@ -106,10 +117,25 @@ class CallSite:
         return f"CallSite({self.operand} of {'+'.join(self.made_of)})"
 
 
+def recipe_name(sites: Sequence[CallSite]) -> str:
+    """The name under which checkpoints keep how frozen weights were made.
+
+    Two names differ if the forward configs do, or what is contracted. It is part of the
+    format of checkpoints.
+    """
+    parts: list[Any] = []
+    for site in sites:
+        side, _, contracting, dtype = site.operand
+        forward = site.cfg.for_serving().fwd
+        axes = tuple(map(int, contracting))
+        parts.append((forward, side, axes, np.dtype(dtype)))
+    return f"of_config_{representation.digest(tuple(parts))}"
+
+
 class FrozenEntry(NamedTuple):
     """A frozen weight of a module, as it is stored."""
 
     name: str
     site: CallSite
     values: Mapping[str, Any]
-    """The `QTensor` by its side; the corners by `IDENTITY`, where they are stored."""
+    """The `QTensor` by its side; values of floats by `IDENTITY`, if there are any."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr import axes, slicing
+from aqtlite.program.serving import identity
 from aqtlite.program.serving.call_site import IDENTITY
 from aqtlite.program.serving.model import Buffer, Parameter
 from aqtlite.program.serving.planning import Weight
@@ -26,7 +27,7 @@ class Stored:
     """The stored values of a frozen weight, and where their axes come from."""
 
     values: dict[str, Any]
-    """The `QTensor` by its side, and the corners where they are stored."""
+    """The `QTensor` by its side, and values of floats where something stayed one."""
 
     axes: dict[str, Any]
     """The same, with a tuple in place of each array: for each of its axes the
@@ -69,6 +70,11 @@ def freeze(
             for one in axes.output_axes(part.jaxpr)
         )
         made.update({i: Stored(values[i], origins[i]) for i in outputs})
+    for i, weight in enumerate(weights):
+        if weight.compared:
+            stay = [params[one] for one in weight.compared]
+            sampled = run(lambda *stay: identity.sample_parameters(stay), *stay)
+            made[i].values[IDENTITY], made[i].axes[IDENTITY] = sampled, (None,)
     return [made[i] for i in range(len(weights))]
 
 
@@ -87,7 +93,7 @@ class FrozenWeight(NamedTuple):
     """float32: the sum of the squares of what quantization changed."""
 
     identity: jax.Array | None = None
-    """Its corners, where its parameters stay in float."""
+    """Values of what stays in float."""
 
 
 class WeightFreezer:
@@ -109,7 +115,11 @@ class WeightFreezer:
             stored, smoothed = part(*values)
             qtensor = stored[weight.site.operand.side]
             measured = signal_and_noise(smoothed, qtensor)
-            return FrozenWeight(qtensor, *measured, stored.get(IDENTITY))
+            values_of_floats = stored.get(IDENTITY)
+            if weight.compared:
+                stay = [values[weight.sources.index(one)] for one in weight.compared]
+                values_of_floats = identity.sample_parameters(stay)
+            return FrozenWeight(qtensor, *measured, values_of_floats)
 
         lowered = jax.jit(run).lower(*params)
         text = lowered.as_text()

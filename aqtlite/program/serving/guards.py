@@ -8,13 +8,17 @@ what to do.
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from aqtlite import config
+from aqtlite.lowering import exact
+from aqtlite.program.serving import identity
 from aqtlite.program.serving.call_site import COLLECTION, CallSite, FrozenEntry, Operand
 from aqtlite.qtensor.qtensor import QTensor
 
@@ -59,6 +63,26 @@ def _mappings(
         yield path, node
         for name, child in node.items():
             yield from _mappings(child, (*path, str(name)))
+
+
+def check_recipe(site: CallSite, stored: Collection[str]) -> None:
+    """Refuses to restore a frozen weight as if it were made by another config.
+
+    Args:
+        site: of the target.
+        stored: the names of the recipe that was saved; empty in what was saved before
+            there were any.
+
+    Raises:
+        ValueError: if it is another one.
+    """
+    if stored and set(stored) != set(site.recipe or ()):
+        weight = " and ".join(site.made_of)
+        raise ValueError(
+            f"the frozen weight of {weight!r} was saved with another config, or of "
+            "another contraction, than the target has: restore it into the abstract "
+            "serving variables of the conversion that was saved"
+        )
 
 
 def check_not_beside_floats(
@@ -234,6 +258,54 @@ def stored(
             f"the collection {COLLECTION!r} as it is"
         )
     return qtensor
+
+
+def refuse_other_values(weight: str, converter: str) -> NoReturn:
+    """Refuses a frozen weight beside other values of what it was made of.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"the parameter that the frozen weight {weight!r} was made of stays beside it "
+        "for its other uses, and has other values now: convert the float parameters "
+        f"again with {converter}"
+    )
+
+
+def made_of_these(
+    weight: str,
+    frozen: QTensor,
+    parameters: Sequence[Any],
+    sampled: jax.Array,
+    converter: str,
+) -> QTensor:
+    """Returns a frozen weight, or NaN if its float parameters have other values.
+
+    Args:
+        weight: its name.
+        frozen: the weight.
+        parameters: those that stay beside it.
+        sampled: `identity.sample_parameters` of those that it was made of.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if they have, and are not traced.
+    """
+    fixed = [lax.stop_gradient(jnp.asarray(x)) for x in parameters]
+    is_same = identity.same_parameters(fixed, sampled)
+    if not isinstance(is_same, jax.core.Tracer):
+        if not is_same:
+            refuse_other_values(weight, converter)
+        return frozen
+    return where_same(is_same, frozen)
+
+
+def where_same(is_same: jax.Array, frozen: QTensor) -> QTensor:
+    """Returns a frozen weight, or NaN, as a comparison at run time tells."""
+    scale = jnp.where(is_same, frozen.scale, jnp.float32(jnp.nan))
+    # XLA cannot fold the comparison, and must not fuse it into what follows.
+    return dataclasses.replace(frozen, scale=exact.fusion_barrier(scale))
 
 
 def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTensor:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import config
-from aqtlite.lowering import exact
 from aqtlite.program.serving import guards, identity
 from aqtlite.program.serving.call_site import IDENTITY, FrozenEntry, Operand
 from aqtlite.program.serving.contraction import Contraction
@@ -218,6 +217,9 @@ def _concrete(
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
+        if weight.site.identity is None:
+            # No other operand is like it.
+            guards.refuse_other_values(module.name(weight.name), guards.LINEN)
     if _is_made_of_frozen(module, candidates, x):
         parameter = module.frozen_parameter(x)
         if parameter is None:
@@ -259,12 +261,12 @@ def _traced(
     if _may_be_float(module, candidates, operand):
         # A float keeps its gradient. One of which a corner is NaN is a placeholder.
         return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
-    scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
     if any(weight.site.identity is None for weight in candidates):
-        # XLA cannot fold this comparison, and must not fuse it into what follows.
-        scale = exact.fusion_barrier(scale)
+        frozen = guards.where_same(is_frozen, frozen)
+    else:
+        scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
+        frozen = dataclasses.replace(frozen, scale=scale)
     names = ", ".join(module.name(weight.name) for weight in candidates)
-    frozen = dataclasses.replace(frozen, scale=scale)
     return guards.without_gradient(names, frozen, x)
 
 

@@ -70,8 +70,20 @@ class Weight:
         side: str = self.site.operand.side
         outputs = {side: self.recorded.outputs.qtensor}
         if self.site.identity is None:
-            outputs[IDENTITY] = self.recorded.outputs.corners
+            outputs[IDENTITY] = self.recorded.outputs.values
         return outputs
+
+    @property
+    def compared(self) -> tuple[Parameter, ...]:
+        """The parameters that stay beside a weight that is known by a text.
+
+        Samples of them are stored as its `IDENTITY`, to tell whether they are those
+        that it was made of.
+        """
+        removed = self.site.removed
+        if not isinstance(self.site.identity, str) or removed is None:
+            return ()
+        return tuple(one for one in self.parameters if str(one) not in removed)
 
 
 @dataclasses.dataclass(frozen=True)

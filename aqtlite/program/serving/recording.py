@@ -46,7 +46,7 @@ class _Stored:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qtensor", "original", "smoothed", "corners"],
+    data_fields=["qtensor", "original", "smoothed", "values"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ class WeightOutputs:
     smoothed: Any
     """What is quantized of it: the same, if nothing is smoothed."""
 
-    corners: Any
-    """`identity.stack` of its corners."""
+    values: Any
+    """`identity.values_of` the float operand."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def record_weights(
         smoothed = lhs if operand.side == "lhs" else rhs
         qtensor = quantize(contraction, operand, smoothed)
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
-        return WeightOutputs(qtensor, x, smoothed, identity.stack(identity.corners(x)))
+        return WeightOutputs(qtensor, x, smoothed, identity.values_of(x))
 
     # What a contraction gives may be, or become, a weight of another one.
     trace, stored = _record(model, call, keys, record, lambda one: one, {})

@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 import aqtlite
-from aqtlite import Rule, config
+from aqtlite import Rule, config, numerics
 from aqtlite.flax import AqtEinsum, convert, quantize_model
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.common import normal
@@ -122,6 +122,54 @@ def test_scales_that_were_cast(way):
     refuses(way, cast, "the scale of the frozen weight 'up/kernel' is bfloat16, but")
 
 
+INT4 = config.update(CFG, {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)})
+
+
+@every_way
+def test_restored_by_orbax_with_another_config(way, tmp_path):
+    """Which would cast the integers."""
+    one, other = way(), way(INT4)
+    serving = one.convert(one.floats())
+    variables = nnx.state(serving) if isinstance(serving, nnx.Module) else serving
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "serving", variables)
+
+    def restore(way):
+        wanted = way.convert(way.floats())
+        is_nnx = isinstance(wanted, nnx.Module)
+        variables = nnx.state(wanted) if is_nnx else wanted
+        with ocp.StandardCheckpointer() as checkpointer:
+            abstract = jax.eval_shape(lambda: variables)
+            found = checkpointer.restore(tmp_path / "serving", abstract)
+        return nnx.merge(nnx.graphdef(wanted), found) if is_nnx else found
+
+    np.testing.assert_array_equal(one.run(restore(one), X), one.run(serving, X))
+    with pytest.raises(ValueError, match="recipe.*of_config_"):
+        restore(other)
+
+
+@pytest.mark.parametrize("way", [Linen, Rules])
+def test_restored_by_flax_with_another_config(way):
+    one, other = way(), way(INT4)
+    serving = one.convert(one.floats())
+    saved = serialization.to_bytes(serving)
+    found = serialization.from_bytes(serving, saved)
+    np.testing.assert_array_equal(one.run(found, X), one.run(serving, X))
+    with pytest.raises(ValueError, match="'kernel' was saved with another config"):
+        serialization.from_bytes(other.convert(other.floats()), saved)
+
+
+def test_saved_without_a_recipe():
+    """As serving variables were before they had one."""
+    way = Linen()
+    serving = way.convert(way.floats())
+    state = serialization.to_state_dict(serving)
+    for entries in state["aqt"].values():
+        entries["kernel"]["site"] = {}
+    found = serialization.from_state_dict(serving, state)
+    np.testing.assert_array_equal(way.run(found, X), way.run(serving, X))
+
+
 def restored(tree, how, path):
     """A tree that was saved, and restored without a target."""
     if how == "msgpack":
@@ -192,6 +240,31 @@ def test_the_gradient_of_what_is_left(way):
     for run in (gradient, way.jit(gradient)):
         (leaf,) = jax.tree.leaves(run(argument))
         assert leaf.shape == (8,) and np.asarray(leaf).any()
+
+
+@every_way
+@pytest.mark.parametrize("row", [0, 5])
+def test_other_values_of_what_is_left(way, row):
+    """One row of an embedding was trained, and its frozen weight would be stale."""
+    way = way()
+    serving = way.converted_tied()
+    served = way.run_tied(serving)
+    np.testing.assert_array_equal(way.jit(way.run_tied)(serving), served)
+    trained = way.with_embedding(serving, lambda x: x.at[row].add(1e-3))
+    words = "parameter that the frozen weight 'embed[./]embedding' was made of stays"
+    with pytest.raises(ValueError, match=words) as raised:
+        way.run_tied(trained)
+    assert CONVERTERS[type(way)] in str(raised.value)
+    assert np.isnan(way.jit(way.run_tied)(trained)).all()
+
+
+@every_way
+def test_converted_without_samples(way):
+    """As frozen weights were before they had them: less is compared, or nothing."""
+    way = way()
+    serving = way.converted_tied()
+    served = way.run_tied(serving)
+    np.testing.assert_array_equal(way.run_tied(way.without_sample(serving)), served)
 
 
 @pytest.mark.parametrize("way", [Rules, Function, NnxRules])

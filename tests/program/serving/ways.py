@@ -75,6 +75,19 @@ class Linen:
         variables = self.tied.init(jax.random.key(0), TOKENS)
         return convert(self.tied, variables, TOKENS)
 
+    def run_tied(self, serving):
+        return self.tied.apply(serving, TOKENS)
+
+    def with_embedding(self, serving, change):
+        embed = {"embedding": change(serving["params"]["embed"]["embedding"])}
+        return {**serving, "params": {**serving["params"], "embed": embed}}
+
+    def without_sample(self, serving):
+        """The corners alone."""
+        entry = serving["aqt"]["embed.embedding"]
+        entry["identity"] = entry["identity"][:3]
+        return serving
+
     def loss_of(self, serving, select):
         """A loss of some of the parameters that are left, and these parameters."""
 
@@ -92,8 +105,15 @@ class Rules(Linen):
         self.model = quantize_model(Mlp(None, names, width), cfg)
         self.tied = quantize_model(Tied(), [Rule(operands="weight", cfg=cfg)])
 
+    def without_sample(self, serving):
+        for entries in serving["aqt"].values():
+            for entry in (entries, *entries.values()):
+                if isinstance(entry, dict):
+                    entry.pop("identity", None)
+        return serving
 
-class Function(Linen):
+
+class Function(Rules):
     """A function by rules."""
 
     def __init__(self, cfg=CFG, names=("up", "down"), width=16):
@@ -133,6 +153,9 @@ class Function(Linen):
         params = Tied().init(jax.random.key(0), TOKENS)["params"]
         self.serve_tied, serving = aqtlite.convert_function(self.tied, params, TOKENS)
         return serving
+
+    def run_tied(self, serving):
+        return self.serve_tied(serving, TOKENS)
 
     def loss_of(self, serving, select):
         def loss(chosen):
@@ -199,6 +222,18 @@ class NnxInjected:
     def converted_tied(self):
         dot_general = aqtlite_nnx.AqtDotGeneral(self.cfg)
         return aqtlite_nnx.convert(NnxTied(nnx.Rngs(0), dot_general), TOKENS)
+
+    def run_tied(self, model):
+        return model(TOKENS)
+
+    def with_embedding(self, serving, change):
+        embedding = serving.embed.embedding
+        embedding.set_value(change(embedding.get_value()))
+        return serving
+
+    def without_sample(self, serving):
+        serving.aqt.samples = nnx.data({})
+        return serving
 
     def loss_of(self, serving, select):
         def is_selected(path, x):
