@@ -8,28 +8,32 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from aqtlite.edge import computed, stored
 from aqtlite.edge import grids as grids_lib
 from aqtlite.edge import program as program_lib
-from aqtlite.edge import stored
+from aqtlite.edge.arithmetic import rescaling
+from aqtlite.edge.arithmetic.kernels import Kernels, check_kernels
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
+from aqtlite.lowering import exact
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FakeQuantized:
     """A model that rounds as its full-integer program does.
 
-    Values are rounded to integers and scaled back, in float arithmetic. Gradients pass
-    by straight-through estimators (Bengio et al. 2013, arXiv:1308.3432), and are zero
-    where a value is clipped.
+    Values are the floats that integers stand for. Gradients pass by straight-through
+    estimators (Bengio et al. 2013, arXiv:1308.3432), and are zero where a value is
+    clipped.
     """
 
     model: Any
     ranges: Ranges
     rules: Sequence[Rule]
+    kernels: Kernels | None = "xnnpack"
 
     def __call__(self, variables: Any, *args: Any) -> Any:
         program = program_lib.make(self.model, variables, args, self.rules)
@@ -37,16 +41,59 @@ class FakeQuantized:
         values = program.bind(variables, args)
         for number in program.graph.inputs:
             if number in grids:
-                values[number] = rounded(values[number], grids[number])
+                values[number] = self._rounded(values[number], grids[number])
 
         def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-            return _run(program, grids, node, inputs)
+            if program.static.issuperset(node.outputs):
+                return [_as_alone(x) for x in node.compute(inputs)]
+            if not program.is_quantized(node):
+                return node.compute(inputs)
+            return [self._run(program, grids, node, inputs)]
 
         return program.result(program.graph.evaluate(values, run))
 
+    def _run(
+        self,
+        program: Program,
+        grids: Mapping[int, Grid],
+        node: Node,
+        inputs: Sequence[Any],
+    ) -> Any:
+        known = dict(zip(node.inputs, inputs, strict=True))
+        inputs = [
+            self._rounded(known[i], grids[i]) if i in program.unrounded else known[i]
+            for i in node.inputs
+        ]
+        operands = stored.operands(program, node, lax.stop_gradient(known), grids)
+        for position, one in operands.items():
+            inputs[position] = _straight_through(inputs[position], one.dequant())
+        (y,) = node.compute(inputs)
+        if node.output not in grids:
+            return y
+        grid = grids[node.output]
+        if self.kernels is None:
+            return self._rounded(y, grid)
+        q = computed.integers(
+            node, lax.stop_gradient(inputs), operands, grids, self.kernels
+        )
+        return _straight_through(_clipped(y, grid), rescaling.dequantize(q, grid))
+
+    def _rounded(self, x: jax.Array, grid: Grid) -> jax.Array:
+        """Rounds values to a grid; gradients pass where they are not clipped."""
+        if self.kernels is None:
+            value = stored.in_grid(x, grid).dequant()
+        else:
+            q = rescaling.quantize(x, grid, self.kernels)
+            value = rescaling.dequantize(q, grid)
+        return _straight_through(_clipped(x, grid), value)
+
 
 def fake_quantize(
-    model: Any, ranges: Ranges, rules: Sequence[Rule] = ()
+    model: Any,
+    ranges: Ranges,
+    rules: Sequence[Rule] = (),
+    *,
+    kernels: Kernels | None = "xnnpack",
 ) -> FakeQuantized:
     """Returns a function of variables and arguments that rounds as integers will.
 
@@ -57,6 +104,12 @@ def fake_quantize(
         model: a Linen module, an NNX module, or a function of variables and arguments.
         ranges: ranges of the model's values, as `calibrate` finds them.
         rules: which integers.
+        kernels: whose roundings, as for `simulate`: the result is bit for bit what a
+            file of LiteRT computes. None for floats rounded to nearest, which is what
+            onnxruntime comes closest to.
+
+    Raises:
+        ValueError: if `kernels` is another word.
 
     >>> import flax.linen as nn
     >>> from aqtlite import edge
@@ -69,29 +122,23 @@ def fake_quantize(
     True
     >>> gradient = jax.grad(lambda v: rounded_model(v, x).sum())(variables)
     """
-    return FakeQuantized(model, ranges, tuple(rules))
+    if kernels is not None:
+        check_kernels(kernels)
+    return FakeQuantized(model, ranges, tuple(rules), kernels)
 
 
-def _run(
-    program: Program, grids: Mapping[int, Grid], node: Node, inputs: Sequence[Any]
-) -> Sequence[Any]:
-    if not program.is_quantized(node):
-        return node.compute(inputs)
-    known = dict(zip(node.inputs, inputs, strict=True))
-    inputs = [
-        rounded(known[i], grids[i]) if i in program.unrounded else known[i]
-        for i in node.inputs
-    ]
-    for position, one in stored.operands(program, node, known, grids).items():
-        inputs[position] = _straight_through(inputs[position], one.dequant())
-    (y,) = node.compute(inputs)
-    return [rounded(y, grids[node.output]) if node.output in grids else y]
+def _as_alone(x: Any) -> Any:
+    """A known vector with the bits that it has where its operator runs alone.
+
+    Biases and factors of channels are sums of products, which LLVM would contract.
+    """
+    if jnp.ndim(x) > 1 or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        return x
+    return _straight_through(x, exact.fusion_barrier(lax.stop_gradient(x)))
 
 
-def rounded(x: jax.Array, grid: Grid) -> jax.Array:
-    """Rounds values to a grid; gradients pass where they are not clipped."""
-    clipped = jnp.clip(x, *grid.ends)
-    return _straight_through(clipped, stored.in_grid(x, grid).dequant())
+def _clipped(x: jax.Array, grid: Grid) -> jax.Array:
+    return jnp.clip(x, *grid.ends)
 
 
 def _straight_through(x: jax.Array, value: jax.Array) -> jax.Array:

@@ -1,17 +1,17 @@
 """Simulation: what the interpreter of an exported file computes, in JAX."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from aqtlite.edge import computed
 from aqtlite.edge.arithmetic import rescaling
-from aqtlite.edge.arithmetic.kernels import Kernels
+from aqtlite.edge.arithmetic.kernels import Kernels, check_kernels
 from aqtlite.edge.deployed import Deployed, deploy
 from aqtlite.edge.graph import Node
-from aqtlite.edge.grid import Grid
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
 
@@ -123,10 +123,7 @@ def simulate(
     >>> simulation(x).dtype
     dtype('int8')
     """
-    if kernels not in get_args(Kernels):
-        raise ValueError(
-            f"kernels must be one of {', '.join(get_args(Kernels))}, got {kernels!r}"
-        )
+    check_kernels(kernels)
     args = sample_args if isinstance(sample_args, tuple) else (sample_args,)
     return Simulation(deploy(model, variables, ranges, args, rules), kernels)
 
@@ -137,25 +134,8 @@ def _run(
     program, grids = deployed.program, deployed.grids
     if not program.is_quantized(node):
         return node.compute(_floats(deployed, node, inputs))
-    operands: Mapping[int, Any] = deployed.operands[node.output]
-    integers, of_inputs = [], []
-    for position, (value, x) in enumerate(zip(node.inputs, inputs, strict=True)):
-        grid = grids.get(value)
-        if position in operands:
-            one = operands[position]
-            grid, x = one.grid, jnp.asarray(one.qvalue, _dtype(one.grid))
-        elif value in program.unrounded and grid is not None:
-            x = rescaling.quantize(x, grid, kernels)
-        integers.append(x)
-        of_inputs.append(grid)
-    # A comparison has integers as its inputs alone.
-    (output,) = [g for g in (grids.get(node.output), *of_inputs) if g is not None][:1]
-    return [node.operator.simulate(integers, of_inputs, output, kernels)]
-
-
-def _dtype(grid: Grid) -> str:
-    """The dtype in which the integers of a grid are held: int8 for narrower ones."""
-    return "int8" if grid.dtype in ("int2", "int4") else grid.dtype
+    operands = deployed.operands[node.output]
+    return [computed.integers(node, inputs, operands, grids, kernels)]
 
 
 def _floats(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> list[Any]:

@@ -133,11 +133,13 @@ def _with_bias(
     normalization has turned off, the bias would not fit into its integers; where all
     weights of a channel are zero, their scale is the bias's alone.
     """
-    scale, sums = one.grid.scale, jnp.asarray(of_input.scale)
+    scale, sums = one.grid.scale, np.float32(of_input.scale)
     axes = tuple(i for i in range(jnp.ndim(w)) if i != one.grid.axis)
     is_zero = jnp.abs(w).max(axes) == 0
-    own = jnp.where(is_zero, _OF_OUTPUT * of_output.scale / sums, scale)
-    scale = jnp.maximum(own, jnp.abs(bias) / (_LARGEST_BIAS * sums))
+    own = jnp.where(is_zero, np.float32(_OF_OUTPUT) * of_output.scale / sums, scale)
+    # XLA makes products of divisions by constants, so that this is one everywhere.
+    least = jnp.abs(bias) * (np.float32(1 / _LARGEST_BIAS) / sums)
+    scale = jnp.maximum(own, least)
     grid = dataclasses.replace(one.grid, scale=scale)
     shape = [1] * jnp.ndim(w)
     shape[grid.axis or 0] = -1
@@ -156,7 +158,8 @@ def _bias(x: Any, of_input: Grid, of_weight: Grid) -> Stored:
 
 def in_grid(x: Any, grid: Grid) -> Stored:
     """Integers of a grid that is given: rounded to nearest, and clipped."""
-    smallest, largest = grid.limits
-    steps = exact.nearest_integer(jnp.asarray(x) / grid.scale)
-    steps = jnp.clip(steps, smallest - grid.zero_point, largest - grid.zero_point)
-    return Stored(steps.astype(jnp.int32) + grid.zero_point, grid)
+    smallest, largest = (np.float32(end - grid.zero_point) for end in grid.limits)
+    # As in `_with_bias`, a product; and clipped first, since a mask may be -1e9.
+    steps = jnp.asarray(x) * (np.float32(1) / np.float32(grid.scale))
+    steps = exact.nearest_integer(jnp.clip(steps, smallest, largest))
+    return Stored(steps + grid.zero_point, grid)

@@ -1,22 +1,85 @@
+import functools
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from aqtlite import edge
 from tests.edge import models
 
 
-def test_it_rounds_as_the_file_does():
-    model, x = models.ConvNet(), models.normal((4, 8, 8, 1))
+class _Convolutions(nn.Module):
+    """Each kind of a convolution, and what is folded into it."""
+
+    @nn.compact
+    def __call__(self, x):
+        for groups in (1, 2, 8):
+            x = nn.Conv(8, (3, 3), feature_group_count=groups)(x)
+            x = nn.relu6(nn.BatchNorm(use_running_average=True)(x))
+        x = 0.5 * x + self.param("shift", nn.initializers.normal(), (8,))
+        return nn.Dense(6)(x.reshape(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_what_is_trained_is_what_the_file_computes(tmp_path, weights):
+    model, x = _Convolutions(), models.normal((16, 6, 6, 4))
+    variables = models.trained(model, x)
+    rules = [edge.Rule(weights=weights)]
+    ranges = edge.calibrate(model, variables, [x], rules)
+    rounded = edge.fake_quantize(model, ranges, rules)
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradients(params, x):
+        y = rounded({**variables, "params": params}, x)
+        return jnp.mean(jnp.square(y)), y
+
+    for _ in range(3):
+        gradient, _ = gradients(variables["params"], x)
+        params = jax.tree.map(lambda w, g: w - 0.05 * g, variables["params"], gradient)
+        variables = {**variables, "params": params}
+    report = edge.export(model, variables, ranges, x, tmp_path / "m.tflite", rules)
+    simulation = edge.simulate(model, variables, ranges, x, rules)
+    # Beyond what was calibrated, too.
+    wide = 1.2 * x
+    (found,) = models.run(tmp_path / "m.tflite", models.integers(simulation, wide))
+    (output,) = report.outputs
+    served = (found.astype(np.float32) - output.zero_point) * np.float32(output.scale)
+    _, trained = gradients(variables["params"], wide)
+    np.testing.assert_array_equal(trained, served)
+
+
+def test_gradients_are_those_of_floats_that_are_rounded():
+    model, x = _Convolutions(), models.normal((4, 6, 6, 4))
     variables = models.trained(model, x)
     ranges = edge.calibrate(model, variables, [x])
-    rounded = jax.jit(edge.fake_quantize(model, ranges))(variables, x)
-    simulation = edge.simulate(model, variables, ranges, x)
-    name = "ConvNet/Dense_1/fully_connected"
-    low, high = ranges[name]
-    difference = np.abs(rounded - simulation.dequantize(name, simulation(x)))
-    assert difference.max() <= 2.5 * (high - low) / 255
+
+    def gradient(kernels):
+        rounded = edge.fake_quantize(model, ranges, kernels=kernels)
+        return jax.jit(jax.grad(lambda v: jnp.sum(jnp.sin(rounded(v, x)))))(variables)
+
+    for one, other in zip(
+        jax.tree.leaves(gradient("xnnpack")),
+        jax.tree.leaves(gradient(None)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, atol=0.02 * np.abs(other).max())
+
+
+def test_other_kernels_are_an_error():
+    with pytest.raises(ValueError, match="kernels must be one of xnnpack, builtin"):
+        edge.fake_quantize(models.ConvNet(), edge.Ranges({}), kernels="onnx")
+
+
+def test_values_far_beyond_a_range_are_clipped():
+    ranges = edge.Ranges({"input": (-1, 1), "add": (-2, 2)})
+    x = jnp.array([-1e30, -1.5e5, -1e5, 1e5, 1e30])
+    for kernels in (None, "xnnpack"):
+        rounded = edge.fake_quantize(lambda w, x: x + x, ranges, kernels=kernels)
+        np.testing.assert_allclose(rounded((), x), 2 * np.sign(x), atol=0.02)
 
 
 def test_training():

@@ -4,10 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.edge.arithmetic import constant_fixed_point, fixed_point, rescaling
+from aqtlite.edge.arithmetic import (
+    constant_fixed_point,
+    fixed_point,
+    rescaling,
+    scales,
+)
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
 from aqtlite.edge.grid import Grid
+
+_ONE = np.float32(1)
 
 
 def add(
@@ -83,13 +90,15 @@ def mul(
         kernels: whose arithmetic.
     """
     product = _centered(x, x_grid) * _centered(y, y_grid)
-    multiplier = np.float32(x_grid.scale) * np.float32(y_grid.scale)
-    multiplier /= np.float32(grid.scale)
-    is_narrow = grid.dtype == "int8"
-    if kernels == "xnnpack" and is_narrow and 2.0**-16 <= multiplier < 2.0**8:
-        return rescaling.requantize(product, multiplier, grid, clamp)
-    fixed = fixed_point.quantized_multiplier(multiplier)
-    return rescaling.shifted(fixed_point.rounded_away(product, *fixed), grid, clamp)
+    multiplier = scales.factor(x_grid.scale, y_grid.scale, grid.scale)
+    fixed = scales.fixed_factor(multiplier, _ONE, _ONE)
+    others = rescaling.shifted(fixed_point.rounded_away(product, *fixed), grid, clamp)
+    if kernels != "xnnpack" or grid.dtype != "int8":
+        return others
+    within = (multiplier >= 2.0**-16) & (multiplier < 2.0**8)
+    return jnp.where(
+        within, rescaling.requantize(product, multiplier, grid, clamp), others
+    )
 
 
 def div(
@@ -156,25 +165,30 @@ def minimum(
 
 def _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign):
     x, y = _centered(x, x_grid), _centered(y, y_grid)
-    scales = [np.float32(g.scale) for g in (x_grid, y_grid, grid)]
-    ratios = np.asarray([scales[0] / scales[2], scales[1] / scales[2]])
-    within = (ratios >= 2.0**-10).all() and (ratios < 2.0**8).all()
-    if kernels == "xnnpack" and within and grid.dtype == "int8":
-        shift = 20 - int(np.frexp(ratios.max())[1] - 1)
-        a, b = np.rint(np.ldexp(ratios, shift)).astype(np.int32)
-        total = a * x + sign * b * y + (1 << (shift - 1))
-        return rescaling.shifted(total >> shift, grid, clamp)
+    given = x_grid.scale, y_grid.scale, grid.scale
+    others = _add_of_tflite(x, y, given, grid, clamp, sign)
+    if kernels != "xnnpack" or grid.dtype != "int8":
+        return others
+    xp = fixed_point.namespace(*given)
+    ratios = [scales.factor(s, _ONE, given[2]) for s in given[:2]]
+    largest, smallest = xp.maximum(*ratios), xp.minimum(*ratios)
+    within = (smallest >= 2.0**-10) & (largest < 2.0**8)
+    shift = 21 - xp.frexp(largest)[1]
+    a, b = (xp.rint(xp.ldexp(ratio, shift)).astype(np.int32) for ratio in ratios)
+    total = a * x + sign * b * y + (1 << (shift - 1))
+    return jnp.where(within, rescaling.shifted(total >> shift, grid, clamp), others)
+
+
+def _add_of_tflite(x, y, given, grid, clamp, sign):
     left = 20 if grid.dtype == "int8" else 15
-    twice = 2 * np.float64(max(scales[:2]))
+    twice = np.float32(2) * fixed_point.namespace(*given).maximum(*given[:2])
     both = [
-        fixed_point.rounded_away(
-            v << left, *fixed_point.quantized_multiplier(s / twice)
-        )
-        for v, s in ((x, np.float64(scales[0])), (y, np.float64(scales[1])))
+        fixed_point.rounded_away(v << left, *scales.fixed_factor(s, _ONE, twice))
+        for v, s in zip((x, y), given[:2], strict=True)
     ]
     total = both[0] + sign * both[1]
-    real = twice / np.float64(np.float32(2**left) * scales[2])
-    fixed = fixed_point.quantized_multiplier(real)
+    divisor = given[2] * np.float32(2**left)
+    fixed = scales.fixed_factor(twice, _ONE, divisor)
     return rescaling.shifted(fixed_point.rounded_away(total, *fixed), grid, clamp)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.arithmetic import fixed_point, rescaling
+from aqtlite.edge.arithmetic import fixed_point, rescaling, scales
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
 from aqtlite.edge.grid import Grid
@@ -163,7 +163,8 @@ def conv_2d(
     if x.dtype != jnp.int8:
         raise ValueError(
             f"conv_2d of {x.dtype} {x.shape}: LiteRT reads the converter's int32 bias "
-            "as int64 and returns other numbers; quantize the input to int8"
+            "as int64 and returns other numbers; quantize the input to int8, or train "
+            "for ONNX by edge.fake_quantize(..., kernels=None)"
         )
     convolution = Convolution.of(
         x.shape,
@@ -202,20 +203,19 @@ def requantize_sums(
         sums: int32, channels last.
         bias: int32, of the channels.
         x_grid: grid of the activations.
-        weights_grid: grid of the weights: scales of shape () or of the channels.
+        weights_grid: grid of the weights: scales of shape () or of the channels, known
+            or computed in a program.
         grid: grid of the result.
         clamp: the range of a fused activation.
         rounding: of fixed point; None for XNNPACK's float32.
     """
     if bias is not None:
         sums += bias
-    x_scale, scale = np.float32(x_grid.scale), np.float32(grid.scale)
-    weights_scale = np.asarray(weights_grid.scale, np.float32)
+    given = x_grid.scale, weights_grid.scale, grid.scale
     if rounding is None:
-        multiplier = x_scale * weights_scale / scale
-        return rescaling.requantize(sums, multiplier, grid, clamp)
-    real = np.float64(x_scale) * weights_scale / np.float64(scale)
-    fixed = fixed_point.quantized_multiplier(real)
+        factor = scales.factor(*given)
+        return rescaling.requantize(sums, factor, grid, clamp)
+    fixed = scales.fixed_factor(*given)
     products = fixed_point.multiply(sums, *fixed, rounding)
     return rescaling.shifted(products, grid, clamp)
 
@@ -234,7 +234,8 @@ def _batch_matmul_of_int16(x, x_grid, y, y_grid, grid):
     if x.shape[-1] > 256:
         raise ValueError(
             f"batch_matmul of int16 {x.shape} and {y.shape}: sums of more than 256 "
-            "products are not simulated; contract a smaller axis, or int8"
+            "products are not simulated; contract a smaller axis, or int8, or train by "
+            "edge.fake_quantize(..., kernels=None)"
         )
     real = np.float64(np.float32(x_grid.scale)) * np.float64(np.float32(y_grid.scale))
     fixed = fixed_point.quantized_multiplier(real / np.float64(np.float32(grid.scale)))

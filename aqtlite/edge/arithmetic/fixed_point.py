@@ -4,15 +4,25 @@ JAX has no 64-bit integers unless it is told to, so that each product is held in
 words of 32 bits.
 """
 
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+Integers = jax.Array | np.ndarray
+"""int32: known, or computed in a program."""
+
 Rounding = Literal["once", "upward", "away", "eights"]
 """How a product is rounded: the functions `rounded_once`, `rounded_upward`, ...."""
+
+
+def namespace(*numbers: Any) -> ModuleType:
+    """NumPy for numbers that are known, `jax.numpy` if one is computed in a program."""
+    is_computed = any(isinstance(number, jax.Array) for number in numbers)
+    return jnp if is_computed else np
 
 
 def quantized_multiplier(
@@ -43,7 +53,7 @@ def quantized_multiplier(
 
 
 def multiply(
-    x: jax.Array, multiplier: np.ndarray, shift: np.ndarray, rounding: Rounding
+    x: jax.Array, multiplier: Integers, shift: Integers, rounding: Rounding
 ) -> jax.Array:
     """``x * multiplier * 2**(shift - 31)``, rounded.
 
@@ -62,18 +72,16 @@ def multiply(
     return run[rounding](x, multiplier, shift)
 
 
-def rounded_once(x: jax.Array, multiplier: np.ndarray, shift: np.ndarray) -> jax.Array:
+def rounded_once(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
     """``floor(x * multiplier / 2**(31 - shift) + 1 / 2)``.
 
     Source: ``MultiplyByQuantizedMultiplier`` of TFLite with TFLITE_SINGLE_ROUNDING,
     ``kernels/internal/common.cc``.
     """
-    return _shifted(_product(x, multiplier), 31 - np.asarray(shift))
+    return _shifted(product(x, multiplier), 31 - shift)
 
 
-def rounded_upward(
-    x: jax.Array, multiplier: np.ndarray, shift: np.ndarray
-) -> jax.Array:
+def rounded_upward(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
     """``floor(floor(x * 2**left * multiplier / 2**31 + 1 / 2) / 2**right + 1 / 2)``.
 
     left is the shift if it is positive, right its magnitude if it is negative.
@@ -81,12 +89,12 @@ def rounded_upward(
     Source: ruy, which TFLite's optimized kernels call, as measured.
     """
     left, right = _left_and_right(shift)
-    high = _shifted(_product(x << left, multiplier), np.asarray(31))
+    high = _shifted(product(x << left, multiplier), np.asarray(31))
     # No sum overflows: what is shifted is far from the limits of int32.
     return (high + _half(right)) >> right
 
 
-def rounded_away(x: jax.Array, multiplier: np.ndarray, shift: np.ndarray) -> jax.Array:
+def rounded_away(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
     """As `rounded_upward`, but the second rounding is away from zero at a half.
 
     Source: ``MultiplyByQuantizedMultiplier`` of TFLite,
@@ -94,13 +102,11 @@ def rounded_away(x: jax.Array, multiplier: np.ndarray, shift: np.ndarray) -> jax
     and ``RoundingDivideByPOT``.
     """
     left, right = _left_and_right(shift)
-    high = _shifted(_product(x << left, multiplier), np.asarray(31))
+    high = _shifted(product(x << left, multiplier), np.asarray(31))
     return (high + _half(right) - ((high < 0) & (right > 0))) >> right
 
 
-def rounded_in_eights(
-    x: jax.Array, multiplier: np.ndarray, shift: np.ndarray
-) -> jax.Array:
+def rounded_in_eights(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
     """As `rounded_upward` for all whole groups of eight channels, then `rounded_away`.
 
     Source: TFLite's optimized depthwise convolution, as measured.
@@ -129,26 +135,31 @@ def rounded_short(
     """
     wide = np.asarray(multiplier, np.int64)
     short = np.minimum((wide + 2**15) >> 16, 0x7FFF).astype(np.int32)
-    upper, lower = _product(high, short)
+    upper, lower = product(high, short)
     lifted = (upper << 8) | (lower >> 24).astype(jnp.int32), lower << 8
-    upper, lower = _product(low, short)
+    upper, lower = product(low, short)
     sums = lifted[1] + lower
     carry = (sums < lower).astype(jnp.int32)
     return _shifted((lifted[0] + upper + carry, sums), 15 - np.asarray(shift))
 
 
-def _left_and_right(shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    shift = np.asarray(shift, np.int32)
-    return np.maximum(shift, 0), np.maximum(-shift, 0)
+def _left_and_right(shift: Integers) -> tuple[Integers, Integers]:
+    xp = namespace(shift)
+    return xp.maximum(shift, 0), xp.maximum(-shift, 0)
 
 
-def _half(right: np.ndarray) -> np.ndarray:
+def _half(right: Integers) -> Integers:
     """Half the unit that is shifted out; nothing if nothing is."""
-    return np.where(right > 0, 1 << np.maximum(right - 1, 0), 0).astype(np.int32)
+    return (right > 0) * (np.int32(1) << namespace(right).maximum(right - 1, 0))
 
 
-def _product(x: jax.Array, y: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """The high word, int32, and the low one, uint32, of a product; y is positive."""
+def product(x: jax.Array, y: Integers) -> tuple[jax.Array, jax.Array]:
+    """The high word, int32, and the low one, uint32, of ``x * y``.
+
+    Args:
+        x: int32.
+        y: int32, not negative; broadcasts to x.
+    """
     x, factor = x.astype(jnp.int32), jnp.asarray(y, jnp.int32)
     x_high, x_low = x >> 16, x & 0xFFFF
     y_high, y_low = factor >> 16, factor & 0xFFFF
@@ -160,21 +171,21 @@ def _product(x: jax.Array, y: np.ndarray) -> tuple[jax.Array, jax.Array]:
     return high, (carry.astype(jnp.uint32) << 16) | (low & 0xFFFF)
 
 
-def _shifted(words: tuple[jax.Array, jax.Array], amount: np.ndarray) -> jax.Array:
+def _shifted(words: tuple[jax.Array, jax.Array], amount: Integers) -> jax.Array:
     """``floor(x / 2**amount + 1 / 2)`` of 64 bits, for amounts from 1 to 62."""
     high, low = words
-    half = np.asarray(amount, np.int64) - 1
-    low_half = np.where(half < 32, np.uint64(1) << half.astype(np.uint64), 0)
-    high_half = np.where(half >= 32, 1 << np.maximum(half - 32, 0), 0)
+    xp = namespace(amount)
+    half = xp.asarray(amount, np.int32) - 1
+    low_half = xp.where(half < 32, np.uint32(1) << xp.clip(half, 0, 31), 0)
+    high_half = xp.where(half >= 32, np.int32(1) << xp.clip(half - 32, 0, 31), 0)
     sums = low + low_half.astype(np.uint32)
     high = high + high_half.astype(np.int32) + (sums < low).astype(jnp.int32)
-    amount = np.asarray(amount, np.int32)
     # Of amounts below 32, the bits that come down from the high word, too.
-    small = np.clip(amount, 1, 31)
+    small = xp.clip(half + 1, 1, 31)
     joined = (high << (32 - small)).astype(jnp.uint32) | (
         sums >> small.astype(np.uint32)
     )
-    large = np.clip(amount - 32, 0, 31)
+    large = xp.clip(half - 31, 0, 31)
     return jnp.where(
-        amount < 32, lax.bitcast_convert_type(joined, jnp.int32), high >> large
+        half < 31, lax.bitcast_convert_type(joined, jnp.int32), high >> large
     )

@@ -1,6 +1,6 @@
 """The implementations of LiteRT's operators that are simulated."""
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 Kernels = Literal["xnnpack", "builtin", "reference"]
 """Those of the interpreter's resolvers.
@@ -9,3 +9,15 @@ Kernels = Literal["xnnpack", "builtin", "reference"]
 "builtin" TFLite's optimized kernels alone (``BUILTIN_WITHOUT_DEFAULT_DELEGATES``);
 "reference" its reference kernels (``BUILTIN_REF``).
 """
+
+
+def check_kernels(kernels: Any) -> None:
+    """Checks that kernels are named.
+
+    Raises:
+        ValueError: if not.
+    """
+    if kernels not in get_args(Kernels):
+        raise ValueError(
+            f"kernels must be one of {', '.join(get_args(Kernels))}, got {kernels!r}"
+        )

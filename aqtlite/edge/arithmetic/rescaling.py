@@ -42,7 +42,7 @@ def limits(grid: Grid, clamp: Clamp = NO_CLAMP) -> tuple[int, int]:
 
 def requantize(
     sums: jax.Array,
-    multiplier: np.ndarray | np.floating,
+    multiplier: jax.Array | np.floating,
     grid: Grid,
     clamp: Clamp = NO_CLAMP,
 ) -> jax.Array:

@@ -43,7 +43,7 @@ def run(model, variables, args, path, rules=(), interface="integer"):
     report = edge.export(
         model, variables, ranges, args, path, rules, interface=interface
     )
-    fake = edge.fake_quantize(model, ranges, rules)
+    fake = edge.fake_quantize(model, ranges, rules, kernels=None)
     floats = np.asarray(jax.jit(lambda v, *a: fake(v, *a))(variables, *args))
     (output,) = report.outputs
     found = execute(path, report, args)
