@@ -102,12 +102,8 @@ class QuantizedFunction:
         """
 
         def init(values: list[Any]) -> Any:
-            replacements = {
-                one.site.location: initializing(one)
-                for one in planned.quantized()
-                if collections_of(one.cfg)
-            }
-            return rewriting.evaluate(traced.jaxpr, values, replacements)[1]
+            made = initializing(planned)
+            return rewriting.evaluate(traced.jaxpr, values, made)[1]
 
         traced, planned = self.traced(args, kwargs)
         left = jax.jit(init)(traced.values((args, kwargs)))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.jaxpr.replacement import Left, Replacement
+from aqtlite.jaxpr.replacement import Left, Location, Replacement
 from aqtlite.program import primitives
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -35,18 +35,44 @@ def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
     return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
 
 
-def initializing(one: PlannedContraction) -> Replacement:
-    """Evaluates a contraction in float, and leaves its first states.
+def initializing(planned: Plan) -> dict[Location, Replacement]:
+    """Evaluates the contractions of a program, and leaves their first states.
+
+    Learned scales start from what contractions before them give in training, so that
+    these are quantized then; statistics start from no value.
+
+    Args:
+        planned: what rules make of the contractions.
+
+    Returns:
+        A replacement for each contraction, by its location.
 
     Raises:
-        ValueError: if one of them would not get its gradient.
+        ValueError: if a state would not get its gradient.
     """
+    ones = planned.quantized()
+    are_learned = any(PARAMETERS in collections_of(one.cfg) for one in ones)
+    made = {}
+    for one in ones:
+        if collections_of(one.cfg):
+            _check_gradients(one)
+            made[one.site.location] = _leaving_first_states(one, are_learned)
+        elif are_learned:
+            made[one.site.location] = contracting(one, States())
+    return made
 
+
+def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replacement:
     def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
         del given
-        return _original(one.site.eqn, values), _first_states(one, values)
+        first = _first_states(one, values)
+        if not is_quantized:
+            return _original(one.site.eqn, values), first
+        now = first
+        if STATISTICS in collections_of(one.cfg):
+            now = _states_after(one, values, first)
+        return _contract(one, values, now), first
 
-    _check_gradients(one)
     return Replacement(
         function, _states_of_zeros(one), leaves=True, per_step=one.site.per_step
     )

@@ -16,6 +16,7 @@ from aqtlite.flax import (
     calibrate,
     convert,
     merge_statistics,
+    quantize_model,
 )
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
@@ -242,7 +243,8 @@ def test_weights_with_statistics_are_frozen_with_them():
 
 
 def test_merged_statistics_are_those_of_all_batches():
-    for model in (dense(), Scanned()):
+    by_rules = quantize_model(nn.Dense(8), static(calibration.MaxOverBatches()))
+    for model in (by_rules, dense(), Scanned()):
         variables = init(model, X)
         one, other = (
             calibrate(model, variables, part) for part in (BATCHES[:1], BATCHES[1:])

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from aqtlite import calibration, checkpoint, config, numerics
-from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal, quick_jit
@@ -207,6 +207,25 @@ def test_starts_from_float_parameters(model):
 
     _, made = model.apply(without(variables), X, mutable=["params"])
     assert_same(jax.tree.map(jnp.asarray, made), {"params": variables["params"]})
+
+
+def test_rules_start_as_injected_models_do():
+    """From the batch, as contractions before them give it, and from float weights."""
+    cfg = config.lsq(4)
+    dot_general = AqtDotGeneral(cfg)
+    injected, floats = (
+        nn.Sequential([nn.Dense(8, **kwargs), nn.tanh, nn.Dense(3, **kwargs)])
+        for kwargs in ({"dot_general": dot_general}, {})
+    )
+    by_rules = quantize_model(floats, cfg)
+    key = jax.random.key(0)
+    wanted = jax.jit(injected.init)(key, X)
+    assert_same(jax.jit(by_rules.init)(key, X), wanted)
+    variables = jax.jit(floats.init)(key, X)
+    _, made = by_rules.apply(variables, X, mutable=["params"])
+    assert_same(made, {"params": wanted["params"]})
+    with pytest.raises(ValueError, match=r"apply\(variables, x, mutable=\['params'\]"):
+        by_rules.apply(variables, X)
 
 
 class Twice(nn.Module):

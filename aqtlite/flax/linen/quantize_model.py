@@ -83,8 +83,22 @@ class QuantizedModel(ModelByRules):
             variables: those of training, or what `aqtlite.flax.convert` made of them.
             *args: as `flax.linen.Module.apply` takes them.
             **kwargs: the same. Statistics are updated if "aqt_stats" is `mutable`.
+                States that a mutable collection lacks are started first: learned
+                scales, from float parameters and this call, if "params" is.
         """
-        return self._traced(variables, args, kwargs).run()
+        traced = self._traced(variables, args, kwargs)
+        mutable = kwargs.get("mutable", False)
+        made = [
+            name
+            for name in traced.lacking()
+            if flax_core.scope.in_filter(mutable, name)
+        ]
+        if made:
+            states = traced.init_states()
+            states = {name: states[name] for name in made}
+            variables = merged(states, given_variables.unfrozen(variables))
+            traced = self._traced(variables, args, kwargs)
+        return traced.run()
 
     def gather(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the model in float, and gathers statistics.

@@ -14,7 +14,7 @@ from aqtlite.flax.linen.caller import frozen_entries
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import parameters_of
 from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.replacement import Left
+from aqtlite.jaxpr.replacement import Left, Replacement
 from aqtlite.program import plan as planning
 from aqtlite.program import primitives, served
 from aqtlite.program import states as states_lib
@@ -22,7 +22,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
-from aqtlite.program.serving import guards
+from aqtlite.program.serving import guards, uses
 from aqtlite.program.serving.call_site import COLLECTION, SITE, FrozenEntry
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
@@ -90,11 +90,7 @@ class TracedCall:
         """Returns the states before the first call, by collection and path."""
 
         def init(values: Sequence[Any]) -> Left:
-            replacements = {
-                one.site.location: states_lib.initializing(one)
-                for one in self.program.plan.quantized()
-                if collections_of(one.cfg)
-            }
+            replacements = states_lib.initializing(self.program.plan)
             jaxpr = self.program.traced.jaxpr
             return rewriting.evaluate(jaxpr, values, replacements)[1]
 
@@ -107,6 +103,15 @@ class TracedCall:
                 put(states, collection, path, entry)
         return states
 
+    def lacking(self) -> frozenset[str]:
+        """The collections that lack states of a contraction."""
+        return frozenset(
+            collection
+            for one, path in entries(self.program)
+            for collection, fields in collections_of(one.cfg).items()
+            if set(fields) - set(_entry(self.variables, collection, path))
+        )
+
     def run(self) -> Any:
         """Evaluates the call."""
         planning.check_quantizes(self.program.plan)
@@ -115,14 +120,27 @@ class TracedCall:
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
         else:
-            make = states_lib.updating if self.updates else states_lib.contracting
+            make = self._updating if self.updates else self._contracting
             replacements = {
-                one.site.location: make(one, self.program.states_of(one))
-                for one in self.program.plan.quantized()
+                one.site.location: make(one) for one in self.program.plan.quantized()
             }
             jaxpr = self.program.traced.jaxpr
             outputs, left = rewriting.evaluate(jaxpr, self.values, replacements)
         return self._result(outputs, left)
+
+    def _updating(self, one: PlannedContraction) -> Replacement:
+        return states_lib.updating(one, self.program.states_of(one))
+
+    def _contracting(self, one: PlannedContraction) -> Replacement:
+        """Evaluates a contraction, and notes what its statistics are of."""
+        made = states_lib.contracting(one, self.program.states_of(one))
+
+        def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
+            call = self.program.contraction(one, values, states)
+            uses.note_operands(call, self.program.place_of(one), needs_frozen=False)
+            return made.function(values, states)
+
+        return dataclasses.replace(made, function=function)
 
     def gather(self) -> Any:
         """Evaluates the call in float, and updates statistics."""
@@ -268,11 +286,8 @@ def _states_of(
     variables: Mapping[str, Any], one: PlannedContraction, path: Path
 ) -> States:
     found: dict[str, Any] = {}
-    *module, name = path
     for collection, fields in collections_of(one.cfg).items():
-        node: Any = variables.get(collection, {})
-        for step in (*module, _name_in(collection, name)):
-            node = node.get(step, {}) if isinstance(node, Mapping) else {}
+        node = _entry(variables, collection, path)
         if set(fields) - set(node):
             if collection == OF_GRADIENTS:
                 continue  # They are needed for gradients alone.
@@ -283,12 +298,25 @@ def _states_of(
                     ", and gather statistics with aqtlite.flax.calibrate or "
                     f"model.apply(..., mutable=['{STATISTICS}'])"
                     if collection == STATISTICS
-                    else ""
+                    else ", or, of float parameters, by "
+                    f"_, made = model.apply(variables, x, mutable=['{collection}'])"
                 )
             )
         node = nn.meta.unbox(node)
         found.update({field: node[field] for field in fields})
     return States(**found)
+
+
+def _entry(
+    variables: Mapping[str, Any], collection: str, path: Path
+) -> Mapping[str, Any]:
+    """The states of a contraction in a collection; empty if there are none."""
+    *module, name = path
+    node: Any = variables.get(collection, {})
+    for step in (*module, _name_in(collection, name)):
+        node = node.get(step, {}) if isinstance(node, Mapping) else {}
+    found: Mapping[str, Any] = node
+    return found
 
 
 def merged(first: Any, second: Any) -> Any:
