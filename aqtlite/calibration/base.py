@@ -248,11 +248,13 @@ def scale_and_zero_point(
     limits = grid.calibrated_range
     if (limits is None) != (found.low is None):
         has, lacks = "a zero point", "no smallest value"
+        fitting = "calibration.MinMax(), or numerics.IntSymmetric(...)"
         if found.low is not None:
             has, lacks = "no zero point", "a smallest value"
+            fitting = "calibration.AbsMax(), or numerics.IntAffine(...)"
         raise ValueError(
             f"the grid {grid!r} has {has}, but its calibration gives {lacks}; "
-            "choose a grid and a calibration that fit"
+            f"choose a calibration for such grids, such as {fitting}"
         )
     if found.low is None or limits is None:
         # Without a zero on the grid, a scale of 0 makes one.

@@ -41,5 +41,14 @@ def args_of(batch: Any) -> tuple[Any, ...]:
 
     A tuple has several. Anything else is one, a named tuple (jraph's `GraphsTuple`)
     too.
+
+    Raises:
+        TypeError: if it is a list, which may be meant as either.
     """
+    if type(batch) is list:
+        raise TypeError(
+            f"a batch is a list of {len(batch)} items, which may be positional "
+            "arguments or a single one. Write tuple(batch) for the former, as for what "
+            "data loaders collate into lists, and (batch,) for the latter"
+        )
     return batch if type(batch) is tuple else (batch,)

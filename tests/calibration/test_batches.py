@@ -46,6 +46,14 @@ def test_what_is_no_batches(run, batches, words):
 
 
 @pytest.mark.parametrize("run", [linen, of_nnx, of_edge])
+def test_a_list_is_no_batch(run):
+    """As data loaders collate batches; a tuple has positional arguments."""
+    with pytest.raises(TypeError, match=r"^a batch is a list of 2 .* tuple\(batch\)"):
+        run([[X, X]])
+    run([(X,)])
+
+
+@pytest.mark.parametrize("run", [linen, of_nnx, of_edge])
 def test_an_iterator_and_a_sequence(run):
     class Sequence:
         def __getitem__(self, index):
