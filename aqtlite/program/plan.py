@@ -71,7 +71,7 @@ class Plan:
                 str(one.lhs),
                 str(one.rhs),
                 _who_decides(one),
-                _grids(one.cfg) if one.is_quantized else f"float: {one.why_float}",
+                _runs_in(one),
             )
         return table
 
@@ -95,13 +95,18 @@ def _who_decides(one: PlannedContraction) -> str:
     return "-" if one.rule is None else str(one.rule)
 
 
-def _grids(cfg: config.DotGeneral) -> str:
-    """The grids of a config, such as ``int8 x int8``."""
+def _runs_in(one: PlannedContraction) -> str:
+    """The grids of a contraction, such as ``int8 x int8``, or why it has none."""
+    if not one.is_quantized:
+        return f"float: {one.why_float}"
     names = (
         tensor.grid.name if tensor.is_quantized else "float"
-        for tensor in (cfg.fwd.lhs, cfg.fwd.rhs)
+        for tensor in (one.cfg.fwd.lhs, one.cfg.fwd.rhs)
     )
-    return " x ".join(names)
+    grids = " x ".join(names)
+    if one.why_not_smoothed is None:
+        return grids
+    return f"{grids}, not smoothed: {one.why_not_smoothed}"
 
 
 def make(
@@ -164,6 +169,7 @@ def _planned(
         rule=None,
         cfg=_FLOAT,
         why_float=None,
+        why_not_smoothed=None,
         is_injected=given is not None,
         site=site,
     )
@@ -172,9 +178,15 @@ def _planned(
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
     index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
     cfg = None if index is None else rules[index].cfg
-    why = _why_float(site, cfg, index)
+    one = dataclasses.replace(one, rule=index, why_float=_why_float(site, cfg, index))
+    if cfg is None or not one.is_quantized:
+        return one
+    if cfg.fwd.smoothing is None or one.op == "dot_general":
+        return dataclasses.replace(one, cfg=cfg)
     return dataclasses.replace(
-        one, rule=index, cfg=_FLOAT if why or cfg is None else cfg, why_float=why
+        one,
+        cfg=config.update(cfg, {"fwd.smoothing": None}),
+        why_not_smoothed=f"the channels of a {one.op} do not pair up",
     )
 
 
@@ -318,6 +330,9 @@ def report(planned: Plan, *, strict: bool) -> None:
     for one in left:
         if one.rule is not None:
             logging.warning("%r stays in float: %s", one.path, one.why_float)
+    for one in planned.quantized():
+        if one.why_not_smoothed is not None:
+            logging.warning("%r is not smoothed: %s", one.path, one.why_not_smoothed)
 
 
 def check_quantizes(planned: Plan) -> None:

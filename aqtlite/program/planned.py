@@ -54,6 +54,9 @@ class PlannedContraction:
     why_float: str | None
     """Why it stays in float, if so."""
 
+    why_not_smoothed: str | None
+    """Why it takes the config of the rule without its smoothing, if so."""
+
     is_injected: bool
     """The config was given where it is called, and goes before those of rules."""
 
