@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.onnx import operators
+from aqtlite.edge.onnx import operators, transposed
 from aqtlite.edge.onnx.forms.base import Output
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
 from aqtlite.edge.operators.equation import Equation
@@ -46,6 +46,10 @@ def write(
     if equation.primitive in _FORMS:
         aval = graph.values[node.output]
         made = _FORMS[equation.primitive](writer, equation, inputs, name)
+        return [Array(made, aval.shape, np.dtype(aval.dtype))]
+    if len(inputs) > 1 and transposed.is_transposed(equation, inputs[1]):
+        aval = graph.values[node.output]
+        made = transposed.write(writer, equation, inputs, name)
         return [Array(made, aval.shape, np.dtype(aval.dtype))]
     if equation.primitive in TRANSLATIONS:
         translation = TRANSLATIONS[equation.primitive]

@@ -3,6 +3,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
 import pytest
 from jax import lax
 
@@ -62,6 +63,49 @@ def test_what_has_no_form_is_refused_by_name(tmp_path):
     assert "\n  block: erf_inv: there is no form" in str(error.value)
     assert "\n  block: digamma: there is no form" in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "strides", "padding", "dilation"),
+    [
+        (1, (2, 2), "SAME", (1, 1)),
+        (2, (2, 3), "VALID", (1, 2)),
+        (1, (3, 2), [(1, 2), (0, 1)], (1, 1)),
+    ],
+)
+def test_a_transposed_convolution_in_float(
+    tmp_path, groups, strides, padding, dilation
+):
+    image = jax.random.normal(jax.random.key(2), (2, 5, 4, 4))
+    weight = jax.random.normal(jax.random.key(3), (2, 3, 4 // groups, 6))
+    if isinstance(padding, str):
+        # Those that `lax.conv_transpose` has for such a window.
+        dilated = jax.make_jaxpr(
+            lambda x, w: lax.conv_transpose(
+                x, w, strides, padding, rhs_dilation=dilation
+            )
+        )(image[..., : 4 // groups], weight)
+        padding = dilated.eqns[-1].params["padding"]
+
+    def function(_, x):
+        with jax.named_scope("up"):
+            return lax.conv_general_dilated(
+                x,
+                weight,
+                (1, 1),
+                padding,
+                lhs_dilation=strides,
+                rhs_dilation=dilation,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=groups,
+            )
+
+    path, rules = tmp_path / "model.onnx", [Rule(path="up", is_float=True)]
+    ranges = edge.calibrate(function, {}, [image], rules)
+    edge.export(function, {}, ranges, image, path, rules, interface="float")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"input": np.asarray(image)})
+    np.testing.assert_allclose(found, function({}, image), atol=1e-4)
 
 
 def test_int2_is_refused(tmp_path):
