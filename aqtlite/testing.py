@@ -1,6 +1,7 @@
 """Assertions for the tests of models that are quantized with this library."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,8 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from aqtlite import config
 from aqtlite.flax import convert
+from aqtlite.jaxpr import registry
+from aqtlite.program.quantize import quantize_function
+from aqtlite.program.rules import Rule
 from aqtlite.program.serving.call_site import COLLECTION
+
+_INT8 = config.fully_quantized(use_stochastic_rounding=False)
 
 _ADVICE = (
     "Contractions of integers give the same in both programs, but float code around "
@@ -78,6 +85,143 @@ float32 of shape (2, 4): 8 of 8 elements ...
         )
     trained, served = (_run(model, one, args, kwargs) for one in (variables, serving))
     _assert_equal(type(model).__name__, trained, served)
+
+
+def assert_kernel_equals_reference(
+    name: str,
+    kernel: Callable[..., Any],
+    *args: Any,
+    cfg: config.DotGeneral = _INT8,
+    tolerance: float = 1e-3,
+    differentiate: Sequence[int] | None = None,
+    mapped: Sequence[int] = (0, 1, -1),
+) -> None:
+    """Asserts that a kernel computes what is registered for it, quantized or not.
+
+    Compares the kernel with the function that `aqtlite.register_operation` has, and the
+    kernel quantized by a rule of its name with the quantized reference: values and
+    gradients, under `jax.jit`, of the arrays as they are and of stacks of two or more
+    of each, mapped over some axes by `jax.vmap`.
+
+    >>> from jax.experimental import pallas
+    >>> import aqtlite
+    >>> def scaled_product(x, w):
+    ...     def scaled_product_kernel(x, w, out):
+    ...         out[...] = 2 * x[...] @ w[...]
+    ...     shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype)
+    ...     call = pallas.pallas_call(scaled_product_kernel, shape, interpret=True)
+    ...     return call(x, w)
+    >>> def reference(x, w):
+    ...     return 2 * jnp.einsum("nk,km->nm", x, w)
+    >>> aqtlite.register_operation("scaled_product_kernel", reference)
+    >>> x, w = jnp.linspace(-1, 1, 12).reshape(2, 6), jnp.ones((6, 4))
+    >>> assert_kernel_equals_reference(
+    ...     "scaled_product_kernel", scaled_product, x, w, differentiate=()
+    ... )
+
+    Args:
+        name: of the registered operation.
+        kernel: a function of the arrays that calls it.
+        *args: arrays. Stacks of them hold them in several orders.
+        cfg: of the rule. Without stochastic rounding, whose noise would differ.
+        tolerance: the largest difference, relative to the largest magnitude of each
+            result.
+        differentiate: the numbers of the arguments of which gradients of the kernel are
+            compared; () for a kernel that has none. None takes all that are floats.
+            Quantized, the gradients of all of these are compared.
+        mapped: the axes; () for what `jax.vmap` cannot map, such as a `ragged_dot`.
+
+    Raises:
+        AssertionError: if they differ; it names the comparison and the largest
+            difference.
+        ValueError: if no such operation is registered, the kernel does not call it, or
+            the reference does not take its arrays.
+    """
+    reference = registry.reference_of(name)
+    floats = [
+        i
+        for i, x in enumerate(args)
+        if jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    ]
+    differentiated = floats if differentiate is None else differentiate
+    rules = Rule(op=name, cfg=cfg), Rule(cfg=cfg)
+    for axis in (None, *mapped):
+        where, functions, given = f"the kernel {name!r}", [kernel, reference], args
+        if axis is not None:
+            axes = tuple(_axis_of(x, axis) for x in args)
+            where = f"{where}, mapped over axis {axis},"
+            functions = [jax.vmap(one, axes, axis) for one in functions]
+            given = _stacks(args, axes)
+        found, wanted = (_values(one, differentiated, given) for one in functions)
+        _assert_close(where, found, wanted, tolerance)
+        quantized = (
+            quantize_function(one, rule, strict=True)
+            for one, rule in zip(functions, rules, strict=True)
+        )
+        found, wanted = (_values(one, floats, given) for one in quantized)
+        _assert_close(f"{where} quantized,", found, wanted, tolerance)
+
+
+def _axis_of(x: Any, axis: int) -> int:
+    """Where a stack of arrays has its axis: a vector has no place in the middle."""
+    return axis if axis < 1 else min(axis, jnp.ndim(x))
+
+
+def _stacks(args: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
+    """Stacks each array with others of its elements.
+
+    So many that no other axis is of this size, and shapes tell which is mapped.
+    """
+    sizes = {size for x in args for size in jnp.shape(x)}
+    count = next(n for n in itertools.count(2) if n not in sizes)
+    return tuple(
+        jnp.stack([jnp.roll(jnp.asarray(x), i) for i in range(count)], axis)
+        for x, axis in zip(args, axes, strict=True)
+    )
+
+
+def _values(
+    function: Callable[..., Any], differentiate: Sequence[int], args: Sequence[Any]
+) -> dict[str, Any]:
+    """The results of a function, and the gradients of a sum over them."""
+
+    @jax.jit
+    def run(*args: Any) -> dict[str, Any]:
+        def loss(*args: Any) -> tuple[Any, Any]:
+            out = function(*args)
+            return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(out)), out
+
+        if not differentiate:
+            return {"result": function(*args), "gradient": ()}
+        gradients, out = jax.grad(loss, tuple(differentiate), has_aux=True)(*args)
+        return {"result": out, "gradient": gradients}
+
+    return run(*args)
+
+
+def _assert_close(
+    where: str,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    tolerance: float,
+) -> None:
+    for what in ("result", "gradient"):
+        pairs = zip(*(jax.tree.leaves(x[what]) for x in (found, wanted)), strict=True)
+        for number, (one, other) in enumerate(pairs):
+            kinds = [f"{x.dtype} of shape {x.shape}" for x in (one, other)]
+            if kinds[0] != kinds[1]:
+                raise AssertionError(
+                    f"{where} has {kinds[0]} for {what} {number}, and its reference "
+                    f"{kinds[1]}"
+                )
+            first, second = (np.asarray(x, np.float64) for x in (one, other))
+            largest = np.max(np.abs(second), initial=0)
+            difference = np.max(np.abs(first - second), initial=0)
+            if not difference <= tolerance * largest:
+                raise AssertionError(
+                    f"{where} differs from its reference in {what} {number} by up to "
+                    f"{difference:.3g}, where the largest is {largest:.3g}"
+                )
 
 
 def _run(

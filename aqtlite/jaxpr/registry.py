@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from aqtlite.jaxpr import equations
+from aqtlite.jaxpr import equations, mapped
 from aqtlite.shapes.sharding import shape_of
 
 OF_PRIMITIVES = {
@@ -49,6 +49,8 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
     >>> aqtlite.plan(lambda w, x: product(x, w), w, x, rules=rules).summary()
     '1 contractions: 1 quantized, 0 in float'
 
+    `aqtlite.testing.assert_kernel_equals_reference` compares both.
+
     Args:
         name: of a function with a `jax.jit`, `jax.custom_vjp` or `jax.custom_jvp`, of a
             Pallas kernel (its ``name=``, else that of its function), of a
@@ -58,7 +60,9 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
             of the call as the traced program has them: arrays alone, pytrees flattened,
             in order, and nothing that is static; for a function with a custom
             derivative, behind the arrays that it closes over. Its results are those of
-            the call, in shape and dtype.
+            the call, in shape and dtype. Inside of a `jax.vmap` it is mapped over the
+            axes that give the call's results; where equal sizes leave a choice, what
+            traces the call raises an error.
 
     Raises:
         TypeError: if `name` is no string, or `reference` cannot be called.
@@ -96,39 +100,106 @@ def name_of(eqn: Any) -> str | None:
     return name if name in _references else None
 
 
+def reference_of(name: str) -> Callable[..., Any]:
+    """Returns the function that is registered for an operation.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name not in _references:
+        raise ValueError(
+            f"no operation named {name!r} is registered (aqtlite.register_operation); "
+            f"there are {', '.join(sorted(_references)) or 'none'}"
+        )
+    return _references[name]
+
+
 def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
     """Returns the reference of a registered operation, as the body of an equation.
 
     Args:
-        eqn: calls the operation.
+        eqn: calls the operation; `check_call` has passed it.
         name: of the operation.
 
     Raises:
         ValueError: if the reference does not take the inputs of the equation, or has
             other outputs.
     """
-    reference = _references[name]
+    try:
+        return _body(eqn, name, _references[name])
+    except ValueError as error:
+        found = _readings(eqn, name)
+        if not found:
+            raise error
+        return _body(eqn, name, found[0].of(_references[name]))
+
+
+def check_call(eqn: Any, name: str, *, is_mapped: bool) -> None:
+    """Checks that a call of a registered operation is what its reference computes.
+
+    Args:
+        eqn: calls the operation.
+        name: of the operation.
+        is_mapped: it is inside of a `jax.vmap`, so that its arrays may have another
+            axis anywhere.
+
+    Raises:
+        ValueError: if the reference does not take the inputs, has other outputs, or if
+            the shapes do not tell which axes are mapped.
+    """
+    found = _readings(eqn, name) if is_mapped else []
+    if not found:
+        _body(eqn, name, _references[name])
+        return
+    inputs = [shape_of(atom.aval) for atom in eqn.invars]
+    if len(found) > 1 and not mapped.agree(_references[name], found, inputs):
+        raise ValueError(
+            f"{_call(eqn, name)} inside of a jax.vmap, and their shapes do not tell "
+            "which axes are mapped. Give a function around the jax.vmap a name of its "
+            "own, by jax.jit, and register it as what the mapped reference computes: "
+            "aqtlite.register_operation(name, jax.vmap(reference, in_axes, out_axes))"
+        )
+
+
+def _readings(eqn: Any, name: str) -> list[mapped.Reading]:
+    inputs, wanted = (
+        [shape_of(atom.aval) for atom in atoms] for atoms in (eqn.invars, eqn.outvars)
+    )
+    return mapped.readings(_references[name], inputs, wanted)
+
+
+def _body(eqn: Any, name: str, reference: Callable[..., Any]) -> core.ClosedJaxpr:
+    """Returns a reference as the body of an equation.
+
+    Raises:
+        ValueError: if it does not take the inputs, or has other outputs.
+    """
     inputs = [shape_of(atom.aval) for atom in eqn.invars]
     wanted = [shape_of(var.aval) for var in eqn.outvars]
-    call = f"the operation {name!r} is called with {_brief(inputs)}"
     try:
         body, out = jax.make_jaxpr(reference, return_shape=True)(*inputs)
-    except (TypeError, ValueError) as error:
+    except mapped.OF_REFERENCES as error:
         raise ValueError(
-            f"{call}, and the function that is registered for it fails: {error}. It "
-            "has to take these inputs, which inside of a jax.vmap have another axis"
+            f"{_call(eqn, name)}, and the function that is registered for it fails: "
+            f"{type(error).__name__}: {error}. It has to take these inputs, which "
+            "inside of a jax.vmap have another axis"
         ) from error
     found = jax.tree.leaves(out)
     if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in wanted]:
         raise ValueError(
-            f"{call} and returns {_brief(wanted)}, but the function that is registered "
-            f"for it returns {_brief(found)}"
+            f"{_call(eqn, name)} and returns {_brief(wanted)}, but the function that "
+            f"is registered for it returns {_brief(found)}"
         )
     if any(equations.called_name(one) == name for one in body.jaxpr.eqns):
         raise ValueError(
             f"the function that is registered for the operation {name!r} calls {name!r}"
         )
     return body
+
+
+def _call(eqn: Any, name: str) -> str:
+    inputs = [shape_of(atom.aval) for atom in eqn.invars]
+    return f"the operation {name!r} is called with {_brief(inputs)}"
 
 
 def _origin(function: Callable[..., Any]) -> str:

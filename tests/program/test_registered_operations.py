@@ -304,11 +304,67 @@ def test_serving_what_is_not_registered():
         serve(serving, X)
 
 
-def test_calls_inside_of_a_map():
-    """Their arrays have another axis, which the reference has to take."""
-    mapped = jax.vmap(lambda x: kernel(x, W, SIZES))
-    with pytest.raises(ValueError, match=r"float32\[2,6,16\].*inside of a jax.vmap"):
-        aqtlite.plan(mapped, jnp.stack([X, X]), rules=INT8)
+@jax.jit
+def mapped_product(x, w):
+    return x @ w
+
+
+def product_kernel(x, w):
+    def mapped_product_kernel(x, w, out):
+        out[...] = x[...] @ w[...]
+
+    shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype)
+    return pallas.pallas_call(mapped_product_kernel, shape, interpret=True)(x, w)
+
+
+def product(x, w):
+    return jnp.einsum("nk,km->nm", x, w)
+
+
+aqtlite.register_operation("mapped_product", jnp.matmul)
+aqtlite.register_operation("mapped_product_kernel", product)
+PRODUCTS = pytest.mark.parametrize("call", [mapped_product, product_kernel])
+
+
+@PRODUCTS
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("shared", [False, True])
+def test_calls_inside_of_a_map(call, axis, shared):
+    """JAX leaves the mapped axis where it is, and the reference is mapped over it."""
+    x, w = normal((2, 5, 6)), normal((2, 6, 7), 1)
+    axes = (axis, None if shared else axis)
+    args = jnp.moveaxis(x, 0, axis), w[0] if shared else jnp.moveaxis(w, 0, axis)
+
+    def quantized(function):
+        function = aqtlite.quantize_function(jax.vmap(function, axes, axis), INT8)
+        return jax.jit(lambda *args: jax.vjp(function, *args)[1](function(*args)))
+
+    assert_bits(quantized(call)(*args), quantized(product)(*args))
+
+
+@PRODUCTS
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_axes_of_a_map_that_shapes_do_not_tell(call, axis):
+    x, w = normal((4, 4, 4)), normal((4, 4, 4), 1)
+    mapped = jax.vmap(call, axis, axis)
+    with pytest.raises(ValueError, match=r"float32\[4,4,4\].*vmap.*register_operation"):
+        aqtlite.plan(mapped, x, w, rules=INT8)
+
+    @jax.jit
+    def named_map(x, w):
+        return mapped(x, w)
+
+    aqtlite.register_operation("named_map", jax.vmap(product, axis, axis))
+    plan = aqtlite.plan(named_map, x, w, rules=INT8)
+    (one,) = plan.quantized()
+    assert one.registered == "named_map"
+
+
+def test_a_map_that_the_reference_does_not_take():
+    """JAX maps no `ragged_dot` over the groups."""
+    mapped = jax.vmap(lambda w: kernel(X, w, SIZES), 1)
+    with pytest.raises(ValueError, match=r"float32\[3,2,16,8\].*inside of a jax.vmap"):
+        aqtlite.plan(mapped, jnp.stack([W, W], 1), rules=INT8)
 
 
 def test_an_operation_that_is_not_registered():
@@ -330,6 +386,7 @@ def test_an_operation_that_is_not_registered():
             lambda lhs, rhs, sizes: lax.ragged_dot(rhs[0], rhs, sizes),
             "fails: .*contracting",
         ),
+        (lambda *args: {}["weights"], "is called with float32.*fails: KeyError: 'wei"),
         (
             lambda lhs, rhs, sizes: (lhs @ rhs[0])[1:],
             r"returns float32\[6,8\], but the function.*returns float32\[5,8\]",
