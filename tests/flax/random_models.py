@@ -23,6 +23,7 @@ from aqtlite.quantization.state_collections import (
     STATISTICS,
     collections_of,
 )
+from tests.common import quick_jit
 from tests.flax import random_configs
 
 KINDS = tuple(random_configs.CONFIGS)
@@ -119,7 +120,7 @@ def sample(kind: str, seed: int) -> Sample:
             args=one_of((args, others)),
         )
         values = _perturbed
-        variables = jax.jit(model.init)(jax.random.key(seed), *args)
+        variables = quick_jit(model.init)(jax.random.key(seed), *args)
     variables = {
         **variables,
         "params": jax.tree_util.tree_map_with_path(

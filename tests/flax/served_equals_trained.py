@@ -24,6 +24,7 @@ from flax import serialization
 from aqtlite import checkpoint
 from aqtlite.flax import convert
 from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
+from tests.common import quick_jit
 from tests.flax import random_models
 from tests.progress import shown
 
@@ -74,11 +75,11 @@ def trained_variables(sample: random_models.Sample) -> dict[str, Any]:
     """The variables of a model after the training steps of its history."""
     model, variables = sample.model, sample.variables
 
-    @jax.jit
-    def step(variables):
+    @quick_jit  # What is served only has to equal what these variables are.
+    def step(variables, *args):
         def loss(trained, others):
             out, changed = model.apply(
-                {**others, **trained}, *sample.args, mutable=[STATISTICS]
+                {**others, **trained}, *args, mutable=[STATISTICS]
             )
             # Bounded, as float16 needs it.
             return jnp.mean(jnp.tanh(out.astype(jnp.float32))), changed
@@ -93,7 +94,7 @@ def trained_variables(sample: random_models.Sample) -> dict[str, Any]:
         return {**others, **changed, **gradients, "params": params}
 
     for _ in range(sample.history.steps):
-        variables = step(variables)
+        variables = step(variables, *sample.args)
     return variables
 
 
