@@ -1,14 +1,18 @@
 """Run the checks: ``python -m tests [PART ...] [pytest options]``.
 
-  python -m tests                   all: format, lint, types, doctests, notebooks, tests
-  python -m tests flax checkpoint   tests/flax and tests/checkpoint
+  python -m tests                   format, lint, types, doctests, and the quick tests
+  python -m tests slow              the others: training, comparisons with AQT and Qwix,
+                                    random models, fresh processes, notebooks
+  python -m tests all               both, as .ci/run does
+  python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
   python -m tests noise -k unbiased  of tests/noise, those named so
   python -m tests aqtlite           the doctests
 
 The first time, all take about 30 minutes on two cores of an x86-64 machine with
 nothing else to do. Most of that is XLA compiling: later runs find the compiled programs
-in .jax_cache and take less. Tests run on two processes: ``-n 4`` is for machines
-with more cores, ``-n 0`` for a debugger.
+in .jax_cache and take less. How far they are and how long they will take is printed.
+Tests run on two processes: ``-n 4`` is for machines with more cores, ``-n 0`` for a
+debugger.
 """
 
 import pathlib
@@ -25,20 +29,30 @@ CHECKS = (
 )
 # The tests of a file run in one process, so that what they share, programs and
 # fixtures, is made once; files in the order of their names, that ends with short ones.
-PYTEST = ("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q")
+PYTEST = (
+    *("pytest", "-p", "tests.pytest_progress", "-q"),
+    *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+)
+QUICK = ("-m", "not slow")
+SLOW = ("-m", "slow")
 
 
 def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
     """The modules to run with ``python -m``, with their arguments.
 
     Args:
-        arguments: parts, then options of pytest; without any, everything is run.
+        arguments: parts, then options of pytest; without any, the checks and the
+            tests that are quick.
 
     Raises:
         ValueError: if there is no such part.
     """
     if not arguments:
-        return [*CHECKS, PYTEST]
+        return [*CHECKS, (*PYTEST, *QUICK)]
+    if arguments[0] == "all":
+        return [*CHECKS, (*PYTEST, *arguments[1:])]
+    if arguments[0] == "slow":
+        return [(*PYTEST, *SLOW, *arguments[1:])]
     options = [i for i, text in enumerate(arguments) if text.startswith("-")]
     first_option = min(options, default=len(arguments))
     paths = [_path(name) for name in arguments[:first_option]]
@@ -58,7 +72,7 @@ def parts() -> list[str]:
     tests = ROOT / "tests"
     folders = {path.parent.name for path in tests.glob("*/test_*.py")}
     files = {path.stem.removeprefix("test_") for path in tests.glob("test_*.py")}
-    return ["aqtlite", *sorted(folders), *sorted(files)]
+    return ["all", "slow", "aqtlite", *sorted(folders), *sorted(files)]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,6 +94,8 @@ def main(arguments: Sequence[str]) -> int:
         ).returncode
         if status:
             return status
+    if not arguments:
+        print("The slow tests are left: python -m tests slow")
     return 0
 
 

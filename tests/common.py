@@ -51,9 +51,10 @@ DIMENSION_NUMBERS = {
 def normal(shape: tuple[int, ...], seed: int = 0, dtype: Any = jnp.float32):
     """Gaussian data that is the same in every run."""
     rng = np.random.default_rng([seed, *shape])
-    # Cast by NumPy: XLA would compile a program for every shape and dtype.
+    # Cast by NumPy, and put on the device as it is: `jnp.asarray` without a dtype
+    # compiles a program for every shape.
     values = rng.standard_normal(shape).astype(np.float32)
-    return jnp.asarray(values.astype(jnp.dtype(dtype)))
+    return jax.device_put(values.astype(jnp.dtype(dtype)))
 
 
 def operands(case: str, dtype: Any = jnp.float32):

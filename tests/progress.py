@@ -39,8 +39,10 @@ def _plain_lines(console: rich.console.Console, total: int) -> OnDone:
         done += 1
         if done * _LINES // total > (done - 1) * _LINES // total:
             seconds = time.perf_counter() - start
+            left = seconds / done * (total - done)
+            times = f"{seconds:.0f} s, about {left:.0f} s left"
             console.print(
-                f"{done} of {total}, {seconds:.0f} s: {status}",
+                f"{done} of {total}, {times}: {status}",
                 soft_wrap=True,
                 highlight=False,
             )

@@ -23,6 +23,7 @@ def memory():
     jax.clear_caches()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_contractions(seed):
     found = against_reference.failures_of(seed, DRAWS)

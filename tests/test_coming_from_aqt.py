@@ -260,6 +260,7 @@ def test_errors_are_those_of_the_table():
             mistake()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", "intmp", "fp8"])
 def test_recipes_train_and_are_served(page, recipe):
     tiled = {"__default__": {"w_bits": 4, "tile_size": 8}}

@@ -5,8 +5,14 @@ import pytest
 from tests import __main__ as command
 
 
-def test_no_arguments_run_everything():
-    assert command.commands([]) == [*command.CHECKS, command.PYTEST]
+def test_no_arguments_run_the_checks_and_the_quick_tests():
+    quick = (*command.PYTEST, "-m", "not slow")
+    assert command.commands([]) == [*command.CHECKS, quick]
+
+
+def test_all_is_what_the_two_parts_are():
+    assert command.commands(["all", "-x"]) == [*command.CHECKS, (*command.PYTEST, "-x")]
+    assert command.commands(["slow"]) == [(*command.PYTEST, "-m", "slow")]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.slow
 @each_notebook
 def test_notebook_runs(path):
     for cell in code_cells(execute(path)):

@@ -35,6 +35,7 @@ def test_modules_that_it_runs_exist(module):
     assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
 
 
+@pytest.mark.slow
 def test_its_python_blocks_run_in_order(tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
     models = [block for block in blocks if "def factory(" not in block]

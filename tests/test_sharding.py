@@ -10,6 +10,8 @@ import pytest
 
 from tests.common import QUICK_FLAGS
 
+pytestmark = pytest.mark.slow
+
 FILE = pathlib.Path(__file__).with_name("on_eight_devices.py")
 
 TESTS = re.findall(r"^def (test_\w+)", FILE.read_text(), re.MULTILINE)

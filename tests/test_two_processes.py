@@ -14,6 +14,8 @@ from aqtlite import checkpoint
 from tests import two_processes
 from tests.checkpoint.support import save
 
+pytestmark = pytest.mark.slow
+
 _TIMEOUT = 240  # seconds; it takes fifteen
 _PREAMBLE = """
     import sys

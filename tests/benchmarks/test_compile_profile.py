@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks import compile_profile
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_phase_is_found():

@@ -2,9 +2,13 @@
 
 import functools
 
+import pytest
+
 from aqtlite import config
 from aqtlite.flax import convert, fold_batch_norm
 from benchmarks import digits
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_cnn_learns_and_serves_in_8_bits():

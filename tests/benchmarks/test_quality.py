@@ -30,6 +30,8 @@ from benchmarks.quality import (
 from benchmarks.quality.records import Record
 from tests.common import QUICK_FLAGS
 
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 TRAINED = ("float32", "static_int8", "qwix_int8")
 

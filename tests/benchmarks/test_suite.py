@@ -18,6 +18,8 @@ from benchmarks.harness.figures import BARE, FLOOR
 from benchmarks.workloads import memory
 from tests.common import QUICK_FLAGS
 
+pytestmark = pytest.mark.slow
+
 FIGURE_KEYS = {
     "workload",
     "case",

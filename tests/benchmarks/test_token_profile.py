@@ -1,6 +1,10 @@
 """The profile of a token has kernels of every kind."""
 
+import pytest
+
 from benchmarks import token_profile
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_kind_is_found(capsys):

@@ -48,6 +48,7 @@ def trained():
     return quick_jit(lambda v: jax.lax.scan(step, v, length=20))(init(MODEL, X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TENSORS)
 def test_trains(trained, name):
     variables, losses = trained
@@ -55,6 +56,7 @@ def test_trains(trained, name):
     assert np.all(variables["params"][name]["gain"] != 1)
 
 
+@pytest.mark.slow
 def test_is_served_bit_for_bit(trained):
     variables, _ = trained
     serving = convert(MODEL, variables, X)
@@ -65,6 +67,7 @@ def test_is_served_bit_for_bit(trained):
     assert_served_equals_trained(MODEL, variables, X, serving=serving)
 
 
+@pytest.mark.slow
 def test_one_row_is_served_bit_for_bit(trained):
     """Of either grid, and a power of two: a row is contracted in its own way."""
     heads = [(name, cfg) for name, cfg in MODEL.cfgs if name in ONE_ROW]

@@ -30,6 +30,7 @@ def test_json(tensor):
     assert len({tensor, config.from_json(config.to_json(tensor))}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "po2"),
     [*((name, False) for name in members.TENSORS), ("rms", True), ("min_max", True)],

@@ -5,6 +5,9 @@ import re
 import runpy
 
 import jax
+import pytest
+
+pytestmark = pytest.mark.slow
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "calibration.md"
 

@@ -1,6 +1,8 @@
 """Checkpoints to convert, fixtures and assertions."""
 
+import functools
 import pathlib
+import tempfile
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from aqtlite.checkpoint.formats import open_reader
 from aqtlite.checkpoint.job import Job
 from aqtlite.checkpoint.manifest import Manifest, Plain, Stored
 from aqtlite.checkpoint.packing import packing_of
+from aqtlite.flax import convert
 from tests.flax import models
 from tests.flax.support import INT8, X, init
 
@@ -63,10 +66,33 @@ def source(tmp_path):
     return save(tmp_path / "float", VARIABLES, "msgpack")
 
 
+@functools.cache
+def _converted() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        source = save(pathlib.Path(folder, "float"), VARIABLES, "msgpack")
+        target = pathlib.Path(folder, "out")
+        checkpoint.convert_checkpoint(source, target, MODEL, X)
+        return {
+            str(file.relative_to(target)): file.read_bytes()
+            for file in target.rglob("*")
+            if file.is_file()
+        }
+
+
 @pytest.fixture
-def converted(source, tmp_path):
-    checkpoint.convert_checkpoint(source, tmp_path / "out", MODEL, X)
+def converted(tmp_path):
+    """A copy of what `source` is converted to, which is done once."""
+    for name, data in _converted().items():
+        file = tmp_path / "out" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
     return tmp_path / "out"
+
+
+@functools.cache
+def serving():
+    """What `convert` makes in memory."""
+    return convert(MODEL, VARIABLES, X)
 
 
 def refuses(match, function, *args, **kwargs):

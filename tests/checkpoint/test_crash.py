@@ -173,6 +173,7 @@ CONVERT = """
 """
 
 
+@pytest.mark.slow
 def test_killed(tmp_path):
     """By kill -9, at a few moments; benchmarks/kill_conversion.py does it 50 times."""
     source = save(tmp_path / "float", VARIABLES, "orbax")

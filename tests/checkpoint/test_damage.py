@@ -322,6 +322,7 @@ def test_full_disk_is_seen_before(tmp_path, monkeypatch):
     assert "0.00 GB free" in convert_error(tmp_path, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["out", "out.safetensors"])
 def test_disk_that_fills_up(name, tmp_path):
     """A limit on the size of files stands for a full disk."""

@@ -118,6 +118,7 @@ def test_logical_names(tmp_path):
     assert rhs.scale.sharding.spec == P("model", None)
 
 
+@pytest.mark.slow
 def test_four_devices(tmp_path):
     """Integers and scales are sharded as the kernel is; serving gives the same."""
     paths = []
@@ -164,6 +165,7 @@ def test_four_devices(tmp_path):
     assert done.stdout == "loaded\n"
 
 
+@pytest.mark.slow
 def test_two_hosts_read_slices(tmp_path):
     """Each reads the slices of its own devices, packed ones too."""
     paths = []

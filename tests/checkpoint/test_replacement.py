@@ -12,9 +12,8 @@ from safetensors import numpy as safetensors_numpy
 
 from aqtlite import checkpoint
 from aqtlite.checkpoint import staging
-from aqtlite.flax import convert
 from tests.checkpoint import support
-from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, snapshot
+from tests.checkpoint.support import MODEL, assert_same, refuses, snapshot
 from tests.flax.support import X
 
 source, converted = support.source, support.converted
@@ -97,7 +96,7 @@ class TestTwoConversions:
         monkeypatch.setattr(type(converted), "rename", rename_and_start_another)
         checkpoint.convert_checkpoint(source, converted, MODEL, X, overwrite=True)
         assert seen == [False]
-        wanted = convert(MODEL, VARIABLES, X)
+        wanted = support.serving()
         assert_same(checkpoint.load_serving(converted), wanted)
         assert not (converted.parent / ".out.converting").exists()
 
@@ -118,6 +117,7 @@ class TestTwoConversions:
         assert (target / "mine").exists()
         assert not (tmp_path / ".out.converting").exists()
 
+    @pytest.mark.slow
     def test_many(self, source, tmp_path):
         """Of processes that start together one converts; the others say so."""
         script = """
@@ -155,6 +155,6 @@ class TestTwoConversions:
         outputs = [process.communicate(timeout=120) for process in processes]
         assert [p.returncode for p in processes] == [0, 0], outputs
         assert "done" in outputs[0][0] + outputs[1][0]
-        wanted = convert(MODEL, VARIABLES, X)
+        wanted = support.serving()
         assert_same(checkpoint.load_serving(tmp_path / "out"), wanted)
         assert sorted(os.listdir(tmp_path)) == ["float.msgpack", "out"]

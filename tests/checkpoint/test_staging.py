@@ -8,9 +8,8 @@ import pytest
 from aqtlite import checkpoint
 from aqtlite.checkpoint import replacement, staging
 from aqtlite.checkpoint.arrays import ArrayInfo
-from aqtlite.flax import convert
 from tests.checkpoint import support
-from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, snapshot
+from tests.checkpoint.support import MODEL, assert_same, refuses, snapshot
 from tests.flax.support import X
 
 source = support.source
@@ -60,7 +59,7 @@ def test_links_that_appear_later(link, source, tmp_path, monkeypatch):
     monkeypatch.setattr(staging.Staging, "claim", claim_and_link)
     converts(source, tmp_path)
     assert victim.read_text() == "mine"
-    wanted = convert(MODEL, VARIABLES, X)
+    wanted = support.serving()
     assert_same(checkpoint.load_serving(tmp_path / "out"), wanted)
 
 

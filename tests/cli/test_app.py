@@ -128,6 +128,7 @@ cli.run()
 """
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_compiles():
     """JAX compiles in a thread, which goes on while Python ends."""
     # A program of the cache would not be compiled.
@@ -156,6 +157,7 @@ def test_missing_dependency_says_how_to_get_it():
     )
 
 
+@pytest.mark.slow
 def test_python_m_aqtlite_help_imports_no_flax():
     code = (
         "import sys, runpy; sys.argv = ['aqtlite', '--help']\n"

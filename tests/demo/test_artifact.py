@@ -11,6 +11,8 @@ from aqtlite.demo import artifact
 from aqtlite.demo.model import Transformer
 from tests.flax.support import init
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 32
 INT8 = config.fully_quantized(fwd_bits=8, bwd_bits=8)
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 8), np.int32)

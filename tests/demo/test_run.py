@@ -13,6 +13,8 @@ from aqtlite.demo import run, serving, training
 from aqtlite.demo.errors import ServingError
 from aqtlite.demo.options import Options
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 TINY = ["demo", "--smoke", f"--steps={STEPS}", "--layers=1", "--width=32", "--heads=2"]
 TINY += ["--batch=4", "--length=8", "--new-tokens=4", "--lr=0.01"]

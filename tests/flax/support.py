@@ -43,7 +43,7 @@ def init(model, *args, **kwargs):
             rng = np.random.default_rng(zlib.crc32(name.encode()))
             noise = rng.standard_normal(leaf.shape)
             values = 0.3 * noise if len(leaf.shape) > 1 else 1 + 0.1 * noise
-        return jnp.asarray(values.astype(leaf.dtype))
+        return jnp.asarray(values.astype(leaf.dtype), leaf.dtype)
 
     params = jax.tree_util.tree_map_with_path(fill, variables.get("params", {}))
     return {**variables, "params": params}

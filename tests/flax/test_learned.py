@@ -87,6 +87,7 @@ def loss_after_training(cfg, steps=300):
     return float(train(init(model, x)["params"])[-20:].mean())
 
 
+@pytest.mark.slow
 def test_two_bits_train_better_than_with_absmax():
     """Integers in all contractions, and one scale for the activations in both."""
     absmax = config.fully_quantized(fwd_bits=2)

@@ -203,6 +203,7 @@ SHARDED = """
 """
 
 
+@pytest.mark.slow
 def test_sharded_serving():
     flags = "--xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

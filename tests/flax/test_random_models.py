@@ -30,6 +30,7 @@ def memory():
     jax.clear_caches()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"), [(kind, seed) for kind, seeds in SEEDS.items() for seed in seeds]
 )

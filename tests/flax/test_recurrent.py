@@ -53,6 +53,7 @@ def test_served_equals_trained(cell):
     assert rms_error(out, apply(nn.RNN(cell), in_float, XX)) < 0.03
 
 
+@pytest.mark.slow
 def test_trains():
     model, plain = rnn(nn.LSTMCell(12)), nn.RNN(nn.LSTMCell(12))
     params = init(model, XX)["params"]["module"]

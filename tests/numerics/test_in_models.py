@@ -88,6 +88,7 @@ def trained():
     return variables, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_trains(trained, name):
     variables, losses = trained
@@ -95,6 +96,7 @@ def test_trains(trained, name):
     assert jnp.all(variables["params"][name]["gain"] != 1)
 
 
+@pytest.mark.slow
 def test_is_served_bit_for_bit_and_from_disk(trained, tmp_path):
     variables, _ = trained
     serving = convert(MODEL, variables, X)

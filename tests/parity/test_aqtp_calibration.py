@@ -10,6 +10,8 @@ import aqtlite
 from aqtlite import calibration
 from tests.common import normal, tensor
 
+pytestmark = pytest.mark.slow
+
 
 def aqtp_scale(theirs, x, bits=8):
     grid = int_numerics.IntSymmetric(

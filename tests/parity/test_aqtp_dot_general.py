@@ -19,6 +19,8 @@ from tests.common import (
     value_and_gradients,
 )
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 2e-6
 NAMES = ("out", "dlhs", "drhs")
 

@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as hnp
 import aqtlite
 from tests.common import normal, tensor
 
+pytestmark = pytest.mark.slow
+
 
 def aqtp_quantize(x, bits, axes, preserve_max_val=False):
     quantizer = aqt_quantizer.quantizer_make(bits, preserve_max_val)

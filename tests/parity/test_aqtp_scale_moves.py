@@ -9,6 +9,8 @@ import aqtlite
 from aqtlite import config
 from tests.common import operands, relative_error, tensor
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("side", ["lhs", "rhs"])
 def test_beside_a_float_operand(side):

@@ -12,6 +12,8 @@ from aqtlite import config
 from aqtlite.quantization import smoothing
 from tests.common import MATMUL, normal, operands, rms_error, tensor
 
+pytestmark = pytest.mark.slow
+
 
 def aqtp_config_with(alpha, bits=8):
     return aqtp_config.config_v4(

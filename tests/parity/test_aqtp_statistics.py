@@ -10,6 +10,8 @@ from aqt.jax.v2.flax import delayed_scaling_calibration as aqtp_delayed
 from aqtlite import calibration, numerics
 from tests.common import normal
 
+pytestmark = pytest.mark.slow
+
 AXES = (0,)
 BATCHES = [
     jnp.where(jnp.abs(x) < 0.3, 0, x) for x in (normal((6, 4), s) for s in range(4))

@@ -16,6 +16,8 @@ import aqtlite
 from tests.common import nearest, normal, relative_error, rms_error
 from tests.convolutions import CASES
 
+pytestmark = pytest.mark.slow
+
 QWIX = conv_general_qt.ConvGeneralQtConfig(
     lhs_qtype="int8",
     rhs_qtype="int8",

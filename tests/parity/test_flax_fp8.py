@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax.linen import fp8_ops
 
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, normal
+
+pytestmark = pytest.mark.slow
 
 LENGTH = 3
 E5M2 = numerics.Float(exponent_bits=5, mantissa_bits=2)

@@ -14,6 +14,8 @@ from aqtlite import Rule, config, flax, rules
 from aqtlite.flax.nnx import convert, plan, quantize_model
 from tests.common import normal, relative_error
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 2e-6  # Relative error in the Frobenius norm.
 OF_TINY_DIFFERENCES = 1e-2  # Where Qwix has an integer more: -128 of int8.
 

@@ -15,6 +15,7 @@ from tests.common import assert_same, normal, tensor
 INT8 = tensor(8)
 
 
+@pytest.mark.slow
 def test_one_result_in_every_program():
     """10^7 values, in a process with several devices: see `one_result.py`."""
     dtypes = "float32", "bfloat16", "float16"

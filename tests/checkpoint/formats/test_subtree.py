@@ -11,6 +11,7 @@ from flax.training import train_state
 from aqtlite import checkpoint
 from aqtlite.checkpoint.formats import Subtree, open_reader
 from aqtlite.flax import convert
+from tests.checkpoint import support
 from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, save
 from tests.flax import models
 from tests.flax.support import INT8, X, init
@@ -45,7 +46,7 @@ def test_the_refusal_names_the_subtree_that_converts(how, tmp_path):
     refuses(f"--subtree {subtree}( or|$)", checkpoint.convert_checkpoint, *args)
     checkpoint.convert_checkpoint(*args, subtree=subtree)
     loaded = checkpoint.load_serving(tmp_path / "out", MODEL)
-    assert_same(loaded, convert(MODEL, VARIABLES, X))
+    assert_same(loaded, support.serving())
 
 
 def test_it_reads_nothing_else(tmp_path, monkeypatch):
@@ -79,7 +80,7 @@ def test_variables_as_a_subtree(tmp_path):
     args = (source, tmp_path / "out", MODEL, X)
     checkpoint.convert_checkpoint(*args, subtree="v/")
     loaded = checkpoint.load_serving(tmp_path / "out")
-    assert_same(loaded, convert(MODEL, VARIABLES, X))
+    assert_same(loaded, support.serving())
 
 
 def test_two_subtrees_are_two_conversions(tmp_path, monkeypatch):
