@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from aqtlite import config
@@ -172,7 +172,7 @@ def from_json(text: str) -> tuple[Rule, ...]:
     return rules_json.read(text, Rule, _arguments)
 
 
-def from_qwix(rules: Iterable[Any], *, root: str = "") -> tuple[Rule, ...]:
+def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
     """Reads the rules of Qwix, for the same contractions and the same integers.
 
     Each becomes two, for weights and for two activations, or one that leaves floats, if
@@ -193,7 +193,7 @@ def from_qwix(rules: Iterable[Any], *, root: str = "") -> tuple[Rule, ...]:
 
     Args:
         rules: objects such as `qwix.QuantizationRule` and `qwix.QtRule`, or mappings of
-            their fields. Qwix itself is not imported.
+            their fields; one alone will do. Qwix itself is not imported.
         root: what paths begin with, and `module_path` does not name: for a Linen model
             the name of its class; for an NNX model nothing.
 
@@ -201,8 +201,10 @@ def from_qwix(rules: Iterable[Any], *, root: str = "") -> tuple[Rule, ...]:
         TypeError: if one is neither.
         ValueError: if a field has no equivalent; the message names it, and what to do.
     """
+    is_one = isinstance(rules, Mapping | str) or not isinstance(rules, Iterable)
+    several = [rules] if is_one else rules
     return tuple(
-        Rule(**fields) for one in rules for fields in rules_qwix.read(one, root)
+        Rule(**fields) for one in several for fields in rules_qwix.read(one, root)
     )
 
 

@@ -343,6 +343,13 @@ def test_other_fields_and_objects_are_refused():
     for wrong in ("int8", config.weight_only(), None):
         with pytest.raises(TypeError, match="from_qwix takes rules of Qwix"):
             rules.from_qwix([wrong])
+        with pytest.raises(TypeError, match="from_qwix takes rules of Qwix"):
+            rules.from_qwix(wrong)
+
+
+@pytest.mark.parametrize("given", [BOTH, qwix.QuantizationRule(**BOTH)])
+def test_one_rule_alone(given):
+    assert rules.from_qwix(given) == rules.from_qwix([given])
 
 
 def test_static_scales_and_noise():
