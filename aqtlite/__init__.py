@@ -25,7 +25,7 @@ from aqtlite.program.states import with_gradient_statistics
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import fixed_scale, statistics
-from aqtlite.quantization.quantizer import quantize
+from aqtlite.quantization.operands import quantize
 
 __all__ = [
     "QTensor",

@@ -6,14 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
+from aqtlite import numerics
+from aqtlite.config.arithmetic import Form
 from aqtlite.contraction.execution import (
     ContractionExecution,
     OperandExecution,
 )
-from aqtlite.lowering import exact
+from aqtlite.lowering import exact, narrow
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -42,28 +45,18 @@ def sum_products(
 
     Returns:
         The bare sums, of integers where there are any; scaled ones, in float32, if
-        scales vary along contracting axes (`is_tiled`).
+        scales vary along contracting axes (`tile_counts`).
     """
-    left = operands.dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
-    right = operands.dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
+    left = _dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
+    right = _dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
     if how.kind == "narrow" and how.path == "fwd":
-        left, right = operands.as_if_given(left, right)
-    counts = _tile_counts(how, operation, lhs_q, rhs_q)
+        left, right = _as_if_given(left, right)
+    counts = tile_counts(how, operation, lhs_q, rhs_q)
     if math.prod(counts) == 1:
         left = _with_own_zero_points(operation, "lhs", left)
         right = _with_own_zero_points(operation, "rhs", right)
         return _dot(how, operation, left, right)
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
-
-
-def is_tiled(
-    how: ContractionExecution,
-    operation: Operation,
-    lhs_q: QTensor | None,
-    rhs_q: QTensor | None,
-) -> bool:
-    """Returns True if `sum_products` applies the scales."""
-    return math.prod(_tile_counts(how, operation, lhs_q, rhs_q)) > 1
 
 
 def scaled(
@@ -102,6 +95,73 @@ def _multiplied(
     return exact.rounded_product(out, last)
 
 
+def _dot_input(
+    x: Operand, q: QTensor | None, form: Form, in_dtype: np.dtype | None
+) -> DotInput:
+    """Makes the input to the dot of one operand.
+
+    Args:
+        x: the operand.
+        q: its stored values, None if it stays in floating point.
+        form: how it enters the dot.
+        in_dtype: to which floats are cast, None for none.
+    """
+    if q is not None and form == "stored":
+        return _stored(q)
+    if q is not None and form == "narrow":
+        return _narrow(q)
+    values = jnp.asarray(x) if q is None else _floats(q, form)
+    return DotInput(values if in_dtype is None else values.astype(in_dtype), None, None)
+
+
+def _stored(q: QTensor) -> DotInput:
+    """Stored integers, signed, beside their zero point."""
+    values, zero_point, grid = q.qvalue, q.zero_point, q.numerics
+    if values.dtype == jnp.uint8:
+        # Flipping the sign bit takes 128 off; the zero point goes along.
+        values = lax.bitcast_convert_type(values ^ np.uint8(128), jnp.int8)
+        before = (
+            jnp.zeros_like(q.scale, jnp.int32) if zero_point is None else zero_point
+        )
+        zero_point = before - 128
+    elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
+        values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
+    largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
+    return DotInput(values, zero_point, largest, sums=q.sums)
+
+
+def _narrow(q: QTensor) -> DotInput:
+    """Stored floats of 8 bits."""
+    grid = q.numerics
+    if not isinstance(grid, numerics.Float):
+        return DotInput(q.qvalue, None, None)
+    largest = grid.bound / grid.smallest
+    return DotInput(q.qvalue, None, int(largest), grid.smallest)
+
+
+def _as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
+    """Operands that are contracted alike, whether they are computed or given.
+
+    Those that a CPU contracts as integers are so anyway.
+    """
+    units, largest = (lhs.unit, rhs.unit), (lhs.largest, rhs.largest)
+    if narrow.units_of_integers(units, largest) is not None:
+        return lhs, rhs
+    left, right = (
+        one._replace(values=exact.fusion_barrier(one.values)) for one in (lhs, rhs)
+    )
+    return left, right
+
+
+def _floats(q: QTensor, form: Form) -> jax.Array:
+    """The values of an operand that is not contracted as integers."""
+    if form == "decoded":
+        q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
+    # Given or made here, it is contracted as the same array.
+    wide = dataclasses.replace(q, dtype=operands.wide_dtype(q.dtype))
+    return exact.fusion_barrier(wide.dequant())
+
+
 def _dot(
     how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
 ) -> jax.Array:
@@ -123,7 +183,7 @@ def _dot(
     return sums if how.accumulator is None else sums.astype(how.accumulator)
 
 
-def _tile_counts(
+def tile_counts(
     how: ContractionExecution,
     operation: Operation,
     lhs_q: QTensor | None,

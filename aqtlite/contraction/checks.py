@@ -27,15 +27,13 @@ def check_config(cfg: Any, function: str) -> None:
 
 def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
     """Returns operands as arrays or `QTensor`s; raises TypeError for others."""
-    return _as_operand(lhs, "fwd.lhs"), _as_operand(rhs, "fwd.rhs")
-
-
-def _as_operand(x: Any, path: str) -> Operand:
-    if isinstance(x, QTensor):
-        return x
-    if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
-        raise TypeError(f"{path} must be an array, got {type(x).__name__}")
-    return jnp.asarray(x)
+    for path, x in (("fwd.lhs", lhs), ("fwd.rhs", rhs)):
+        if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
+            raise TypeError(f"{path} must be an array, got {type(x).__name__}")
+    return (
+        lhs if isinstance(lhs, QTensor) else jnp.asarray(lhs),
+        rhs if isinstance(rhs, QTensor) else jnp.asarray(rhs),
+    )
 
 
 def check_operand(
@@ -83,13 +81,9 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
         )
 
 
-def check_sharding(
-    operation: Operation, lhs: Operand, rhs: Operand, out_sharding: Any
-) -> None:
-    """Raises ValueError for explicit shardings, if the operation takes none."""
+def check_no_sharding(lhs: Operand, rhs: Operand, out_sharding: Any) -> None:
+    """Raises ValueError for explicit shardings, which a `ragged_dot` does not take."""
     floats = [x for x in (lhs, rhs) if not isinstance(x, QTensor)]
-    if operation.takes_sharding:
-        return
     if out_sharding is not None or any(explicit_sharding(x) for x in floats):
         raise ValueError(
             "a quantized ragged_dot runs on meshes with automatic axes, and inside "

@@ -77,7 +77,8 @@ def contract(
     lhs, rhs = checks.as_operands(lhs, rhs)
     checks.check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
     checks.check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
-    checks.check_sharding(operation, lhs, rhs, out_sharding)
+    if not operation.takes_sharding:
+        checks.check_no_sharding(lhs, rhs, out_sharding)
     out_dtype = checks.check_out_dtype(options.preferred_element_type, lhs, rhs)
     states = checks.check_states(options.states)
     if isinstance(out_sharding, PartitionSpec):

@@ -11,6 +11,7 @@ gradients are float, so that second derivatives exist.
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any, cast
 
 import jax
@@ -112,7 +113,7 @@ def _poisoned(
     """The result, NaN where an operand was and its range hides it."""
     ones = how.lhs, how.rhs
     for side, one, x, state in zip(SIDES, ones, given, states[:2], strict=True):
-        if isinstance(x, QTensor):
+        if isinstance(x, QTensor) or not one.tensor.calibration.is_blind:
             continue
         axes = operation.axes(side)
         factor = poison.factor(x, one.tensor, axes, one.path, state)
@@ -146,7 +147,8 @@ def _quantize(
     seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
-    q = operands.quantize(x, one.tensor, axes, one.path, seeds, state, one.local_tiles)
+    how_to = one.tensor, axes, one.path, seeds, state, one.local_tiles
+    q = operands.quantize_operand(x, *how_to)
     # A scale that is given needs no barrier.
     is_given = q is x or isinstance(state, FixedScale)
     if q is None or is_given or how.path != "fwd":
@@ -169,7 +171,8 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del lhs, rhs, seed, states  # For the backward pass.
-    if not accumulation.is_tiled(how.fwd, operation, lhs_q, rhs_q):
+    counts = accumulation.tile_counts(how.fwd, operation, lhs_q, rhs_q)
+    if math.prod(counts) == 1:
         sums = accumulation.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
     return sums.astype(how.fwd.out_dtype)
 

@@ -61,15 +61,18 @@ def save_quantized(*names: str) -> Policy:
 
 def named(side: Side, q: QTensor) -> QTensor:
     """Gives names to the arrays of a quantized operand."""
-    values, scale = (LHS, LHS_SCALE) if side == "lhs" else (RHS, RHS_SCALE)
+    name, scales = (LHS, LHS_SCALE) if side == "lhs" else (RHS, RHS_SCALE)
     zero_point = q.zero_point
     if zero_point is not None:
-        zero_point = checkpoint_name(zero_point, scale)
-    q = dataclasses.replace(
-        packed(q), scale=checkpoint_name(q.scale, scale), zero_point=zero_point
-    )
-    qvalue = jax.tree.map(lambda x: checkpoint_name(x, values), q.qvalue)
-    return unpacked(dataclasses.replace(q, qvalue=qvalue))
+        zero_point = checkpoint_name(zero_point, scales)
+    stored = _pack(q.qvalue)
+    if isinstance(stored, _Packed):
+        bits = checkpoint_name(stored.bits, name)
+        qvalue = _unpack(dataclasses.replace(stored, bits=bits))
+    else:
+        qvalue = checkpoint_name(stored, name)
+    scale = checkpoint_name(q.scale, scales)
+    return dataclasses.replace(q, qvalue=qvalue, scale=scale, zero_point=zero_point)
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ from aqtlite import config
 from aqtlite.contraction import poison, straight_through
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import operands, quantizer
+from aqtlite.quantization import operands
 from aqtlite.quantization.fixed_scale import FixedScale
 
 PATH = "out"
@@ -44,8 +44,7 @@ def quantize(
     """
     axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
     fixed = jax.lax.stop_gradient(out)
-    calibrated = operands.calibrate(fixed, tensor, axes, PATH, state)
-    q = quantizer.round_to_grid(fixed, calibrated, tensor, None)
+    q = operands.quantize_array(fixed, tensor, axes, PATH, state=state)
     factor = poison.factor(fixed, tensor, axes, PATH, state)
     if factor is not None:
         # Rows that share a scale share what becomes of it.

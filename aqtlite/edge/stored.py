@@ -15,7 +15,7 @@ from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply
 from aqtlite.edge.operators.contractions import WEIGHTED
 from aqtlite.edge.program import Program
 from aqtlite.lowering import exact
-from aqtlite.quantization import quantizer
+from aqtlite.quantization.operands import quantize
 
 _BITS = {"int2": 2, "int4": 4, "int8": 8, "int16": 16}
 
@@ -119,7 +119,7 @@ def _symmetric(x: Any, dtype: str, axis: int | None) -> Stored:
     if not jnp.ndim(x):
         of_one = _symmetric(jnp.reshape(x, (1,)), dtype, None)
         return Stored(of_one.qvalue.reshape(()), of_one.grid)
-    q = quantizer.quantize(x, tensor, shared)
+    q = quantize(x, tensor, shared)
     scale = q.scale.reshape(() if axis is None else (-1,))
     return Stored(q.qvalue.astype(jnp.int32), Grid(scale, 0, dtype, axis))
 

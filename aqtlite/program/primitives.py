@@ -20,7 +20,7 @@ def why_not_quantized(eqn: Any) -> str | None:
     """Returns why an equation cannot be quantized, or None if it can.
 
     Args:
-        eqn: of one of the primitives in `sites.OPERATIONS`.
+        eqn: of one of the primitives in `registry.OF_PRIMITIVES`.
     """
     lhs, rhs = (atom.aval for atom in eqn.invars[:2])
     for aval in (lhs, rhs):

@@ -1,6 +1,8 @@
-"""Preparation of one operand: its quantization, and its input to the dot."""
+"""Quantization of one array by one `Tensor` config: alone, or as an operand."""
 
 import dataclasses
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite import config, noise, numerics
+from aqtlite import config, noise
 from aqtlite.calibration import batch_count
-from aqtlite.config.arithmetic import Form
-from aqtlite.lowering import exact, narrow
-from aqtlite.operations import DotInput, OperandAxes
+from aqtlite.lowering import exact
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import granularity, quantizer, statistics
+from aqtlite.quantization import granularity, padding, quantizer, statistics
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
@@ -23,14 +24,14 @@ from aqtlite.shapes.dimension_numbers import Axes
 class Seeds(NamedTuple):
     """The origin of the seeds of one operand's noise."""
 
-    seed: jax.Array | None
+    seed: jax.Array | None = None
     """uint32 of shape ``(2,)``; None seeds each channel from its calibration."""
 
-    forward_scales: tuple[jax.Array, ...]
+    forward_scales: tuple[jax.Array, ...] = ()
     """More to seed a channel from, laid out as the operand."""
 
-    salt: int
-    """Tells the noise of this operand from that of the others."""
+    salt: int | None = None
+    """Tells the noise of this operand from that of the others; None for one alone."""
 
     def of_channels(self, found: tuple[jax.Array, ...]) -> jax.Array:
         """The seeds of the channels of which calibration found these bounds."""
@@ -42,10 +43,10 @@ class Seeds(NamedTuple):
                 if all(map(_broadcasts, scale.shape, found[0].shape))
             ]
             seed = noise.seed_from_bounds(*found, *local)
-        return noise.fold_in(seed, self.salt)
+        return seed if self.salt is None else noise.fold_in(seed, self.salt)
 
 
-_NO_SEEDS = Seeds(None, (), 0)
+_NO_SEEDS = Seeds()
 
 
 def _broadcasts(size: int, wanted: int) -> bool:
@@ -54,6 +55,130 @@ def _broadcasts(size: int, wanted: int) -> bool:
 
 
 def quantize(
+    x: Any,
+    tensor_config: config.Tensor,
+    axes: int | Sequence[int],
+    key: jax.Array | None = None,
+    *,
+    window: Sequence[int] = (),
+) -> QTensor:
+    """Quantizes an array.
+
+    Args:
+        x: float32, bfloat16, float16 or float64, any shape.
+        tensor_config: the grid, the calibration and the granularity.
+        axes: the axes to be contracted, which share a scale unless
+            ``tensor_config.calib_shared_axes`` says otherwise.
+        key: a `jax.random` key for stochastic rounding. Without one the noise is
+            seeded, for each channel, from the bits of the bound that calibration
+            found for it.
+        window: those of `axes` that are the window of a convolution, which
+            ``tensor_config.blocks`` leaves whole.
+
+    Returns:
+        A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
+        that share one. A channel of zeros has scale 1. A NaN or an infinity makes
+        the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
+        it would poison a float contraction; except with `calibration.Constant`, which
+        looks at no element.
+
+    Raises:
+        TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.
+        ValueError: if the config does not quantize, or an axis is out of range.
+
+    >>> from aqtlite import numerics
+    >>> int4 = config.Tensor(numerics=numerics.IntSymmetric(bits=4))
+    >>> quantize(jnp.array([3.0, -1.5, 0.1]), int4, 0).qvalue.tolist()
+    [7, -4, 0]
+    """
+    if not isinstance(tensor_config, config.Tensor):
+        raise TypeError(
+            f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
+        )
+    _ = tensor_config.grid  # Raises if there is none.
+    if isinstance(x, QTensor):
+        raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
+    x = jnp.asarray(x)
+    quantizer.check_floating(x, "x")
+    try:
+        sequence = axes if isinstance(axes, Iterable) else (axes,)
+        contracting = tuple(operator.index(axis) for axis in sequence)
+    except TypeError as error:
+        raise TypeError(
+            f"axes must be an int or a sequence of ints, got {axes!r}"
+        ) from error
+    seed = None if key is None else noise.seed_from_key(key)
+    contracting = granularity.normalize_axes(contracting, x.shape, "axes")
+    of_x = OperandAxes.of_contracting(x.ndim, contracting)
+    of_x = of_x._replace(window=_window(window, contracting, x.shape))
+    if tensor_config.calibration.has_state:
+        raise ValueError(
+            f"tensor_config.calibration={tensor_config.calibration!r} needs statistics "
+            "of several batches; quantize with calibration.AbsMax() or another that "
+            "looks at the array alone"
+        )
+    if tensor_config.calibration.is_learned:
+        raise ValueError(
+            f"tensor_config.calibration={tensor_config.calibration!r} is learned, and "
+            "its parameters are trained in a contraction; quantize with "
+            "calibration.AbsMax() or another that looks at the array alone"
+        )
+    given, x = x, padding.pad_array(x, tensor_config, of_x, "tensor_config")
+    q = quantize_array(x, tensor_config, of_x, "tensor_config", Seeds(seed))
+    return dataclasses.replace(q, padding=padding.widths(x, like=given))
+
+
+def _window(
+    window: Sequence[int], contracting: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The axes of a window, counted from the front.
+
+    Raises:
+        ValueError: if one is not contracted.
+    """
+    found = granularity.normalize_axes(tuple(window), shape, "window")
+    if not set(found) <= set(contracting):
+        raise ValueError(
+            f"window={tuple(window)} must be some of axes={contracting}, the "
+            f"contracting axes of x, of shape {shape}"
+        )
+    return found
+
+
+def quantize_array(
+    x: jax.Array,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    seeds: Seeds = _NO_SEEDS,
+    state: Any = (),
+    local_tiles: int | None = None,
+) -> QTensor:
+    """Quantizes an array, whoever asks: calibrates, seeds the noise, and rounds.
+
+    Args:
+        x: Floating array.
+        tensor: Config that quantizes it.
+        axes: Axes of the array.
+        path: Path of `tensor` in its config, for error messages.
+        seeds: Seeds of stochastic rounding.
+        state: Statistics or learned parameters of the calibration, or the `FixedScale`
+            in the place of statistics; ``()`` for a calibration without a state.
+        local_tiles: Number of tiles of the first contracting axis; None for the
+            granularity of `tensor`.
+    """
+    calibrated = calibrate(x, tensor, axes, path, state, local_tiles)
+    if tensor.scale_stop_grad:
+        calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
+    seed = None
+    if tensor.needs_noise:
+        shared = granularity.noise_axes(tensor, x.shape, path)
+        seed = seeds.of_channels(lax.stop_gradient(calibrated.found))
+        seed = noise.shared_along(seed, shared)
+    return quantizer.round_to_grid(x, calibrated, tensor, seed)
+
+
+def quantize_operand(
     x: Operand,
     tensor: config.Tensor,
     axes: OperandAxes,
@@ -62,17 +187,9 @@ def quantize(
     state: Any = (),
     local_tiles: int | None = None,
 ) -> QTensor | None:
-    """Quantizes one operand; None if it stays in floating point.
+    """Quantizes one operand of a contraction; None if it stays in floating point.
 
-    Args:
-        x: floating, or a `QTensor`, which stays as it is.
-        tensor: how.
-        axes: of the operand.
-        path: where `tensor` stands, for error messages.
-        seeds: of stochastic rounding.
-        state: the statistics of a calibration that gathers them or the `FixedScale` in
-            their place, or the parameters of one that is learned.
-        local_tiles: into how many the first contracting axis is cut.
+    The arguments are those of `quantize_array`; a `QTensor` stays as it is.
 
     Raises:
         ValueError: if the scale varies along contracting axes where it could not be
@@ -83,14 +200,10 @@ def quantize(
         return x
     if not tensor.is_quantized:
         return None
-    calibrated = calibrate(x, tensor, axes, path, state, local_tiles)
+    q = quantize_array(x, tensor, axes, path, seeds, state, local_tiles)
     if local_tiles is None:
-        _check_scale(calibrated.scale.shape, tensor, axes, path)
-    seed = None
-    if tensor.needs_noise:
-        shared = granularity.noise_axes(tensor, x.shape, path)
-        seed = noise.shared_along(seeds.of_channels(calibrated.found), shared)
-    return quantizer.round_to_grid(x, calibrated, tensor, seed)
+        _check_scale(q.scale.shape, tensor, axes, path)
+    return q
 
 
 def calibrate(
@@ -104,7 +217,7 @@ def calibrate(
     """Finds the scale of an array that is quantized, from its state if it has one.
 
     Before the first batch of statistics it raises, or gives NaN scales under `jax.jit`.
-    The arguments are those of `quantize`.
+    The arguments are those of `quantize_array`.
     """
     if tensor.calibration.has_state:
         statistics.check_ready(tensor, state, path)
@@ -168,73 +281,6 @@ def _check_scale(
             "which no scale may vary. Make it by aqtlite.quantize(..., window="
             f"{axes.window})"
         )
-
-
-def dot_input(
-    x: Operand, q: QTensor | None, form: Form, in_dtype: np.dtype | None
-) -> DotInput:
-    """Makes the input to the dot of one operand.
-
-    Args:
-        x: the operand.
-        q: its stored values, None if it stays in floating point.
-        form: how it enters the dot.
-        in_dtype: to which floats are cast, None for none.
-    """
-    if q is not None and form == "stored":
-        return _stored(q)
-    if q is not None and form == "narrow":
-        return _narrow(q)
-    values = jnp.asarray(x) if q is None else _floats(q, form)
-    return DotInput(values if in_dtype is None else values.astype(in_dtype), None, None)
-
-
-def _stored(q: QTensor) -> DotInput:
-    """Stored integers, signed, beside their zero point."""
-    values, zero_point, grid = q.qvalue, q.zero_point, q.numerics
-    if values.dtype == jnp.uint8:
-        # Flipping the sign bit takes 128 off; the zero point goes along.
-        values = lax.bitcast_convert_type(values ^ np.uint8(128), jnp.int8)
-        before = (
-            jnp.zeros_like(q.scale, jnp.int32) if zero_point is None else zero_point
-        )
-        zero_point = before - 128
-    elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
-        values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
-    largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
-    return DotInput(values, zero_point, largest, sums=q.sums)
-
-
-def _narrow(q: QTensor) -> DotInput:
-    """Stored floats of 8 bits."""
-    grid = q.numerics
-    if not isinstance(grid, numerics.Float):
-        return DotInput(q.qvalue, None, None)
-    largest = grid.bound / grid.smallest
-    return DotInput(q.qvalue, None, int(largest), grid.smallest)
-
-
-def as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
-    """Operands that are contracted alike, whether they are computed or given.
-
-    Those that a CPU contracts as integers are so anyway.
-    """
-    units, largest = (lhs.unit, rhs.unit), (lhs.largest, rhs.largest)
-    if narrow.units_of_integers(units, largest) is not None:
-        return lhs, rhs
-    left, right = (
-        one._replace(values=exact.fusion_barrier(one.values)) for one in (lhs, rhs)
-    )
-    return left, right
-
-
-def _floats(q: QTensor, form: Form) -> jax.Array:
-    """The values of an operand that is not contracted as integers."""
-    if form == "decoded":
-        q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
-    # Given or made here, it is contracted as the same array.
-    wide = dataclasses.replace(q, dtype=wide_dtype(q.dtype))
-    return exact.fusion_barrier(wide.dequant())
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:

@@ -1,4 +1,4 @@
-"""Quantization of one array by one `Tensor` config.
+"""Scales of an array, and its rounding to a grid.
 
 All arithmetic is float32 and written so that XLA cannot change its result: one array
 and one config give the same integers and scales in every program. What that takes:
@@ -12,125 +12,23 @@ and one config give the same integers and scales in every program. What that tak
 
 import dataclasses
 import functools
-import operator
-from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from aqtlite import calibration, config, noise, numerics
+from aqtlite import calibration, config, numerics
 from aqtlite.lowering import exact
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import granularity, padding
+from aqtlite.quantization import granularity
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes import tiles
 
 # Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
 _SAFE_BOUND = 4.0
-
-
-def quantize(
-    x: Any,
-    tensor_config: config.Tensor,
-    axes: int | Sequence[int],
-    key: jax.Array | None = None,
-    *,
-    window: Sequence[int] = (),
-) -> QTensor:
-    """Quantizes an array.
-
-    Args:
-        x: float32, bfloat16, float16 or float64, any shape.
-        tensor_config: the grid, the calibration and the granularity.
-        axes: the axes to be contracted, which share a scale unless
-            ``tensor_config.calib_shared_axes`` says otherwise.
-        key: a `jax.random` key for stochastic rounding. Without one the noise is
-            seeded, for each channel, from the bits of the bound that calibration
-            found for it.
-        window: those of `axes` that are the window of a convolution, which
-            ``tensor_config.blocks`` leaves whole.
-
-    Returns:
-        A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
-        that share one. A channel of zeros has scale 1. A NaN or an infinity makes
-        the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
-        it would poison a float contraction; except with `calibration.Constant`, which
-        looks at no element.
-
-    Raises:
-        TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.
-        ValueError: if the config does not quantize, or an axis is out of range.
-
-    >>> from aqtlite import numerics
-    >>> int4 = config.Tensor(numerics=numerics.IntSymmetric(bits=4))
-    >>> quantize(jnp.array([3.0, -1.5, 0.1]), int4, 0).qvalue.tolist()
-    [7, -4, 0]
-    """
-    if not isinstance(tensor_config, config.Tensor):
-        raise TypeError(
-            f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
-        )
-    _ = tensor_config.grid  # Raises if there is none.
-    if isinstance(x, QTensor):
-        raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
-    x = jnp.asarray(x)
-    check_floating(x, "x")
-    try:
-        sequence = axes if isinstance(axes, Iterable) else (axes,)
-        contracting = tuple(operator.index(axis) for axis in sequence)
-    except TypeError as error:
-        raise TypeError(
-            f"axes must be an int or a sequence of ints, got {axes!r}"
-        ) from error
-    seed = None if key is None else noise.seed_from_key(key)
-    contracting = granularity.normalize_axes(contracting, x.shape, "axes")
-    of_x = OperandAxes.of_contracting(x.ndim, contracting)
-    of_x = of_x._replace(window=_window(window, contracting, x.shape))
-    if tensor_config.calibration.has_state:
-        raise ValueError(
-            f"tensor_config.calibration={tensor_config.calibration!r} needs statistics "
-            "of several batches; quantize with calibration.AbsMax() or another that "
-            "looks at the array alone"
-        )
-    if tensor_config.calibration.is_learned:
-        raise ValueError(
-            f"tensor_config.calibration={tensor_config.calibration!r} is learned, and "
-            "its parameters are trained in a contraction; quantize with "
-            "calibration.AbsMax() or another that looks at the array alone"
-        )
-    given, x = x, padding.pad_array(x, tensor_config, of_x, "tensor_config")
-    calibrated = calibrate(x, tensor_config, of_x, "tensor_config")
-    if tensor_config.scale_stop_grad:
-        calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
-    if tensor_config.needs_noise:
-        if seed is None:
-            seed = noise.seed_from_bounds(*lax.stop_gradient(calibrated.found))
-        shared = granularity.noise_axes(tensor_config, x.shape, "tensor_config")
-        seed = noise.shared_along(seed, shared)
-    q = round_to_grid(x, calibrated, tensor_config, seed)
-    return dataclasses.replace(q, padding=padding.widths(x, like=given))
-
-
-def _window(
-    window: Sequence[int], contracting: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[int, ...]:
-    """The axes of a window, counted from the front.
-
-    Raises:
-        ValueError: if one is not contracted.
-    """
-    found = granularity.normalize_axes(tuple(window), shape, "window")
-    if not set(found) <= set(contracting):
-        raise ValueError(
-            f"window={tuple(window)} must be some of axes={contracting}, the "
-            f"contracting axes of x, of shape {shape}"
-        )
-    return found
 
 
 class Calibrated(NamedTuple):

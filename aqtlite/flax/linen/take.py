@@ -93,7 +93,7 @@ def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
     """The rows of a table, which is quantized if it is not and should be."""
     if not isinstance(table, QTensor):
         axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
-        q = operands.quantize(table, tensor, axes, _PATH)
+        q = operands.quantize_operand(table, tensor, axes, _PATH)
         if q is None:
             return jnp.take(table, indices, axis=0)
         table = dataclasses.replace(q, unrounded=table)

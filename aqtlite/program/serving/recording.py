@@ -181,7 +181,7 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     # Of several axes, blocks cut that of the last pair.
     axes = contraction.operation.axes(operand.side)
     given, x = x, _padded(contraction, operand, x)
-    quantized = operands.quantize(x, tensor, axes, path, state=state)
+    quantized = operands.quantize_operand(x, tensor, axes, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
     other = raw.rhs if operand.side == "lhs" else raw.lhs
