@@ -26,6 +26,7 @@ from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import fixed_scale, statistics
 from aqtlite.quantization.operands import quantize
+from aqtlite.quantization.stored_statistics import restored_statistics
 
 __all__ = [
     "QTensor",
@@ -44,6 +45,7 @@ __all__ = [
     "quantize_function",
     "register_operation",
     "remat",
+    "restored_statistics",
     "rules",
     "shape_operations",
     "statistics",

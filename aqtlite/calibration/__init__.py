@@ -12,6 +12,7 @@ from aqtlite.calibration.base import (
     Parameters,
     Quantized,
     Range,
+    Statistics,
     scale_and_zero_point,
     scale_from_bound,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "Quantized",
     "Range",
     "SnrSearch",
+    "Statistics",
     "WeightedDeviations",
     "ceil_to_power_of_two",
     "scale_and_zero_point",

@@ -1,5 +1,6 @@
 """The interface of a calibration, and scales from what it finds."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,21 @@ State = Any
 
 Parameters = dict[str, jax.Array]
 """What a learned calibration trains, by name."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Statistics of batches.
+
+    A framework counts the batches, and calibrations are given their number.
+    """
+
+    batches: jax.Array
+    """float32: number of batches."""
+
+    state: State
+    """What the calibration keeps of them, as its `init_state` and `update` return."""
 
 
 class Range(NamedTuple):
@@ -48,10 +64,9 @@ class Calibration:
 
     A calibration for symmetric grids needs `bound` alone. One for grids with a zero
     point overrides `range`. One that gathers statistics over batches also overrides
-    `init_state` and `update`, `merge` if it can, and reads the state in `range`. One
-    with parameters that an optimizer trains overrides `is_learned`, `init_parameters`
-    and `parameters_gradient`, and reads the parameters in `range`, where they are the
-    state.
+    `has_state`, `init_state` and `update`, `merge` if it can, and reads `Statistics` in
+    `range`. One with parameters that an optimizer trains overrides `is_learned`,
+    `init_parameters` and `parameters_gradient`, and reads the parameters in `range`.
 
     Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
     write it as JSON and into checkpoints.
@@ -87,44 +102,48 @@ class Calibration:
         return None
 
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> State:
-        """The statistics before the first batch.
+        """The state before the first batch.
 
         Args:
-            shape: of the scale: that of the operand, with size 1 along shared axes.
+            shape: shape of the scale, which has size 1 along shared axes.
             grid: the grid.
         """
         del shape, grid
         return ()
 
     def update(
-        self, state: State, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> State:
-        """The statistics after one more batch.
+        """The state after one more batch.
 
         Args:
-            state: as `init_state` returns it.
-            x: float32, any shape.
+            statistics: number and state of the batches before.
+            x: the batch, float32, any shape.
             axes: the axes that share a scale.
             grid: the grid.
         """
         del x, axes, grid
-        return state
+        return statistics.state
 
-    def merge(self, state: State, other: State, grid: Numerics) -> State:
-        """The statistics of the batches of two states.
+    def merge(self, statistics: Statistics, other: Statistics, grid: Numerics) -> State:
+        """The state after the batches of two, of which each has one at least.
 
         A calibration overrides it whose statistics do not depend on the order of
         batches, so that those of several hosts or devices can be joined.
 
         Args:
-            state: as `update` returns it.
-            other: of other batches.
+            statistics: statistics of some batches.
+            other: statistics of other batches.
             grid: the grid.
 
         Raises:
             ValueError: if it is not overridden.
         """
-        del state, other, grid
+        del statistics, other, grid
         raise ValueError(
             f"statistics of {self!r} cannot be merged: {type(self).__name__} has no "
             "`merge`, as its statistics depend on the order of the batches. Gather "
@@ -204,7 +223,7 @@ class Calibration:
         raise NotImplementedError(f"{type(self).__name__} gives a range, not a bound")
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: State
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
     ) -> Range:
         """The values that the grid has to reach.
 
@@ -212,8 +231,8 @@ class Calibration:
             x: float32, any shape.
             axes: the axes that share a scale.
             grid: the grid.
-            state: the statistics, this batch included, or the parameters; ``()`` if
-                there are none.
+            state: the `Statistics`, this batch included, of a calibration that gathers
+                them; the parameters of a learned one; ``()`` for any other.
 
         Returns:
             Arrays of x's shape, with size 1 along `axes`.

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.calibration import base, batch_count
+from aqtlite.calibration import base
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.numerics import Numerics
 
@@ -45,22 +45,26 @@ class DelayedScaling(base.Calibration):
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> base.State:
         del grid
         return {
-            "batches": batch_count.none(),
             "history": jnp.zeros((self.length, *shape), jnp.float32),
             "high": jnp.zeros(shape, jnp.float32),
         }
 
     def update(
-        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> base.State:
         del grid
         present = AbsMax().bound(x, axes)
-        high = jnp.where(state["batches"] == 0, present, state["history"].max(0))
-        history = jnp.roll(state["history"], 1, 0).at[0].set(present)
-        return {"batches": state["batches"] + 1, "history": history, "high": high}
+        history = statistics.state["history"]
+        high = jnp.where(statistics.batches == 0, present, history.max(0))
+        history = jnp.roll(history, 1, 0).at[0].set(present)
+        return {"history": history, "high": high}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
-        return base.Range(state["high"])
+        return base.Range(statistics.state["high"])

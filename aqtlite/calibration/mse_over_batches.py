@@ -31,8 +31,9 @@ class MseOverBatches(base.Calibration):
     >>> from aqtlite import numerics
     >>> x = jnp.array([[8.0] + 999 * [0.5]])
     >>> how, grid = MseOverBatches((1.0, 0.5, 0.25)), numerics.IntSymmetric(bits=2)
-    >>> state = how.update(how.init_state((1, 1), grid), x, (0, 1), grid)
-    >>> how.range(x, (0, 1), grid, state).high.tolist()
+    >>> before = base.Statistics(jnp.float32(0), how.init_state((1, 1), grid))
+    >>> after = base.Statistics(1, how.update(before, x, (0, 1), grid))
+    >>> how.range(x, (0, 1), grid, after).high.tolist()
     [[2.0]]
 
     Raises:
@@ -73,27 +74,35 @@ class MseOverBatches(base.Calibration):
         return {side: _HISTOGRAM.init_state(shape, grid) for side in sides}
 
     def update(
-        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> base.State:
         parts = {"above": x}
         if grid.zero_point_range is not None:
             parts["above"], parts["below"] = min_max.both_sides(x)
         return {
-            side: _HISTOGRAM.update(state[side], part, axes, grid)
+            side: _HISTOGRAM.update(_of(side, statistics), part, axes, grid)
             for side, part in parts.items()
         }
 
-    def merge(self, state: Any, other: Any, grid: Numerics) -> base.State:
+    def merge(
+        self, statistics: base.Statistics, other: base.Statistics, grid: Numerics
+    ) -> base.State:
         return {
-            side: _HISTOGRAM.merge(state[side], other[side], grid) for side in state
+            side: _HISTOGRAM.merge(_of(side, statistics), _of(side, other), grid)
+            for side in statistics.state
         }
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
     ) -> base.Range:
+        state = statistics.state
         ends = {
-            side: _HISTOGRAM.range(x, axes, grid, kept).high
-            for side, kept in state.items()
+            side: _HISTOGRAM.range(x, axes, grid, _of(side, statistics)).high
+            for side in state
         }
         fractions = jnp.asarray(self.candidates, jnp.float32)
 
@@ -114,6 +123,11 @@ class MseOverBatches(base.Calibration):
         return _range(
             {side: jnp.where(best > 0, best, 1) * end for side, end in ends.items()}
         )
+
+
+def _of(side: str, statistics: base.Statistics) -> base.Statistics:
+    """Statistics of one of the histograms."""
+    return base.Statistics(statistics.batches, statistics.state[side])
 
 
 def _range(ends: dict[str, jax.Array]) -> base.Range:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, batch_count, number
+from aqtlite.calibration import base, number
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
@@ -52,54 +52,56 @@ class OverBatches(base.Calibration, abc.ABC):
         ends = {"high": zeros}
         if grid.zero_point_range is not None:
             ends["low"] = zeros
-        return {"batches": batch_count.none(), "ends": ends}
+        return {"ends": ends}
 
     def update(
-        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> base.State:
         found = self.of.range(x, axes, grid, ())
         ends = {"high": found.high}
         if found.low is not None:
             ends["low"] = found.low
-        batches = state["batches"] + 1
-        ends = {
-            name: self._accumulated(name, state["ends"][name], value, batches)
-            for name, value in ends.items()
+        before, batches = statistics.state["ends"], statistics.batches + 1
+        return {
+            "ends": {
+                name: self._accumulated(name, before[name], value, batches)
+                for name, value in ends.items()
+            }
         }
-        return {"batches": batches, "ends": ends}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
         ends = {
-            name: self._statistic(value, state["batches"])
-            for name, value in state["ends"].items()
+            name: self._statistic(value, statistics.batches)
+            for name, value in statistics.state["ends"].items()
         }
         return base.Range(**ends)
 
-    def merge(self, state: Any, other: Any, grid: Numerics) -> base.State:
+    def merge(
+        self, statistics: base.Statistics, other: base.Statistics, grid: Numerics
+    ) -> base.State:
         if type(self)._merged is OverBatches._merged:
-            return super().merge(state, other, grid)
-        counts = state["batches"], other["batches"]
-        ends = {
-            name: self._merged(name, (state["ends"][name], other["ends"][name]), counts)
-            for name in state["ends"]
+            return super().merge(statistics, other, grid)
+        kept, others = statistics.state["ends"], other.state["ends"]
+        return {
+            "ends": {
+                name: self._merged(name, kept[name], others[name]) for name in kept
+            }
         }
-        return {"batches": counts[0] + counts[1], "ends": ends}
 
-    def _merged(
-        self,
-        name: str,
-        kept: tuple[jax.Array, jax.Array],
-        batches: tuple[jax.Array, jax.Array],
-    ) -> jax.Array:
-        """What is kept of one end of the range of the batches of two states.
+    def _merged(self, name: str, kept: jax.Array, other: jax.Array) -> jax.Array:
+        """What is kept of one end of the range of all batches.
 
         Args:
             name: "high" or "low".
-            kept: of either state.
-            batches: how many there were, of either state.
+            kept: what was kept of some batches.
+            other: what was kept of the others.
         """
         raise NotImplementedError
 
@@ -135,15 +137,8 @@ class MaxOverBatches(OverBatches):
     ) -> jax.Array:
         return jnp.where(batches == 1, value, _wider(name, before, value))
 
-    def _merged(
-        self,
-        name: str,
-        kept: tuple[jax.Array, jax.Array],
-        batches: tuple[jax.Array, jax.Array],
-    ) -> jax.Array:
-        first = jnp.where(batches[0] == 0, kept[1], kept[0])
-        other = jnp.where(batches[1] == 0, kept[0], kept[1])
-        return _wider(name, first, other)
+    def _merged(self, name: str, kept: jax.Array, other: jax.Array) -> jax.Array:
+        return _wider(name, kept, other)
 
 
 def _wider(name: str, first: jax.Array, other: jax.Array) -> jax.Array:
@@ -161,14 +156,9 @@ class MeanOverBatches(OverBatches):
         del name, batches
         return before + value
 
-    def _merged(
-        self,
-        name: str,
-        kept: tuple[jax.Array, jax.Array],
-        batches: tuple[jax.Array, jax.Array],
-    ) -> jax.Array:
-        del name, batches
-        return kept[0] + kept[1]
+    def _merged(self, name: str, kept: jax.Array, other: jax.Array) -> jax.Array:
+        del name
+        return kept + other
 
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
         return kept / jnp.maximum(batches, 1).astype(jnp.float32)

@@ -77,7 +77,11 @@ class PercentileOverBatches(base.Calibration):
         return {"counts": jnp.zeros((self._bins, *shape), jnp.uint32)}
 
     def update(
-        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> base.State:
         del grid
         # Without a sign, floats are in the order of their bits. What is at most an edge
@@ -91,19 +95,22 @@ class PercentileOverBatches(base.Calibration):
         sizes = (math.prod(x.shape[axis] for axis in part) for part in (kept, axes))
         rows = bins.transpose(*kept, *axes).reshape(tuple(sizes))
         counts = jax.vmap(lambda row: jnp.bincount(row, length=self._bins))(rows)
-        before = state["counts"]
+        before = statistics.state["counts"]
         counts = counts.astype(jnp.uint32).T.reshape(before.shape)
         return {"counts": _saturating_sum(before, counts)}
 
-    def merge(self, state: Any, other: Any, grid: Numerics) -> base.State:
+    def merge(
+        self, statistics: base.Statistics, other: base.Statistics, grid: Numerics
+    ) -> base.State:
         del grid
-        return {"counts": _saturating_sum(state["counts"], other["counts"])}
+        counts = statistics.state["counts"], other.state["counts"]
+        return {"counts": _saturating_sum(*counts)}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
-        counts = state["counts"]
+        counts = statistics.state["counts"]
         low, high = _cumulative_sums(counts)
         # In decimal, as `Percentile` has it: below >= share * total.
         share = fractions.Fraction(str(self.percentage)) / 100

@@ -1,7 +1,6 @@
 """A range that is found anew every so many batches."""
 
 import dataclasses
-from typing import Any
 
 import jax
 from jax import lax
@@ -43,16 +42,19 @@ class Periodic(over_batches.OverBatches):
             raise ValueError(f"Periodic.period must be 1 or more, got {self.period}")
 
     def update(
-        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> base.State:
         found = super().update
         # Inside `jax.shard_map` the branches have to vary along the same axes.
-        state, x = vary_together((state, x))
-        kept = {**state, "batches": state["batches"] + 1}
+        statistics, x = vary_together((statistics, x))
         updated: base.State = lax.cond(
-            state["batches"] % self.period == 0,
-            lambda: found(state, x, axes, grid),
-            lambda: kept,
+            statistics.batches % self.period == 0,
+            lambda: found(statistics, x, axes, grid),
+            lambda: statistics.state,
         )
         return updated
 

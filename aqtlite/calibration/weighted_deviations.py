@@ -114,9 +114,14 @@ class WeightedDeviations(base.Calibration):
         return {name: jnp.full(shape, x, jnp.float32) for name, x in start.items()}
 
     def update(
-        self, state: Any, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self,
+        statistics: base.Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> base.State:
         del grid
+        state = statistics.state
         if self.filter_zeros:
             mean = power_mean.power_mean_of_nonzero
             ones = power_mean.count_of_nonzero(x, axes).astype(jnp.float32)
@@ -140,9 +145,10 @@ class WeightedDeviations(base.Calibration):
         return {"ones": total, **means, "max": largest}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
+        state = statistics.state
         bound = exact.sum_of_products(
             (state["l1"], np.float32(self.l1_coeff)),
             (state["lp"], np.float32(self.lp_coeff)),

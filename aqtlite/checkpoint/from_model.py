@@ -15,6 +15,7 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.statistics import counts_of
 
 
 def job_from_model(
@@ -41,7 +42,8 @@ def job_from_model(
         ValueError: as `convert` does.
     """
     variables, origin = match(source, model, args, kwargs)
-    check_statistics(source, origin, STATISTICS, "aqtlite.flax.calibrate")
+    collection = {STATISTICS: variables.get(STATISTICS)}
+    check_statistics(source, origin, collection, "aqtlite.flax.calibrate")
     names = tasks.Names(
         collection=PARAMS,
         params=[name for name in origin if name.startswith(f"{PARAMS}/")],
@@ -56,22 +58,22 @@ def job_from_model(
 
 
 def check_statistics(
-    source: Reader, origin: Mapping[str, str], collection: str, calibrate: str
+    source: Reader, origin: Mapping[str, str], statistics: Any, calibrate: str
 ) -> None:
     """Checks that statistics of activations are of some batch.
 
     Args:
         source: the float checkpoint.
-        origin: the names that it has for variables.
-        collection: the first step of the names of statistics.
+        origin: names that it has for variables.
+        statistics: statistics of the model, as shapes, in a tree of their names.
         calibrate: the function that gathers them.
 
     Raises:
         CheckpointError: if they are not.
     """
-    for name, stored_as in origin.items():
-        is_count = name.startswith(f"{collection}/") and name.endswith("/batches")
-        if is_count and not (source.read(stored_as) > 0).all():
+    for path, _ in counts_of(statistics):
+        stored_as = origin[f"{path_name(path)}/batches"]
+        if not (source.read(stored_as) > 0).all():
             raise CheckpointError(
                 f"{stored_as} is 0: the statistics of activations are of no batch. "
                 f"Gather some with {calibrate}, and save these variables"

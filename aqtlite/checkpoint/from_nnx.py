@@ -60,7 +60,7 @@ def job_from_nnx(
             "traces the model with them"
         )
     shapes, origin = nnx_variables.match(source, quantized)
-    statistics = ATTRIBUTES[STATISTICS]
+    statistics = {ATTRIBUTES[STATISTICS]: shapes.aqt.statistics}
     check_statistics(source, origin, statistics, "aqtlite.flax.nnx.calibrate")
     missing = nnx_variables.made_by_serving(quantized) - origin.keys()
     _check_traces(shapes, args, kwargs)

@@ -16,6 +16,7 @@ from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain
 from aqtlite.checkpoint.names import path_name, steps_of
 from aqtlite.checkpoint.reading import read
 from aqtlite.checkpoint.report import Report, report_of, size_of
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.qtensor.qtensor import QTensor
 
@@ -154,6 +155,8 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
                 return node
 
     values = {path: value(node) for path, node in manifest.nodes.items()}
-    return traverse_util.unflatten_dict(
-        {steps_of(path): value for path, value in values.items()}
+    return given_variables.unfrozen(
+        traverse_util.unflatten_dict(
+            {steps_of(path): value for path, value in values.items()}
+        )
     )

@@ -30,6 +30,7 @@ from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
 from aqtlite.program.serving.call_site import CallSite, Operand
 from aqtlite.program.serving.identity import Identity
+from aqtlite.quantization.stored_statistics import is_obsolete
 
 FORMAT = 3
 """Version of the format: grows with every change that older readers cannot read."""
@@ -82,9 +83,13 @@ def from_json(text: str, where: str) -> Manifest:
                 f"which this aqtlite {aqtlite.__version__} does not read: convert again"
             )
         configs = [serialization.from_data(cfg) for cfg in data["configs"]]
+        nodes, arrays = (
+            {k: v for k, v in data[part].items() if not is_obsolete(k, data[part])}
+            for part in ("nodes", "arrays")
+        )
         manifest = Manifest(
-            nodes={k: _decode_node(v, configs) for k, v in data["nodes"].items()},
-            arrays={k: _decode_stored(v) for k, v in data["arrays"].items()},
+            nodes={k: _decode_node(v, configs) for k, v in nodes.items()},
+            arrays={k: _decode_stored(v) for k, v in arrays.items()},
             model=str(data["model"]),
             sample=data["sample"],
             framework=str(data.get("framework", LINEN)),

@@ -14,6 +14,7 @@ from aqtlite.checkpoint.nodes import info_of
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.quantization.stored_statistics import is_obsolete
 
 PARAMS = "params"
 OF_MODELS = (
@@ -138,7 +139,9 @@ def unknown(source: Reader, names: Iterable[str]) -> list[str]:
     """Says what a source holds beside these names."""
     known = set(names)
     wrong = [
-        f"{name} is not in the model" for name in source.arrays if name not in known
+        f"{name} is not in the model"
+        for name in source.arrays
+        if name not in known and not is_obsolete(name, source.arrays)
     ]
     wrong += [
         f"{name} is {description}, and not in the model"

@@ -389,7 +389,7 @@ def _gradient(
         state = gradient_statistics.update(tensor, state, g, how.lhs.path)
         states = States(lhs=gradient_statistics.typed(tensor, state, g.ndim))
         # The bound of a channel may be that of the batch before, but not its noise.
-        count = jnp.reshape(state["batches"], (1,) * g.ndim)
+        count = jnp.reshape(state.batches, (1,) * g.ndim)
         forward_scales = (*forward_scales, count)
     out = quantize_and_contract(
         inner, operation, g, other, seed, forward_scales, states

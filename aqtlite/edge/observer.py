@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import Calibration
+from aqtlite.calibration import Calibration, counting
 from aqtlite.edge import grids, magnitudes, masks
 from aqtlite.edge.graph import Node
 from aqtlite.edge.operators.arithmetic import Subtract
@@ -69,7 +69,7 @@ class Observer:
 
         of_groups = {
             name: {
-                "kept": self.calibration.init_state((1,), _GRID),
+                "kept": counting.before_first(self.calibration, (1,), _GRID),
                 "seen": ends(),
                 "all": ends(),
                 "peak": jnp.float32(jnp.inf),
@@ -103,7 +103,9 @@ class Observer:
             # Zero is part of every range, so that it stands for what does not count.
             weighed = jnp.where(counts, x, 0.0)
             is_finite[name] = jnp.isfinite(weighed).all() & ~jnp.isnan(x).any()
-            kept = self.calibration.update(state["kept"], weighed, (0,), _GRID)
+            kept = counting.updated(
+                self.calibration, state["kept"], weighed, (0,), _GRID
+            )
             peak = state["peak"]
             for value in self._softmax_inputs(group):
                 peak = jnp.minimum(peak, masks.lowest_peak(known[value]))

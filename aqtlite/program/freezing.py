@@ -23,6 +23,7 @@ from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.uses import Uses
 from aqtlite.program.states import State, states_of
 from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.stored_statistics import restored_statistics
 from aqtlite.shapes.sharding import explicit_spec
 
 
@@ -180,6 +181,7 @@ def plan(calls: Sequence[FunctionCall], params: Any, state: State) -> Conversion
         params: their parameters, or their shapes.
         state: of their calibrations; empty if there is none.
     """
+    state = restored_statistics(state)
     fixed_scales.check_gathered(
         state.get(STATISTICS, {}),
         "call what is quantized with some batches first, and convert with the state "

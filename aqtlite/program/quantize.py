@@ -144,7 +144,7 @@ class QuantizedFunction:
         >>> x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
         >>> state = quantized.gather(quantized.init_state(x, w), x, w)
         >>> [contraction] = state["aqt_stats"].values()
-        >>> contraction["lhs"]["batches"].item()
+        >>> contraction["lhs"].batches.item()
         1.0
 
         Args:

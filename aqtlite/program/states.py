@@ -20,6 +20,7 @@ from aqtlite.quantization.state_collections import (
     collections_of,
 )
 from aqtlite.quantization.statistics import States
+from aqtlite.quantization.stored_statistics import restored_statistics
 
 State = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By collection, path of the contraction, and field of `statistics.States`."""
@@ -188,6 +189,7 @@ def states_of(one: PlannedContraction, state: State) -> States:
                 f"{collection!r}: make it with init_state and the arguments, rules and "
                 "function of the call"
             )
+        entry = restored_statistics(entry)
         found.update({field: entry[field] for field in fields})
     return States(**found)
 

@@ -11,6 +11,7 @@ averaged or scaled is refused at the next step.
 All leaves are floats, since integers have no gradient.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,14 +19,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import config
+from aqtlite.calibration import Statistics, counting
 from aqtlite.lowering import exact
 
 # The roots of values that are averaged differ so much if the values do by 0.3 %. The
 # mean of equal values, of any number of devices, is within it.
 _TOLERANCE = np.float32(2.0**-20)
 
-_ENTRIES = ["batches", "roots", "state", "uses"]
-"""What the statistics hold, as `_with_roots` makes it."""
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientStatistics(Statistics):
+    """Statistics of output gradients, which survive what happens to gradients."""
+
+    roots: Any
+    """Square roots of the magnitudes in `state`."""
+
+    uses: jax.Array
+    """float32: 1 after a backward pass, 0 before the first."""
 
 
 def init(tensor: config.Tensor, ndim: int) -> Any:
@@ -37,8 +48,8 @@ def init(tensor: config.Tensor, ndim: int) -> Any:
     """
     if not tensor.gathers_statistics:
         return ()
-    state = tensor.calibration.init_state((1,) * ndim, tensor.grid)
-    return _with_roots(jnp.zeros((), jnp.float32), state, jnp.zeros((), jnp.float32))
+    first = counting.before_first(tensor.calibration, (1,) * ndim, tensor.grid)
+    return _with_roots(first, jnp.zeros((), jnp.float32))
 
 
 def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) -> Any:
@@ -52,14 +63,14 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
 
     Raises:
         ValueError: if the state is certainly of several contractions, devices or
-            batches, or scaled; under `jax.jit` that gives NaN. If it lacks entries.
-        TypeError: if the statistics were cast.
+            batches, or scaled; under `jax.jit` that gives NaN.
+        TypeError: if the statistics were cast, or are none of gradients.
     """
-    if sorted(state) != _ENTRIES:
-        raise ValueError(
-            f"the statistics of {path} have the entries {sorted(state)}, but need "
-            f"{_ENTRIES}: they are of another calibration or of an earlier "
-            "version; take those that model.init makes"
+    if not isinstance(state, GradientStatistics):
+        raise TypeError(
+            f"the statistics of {path} must be GradientStatistics, got "
+            f"{type(state).__name__}: take those that model.init makes, or what "
+            "aqtlite.restored_statistics makes of a checkpoint's"
         )
     found = {leaf.dtype.name for leaf in jax.tree.leaves(state)}
     if found != {"float32"}:
@@ -78,45 +89,52 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
             "Over devices take its largest values, jax.lax.pmax; from batch to batch "
             "hand it on"
         )
-    batches = jnp.where(is_whole, state["batches"], jnp.float32(np.nan)) + 1
+    batches = jnp.where(is_whole, state.batches, jnp.float32(np.nan))
     axes = tuple(range(gradient.ndim))
     fixed = exact.float32(jax.lax.stop_gradient(gradient))
-    before = typed(tensor, state, gradient.ndim)["state"]
-    after = tensor.calibration.update(before, fixed, axes, tensor.grid)
-    return _with_roots(batches, after, jnp.ones_like(state["uses"]))
+    before = typed(tensor, state, gradient.ndim)
+    after = counting.updated(
+        tensor.calibration,
+        Statistics(batches, before.state),
+        fixed,
+        axes,
+        tensor.grid,
+    )
+    return _with_roots(after, jnp.ones_like(state.uses))
 
 
-def typed(tensor: config.Tensor, state: Any, ndim: int) -> Any:
+def typed(tensor: config.Tensor, statistics: Statistics, ndim: int) -> Statistics:
     """Statistics in the dtypes that the calibration uses."""
     init = jax.eval_shape(
         lambda: tensor.calibration.init_state((1,) * ndim, tensor.grid)
     )
     cast = jax.tree.map(
-        lambda leaf, like: leaf.astype(like.dtype), state["state"], init
+        lambda leaf, like: leaf.astype(like.dtype), statistics.state, init
     )
-    return {**state, "state": cast}
+    return Statistics(statistics.batches, cast)
 
 
-def _with_roots(batches: jax.Array, state: Any, uses: jax.Array) -> Any:
-    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), state)
-    roots = jax.tree.map(_root, state)
-    return {"batches": batches, "state": state, "roots": roots, "uses": uses}
+def _with_roots(statistics: Statistics, uses: jax.Array) -> GradientStatistics:
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), statistics.state)
+    return GradientStatistics(
+        statistics.batches, state, jax.tree.map(_root, state), uses
+    )
 
 
 def _root(leaf: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.abs(leaf))
 
 
-def _is_whole(state: Any) -> jax.Array:
+def _is_whole(statistics: GradientStatistics) -> jax.Array:
     """False where statistics are a sum, a mean or a multiple.
 
     Those of a gradient that is not finite are whole, and poison what they scale.
     """
-    wanted = jax.tree.map(_root, state["state"])
+    wanted = jax.tree.map(_root, statistics.state)
     differ = jax.tree.map(
         lambda root, found: (jnp.abs(root - found) > _TOLERANCE * root).any(),
         wanted,
-        state["roots"],
+        statistics.roots,
     )
-    uses = state["uses"]
+    uses = statistics.uses
     return (uses == 0) | (uses == 1) & ~jnp.stack(jax.tree.leaves(differ)).any()

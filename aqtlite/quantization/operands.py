@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import config, noise
-from aqtlite.calibration import batch_count
+from aqtlite.calibration import counting
 from aqtlite.lowering import exact
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -223,8 +223,8 @@ def calibrate(
         statistics.check_ready(tensor, state, path)
         if isinstance(state, FixedScale):
             return state.calibrated(x, tensor, axes, path)
-        calibrated = quantizer.calibrate(x, tensor, axes, path, state["state"])
-        is_known = batch_count.is_of_batches(state["batches"])
+        calibrated = quantizer.calibrate(x, tensor, axes, path, state)
+        is_known = counting.is_of_batches(state.batches)
         scale = jnp.where(is_known, calibrated.scale, jnp.nan)
         return calibrated._replace(scale=scale)
     if tensor.calibration.is_learned:

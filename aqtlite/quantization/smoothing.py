@@ -11,12 +11,10 @@ size 1 along its remaining axes, which is all that smoothing shares. A channel o
 or an infinity, which goes on to poison what it would without smoothing; but statistics
 that are not finite make ``s`` NaN.
 
-The state of a smoothing with statistics is a dictionary: the number of `batches`; for
-`lhs` and `rhs` what their calibrations keep, if they do; and `lhs_factor`, or in its
-place `absorbed`, if what comes before the contraction multiplies lhs by it already.
+Scales that come from statistics are kept beside them, in `SmoothingStatistics`.
 """
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import calibration, config, numerics
-from aqtlite.calibration import batch_count, power_mean, scale_grids
+from aqtlite.calibration import counting, power_mean, scale_grids
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -36,6 +34,40 @@ _GRID = numerics.IntSymmetric(bits=8)
 _LARGEST = 2.0**62
 """Of scales, and its reciprocal is the smallest: both are normal, and so are the
 scales' reciprocals and squares."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SmoothingStatistics:
+    """Statistics of both operands of a smoothing, and the scales that they give.
+
+    What is not there is ``()``.
+    """
+
+    batches: jax.Array
+    """float32: number of batches."""
+
+    lhs: Any = ()
+    """State of the calibration of lhs, if it gathers statistics."""
+
+    rhs: Any = ()
+    """State of the calibration of rhs, if it gathers statistics."""
+
+    lhs_factor: Any = ()
+    """float32, keepdims of lhs: what multiplies it, ``1 / s``."""
+
+    absorbed: Any = ()
+    """What comes before the contraction multiplies lhs by already, in place of
+    `lhs_factor`."""
+
+    @property
+    def is_absorbed(self) -> bool:
+        """True if lhs is smooth already."""
+        return bool(jax.tree.leaves(self.absorbed))
+
+    def of(self, side: str) -> calibration.Statistics:
+        """Statistics of one operand."""
+        return calibration.Statistics(self.batches, getattr(self, side))
 
 
 def dims_of(operation: Operation) -> dn.DimensionNumbers:
@@ -117,11 +149,12 @@ def factors(
     """
     is_absorbed = False
     if cfg.has_state:
-        is_absorbed = "absorbed" in state
+        _check_given(cfg, state)
+        is_absorbed = state.is_absorbed
         of_lhs = _ready(cfg, state, lhs.shape, dims)
     else:
         _check_floats(lhs, rhs)
-        of_lhs = _lhs_factor(cfg, lhs, rhs, dims, {})
+        of_lhs = _lhs_factor(cfg, lhs, rhs, dims, None)
         # What is not finite stands in the operands themselves.
         of_lhs = jnp.where(jnp.isfinite(of_lhs), of_lhs, jnp.float32(1))
     of_lhs = jax.lax.stop_gradient(of_lhs)
@@ -134,7 +167,7 @@ def init_state(
     lhs_shape: tuple[int, ...],
     rhs_shape: tuple[int, ...],
     dims: dn.DimensionNumbers,
-) -> dict[str, Any]:
+) -> SmoothingStatistics:
     """The statistics of a smoothing before the first batch; its scales are NaN.
 
     Args:
@@ -143,15 +176,19 @@ def init_state(
         rhs_shape: of rhs.
         dims: canonical dimension numbers.
     """
-    state: dict[str, Any] = {"batches": batch_count.none()}
+    states: dict[str, Any] = {}
     for side, shape in zip(SIDES, (lhs_shape, rhs_shape), strict=True):
         how = _calibration(cfg, side)
         if how.has_state:
             axes = _remaining(dims, side, len(shape))
-            state[side] = how.init_state(dn.shared_shape(shape, axes), _GRID)
+            states[side] = how.init_state(dn.shared_shape(shape, axes), _GRID)
     shared = _remaining(dims, "lhs", len(lhs_shape))
     shape = dn.shared_shape(lhs_shape, shared)
-    return {**state, "lhs_factor": jnp.full(shape, jnp.nan, jnp.float32)}
+    return SmoothingStatistics(
+        counting.no_batches(),
+        **states,
+        lhs_factor=jnp.full(shape, jnp.nan, jnp.float32),
+    )
 
 
 def update_state(
@@ -170,17 +207,19 @@ def update_state(
         rhs: the same.
         dims: canonical dimension numbers.
     """
-    if "absorbed" in state or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
+    _check_given(cfg, state)
+    if state.is_absorbed or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
         return state
-    after = {"batches": state["batches"] + 1}
+    states = {}
     for side, x in zip(SIDES, (lhs, rhs), strict=True):
         how, axes = _calibration(cfg, side), _remaining(dims, side, x.ndim)
         if how.has_state:
             fixed = exact.float32(jax.lax.stop_gradient(x))
-            after[side] = how.update(state[side], fixed, axes, _GRID)
+            states[side] = how.update(state.of(side), fixed, axes, _GRID)
+    after = SmoothingStatistics(state.batches + 1, **states)
     of_lhs = _lhs_factor(cfg, lhs, rhs, dims, after)
-    _check_shape(of_lhs.shape, state["lhs_factor"].shape)
-    return {**after, "lhs_factor": of_lhs}
+    _check_shape(of_lhs.shape, state.lhs_factor.shape)
+    return dataclasses.replace(after, lhs_factor=of_lhs)
 
 
 def _calibration(cfg: config.Smoothing, side: str) -> calibration.Calibration:
@@ -197,7 +236,7 @@ def _magnitudes(
     side: str,
     x: Any,
     dims: dn.DimensionNumbers,
-    state: Any,
+    statistics: SmoothingStatistics | None,
 ) -> jax.Array | None:
     """The magnitude of each channel; None if the scales do not depend on it."""
     exponent = cfg.lhs_exponent if side == "lhs" else cfg.rhs_exponent
@@ -206,7 +245,8 @@ def _magnitudes(
     how = _calibration(cfg, side)
     axes = _remaining(dims, side, x.ndim)
     fixed = exact.float32(jax.lax.stop_gradient(x))
-    found = how.range(fixed, axes, _GRID, state)
+    given = statistics.of(side) if statistics is not None and how.has_state else ()
+    found = how.range(fixed, axes, _GRID, given)
     where = f"fwd.smoothing.{side}_calibration"
     if not isinstance(found, calibration.Range) or found.low is not None:
         raise TypeError(
@@ -222,7 +262,7 @@ def _lhs_factor(
     lhs: Any,
     rhs: Any,
     dims: dn.DimensionNumbers,
-    states: Mapping[str, Any],
+    statistics: SmoothingStatistics | None,
 ) -> jax.Array:
     """Computes ``1 / s`` as keepdims of lhs; NaN where a magnitude is not finite.
 
@@ -231,10 +271,10 @@ def _lhs_factor(
         lhs: floating.
         rhs: floating.
         dims: canonical dimension numbers.
-        states: what the calibration of a side keeps, by side, if it does.
+        statistics: statistics of the operands, None if none are gathered.
     """
-    of_lhs = _magnitudes(cfg, "lhs", lhs, dims, states.get("lhs", ()))
-    of_rhs = _magnitudes(cfg, "rhs", rhs, dims, states.get("rhs", ()))
+    of_lhs = _magnitudes(cfg, "lhs", lhs, dims, statistics)
+    of_rhs = _magnitudes(cfg, "rhs", rhs, dims, statistics)
     if of_rhs is not None:
         of_rhs = dn.rhs_scale_to_lhs(of_rhs, dims, lhs.ndim)
     present = [m for m in (of_lhs, of_rhs) if m is not None]
@@ -272,13 +312,12 @@ def _product(x: jax.Array, factor: jax.Array, dtype: np.dtype) -> jax.Array:
     return exact.scaled(jnp.asarray(x), factor).astype(dtype)
 
 
-def _ready(
-    cfg: config.Smoothing, state: Any, lhs_shape: Any, dims: dn.DimensionNumbers
-) -> jax.Array:
-    """Returns the factor in a state.
+def _check_given(cfg: config.Smoothing, state: Any) -> None:
+    """Checks that a smoothing that gathers statistics was given some.
 
     Raises:
-        ValueError: if there is none, or certainly one of no batch, or of another shape.
+        ValueError: if it was given none.
+        TypeError: if it was given something else.
     """
     if not jax.tree.leaves(state):
         raise ValueError(
@@ -286,13 +325,31 @@ def _ready(
             "states= (aqtlite.statistics makes them), or use calibrations that look at "
             "the array alone, such as calibration.AbsMax()"
         )
-    problem = batch_count.problem(state["batches"])
+    if not isinstance(state, SmoothingStatistics):
+        raise TypeError(
+            f"fwd.smoothing takes SmoothingStatistics, got {type(state).__name__}: "
+            "aqtlite.restored_statistics makes them of what a checkpoint holds"
+        )
+
+
+def _ready(
+    cfg: config.Smoothing,
+    state: SmoothingStatistics,
+    lhs_shape: Any,
+    dims: dn.DimensionNumbers,
+) -> jax.Array:
+    """Returns the factor in a state.
+
+    Raises:
+        ValueError: if it is certainly one of no batch, or of another shape.
+    """
+    problem = counting.problem(state.batches)
     if problem is not None:
         raise ValueError(
             f"fwd.smoothing has {problem}: gather some, in Flax with "
             "aqtlite.flax.calibrate or model.apply(..., mutable=['aqt_stats'])"
         )
-    found = state["absorbed"] if "absorbed" in state else state["lhs_factor"]
+    found: jax.Array = state.absorbed if state.is_absorbed else state.lhs_factor
     shared = _remaining(dims, "lhs", len(lhs_shape))
     _check_shape(found.shape, dn.shared_shape(lhs_shape, shared))
     return found

@@ -18,9 +18,10 @@ There are three kinds, each a pytree of arrays for an operand, ``()`` for one wi
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
 States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=())
 
-Beside statistics, the number of batches is counted: before the first one a contraction
-raises, and gives NaN under `jax.jit`. Statistics of gradients need no batch before the
-first; `aqtlite.quantization.gradient_statistics` has what is special about them.
+Statistics are records (`calibration.Statistics`) with the number of their batches:
+before the first one a contraction raises, and gives NaN under `jax.jit`. Those of
+gradients need no batch before the first. A checkpoint that is read without a target has
+dictionaries in their place, of which `aqtlite.restored_statistics` makes records.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.calibration import batch_count
+from aqtlite.calibration import Statistics, counting
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
 from aqtlite.qtensor.qtensor import QTensor
@@ -200,11 +201,17 @@ def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any
         return state
     if isinstance(state, FixedScale) or isinstance(other, FixedScale):
         raise ValueError(_fixed(tensor, path))
-    merge = tensor.calibration.merge
-    return {
-        "batches": state["batches"] + other["batches"],
-        "state": merge(state["state"], other["state"], tensor.grid),
-    }
+    return counting.merged(tensor.calibration, state, other, tensor.grid)
+
+
+def counts_of(tree: Any) -> list[tuple[Any, Any]]:
+    """Numbers of batches in a tree of statistics, with the paths of their records."""
+    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_record)
+    return [(path, node.batches) for path, node in nodes if _is_record(node)]
+
+
+def _is_record(x: Any) -> bool:
+    return isinstance(x, Statistics | smoothing.SmoothingStatistics)
 
 
 def _fixed(tensor: config.Tensor, path: str) -> str:
@@ -268,8 +275,7 @@ def _init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
         raise ValueError(_one_for_each_row(tensor, path, "gathers statistics"))
     shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     scale_shape = dn.shared_shape(x.shape, shared)
-    state = tensor.calibration.init_state(scale_shape, tensor.grid)
-    return {"batches": batch_count.none(), "state": state}
+    return counting.before_first(tensor.calibration, scale_shape, tensor.grid)
 
 
 def _one_for_each_row(tensor: config.Tensor, path: str, what: str) -> str:
@@ -288,12 +294,10 @@ def _update(
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
+    check_statistics(state, path)
     shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
-    return {
-        "batches": state["batches"] + 1,
-        "state": tensor.calibration.update(state["state"], fixed, shared, tensor.grid),
-    }
+    return counting.updated(tensor.calibration, state, fixed, shared, tensor.grid)
 
 
 def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
@@ -314,6 +318,20 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
     )
 
 
+def check_statistics(state: Any, path: str) -> None:
+    """Raises TypeError if a state is no `calibration.Statistics`.
+
+    Args:
+        state: state of a calibration that gathers statistics.
+        path: config path, for the message.
+    """
+    if not isinstance(state, Statistics):
+        raise TypeError(
+            f"{path} takes calibration.Statistics, got {type(state).__name__}: "
+            "aqtlite.restored_statistics makes them of what a checkpoint holds"
+        )
+
+
 def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     """Raises ValueError if there are no statistics, or certainly of no batch.
 
@@ -325,7 +343,8 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     check_given(tensor, state, path)
     if isinstance(state, FixedScale):
         return
-    problem = batch_count.problem(state["batches"])
+    check_statistics(state, path)
+    problem = counting.problem(state.batches)
     if problem is not None:
         raise ValueError(
             f"{path}.calibration has {problem}: gather some, in Flax with "

@@ -10,17 +10,19 @@ from aqtlite import config
 from aqtlite.calibration import DelayedScaling
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from aqtlite.testing import assert_served_equals_trained
+from tests.calibration.gathered import after, before_first
 from tests.common import normal
 
 X = normal((4, 8))
 
 
 def highs(how, magnitudes):
-    state = how.init_state((1, 1), None)
+    statistics = before_first(how, (1, 1), None)
     found = []
     for magnitude in magnitudes:
-        state = how.update(state, jnp.full((2, 3), -magnitude), (0, 1), None)
-        found.append(float(how.range(None, (0, 1), None, state).high[0, 0]))
+        x = jnp.full((2, 3), -magnitude)
+        statistics = after(how, statistics, x, (0, 1), None)
+        found.append(float(how.range(None, (0, 1), None, statistics).high[0, 0]))
     return found
 
 

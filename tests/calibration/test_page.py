@@ -26,7 +26,7 @@ def test_the_training_loop(tmp_path):
     counts = {
         jax.tree_util.keystr(path): int(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(variables)
-        if jax.tree_util.keystr(path).endswith("hs']['batches']")
+        if jax.tree_util.keystr(path).endswith("hs'].batches")
     }
     # The gradient of the first layer's input is not asked for.
     unused = "['_overwrite_with_gradient']['Dense_0']['dot_general_ab_bc']['dlhs']"

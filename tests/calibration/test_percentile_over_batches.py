@@ -6,20 +6,16 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from aqtlite import config, numerics
-from aqtlite.calibration import PercentileOverBatches
+from aqtlite.calibration import PercentileOverBatches, Statistics
+from tests.calibration.gathered import before_first, gathered
 from tests.common import normal
 
 GRID = numerics.IntSymmetric(bits=8)
 
 
 def run(how, batches, axes=(0, 1)):
-    shape = tuple(
-        1 if axis in axes else size for axis, size in enumerate(batches[0].shape)
-    )
-    state = how.init_state(shape, GRID)
-    for batch in batches:
-        state = how.update(state, batch, axes, GRID)
-    return state, np.asarray(how.range(batches[-1], axes, GRID, state).high)
+    statistics, found = gathered(how, batches, axes, GRID)
+    return statistics.state, np.asarray(found.high)
 
 
 @pytest.mark.parametrize("percentage", [50, 99, 99.9, 100])
@@ -63,14 +59,14 @@ def test_counts_beyond_what_float32_adds_up():
     how = PercentileOverBatches(100, mantissa_bits=1)
     counts = np.zeros((512, 1), np.uint32)
     for value, count in ((1.0, 2**32 - 1), (2.0, 2**32 - 1), (1024.0, 4)):
-        state = how.update(how.init_state((1,), GRID), jnp.array([value]), (0,), GRID)
+        state, _ = run(how, [jnp.array([value])], (0,))
         counts += count * np.asarray(state["counts"])
-    state = {"counts": jnp.asarray(counts)}
+    statistics = Statistics(jnp.ones(()), {"counts": jnp.asarray(counts)})
 
     def bounds():
         for percentage in (100, 99.99999997, 99.9999, 50, 49.9999999):
             how = PercentileOverBatches(percentage, mantissa_bits=1)
-            yield how.range(None, (0,), GRID, state).high[0]
+            yield how.range(None, (0,), GRID, statistics).high[0]
 
     found = jax.jit(lambda: list(bounds()))()
     assert found == [1024, 1024, 2, 2, 1] == list(bounds())
@@ -80,8 +76,8 @@ def test_counts_stay_at_the_largest():
     how = PercentileOverBatches(100, mantissa_bits=1)
     state = how.init_state((1,), GRID)
     full = {"counts": jnp.full_like(state["counts"], 2**32 - 2)}
-    after = jax.jit(lambda state, x: how.update(state, x, (0,), GRID))(
-        full, jnp.ones((5,))
+    after = jax.jit(lambda full, x: how.update(full, x, (0,), GRID))(
+        Statistics(jnp.ones(()), full), jnp.ones((5,))
     )
     assert int(after["counts"].max()) == 2**32 - 1
 
@@ -110,7 +106,7 @@ def test_json():
 def test_on_a_mesh_with_explicit_axes(spec):
     how, x = PercentileOverBatches(90), normal((8, 4))
     mesh = jax.make_mesh((1, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
-    before = how.init_state((1, 4), GRID)
+    before = before_first(how, (1, 4), GRID)
     wanted = how.update(before, x, (0,), GRID)["counts"]
     with jax.set_mesh(mesh):
         x = jax.device_put(x, NamedSharding(mesh, spec))

@@ -11,6 +11,7 @@ import pytest
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
 from aqtlite.errors import CostWarning
+from tests.calibration.gathered import after, before_first
 from tests.common import MATMUL, normal
 
 SEARCH = calibration.MseSearch((1.0, 0.8, 0.6))
@@ -26,11 +27,11 @@ def test_the_range_is_found_in_every_third_batch():
     grid = numerics.IntSymmetric(bits=4)
     batches = jnp.stack([X * (i + 1) for i in range(7)])
 
-    def step(state, x):
-        state = HOW.update(state, x, (0,), grid)
-        return state, HOW.range(x, (0,), grid, state).high
+    def step(statistics, x):
+        statistics = after(HOW, statistics, x, (0,), grid)
+        return statistics, HOW.range(x, (0,), grid, statistics).high
 
-    _, found = jax.lax.scan(step, HOW.init_state((1, 8), grid), batches)
+    _, found = jax.lax.scan(step, before_first(HOW, (1, 8), grid), batches)
     wanted = [SEARCH.range(x, (0,), grid, ()).high for x in batches]
     for i, high in enumerate(found):
         np.testing.assert_array_equal(high, wanted[i - i % 3])
@@ -48,7 +49,7 @@ def test_of_the_channels_of_a_weight_in_training():
     )
     states = statistics.init_states(periodic, X, W, MATMUL)
     states = statistics.update_states(periodic, states, X, W, MATMUL)
-    assert states.rhs["state"]["ends"]["high"].shape == (1, 3)
+    assert states.rhs.state["ends"]["high"].shape == (1, 3)
 
     def gradient(cfg, states):
         dot = aqtlite.make_dot_general(cfg)

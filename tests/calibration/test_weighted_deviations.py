@@ -5,6 +5,7 @@ import pytest
 
 from aqtlite import config, numerics
 from aqtlite.calibration import MovingAverage, WeightedDeviations
+from tests.calibration import gathered
 from tests.common import normal
 
 GRID = numerics.IntSymmetric(bits=8)
@@ -14,13 +15,7 @@ ALL = WeightedDeviations(
 
 
 def after(how, batches, axes=(0, 1)):
-    shape = tuple(
-        1 if axis in axes else size for axis, size in enumerate(batches[0].shape)
-    )
-    state = how.init_state(shape, GRID)
-    for batch in batches:
-        state = how.update(state, batch, axes, GRID)
-    return np.asarray(how.range(batches[-1], axes, GRID, state).high)
+    return np.asarray(gathered.gathered(how, batches, axes, GRID)[1].high)
 
 
 def test_formula():
@@ -54,7 +49,7 @@ def test_equal_under_jit():
 
 
 def after_state(how, x):
-    return how.update(how.init_state((1, 5), GRID), x, (0,), GRID)
+    return gathered.gathered(how, [x], (0,), GRID)[0].state
 
 
 @pytest.mark.parametrize(
@@ -105,11 +100,11 @@ def test_averages_are_the_same_in_every_program(how):
     batches = normal((4, 8, 64))
 
     def bounds(batches):
-        state, found = how.init_state((1, 64), GRID), []
+        statistics, found = gathered.before_first(how, (1, 64), GRID), []
         for x in batches:
-            state = how.update(state, x, (0,), GRID)
-            found.append(how.range(x, (0,), GRID, state).high)
-        return state, found
+            statistics = gathered.after(how, statistics, x, (0,), GRID)
+            found.append(how.range(x, (0,), GRID, statistics).high)
+        return statistics, found
 
     jax.tree.map(
         np.testing.assert_array_equal, jax.jit(bounds)(batches), bounds(batches)

@@ -178,7 +178,7 @@ def test_static_ranges():
     again = statistics.update_output(cfg.out, states.out, got)
     wanted = statistics.update_output(cfg.out, states.out, got.unrounded)
     jax.tree.map(np.testing.assert_array_equal, again, wanted)
-    assert again["batches"] == states.out["batches"] + 1
+    assert again.batches == states.out.batches + 1
     with pytest.raises(TypeError, match=r"QTensor of int8 .* without the float result"):
         statistics.update_output(cfg.out, states.out, got.stop_gradient())
 

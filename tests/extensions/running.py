@@ -19,12 +19,12 @@ class RunningAbsMax(calibration.Calibration):
     def init_state(self, shape, grid):
         return {"largest": jnp.zeros(shape)}
 
-    def update(self, state, x, axes, grid):
+    def update(self, statistics, x, axes, grid):
         found = calibration.AbsMax().bound(x, axes)
-        return {"largest": jnp.maximum(state["largest"], found)}
+        return {"largest": jnp.maximum(statistics.state["largest"], found)}
 
-    def range(self, x, axes, grid, state):
-        return calibration.Range(state["largest"])
+    def range(self, x, axes, grid, statistics):
+        return calibration.Range(statistics.state["largest"])
 
 
 TENSOR = config.Tensor(

@@ -94,8 +94,8 @@ def test_describe(name, row, words):
 def test_statistics_are_of_all_batches(trained):
     _, variables, _ = trained["running"]
     (entry,) = variables["aqt_stats"]["Dense_0"].values()
-    assert int(entry["lhs"]["batches"]) == 60
-    np.testing.assert_array_equal(entry["lhs"]["state"]["largest"], [[X.max()]])
+    assert int(entry["lhs"].batches) == 60
+    np.testing.assert_array_equal(entry["lhs"].state["largest"], [[X.max()]])
 
 
 def test_statistics_are_read_in_serving(trained):

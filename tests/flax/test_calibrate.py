@@ -44,7 +44,7 @@ def high(variables):
 
 def high_of(statistics):
     (entry,) = statistics.values()
-    return entry["lhs"]["state"]["ends"]["high"]
+    return entry["lhs"].state["ends"]["high"]
 
 
 class Graph(NamedTuple):
@@ -90,9 +90,9 @@ def test_statistic(how, wanted):
     model = dense(how)
     variables = calibrate(model, init(model, X), BATCHES)
     (entry,) = variables["aqt_stats"].values()
-    found = how.range(X, (0, 1), None, entry["lhs"]["state"])
+    found = how.range(X, (0, 1), None, entry["lhs"])
     np.testing.assert_allclose(found.high, [[wanted]], rtol=1e-6)
-    assert int(entry["lhs"]["batches"]) == 3
+    assert int(entry["lhs"].batches) == 3
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_under_a_scan_each_layer_has_its_own():
     (entry,) = jax.tree.leaves(
         variables["aqt_stats"], is_leaf=lambda node: "lhs" in node
     )
-    assert entry["lhs"]["state"]["ends"]["high"].shape == (3, 1, 1)
+    assert entry["lhs"].state["ends"]["high"].shape == (3, 1, 1)
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)
 

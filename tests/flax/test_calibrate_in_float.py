@@ -116,7 +116,7 @@ def test_statistics_are_those_of_the_float_model(name):
     largest = np.abs(np.tanh(first)).max()
     (entry,) = variables["aqt_stats"]["lifted"].values()
     np.testing.assert_allclose(
-        entry["lhs"]["state"]["ends"]["high"].max(), largest, rtol=1e-5
+        entry["lhs"].state["ends"]["high"].max(), largest, rtol=1e-5
     )
     # A call is quantized before and after, also in a module that Flax compiles once.
     outs = model.apply(variables, X), Mlp(cfg=None, is_lifted=False).apply(params, X)
@@ -152,7 +152,7 @@ def test_other_arrays_are_floats():
     variables = {**variables, "params": {"Dense_0": dense}}
     found = calibrate_in_float(Model(), variables, [indices])["aqt_stats"]
     (entry,) = found["Dense_0"].values()
-    largest = entry["lhs"]["state"]["ends"]["high"].max()
+    largest = entry["lhs"].state["ends"]["high"].max()
     np.testing.assert_array_equal(largest, np.abs(rows[indices]).max())
 
 

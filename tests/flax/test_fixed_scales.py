@@ -183,7 +183,7 @@ def test_no_more_batches():
     # A call that gathers in serving keeps what it gathers from.
     gathering = convert(model, variables, X, mutable=["aqt_stats"])
     _, changed = model.apply(gathering, X, mutable=["aqt_stats"])
-    assert changed["aqt_stats"]["dot_general_ab_bc"]["lhs"]["batches"] == 3
+    assert changed["aqt_stats"]["dot_general_ab_bc"]["lhs"].batches == 3
 
 
 @pytest.mark.parametrize("where", ["flax", "orbax", "aqtlite"])

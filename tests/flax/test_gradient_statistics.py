@@ -86,7 +86,7 @@ def test_train_state_overwrites_them():
     highs, amax, losses = [], [], []
     for scale in (1.0, 8.0, 1.0, 1.0):
         state, value = train_step(state, scale)
-        layer = state.params[OWG]["scan"]["Dense_0"][NAME]["drhs"]["state"]
+        layer = state.params[OWG]["scan"]["Dense_0"][NAME]["drhs"].state
         highs.append(layer["high"].ravel())
         amax.append(layer["history"][:, 0].ravel())
         losses.append(value / scale)
@@ -98,9 +98,9 @@ def test_train_state_overwrites_them():
     np.testing.assert_array_equal(highs[3], np.maximum(amax[1], amax[2]))
     assert (amax[1] > 2 * amax[0]).all() and amax[0][0] != amax[0][1]
     first = state.params[OWG]["first"]["Dense_0"][NAME]
-    assert first["drhs"]["batches"] == 4
+    assert first["drhs"].batches == 4
     # The model's input has no gradient.
-    assert first["dlhs"]["batches"] == 0
+    assert first["dlhs"].batches == 0
     assert_served_equals_trained(model, state.params, X)
     np.testing.assert_array_equal(  # Not needed to evaluate.
         model.apply({"params": state.params["params"]}, X),
@@ -147,8 +147,8 @@ def test_statistics_over_batches(how):
         calibration.MovingAverage: np.dot(largest, [0.125, 0.25, 0.5]) / 0.875,
     }[type(how)]
     state = variables[OWG][NAME]["drhs"]
-    assert state["batches"] == 3
-    found = how.range(None, (0, 1), cfg.drhs.lhs.grid, state["state"])
+    assert state.batches == 3
+    found = how.range(None, (0, 1), cfg.drhs.lhs.grid, state)
     np.testing.assert_allclose(found.high, [[wanted]], rtol=1e-5)
 
 
@@ -183,7 +183,7 @@ def test_a_sum_of_two_is_refused():
     model = Model(lifted="variable_broadcast")
     state = train_state(model)
     state, _ = train_step(state, 1.0)
-    summed = state.params[OWG]["scan"]["Dense_0"][NAME]["drhs"]["uses"]
+    summed = state.params[OWG]["scan"]["Dense_0"][NAME]["drhs"].uses
     assert summed == 2
     state, _ = train_step(state, 1.0)
     kernel = state.params["params"]["scan"]["Dense_0"]["kernel"]
@@ -370,19 +370,20 @@ def test_accumulated_gradients_of_a_train_state():
     for scale in (1.0, 8.0, 1.0, 1.0):
         state, _ = train_step(state, scale)
         kernels.append(state.params["params"]["kernel"])
-        amax.append(state.params[OWG][NAME]["drhs"]["state"]["history"][0].item())
+        amax.append(state.params[OWG][NAME]["drhs"].state["history"][0].item())
     assert (kernels[1] == kernels[0]).all() and (kernels[3] == kernels[2]).all()
     assert (kernels[2] != kernels[1]).any() and np.isfinite(kernels[4]).all()
     assert amax[1] == 8 * amax[0]
-    assert state.params[OWG][NAME]["drhs"]["batches"] == 4
+    assert state.params[OWG][NAME]["drhs"].batches == 4
 
 
 def test_statistics_without_all_entries_are_refused():
     """As those of checkpoints that were written before there were roots."""
     variables = dense_variables()
     for entry in variables[OWG].values():
-        del entry["drhs"]["roots"]
-    with pytest.raises(ValueError, match="entries .*'batches', 'state', 'uses'"):
+        entries = vars(entry["drhs"])
+        entry["drhs"] = {k: v for k, v in entries.items() if k != "roots"}
+    with pytest.raises(TypeError, match="drhs.lhs must be GradientStatistics, got dic"):
         dense_gradients(variables)
 
 

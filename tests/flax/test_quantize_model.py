@@ -290,7 +290,7 @@ def test_static_ranges_are_gathered_and_served(is_scanned):
     apply = jax.jit(quantized.apply)
     _, changed = quantized.apply(variables, TOKENS, mutable=["aqt_stats"])
     up = changed["aqt_stats"]["blocks" if is_scanned else "block"]["up"]
-    batches = up["dot_general_abc_cd"]["lhs"]["batches"]
+    batches = up["dot_general_abc_cd"]["lhs"].batches
     assert np.unique(batches).tolist() == [3]
     serving = convert(quantized, variables, TOKENS)
     layers = serving["aqt_stats"]["blocks" if is_scanned else "block"]

@@ -64,7 +64,7 @@ def norm_and_dense(cfg):
 def test_is_folded_into_frozen_weights(block, serving):
     model, variables = block
     assert_served_equals_trained(model, variables, X, serving=serving)
-    factor = serving["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"]["lhs_factor"]
+    factor = serving["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"].lhs_factor
     kernel = serving["aqt"]["q"]["kernel"]["rhs"].dequant()
     wanted = variables["params"]["q"]["kernel"] / factor.T
     np.testing.assert_allclose(kernel, wanted, atol=float(jnp.abs(wanted).max()) / 250)
@@ -76,9 +76,7 @@ def test_serving_leaves_the_statistics_as_they_are(block, serving):
     run = jax.jit(lambda v: model.apply(v, 9 * X, mutable=["aqt_stats"])[1])
     assert_equal(run(serving)["aqt_stats"], serving["aqt_stats"])
     changed = run(variables)
-    assert (
-        int(changed["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"]["batches"]) == 3
-    )
+    assert int(changed["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"].batches) == 3
 
 
 def test_is_absorbed_by_what_comes_before(block, absorbed):
@@ -89,10 +87,10 @@ def test_is_absorbed_by_what_comes_before(block, absorbed):
     run = jax.jit(model.apply)
     np.testing.assert_array_equal(run(only_down, X), run(variables, X))
     scales = [
-        variables["aqt_stats"][name]["dot_general_ab_bc"]["smoothing"]["lhs_factor"]
+        variables["aqt_stats"][name]["dot_general_ab_bc"]["smoothing"].lhs_factor
         for name in "qk"
     ]
-    shared = absorbed["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"]["absorbed"]
+    shared = absorbed["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"].absorbed
     np.testing.assert_array_equal(shared, jnp.maximum(*scales))
 
 
@@ -232,8 +230,8 @@ def test_a_static_range_after_the_scales():
     variables = gathered(nn.Dense(4, dot_general=AqtDotGeneral(SMOOTHQUANT)))
     variables = calibrate(static, variables, [X, 2 * X])
     (entry,) = variables["aqt_stats"].values()
-    wanted = jnp.abs(2 * X * entry["smoothing"]["lhs_factor"]).max()
-    np.testing.assert_array_equal(entry["lhs"]["state"]["ends"]["high"], [[wanted]])
+    wanted = jnp.abs(2 * X * entry["smoothing"].lhs_factor).max()
+    np.testing.assert_array_equal(entry["lhs"].state["ends"]["high"], [[wanted]])
     assert_served_equals_trained(static, variables, X)
 
 
@@ -264,7 +262,7 @@ def test_learned_steps_are_those_of_the_smoothed_operands():
     variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), [X])
     (entry,) = variables["aqt_stats"].values()
     (steps,) = (v for k, v in variables["params"].items() if k.startswith("aqt_"))
-    x = X * entry["smoothing"]["lhs_factor"]
+    x = X * entry["smoothing"].lhs_factor
     wanted = calibration.LSQ().init_parameters(x, (0, 1), cfg.fwd.lhs.grid)
     assert_equal(steps["lhs"], wanted)
     assert_served_equals_trained(model, variables, X)

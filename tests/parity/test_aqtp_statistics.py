@@ -8,6 +8,7 @@ from aqt.jax.v2.flax import aqt_flax_calibration as aqtp
 from aqt.jax.v2.flax import delayed_scaling_calibration as aqtp_delayed
 
 from aqtlite import calibration, numerics
+from tests.calibration.gathered import after, before_first
 from tests.common import normal
 
 pytestmark = pytest.mark.slow
@@ -47,10 +48,10 @@ def aqtp_bounds(module):
 
 def our_bounds(how):
     grid = numerics.IntSymmetric(bits=8)
-    state, bounds = how.init_state((1, 4), grid), []
+    statistics, bounds = before_first(how, (1, 4), grid), []
     for x in BATCHES:
-        state = how.update(state, x, AXES, grid)
-        bounds.append(np.asarray(how.range(x, AXES, grid, state).high))
+        statistics = after(how, statistics, x, AXES, grid)
+        bounds.append(np.asarray(how.range(x, AXES, grid, statistics).high))
     return bounds
 
 
@@ -104,11 +105,11 @@ def test_delayed_scaling(length):
     history, bound = jnp.zeros(length), jnp.zeros(1)
     grid = numerics.Float.from_dtype("float8_e4m3fn")
     ours = calibration.DelayedScaling(length=length)
-    state = ours.init_state((1, 1), grid)
+    statistics = before_first(ours, (1, 1), grid)
     for batch, x in enumerate([*BATCHES, 2 * BATCHES[0], *BATCHES]):
         bound = rules.compute_bound(history.max(), bound)
         history = rules.compute_history(x, history)
-        state = ours.update(state, x, (0, 1), grid)
+        statistics = after(ours, statistics, x, (0, 1), grid)
         if batch:
-            found = ours.range(x, (0, 1), grid, state).high
+            found = ours.range(x, (0, 1), grid, statistics).high
             np.testing.assert_array_equal(found.ravel(), bound)

@@ -45,7 +45,7 @@ def test_scales_of_gradients():
     for i, magnitude in enumerate([1.0, 3.0, 0.5, 0.25, 20.0, 1.0, 1.0, 1.0]):
         g = magnitude * normal((4, 5), 2 + i)
         (dw, state), (scale, history) = step(state, scale, history, g)
-        after = state.drhs["state"]
+        after = state.drhs.state
         # Theirs turns round, so that the order differs.
         np.testing.assert_array_equal(
             np.sort(after["history"].ravel()), np.sort(history)

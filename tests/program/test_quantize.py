@@ -454,13 +454,11 @@ def test_state_of_loops():
 
     quantized = quantize_function(function, config.static_int8(), params=0)
     state = quantized.init_state(WS, X)["aqt_stats"]
-    assert state["layer"]["lhs"]["batches"].shape == (3,)
-    assert state["shared"]["lhs"]["batches"].shape == ()
+    assert state["layer"]["lhs"].batches.shape == (3,)
+    assert state["shared"]["lhs"].batches.shape == ()
     _, after = jax.jit(quantized)({"aqt_stats": state}, WS, X)
-    np.testing.assert_array_equal(
-        after["aqt_stats"]["layer"]["lhs"]["batches"], [1] * 3
-    )
-    assert after["aqt_stats"]["shared"]["lhs"]["batches"] == 2
+    np.testing.assert_array_equal(after["aqt_stats"]["layer"]["lhs"].batches, [1] * 3)
+    assert after["aqt_stats"]["shared"]["lhs"].batches == 2
 
 
 def test_delayed_scaling_of_gradients():
@@ -508,7 +506,7 @@ def test_delayed_scaling_of_gradients():
                 state["_overwrite_with_gradient"][name],
                 {"dlhs": one.dlhs, "drhs": one.drhs},
             )
-    assert state["_overwrite_with_gradient"]["first"]["drhs"]["batches"] == 2
+    assert state["_overwrite_with_gradient"]["first"]["drhs"].batches == 2
 
 
 def test_learned_scales_get_gradients():
@@ -558,7 +556,7 @@ def test_branches_that_are_not_taken_leave_the_state():
     run = jax.jit(quantized)
     (_, same), (_, other) = run(state, W, -positive), run(state, W, positive)
     assert_bits(same, state)
-    assert other["aqt_stats"][""]["lhs"]["batches"] == 1
+    assert other["aqt_stats"][""]["lhs"].batches == 1
 
 
 def test_first_states_of_what_does_not_run():

@@ -236,9 +236,9 @@ def test_what_is_not_finite_poisons_no_more_than_without(value):
 def test_statistics_fix_the_scales():
     cfg = smoothed(nearest(), GATHERED)
     state = states_of(cfg, X, 4 * X, X).smoothing
-    assert state["batches"] == 3
+    assert state.batches == 3
     wanted = smoothing.factors(SMOOTH, 4 * X, W, MATMUL)
-    np.testing.assert_array_equal(state["lhs_factor"], wanted.lhs)
+    np.testing.assert_array_equal(state.lhs_factor, wanted.lhs)
     # Another batch, and other weights, are contracted with the scales of the state.
     found = smoothing.factors(GATHERED, X / 8, 3 * W, MATMUL, state)
     for got, one in zip(found, wanted, strict=True):
@@ -264,7 +264,7 @@ def test_a_static_range_is_that_of_the_smoothed_operand():
     cfg = config.update(smoothed(nearest(), GATHERED), changes)
     states = states_of(cfg, X)
     x, _ = smoothing.smooth(cfg.fwd, X, W, MATMUL, states.smoothing)
-    (high,) = jax.tree.leaves(states.lhs["state"]["ends"])
+    (high,) = jax.tree.leaves(states.lhs.state["ends"])
     np.testing.assert_array_equal(high, [[jnp.abs(x).max()]])
     out = aqtlite.make_dot_general(cfg)(X, W, MATMUL, states=states)
     assert rms_error(out, X @ W) < 0.02

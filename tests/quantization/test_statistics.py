@@ -25,8 +25,8 @@ def states_of(*batches):
 def test_the_range_is_that_of_all_batches():
     lhs, *others = states_of(X, 3 * X, X)
     assert not any(others)
-    np.testing.assert_array_equal(lhs["state"]["largest"], [[3 * jnp.abs(X).max()]])
-    assert states_of(3 * X, X)[0]["state"] == lhs["state"] and lhs["batches"] == 3
+    np.testing.assert_array_equal(lhs.state["largest"], [[3 * jnp.abs(X).max()]])
+    assert states_of(3 * X, X)[0].state == lhs.state and lhs.batches == 3
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])

@@ -1,13 +1,14 @@
 """Folding the scales of a smoothing into the parameters before it."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import core as flax_core
 
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.quantization.state_collections import STATISTICS
@@ -63,9 +64,9 @@ def absorb_smoothing(
             "absorb_smoothing takes a list of paths of contractions, got "
             f"{contractions!r}"
         )
-    changed = {name: flax_core.unfreeze(value) for name, value in variables.items()}
+    changed = given_variables.unfrozen(variables)
     found = {path: _smoothing(changed, path) for path in contractions}
-    factors = [state["lhs_factor"] for state in found.values()]
+    factors = [entry["smoothing"].lhs_factor for entry in found.values()]
     # The largest factor is that of the smallest scale.
     factor = factors[0]
     for path, one in zip(found, factors, strict=True):
@@ -81,9 +82,10 @@ def absorb_smoothing(
             )
         factor = jnp.maximum(factor, one)
     _multiply(changed, into, factor)
-    for state in found.values():
-        del state["lhs_factor"]
-        state["absorbed"] = factor
+    for entry in found.values():
+        entry["smoothing"] = dataclasses.replace(
+            entry["smoothing"], lhs_factor=(), absorbed=factor
+        )
     return changed
 
 
@@ -95,7 +97,7 @@ def _at(tree: Any, path: str) -> Any:
 
 
 def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns the state of the smoothing at a path."""
+    """Returns the states of the contraction at a path, which is smoothed."""
     node = _at(variables.get(STATISTICS, {}), path)
     entries = [node] if isinstance(node, dict) and "smoothing" in node else []
     if isinstance(node, dict) and not entries:
@@ -111,15 +113,15 @@ def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
                 f"{path}/{name}" for name in sorted(node)
             )
         raise ValueError(f"{path!r} {problem}")
-    state: dict[str, Any] = entries[0]["smoothing"]
-    if "absorbed" in state:
+    state = entries[0]["smoothing"]
+    if state.is_absorbed:
         raise ValueError(f"the smoothing of {path!r} is absorbed already")
-    if not np.isfinite(np.asarray(state["lhs_factor"])).all():
+    if not np.isfinite(np.asarray(state.lhs_factor)).all():
         raise ValueError(
             f"the scales of {path!r} are not finite: its statistics are of no batch, "
             "or of one that was not finite"
         )
-    return state
+    return entries[0]
 
 
 def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-from flax import core as flax_core
 
 from aqtlite.flax.call import Call, calls_of
-from aqtlite.flax.linen import partitioning
+from aqtlite.flax.linen import given_variables, partitioning
 from aqtlite.flax.linen.parameters import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
@@ -239,9 +238,10 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
             f"the variables hold frozen weights already (collection '{COLLECTION}'); "
             "convert takes the float variables of training"
         )
+    variables = given_variables.unfrozen(variables)
     fixed_scales.check_gathered(
         variables.get(STATISTICS, {}),
         f"gather some with model.apply(..., mutable=['{STATISTICS}']), and convert "
         "these variables",
     )
-    return {name: flax_core.unfreeze(value) for name, value in variables.items()}
+    return variables

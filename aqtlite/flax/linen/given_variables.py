@@ -4,14 +4,21 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flax import core as flax_core
 from flax import errors
+from flax.core import unfreeze
 
-from aqtlite.quantization.state_collections import PARAMETERS
+from aqtlite.quantization.state_collections import (
+    OF_GRADIENTS,
+    PARAMETERS,
+    STATISTICS,
+)
+from aqtlite.quantization.stored_statistics import restored_statistics
+
+_STATISTICS = STATISTICS, OF_GRADIENTS
 
 
 def unfrozen(variables: Any) -> dict[str, Any]:
-    """Returns variables as plain dictionaries.
+    """Returns variables as plain dictionaries, with statistics in records.
 
     Raises:
         TypeError: if they are no mapping.
@@ -22,7 +29,10 @@ def unfrozen(variables: Any) -> dict[str, Any]:
             "{'params': ...}, and come before its arguments; got "
             f"{type(variables).__name__}"
         )
-    return {name: flax_core.unfreeze(value) for name, value in variables.items()}
+    return {
+        name: restored_statistics(value) if name in _STATISTICS else unfreeze(value)
+        for name, value in variables.items()
+    }
 
 
 @contextlib.contextmanager

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import core as flax_core
 
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.program.serving import uses as uses_lib
 from aqtlite.program.serving.uses import Uses
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.stored_statistics import restored_statistics
 
 
 def merge_statistics(
@@ -53,15 +53,15 @@ def merge_statistics(
     >>> fresh = model.init(jax.random.key(0), x)
     >>> one, other = (calibrate(model, fresh, [batch]) for batch in (x, 2 * x))
     >>> merged = merge_statistics(model, one, [other], x)
-    >>> merged["aqt_stats"]["dot_general_ab_bc"]["lhs"]["batches"].item()
+    >>> merged["aqt_stats"]["dot_general_ab_bc"]["lhs"].batches.item()
     2.0
     """
     uses = Uses()
     with uses_lib.noted_in(uses):
         jax.eval_shape(lambda *args: model.apply(variables, *args, **kwargs), *args)
-    merged = flax_core.unfreeze(variables.get(STATISTICS, {}))
+    merged = restored_statistics(variables.get(STATISTICS, {}))
     for other in others:
-        found = flax_core.unfreeze(other.get(STATISTICS, {}))
+        found = restored_statistics(other.get(STATISTICS, {}))
         merged = _merged(merged, found, uses)
     return {**variables, STATISTICS: merged}
 

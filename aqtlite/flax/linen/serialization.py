@@ -1,23 +1,32 @@
 """Serialization of serving variables by `flax.serialization` (``to_bytes``, msgpack).
 
 Arrays are stored; static nodes (a call site, the shape of a frozen kernel) come from
-the target that `flax.serialization.from_bytes` takes, as they do with Orbax.
+the target that `flax.serialization.from_bytes` takes, as they do with Orbax. So do the
+types of records; a state may be one of those that `restored_statistics` reads.
 """
 
 import dataclasses
 from typing import Any
 
+import jax
 from flax import serialization
 
+from aqtlite.calibration import Statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.call_site import CallSite
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.gradient_statistics import GradientStatistics
+from aqtlite.quantization.smoothing import SmoothingStatistics
+from aqtlite.quantization.stored_statistics import restored_statistics
 
 _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),
     FixedScale: ("scale", "zero_point"),
+    Statistics: ("batches", "state"),
+    GradientStatistics: ("batches", "state", "roots", "uses"),
+    SmoothingStatistics: ("batches", "lhs", "rhs", "lhs_factor", "absorbed"),
 }
 
 
@@ -26,11 +35,14 @@ def _to_state(node: Any) -> dict[str, Any]:
     return {
         name: serialization.to_state_dict(x)
         for name, x in arrays.items()
-        if x is not None
+        if jax.tree.leaves(x)
     }
 
 
 def _from_state(target: Any, state: dict[str, Any]) -> Any:
+    found = restored_statistics(state)
+    if isinstance(found, type(target)):
+        state = vars(found)
     arrays = {
         name: serialization.from_state_dict(getattr(target, name), state[name])
         for name in _ARRAYS[type(target)]

@@ -10,7 +10,6 @@ import weakref
 from typing import Any
 
 import jax
-from flax import core as flax_core
 from flax import linen as nn
 from flax.core import Scope
 
@@ -27,6 +26,7 @@ from aqtlite.quantization.state_collections import (
     collections_of,
 )
 from aqtlite.quantization.statistics import States
+from aqtlite.quantization.stored_statistics import restored_statistics
 
 _NO_VARIABLES = (
     "a calibration that gathers statistics or is learned was called outside of a Flax "
@@ -102,7 +102,7 @@ def read(call: Contraction, entry: Entry | None) -> States:
                 raise ValueError(_missing(collection, name, scope))
             _put(scope, collection, name, fresh(), sides)
         value = scope.get_variable(collection, name)
-        value = nn.meta.unbox(flax_core.unfreeze(value))
+        value = restored_statistics(nn.meta.unbox(value))
         if set(sides) - set(value) and scope.is_mutable_collection(collection):
             # What was gathered with another config is completed.
             value = {**{side: getattr(fresh(), side) for side in sides}, **value}
@@ -184,7 +184,7 @@ def of_output(
             raise ValueError(_missing(STATISTICS, name, scope))
         before = statistics.init_output(tensor, out.shape)
         scope.put_variable(STATISTICS, name, {"out": before})
-    state = flax_core.unfreeze(scope.get_variable(STATISTICS, name))["out"]
+    state = restored_statistics(scope.get_variable(STATISTICS, name))["out"]
     place, last = (*scope.path, name, "out"), tuple(range(out.ndim))[-1:]
     uses.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
     if not is_mutable:

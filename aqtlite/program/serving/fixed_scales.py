@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from aqtlite.calibration import batch_count
+from aqtlite.calibration import counting
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
 from aqtlite.program.serving import uses as uses_lib
@@ -18,19 +18,19 @@ from aqtlite.program.serving.uses import Use, Uses
 from aqtlite.quantization import operands
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.statistics import counts_of
 
 
-def check_gathered(statistics: Any, remedy: str) -> None:
+def check_gathered(collection: Any, remedy: str) -> None:
     """Raises ValueError if statistics are certainly of no batch.
 
     Args:
-        statistics: the collection.
+        collection: the collection of statistics.
         remedy: what to do, for the message.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(statistics):
-        is_count = getattr(path[-1], "key", None) == "batches"
-        is_known = isinstance(leaf, jax.Array | np.ndarray)
-        if is_count and is_known and batch_count.problem(leaf) is not None:
+    for path, count in counts_of(collection):
+        is_known = isinstance(count, jax.Array | np.ndarray)
+        if is_known and counting.problem(count) is not None:
             raise ValueError(
                 f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
                 f"batch: {remedy}"

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from aqtlite import config
+from aqtlite import calibration, config
 from aqtlite.flax.nnx import (
     GradientStatistics,
     Statistics,
@@ -65,7 +65,8 @@ class TestStatistics:
         # Scales take the place of statistics, but not in the model of training.
         for name, entry in serving.aqt.statistics.items():
             assert isinstance(entry["lhs"].get_value(), FixedScale)
-            assert isinstance(model.aqt.statistics[name]["lhs"], dict)
+            kept = model.aqt.statistics[name]["lhs"]
+            assert isinstance(kept, calibration.Statistics)
 
     def test_calibrating_changes_nothing_else(self):
         model = quantize_model(Block(nnx.Rngs(0)), config.static_int8())
@@ -129,7 +130,7 @@ def test_gradients_take_the_place_of_their_statistics():
 
     def batches():
         return {
-            float(entry["drhs"]["batches"].get_value())
+            float(entry["drhs"].batches.get_value())
             for entry in model.aqt.gradient_statistics.values()
         }
 
