@@ -181,15 +181,16 @@ def _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign):
 
 def _add_of_tflite(x, y, given, grid, clamp, sign):
     left = 20 if grid.dtype == "int8" else 15
-    twice = np.float32(2) * fixed_point.namespace(*given).maximum(*given[:2])
-    both = [
-        fixed_point.rounded_away(v << left, *scales.fixed_factor(s, _ONE, twice))
-        for v, s in zip((x, y), given[:2], strict=True)
-    ]
-    total = both[0] + sign * both[1]
-    divisor = given[2] * np.float32(2**left)
-    fixed = scales.fixed_factor(twice, _ONE, divisor)
-    return rescaling.shifted(fixed_point.rounded_away(total, *fixed), grid, clamp)
+    xp = fixed_point.namespace(*given)
+    twice = np.float32(2) * xp.maximum(*given[:2])
+    # In one, since finding a factor in a program takes time to compile.
+    numerators = xp.stack([*given[:2], twice])
+    divisors = xp.stack([twice, twice, given[2] * np.float32(2**left)])
+    factors = scales.fixed_factor(numerators, _ONE, divisors)
+    of_x, of_y, of_both = zip(*factors, strict=True)
+    total = fixed_point.rounded_away(x << left, *of_x)
+    total += sign * fixed_point.rounded_away(y << left, *of_y)
+    return rescaling.shifted(fixed_point.rounded_away(total, *of_both), grid, clamp)
 
 
 def _centered(x: jax.Array, grid: Grid) -> jax.Array:
