@@ -110,12 +110,12 @@ FUNCTIONS = {
     "a_number_in_the_weight": (
         lambda p, x: x @ (p["w"] * p["times"]),
         {"w": W, "times": 0.5},
-        16 * 8 + 8 * 4,
+        16 * 8 + 8 * 4 + 4,  # The number that it was made of is compared.
     ),
     "a_weak_type": (
         lambda p, x: x.astype(jnp.bfloat16) @ (p["w"] * p["times"]),
         {"w": W.astype(jnp.bfloat16), "times": jnp.asarray(0.5)},
-        16 * 8 + 8 * 4 + 4,
+        16 * 8 + 8 * 4 + 4 + 4,
     ),
     "integers": (
         lambda p, x: x @ (p["q"] * p["scale"]),
