@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import rich
-from sklearn import datasets
 
 from aqtlite import config
 from aqtlite.flax import (
@@ -57,6 +56,8 @@ class Cnn(nn.Module):
 
 def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Images and labels to train with, and to test with: every fourth."""
+    from sklearn import datasets  # imports SciPy, which takes seconds
+
     digits = datasets.load_digits()
     images = (digits.images[..., None] / 8 - 1).astype(np.float32)
     is_test = np.arange(len(images)) % 4 == 0

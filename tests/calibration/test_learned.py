@@ -9,7 +9,7 @@ import pytest
 
 import aqtlite
 from aqtlite import calibration, config, numerics, statistics
-from tests.common import MATMUL, normal
+from tests.common import MATMUL, normal, quick_jit
 
 INT3 = numerics.IntSymmetric(bits=3, preserve_max_val=True)
 UINT3 = numerics.IntAffine(bits=3)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_the_formulas(name):
     # Some values are clipped, on both sides.
     states = jax.tree.map(lambda parameter: 0.6 * parameter, states)
 
-    @jax.jit
+    @quick_jit
     def both(x, w, states):
         def quantized(x, w, lhs, rhs):
             out = dot(x, w, MATMUL, states=states._replace(lhs=lhs, rhs=rhs))

@@ -23,7 +23,7 @@ from aqtlite.calibration import (
     scale_and_zero_point,
 )
 from aqtlite.quantization import quantizer
-from tests.common import normal, tensor
+from tests.common import normal, quick_jit, tensor
 from tests.extensions import affine, e4m3, ternary
 
 CANDIDATES = (1.0, 0.995, 0.98, 0.9, 0.8, 0.6, 0.4)
@@ -49,7 +49,7 @@ def squared_error(x, cfg):
     return np.mean(difference**2, axis=1)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+@functools.partial(quick_jit, static_argnums=(1, 2))
 def _fractions(x, grid, candidates):
     found = MseSearch(candidates).range(x, (1,), grid, ())
     has_low = grid.zero_point_range is not None
@@ -64,7 +64,7 @@ def chosen(x, grid, candidates=CANDIDATES):
     return np.asarray(_fractions(x, grid, candidates))[:, 0]
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(quick_jit, static_argnums=1)
 def quantized_at(x, grid, fraction):
     """Dequantized to a fraction of the whole range, rounded to nearest."""
     nearest = config.Tensor(numerics=grid.to_nearest())

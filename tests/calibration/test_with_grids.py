@@ -8,7 +8,7 @@ import pytest
 
 import aqtlite
 from aqtlite import calibration, config, numerics
-from tests.common import MATMUL, normal
+from tests.common import MATMUL, normal, quick_jit
 
 SYMMETRIC = {
     "fp8": numerics.Float(exponent_bits=4, mantissa_bits=3),
@@ -40,7 +40,7 @@ NAMES = [f"{grid.name}-{type(how).__name__}" for grid, how in PAIRS]
 X, W, G = normal((6, 32)) + 0.1, normal((32, 5), 1), normal((6, 5), 2)
 
 
-@jax.jit
+@quick_jit
 def outputs(x, w, g):
     """Of all pairs, in one program."""
 

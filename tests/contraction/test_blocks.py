@@ -12,7 +12,7 @@ import pytest
 import aqtlite
 from aqtlite import calibration, config, numerics
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
-from tests.common import normal, relative_error
+from tests.common import normal, quick_jit, relative_error
 
 INT8 = numerics.IntSymmetric(bits=8)
 E4M3 = numerics.Float.from_dtype("float8_e4m3fn")
@@ -226,7 +226,7 @@ class TestContraction:
         x, w, g = normal((32, 64)), normal((64, 48), 1), normal((32, 48), 2)
         dot = aqtlite.make_dot_general(cfg)
 
-        @jax.jit
+        @quick_jit
         def run(x, w, g):
             out, pullback = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
             return out, *pullback(g)

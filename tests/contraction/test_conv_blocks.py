@@ -12,7 +12,7 @@ import pytest
 import aqtlite
 from aqtlite import calibration, numerics
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, LocalAqt, Tensor
-from tests.common import normal, rms_error
+from tests.common import normal, quick_jit, rms_error
 from tests.convolutions import Case, reference
 
 INT8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
@@ -58,7 +58,7 @@ def operands(case):
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(quick_jit, static_argnums=(0, 1))
 def evaluate(cfg, case, x, w, g):
     """The result and both gradients."""
     conv = aqtlite.make_conv_general_dilated(cfg)
@@ -73,7 +73,7 @@ def dequantized(x, tensor, window, cut):
     return aqtlite.quantize(x, tensor, (*window, cut), window=window).dequant()
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def rounded(cfg, x, w, g):
     """The operands of the convolution, and of its gradients, as they are rounded."""
     x_q = dequantized(x, cfg.fwd.lhs, (1, 2), 3)

@@ -14,6 +14,7 @@ from tests.common import (
     nearest,
     normal,
     operands,
+    quick_jit,
     relative_error,
     rms_error,
     tensor,
@@ -38,7 +39,7 @@ def saved(cfg, lhs=X, rhs=W):
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
 def test_close_to_float(case):
     lhs, rhs, dims = operands(case)
-    run = jax.jit(
+    run = quick_jit(
         lambda lhs, rhs: [
             value_and_gradients(dot, lhs, rhs, dims)[1:]
             for dot in (aqtlite.make_dot_general(nearest()), jax.lax.dot_general)

@@ -5,7 +5,14 @@ import pytest
 
 import aqtlite
 from aqtlite import config
-from tests.common import nearest, normal, relative_error, rms_error, tensor
+from tests.common import (
+    nearest,
+    normal,
+    quick_jit,
+    relative_error,
+    rms_error,
+    tensor,
+)
 
 # Equation and shapes: what attention, experts and convolution-like models write, then
 # the corners of the notation.
@@ -58,11 +65,17 @@ EQUATIONS = {
 def test_equation(eqn):
     """Float is jnp.einsum; quantized is close to it; gradients have their shapes."""
     lhs, rhs = (normal(shape, seed) for seed, shape in enumerate(EQUATIONS[eqn]))
-    wanted = jnp.einsum(eqn, lhs, rhs)
-    exact = aqtlite.einsum(eqn, lhs, rhs, cfg=None)
+
+    @quick_jit
+    def run(lhs, rhs):
+        exact, got = (
+            aqtlite.einsum(eqn, lhs, rhs, cfg=cfg) for cfg in (None, nearest())
+        )
+        return jnp.einsum(eqn, lhs, rhs), exact, got
+
+    wanted, exact, got = run(lhs, rhs)
     assert exact.shape == wanted.shape and exact.dtype == wanted.dtype
     assert relative_error(exact, wanted) < 1e-6
-    got = aqtlite.einsum(eqn, lhs, rhs, cfg=nearest())
     assert got.shape == wanted.shape and got.dtype == wanted.dtype
     assert relative_error(got, wanted) < 0.02
 
@@ -72,10 +85,12 @@ def test_equation(eqn):
 )
 def test_gradients(eqn):
     lhs, rhs = (normal(shape, seed) for seed, shape in enumerate(EQUATIONS[eqn]))
-    cotangent = normal(jnp.einsum(eqn, lhs, rhs).shape, 2)
+    shape = jax.eval_shape(lambda *xs: jnp.einsum(eqn, *xs), lhs, rhs).shape
+    cotangent = normal(shape, 2)
 
     def gradients(einsum):
-        return jax.grad(lambda *xs: jnp.sum(einsum(*xs) * cotangent), (0, 1))(lhs, rhs)
+        of_both = jax.grad(lambda *xs: jnp.sum(einsum(*xs) * cotangent), (0, 1))
+        return quick_jit(of_both)(lhs, rhs)
 
     got = gradients(lambda *xs: aqtlite.einsum(eqn, *xs, cfg=nearest()))
     wanted = gradients(lambda *xs: jnp.einsum(eqn, *xs))

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, quantize_model
-from tests.common import normal
+from tests.common import normal, quick_jit
 
 X = normal((8, 16))
 CONFIGS = {
@@ -28,7 +28,8 @@ every_model = pytest.mark.parametrize(
 
 
 def gathered(model, variables):
-    _, changed = model.apply(variables, X, mutable=["aqt_stats"])
+    update = quick_jit(lambda v: model.apply(v, X, mutable=["aqt_stats"])[1])
+    changed = update(variables)
     return {**variables, **changed}
 
 
@@ -39,8 +40,8 @@ def gradient(model, variables):
 @every_model
 def test_statistics_have_a_gradient_of_zero(build, cfg):
     model = build(cfg)
-    variables = gathered(model, model.init(jax.random.key(0), X))
-    found = gradient(model, variables)
+    variables = gathered(model, quick_jit(model.init)(jax.random.key(0), X))
+    found = quick_jit(lambda v: gradient(model, v))(variables)
     of_statistics = jax.tree.leaves(found["aqt_stats"])
     assert of_statistics and not any(leaf.any() for leaf in of_statistics)
     assert found["params"]["kernel"].any()
@@ -49,7 +50,7 @@ def test_statistics_have_a_gradient_of_zero(build, cfg):
 @every_model
 def test_statistics_that_are_missing_are_named(build, cfg):
     model = build(cfg)
-    variables = model.init(jax.random.key(0), X)
+    variables = quick_jit(model.init)(jax.random.key(0), X)
     with pytest.raises(ValueError, match=r"no statistics yet.*mutable=\['aqt_stats'\]"):
         gradient(model, variables)
 
@@ -57,7 +58,7 @@ def test_statistics_that_are_missing_are_named(build, cfg):
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_statistics_that_an_optimizer_changed_are_refused(build):
     model = build(CONFIGS["static_int8"])
-    variables = gathered(model, model.init(jax.random.key(0), X))
+    variables = gathered(model, quick_jit(model.init)(jax.random.key(0), X))
     decay = optax.adamw(1e-3, weight_decay=1e-2)
     updates, _ = decay.update(
         gradient(model, variables), decay.init(variables), variables
