@@ -99,15 +99,8 @@ def for_dlhs(
         The dimension numbers of ``dot_general(g, rhs)``, and the permutation that
         brings its result into lhs's order of axes.
     """
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    lhs_ra = remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
-    rhs_ra = remaining_axes(rhs_ndim, rhs_ca, rhs_ba)
-    g_ba, g_of_lhs, g_of_rhs = _output_axes(lhs_ba, lhs_ra, rhs_ra, order)
-    # The result's axes: batch, lhs's remaining, then rhs's contracting in rhs's order.
-    lhs_ra_in_g_order = tuple(lhs_ra[i] for i in np.argsort(g_of_lhs))
-    lhs_ca_in_rhs_order = tuple(lhs_ca[i] for i in np.argsort(rhs_ca))
-    axes = lhs_ba + lhs_ra_in_g_order + lhs_ca_in_rhs_order
-    return ((g_of_rhs, rhs_ra), (g_ba, rhs_ba)), tuple(int(i) for i in np.argsort(axes))
+    g_axes = _output_axes(dims, lhs_ndim, rhs_ndim, order)
+    return _for_gradient(dims, lhs_ndim, rhs_ndim, g_axes)
 
 
 def for_drhs(
@@ -125,22 +118,43 @@ def for_drhs(
         The dimension numbers of ``dot_general(g, lhs)``, and the permutation that
         brings its result into rhs's order of axes.
     """
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    lhs_ra = remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
-    rhs_ra = remaining_axes(rhs_ndim, rhs_ca, rhs_ba)
-    g_ba, g_of_lhs, g_of_rhs = _output_axes(lhs_ba, lhs_ra, rhs_ra, order)
-    rhs_ra_in_g_order = tuple(rhs_ra[i] for i in np.argsort(g_of_rhs))
-    rhs_ca_in_lhs_order = tuple(rhs_ca[i] for i in np.argsort(lhs_ca))
-    axes = rhs_ba + rhs_ra_in_g_order + rhs_ca_in_lhs_order
-    return ((g_of_lhs, lhs_ra), (g_ba, lhs_ba)), tuple(int(i) for i in np.argsort(axes))
+    batch, of_lhs, of_rhs = _output_axes(dims, lhs_ndim, rhs_ndim, order)
+    g_axes = batch, of_rhs, of_lhs
+    return _for_gradient(transpose(dims), rhs_ndim, lhs_ndim, g_axes)
+
+
+def _for_gradient(
+    dims: DimensionNumbers,
+    own_ndim: int,
+    other_ndim: int,
+    g_axes: tuple[Axes, Axes, Axes],
+) -> tuple[DimensionNumbers, Axes]:
+    """Contracts the output's gradient with the other operand.
+
+    Args:
+        dims: Dimension numbers, those of the own operand first.
+        own_ndim: Rank of the operand whose gradient it is.
+        other_ndim: Rank of the other operand.
+        g_axes: Axes of the gradient: batch, the own remaining ones, the other's.
+    """
+    (own_ca, other_ca), (own_ba, other_ba) = dims
+    own_ra = remaining_axes(own_ndim, own_ca, own_ba)
+    other_ra = remaining_axes(other_ndim, other_ca, other_ba)
+    g_ba, g_of_own, g_of_other = g_axes
+    # The result's axes: batch, own remaining, own contracting in the other's order.
+    kept = tuple(own_ra[i] for i in np.argsort(g_of_own))
+    paired = tuple(own_ca[i] for i in np.argsort(other_ca))
+    order = np.argsort(own_ba + kept + paired)
+    return ((g_of_other, other_ra), (g_ba, other_ba)), tuple(int(i) for i in order)
 
 
 def _output_axes(
-    batch: Axes, lhs_remaining: Axes, rhs_remaining: Axes, order: Axes | None
+    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None
 ) -> tuple[Axes, Axes, Axes]:
     """The output's axes that are batch axes, lhs's and rhs's remaining ones."""
-    first, second = len(batch), len(batch) + len(lhs_remaining)
-    axes = tuple(range(second + len(rhs_remaining)))
+    (lhs_ca, rhs_ca), (batch, _) = dims
+    first, second = len(batch), lhs_ndim - len(lhs_ca)
+    axes = tuple(range(second + rhs_ndim - len(rhs_ca) - first))
     if order is not None:
         axes = tuple(order.index(axis) for axis in axes)
     return axes[:first], axes[first:second], axes[second:]
