@@ -33,6 +33,7 @@ def spread(shape, seed=0):
     return x * jnp.exp(2 * normal((shape[-2], 1), seed + 1))
 
 
+@functools.partial(quick_jit, static_argnums=(1, 2))
 def dequantized(x, tensor, axes):
     return aqtlite.quantize(x, tensor, axes).dequant()
 
@@ -156,9 +157,15 @@ class TestContraction:
         dot = aqtlite.make_dot_general(cfg)
         x_q = dequantized(x, lhs, 1) if lhs.is_quantized else x
         wanted = x_q @ dequantized(w, rhs, 0)
-        assert relative_error(dot(x, w, MATMUL), wanted) < 3e-6
-        out, pullback = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
-        assert relative_error(pullback(out)[1], x.T @ out) < 1e-5
+
+        @quick_jit
+        def run(x, w):
+            out, pullback = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
+            return out, pullback(out)[1]
+
+        out, gradient = run(x, w)
+        assert relative_error(out, wanted) < 3e-6
+        assert relative_error(gradient, x.T @ out) < 1e-5
 
     def test_several_contracting_axes_and_batches(self):
         x, w = normal((2, 3, 4, 8)), normal((8, 2, 5, 4), 1)
@@ -185,7 +192,12 @@ class TestContraction:
             drhs=backward,
         )
         dot = aqtlite.make_dot_general(cfg)
-        dlhs, drhs = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)[1](g)
+
+        @quick_jit
+        def gradients(x, w, g):
+            return jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)[1](g)
+
+        dlhs, drhs = gradients(x, w, g)
         assert relative_error(dlhs, g @ w.T) < 0.02
         assert relative_error(drhs, x.T @ g) < 0.02
         if use_fwd_quant and remaining_size > 1:

@@ -13,7 +13,7 @@ from flax import serialization
 
 from aqtlite import calibration, config, kv_cache, numerics
 from aqtlite.flax import QuantizedCache
-from tests.common import assert_same, normal, relative_error
+from tests.common import assert_same, normal, quick_jit, relative_error
 
 INT8 = config.qat(8)
 INT4 = config.update(INT8, {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)})
@@ -146,7 +146,7 @@ def test_grouped_queries_and_masks(cfg, limit):
     mask = normal((4, 5, 5), 3) > -1
     cache = kv_cache.empty((5, 2, 8), jnp.float32, cfg, value_depth=3)
 
-    @jax.jit
+    @quick_jit
     def attend(cache, q, k, v):
         cache = kv_cache.append(cache, k, v, cfg)
         return kv_cache.attend(q, cache, cfg, mask), kv_cache.attend(q, cache, cfg)

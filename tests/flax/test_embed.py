@@ -9,7 +9,7 @@ from flax import linen as nn
 from aqtlite import calibration, checkpoint, config
 from aqtlite.flax import AqtDotGeneral, AqtEmbed, AqtTake, convert
 from tests.checkpoint.support import save
-from tests.common import rms_error
+from tests.common import quick_jit, rms_error
 from tests.flax.support import INT8, apply, assert_equal, check_served, init
 
 TOKENS = jnp.array([[3, 1, 19], [0, 7, 7]])
@@ -68,8 +68,8 @@ def test_values_and_gradients():
 
         return jax.grad(loss, has_aux=True)(variables)
 
-    got, out = jax.jit(lambda v: step(tied, v))(variables)
-    wanted, float_out = step(Tied(None, None), variables)
+    got, out = quick_jit(lambda v: step(tied, v))(variables)
+    wanted, float_out = quick_jit(lambda v: step(Tied(None, None), v))(variables)
     assert rms_error(out, float_out) < 0.02
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert rms_error(a, b) < 0.03
