@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite import numerics
+from aqtlite import lowering, numerics
 from aqtlite.config.arithmetic import Form
 from aqtlite.contraction.execution import (
     ContractionExecution,
@@ -166,21 +166,20 @@ def _dot(
     how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
 ) -> jax.Array:
     """The bare dot."""
-    if how.kind == "integers":
-        sums = operation.integer_dot(left, right, how.out_sharding)
-    elif how.kind == "integers in float" and how.in_dtype is not None:
-        sums = operation.integer_dot_in_float(
-            left, right, how.in_dtype, how.out_sharding
-        )
-    elif how.kind == "mixed":
-        sums = operation.mixed_dot(
-            left, right, how.out_dtype, how.out_sharding, how.precision
-        )
-    elif how.kind == "narrow":
-        sums = operation.narrow_dot(left, right, how.out_sharding)
-    else:
-        sums = operation.float_dot(left, right, how.out_sharding, how.precision)
+    sums = operation.contract(_kind_of_dot(how), left, right, how.out_sharding)
     return sums if how.accumulator is None else sums.astype(how.accumulator)
+
+
+def _kind_of_dot(how: ContractionExecution) -> lowering.Kind:
+    if how.kind == "integers":
+        return lowering.Integers()
+    if how.kind == "integers in float" and how.in_dtype is not None:
+        return lowering.IntegersInFloat(how.in_dtype)
+    if how.kind == "mixed":
+        return lowering.Mixed(how.out_dtype, how.precision)
+    if how.kind == "narrow":
+        return lowering.Narrow()
+    return lowering.Floats(how.precision)
 
 
 def tile_counts(

@@ -5,12 +5,16 @@ digits are stacked along a new axis of an operand, one contraction sums the prod
 each, and the sums are put together again.
 """
 
+import dataclasses
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact, reduction
+from aqtlite.lowering.dot_input import DotInput
 from aqtlite.shapes import dimension_numbers as dn
 
 LARGEST = 128
@@ -22,28 +26,74 @@ LARGEST_OF_TWO = 2**15 - 2**7 - 1
 LARGEST_OF_THREE = 2**23 - 2**15 - 2**7 - 1
 """The largest magnitude of three digits."""
 
-Magnitudes = tuple[int | None, int | None]
-"""The largest magnitudes in lhs and rhs; None for that of the dtype."""
-
 _BITS = 8
 
 
-def magnitudes(lhs: jax.Array, rhs: jax.Array, largest: Magnitudes) -> tuple[int, int]:
-    """The largest magnitudes of integers, where unknown those of their dtypes."""
-    lhs_largest, rhs_largest = (
-        int(jnp.iinfo(x.dtype).max) if one is None else one
-        for x, one in zip((lhs, rhs), largest, strict=True)
-    )
-    return lhs_largest, rhs_largest
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """An operand that is contracted as int8 digits."""
 
+    values: jax.Array
+    """Integers, or the digits of floats on a leading axis."""
 
-def count_for(floats: jax.Array, out_dtype: np.dtype) -> int:
-    """How many digits of floats a contraction with integers takes.
+    largest: int
+    """The largest magnitude of integers, or of a digit of floats: those stay apart
+    until their products are summed."""
 
-    Two where both they and the result are of 16 bits, otherwise three.
-    """
-    is_half = jnp.finfo(floats.dtype).bits == jnp.finfo(out_dtype).bits == 16
-    return 2 if is_half else 3
+    count: int
+    """How many digits there are; one for int4 and int8 as they are."""
+
+    unit: jax.Array | None = None
+    """Of the lowest digit of floats, float32 and keepdims; None for integers."""
+
+    @classmethod
+    def of_integers(cls, x: DotInput) -> "Digits":
+        """Integers, in as many digits as their largest magnitude takes."""
+        info = jnp.iinfo(x.values.dtype)
+        largest = int(info.max) if x.largest is None else x.largest
+        count = 2 if largest <= LARGEST_OF_TWO else 3
+        return cls(x.values, largest, 1 if info.bits <= 8 else count)
+
+    @classmethod
+    def of_floats(
+        cls, x: jax.Array, axes: tuple[int, ...], out_dtype: np.dtype
+    ) -> "Digits":
+        """Floats in fixed point: in two digits where they and the result have 16 bits.
+
+        Args:
+            x: floating.
+            axes: the axes along which the elements share a unit.
+            out_dtype: of the result of the contraction.
+        """
+        is_half = jnp.finfo(x.dtype).bits == jnp.finfo(out_dtype).bits == 16
+        count = 2 if is_half else 3
+        values, unit = of_floats(x, axes, count)
+        return cls(values, LARGEST, count, unit)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the operand."""
+        return self.values.shape if self.unit is None else self.values.shape[1:]
+
+    @property
+    def is_split(self) -> bool:
+        """There are several digits."""
+        return self.count > 1
+
+    @property
+    def largest_digit(self) -> int:
+        return LARGEST if self.is_split else self.largest
+
+    def split(self) -> jax.Array:
+        """The digits, int4 or int8: on a leading axis if there are several."""
+        if self.unit is not None or not self.is_split:
+            return self.values
+        return of_integers(self.values, self.count)
+
+    def cut(self, function: Callable[[jax.Array], jax.Array]) -> "Digits":
+        """The part of the operand that a function cuts from it."""
+        each = function if self.unit is None else jax.vmap(function)
+        return dataclasses.replace(self, values=each(self.values))
 
 
 def of_integers(x: jax.Array, count: int) -> jax.Array:
@@ -109,15 +159,13 @@ def stacked_dims(
     )
 
 
-def combine(sums: jax.Array, axis: int) -> jax.Array:
-    """Puts together the sums of each digit's products, which lie along an axis.
+def combine(sums: Sequence[jax.Array]) -> jax.Array:
+    """Puts together the sums of the products of each digit, the lowest first.
 
     Of int32 in int32, modulo 2^32; of float32 in float32, where a product with a power
     of 256 is exact, so that no compiler finds anything to contract.
     """
-    count = sums.shape[axis]
-    parts = [lax.index_in_dim(sums, i, axis, keepdims=False) for i in range(count)]
-    total = parts[-1]
-    for part in reversed(parts[:-1]):
+    total = sums[-1]
+    for part in reversed(sums[:-1]):
         total = total * np.asarray(1 << _BITS, total.dtype) + part
     return total

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering.target import OnCpu
 
 
 def algebraic_barrier(x: jax.Array) -> jax.Array:
@@ -94,14 +94,14 @@ def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.A
 
 
 @dataclasses.dataclass(frozen=True)
-class _FusionBarrier(TargetDependent):
+class _FusionBarrier(OnCpu):
     """The identity, as a kernel of its own."""
 
     def reference(self, x):
         return lax.optimization_barrier(x)
 
-    def lowered(self, target, x):
-        return _last_of_two(x) if target.platform == "cpu" else self.reference(x)
+    def on_cpu(self, is_whole, x):
+        return _last_of_two(x)
 
 
 def _last_of_two(x: jax.Array) -> jax.Array:

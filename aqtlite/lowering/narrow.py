@@ -1,23 +1,14 @@
-"""Contractions of floats of 8 bits, which hold fp8, fp6 and fp4.
+"""Floats of 8 bits, which hold fp8, fp6 and fp4, in the forms of CPUs."""
 
-Every product of two of them is exact in float32, in which they are summed.
-"""
-
-import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 
-from aqtlite.lowering import cpu, digits, exact, plain, processor
-from aqtlite.lowering.integer import integer_dot
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering import cpu, exact, plain, processor
 from aqtlite.shapes import dimension_numbers as dn
-from aqtlite.shapes.sharding import before_transposition
 
 Units = tuple[float | None, float | None]
 
@@ -28,40 +19,8 @@ _LARGEST_INT8 = 127
 _KERNEL = 16
 
 
-def narrow_dot(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dims: dn.DimensionNumbers,
-    order: dn.Axes | None = None,
-    out_sharding: NamedSharding | None = None,
-    units: Units = (None, None),
-    largest: digits.Magnitudes = (None, None),
-) -> jax.Array:
-    """Contracts floats of 8 bits, summed in float32.
-
-    GPUs and TPUs contract them as they are. NVIDIA's matrix units sum products of fp8
-    in fewer bits than float32 has, and only at the highest precision does XLA have
-    cuBLASLt add such sums up in float32 ("CUBLASLT_MATMUL_DESC_FAST_ACCUM").
-
-    CPUs contract small multiples of a unit as integers, whose sums are exact, and other
-    floats in bfloat16 or float32, both of which hold them exactly.
-
-    Args:
-        lhs: float8 of any kind.
-        rhs: the same, or of another kind.
-        dims: canonical dimension numbers.
-        order: a permutation of the axes of `lax.dot_general`'s result.
-        out_sharding: of the permuted result.
-        units: the powers of two of which the values of lhs and rhs are multiples; None
-            for unknown.
-        largest: the largest magnitudes, in units.
-    """
-    integers = units_of_integers(units, largest)
-    return _NarrowDot(dims, order, out_sharding, integers, largest)(lhs, rhs)
-
-
 def units_of_integers(
-    units: Units, largest: digits.Magnitudes
+    units: Units, largest: tuple[int | None, int | None]
 ) -> tuple[float, float] | None:
     """The units in which a CPU contracts such values as integers; None if as floats."""
     (lhs_unit, rhs_unit), (lhs_largest, rhs_largest) = units, largest
@@ -72,69 +31,12 @@ def units_of_integers(
     return lhs_unit, rhs_unit
 
 
-@dataclasses.dataclass(frozen=True)
-class _NarrowDot(TargetDependent):
-    """A contraction of floats of 8 bits."""
-
-    dims: dn.DimensionNumbers
-    order: dn.Axes | None
-    out_sharding: NamedSharding | None
-    units: tuple[float, float] | None
-    """None unless int8 holds all values, in units."""
-
-    largest: digits.Magnitudes
-
-    def reference(self, lhs, rhs):
-        sharding = self.out_sharding
-        if self.order is not None:
-            sharding = before_transposition(sharding, self.order)
-        precise = lax.Precision.HIGHEST
-        out = plain.dot(lhs, rhs, self.dims, jnp.float32, sharding, precise)
-        return out if self.order is None else out.transpose(self.order)
-
-    def lowered(self, target, lhs, rhs):
-        if target.platform != "cpu":
-            return self.reference(lhs, rhs)
-        if self.units is not None:
-            return as_integers(
-                lhs,
-                rhs,
-                self.units,
-                lambda a, b: integer_dot(
-                    a, b, self.dims, self.order, self.out_sharding, self.largest
-                ),
-            )
-        is_whole = target.partitions == 1 and self.out_sharding is None
-        out = _dot_of_matrices(lhs, rhs, self.dims, self.order) if is_whole else None
-        if out is not None:
-            return out
-        wide = (exact.fusion_barrier(x.astype(jnp.float32)) for x in (lhs, rhs))
-        return self.reference(*wide)
+def in_units(x: jax.Array, unit: float) -> jax.Array:
+    """Floats, multiples of a unit that int8 holds, as integers."""
+    return (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
 
 
-def as_integers(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    units: tuple[float, float],
-    contract: Callable[[jax.Array, jax.Array], jax.Array],
-) -> jax.Array:
-    """Contracts floats as integers, in the units of which they are multiples.
-
-    Args:
-        lhs: floating.
-        rhs: the same.
-        units: of lhs and rhs; int8 holds all values, in units.
-        contract: contracts int8, exactly.
-    """
-    left, right = (
-        (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
-        for x, unit in zip((lhs, rhs), units, strict=True)
-    )
-    sums = contract(left, right)
-    return sums.astype(jnp.float32) * np.float32(math.prod(units))
-
-
-def _dot_of_matrices(
+def dot_of_matrices(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, order: dn.Axes | None
 ) -> jax.Array | None:
     """Contracts operands as matrices, in bfloat16 where XLA:CPU sums that in float32.
@@ -153,7 +55,7 @@ def _dot_of_matrices(
         rank = lhs.ndim - len(lhs_ca)
         if order != (*range(rank, len(shape)), *range(rank)):
             return None
-        return _dot_of_matrices(rhs, lhs, dn.transpose(dims), None)
+        return dot_of_matrices(rhs, lhs, dn.transpose(dims), None)
     lhs_axis = _contracting_axis(lhs, lhs_ca)
     rhs_axis = _contracting_axis(rhs, rhs_ca)
     if lhs_axis is None or rhs_axis is None:

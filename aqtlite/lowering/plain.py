@@ -32,7 +32,26 @@ def dot(
     )
 
 
+def accumulator(x: jax.Array) -> DTypeLike:
+    """The dtype of sums: int32 of integers, and at least float32 of floats."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return jnp.int32
+    return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+
+
+def without_int4(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The operands, int4 widened to int8: XLA's CPU and GPU backends contract none."""
+    left, right = (x.astype(jnp.int8) if x.dtype == jnp.int4 else x for x in (lhs, rhs))
+    return left, right
+
+
 def with_zeros(x: jax.Array, axis: int, count: int) -> jax.Array:
     """An array with zeros behind its end along one axis; they add nothing to a sum."""
     padding = [(0, count if a == axis else 0, 0) for a in range(x.ndim)]
     return lax.pad(x, jnp.zeros((), x.dtype), padding)
+
+
+def unstacked(x: jax.Array, axis: int) -> list[jax.Array]:
+    """The slices along an axis."""
+    count = range(x.shape[axis])
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in count]

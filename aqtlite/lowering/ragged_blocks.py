@@ -7,6 +7,7 @@ turn of such a loop waits for the host, keep XLA's form.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite.lowering import cpu, plain
-from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.lowering.target import Target
 from aqtlite.shapes import ragged_axes
 
 # Of rows in a block: fewer leave matrix units idle, more are padded where groups end.
@@ -25,11 +26,16 @@ _MOST_SUMMED = 512
 
 
 def row_products(
-    x: jax.Array, w: jax.Array, sizes: jax.Array, contracted: int
+    target: Target | None,
+    x: jax.Array,
+    w: jax.Array,
+    sizes: jax.Array,
+    contracted: int,
 ) -> jax.Array:
     """Contracts each row with the matrix of its group.
 
     Args:
+        target: of the program; None for the form that every platform has.
         x: ``(stack, rows, channels)``, int8 or floating.
         w: ``(groups, ...)``, a matrix for each group, of the dtype of x.
         sizes: of the groups, ``(groups,)``.
@@ -38,13 +44,26 @@ def row_products(
     Returns:
         ``(stack, rows, columns)``, int32 or floating; zeros behind all groups.
     """
-    return _RowProducts(contracted)(x, w, sizes)
+    if target is not None and _runs_in_blocks(target, x, w):
+        return _row_products_in_blocks(target, x, w, sizes, contracted)
+    if target is not None and target.platform != "cpu":
+        each = [_native_row_products(one, w, sizes, contracted) for one in x]
+        return jnp.stack(each)
+    rows, groups = x.shape[1], w.shape[0]
+    group = ragged_axes.group_of_rows(sizes, rows)
+    is_own = group == jnp.arange(groups, dtype=jnp.int32)[:, None]
+    masked = jnp.where(is_own[:, :, None], jnp.expand_dims(x, 1), 0)
+    dims = ((1, 3), (0, contracted)), ((), ())
+    return plain.dot(masked, w, dims, plain.accumulator(x))
 
 
-def group_sums(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+def group_sums(
+    target: Target | None, a: jax.Array, b: jax.Array, sizes: jax.Array
+) -> jax.Array:
     """Sums the outer products of rows over each group.
 
     Args:
+        target: of the program; None for the form that every platform has.
         a: ``(rows, p)``, int8 or floating.
         b: ``(rows, q)``, of the same dtype.
         sizes: of the groups, ``(groups,)``.
@@ -52,101 +71,59 @@ def group_sums(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
     Returns:
         ``(groups, p, q)``, int32 or floating.
     """
-    return _GroupSums()(a, b, sizes)
-
-
-def _accumulator(x: jax.Array) -> Any:
-    """int32 for int8, and at least float32 for floats."""
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return jnp.int32
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class _RowProducts(TargetDependent):
-    """Each row times the matrix of its group."""
-
-    contracted: int
-    """The axis of w that is contracted."""
-
-    def reference(self, x, w, sizes):
-        rows, groups = x.shape[1], w.shape[0]
-        group = ragged_axes.group_of_rows(sizes, rows)
-        is_own = group == jnp.arange(groups, dtype=jnp.int32)[:, None]
-        masked = jnp.where(is_own[:, :, None], jnp.expand_dims(x, 1), 0)
-        dims = ((1, 3), (0, self.contracted)), ((), ())
-        return plain.dot(masked, w, dims, _accumulator(x))
-
-    def lowered(self, target, x, w, sizes):
-        if _runs_in_blocks(target, x, w):
-            return self._in_blocks(target, x, w, sizes)
-        if target.platform == "cpu":
-            return self.reference(x, w, sizes)
-        each = [_native_row_products(one, w, sizes, self.contracted) for one in x]
-        return jnp.stack(each)
-
-    def _in_blocks(self, target, x, w, sizes):
-        x, w = (_as_contracted(target, one) for one in (x, w))
-        stack, rows, channels = x.shape
-        blocks = _Blocks.of(sizes, rows, _MOST)
-        size = blocks.size
-        dims = ((1,), (self.contracted - 1,)), ((), ())
-        padded = plain.with_zeros(x, 1, size)
-
-        def contract(index, out):
-            group, start, _ = blocks.place(index)
-            block = lax.dynamic_slice_in_dim(padded, start, size, 1)
-            matrix = lax.dynamic_index_in_dim(w, group, keepdims=False)
-            block = block.reshape(stack * size, channels)
-            products = _dot(target, block, matrix, dims)
-            products = products.reshape(stack, size, products.shape[1])
-            # What is written behind the end of the group, the next block replaces.
-            return lax.dynamic_update_slice_in_dim(out, products, start, 1)
-
-        shape = (stack, rows + size, w.shape[3 - self.contracted])
-        out = blocks.loop(contract, shape, x)
-        is_in_group = ragged_axes.are_in_groups(sizes, rows)
-        return jnp.where(is_in_group[:, None], out[:, :rows], 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _GroupSums(TargetDependent):
-    """The sums of outer products of the rows of each group."""
-
-    def reference(self, a, b, sizes):
-        group = ragged_axes.group_of_rows(sizes, a.shape[0])
-        is_own = group[:, None] == jnp.arange(sizes.shape[0], dtype=jnp.int32)
-        masked = jnp.where(is_own[:, :, None], jnp.expand_dims(a, 1), 0)
-        b = jnp.where((group < sizes.shape[0])[:, None], b, 0)
-        return plain.dot(masked, b, (((0,), (0,)), ((), ())), _accumulator(a))
-
-    def lowered(self, target, a, b, sizes):
-        if _runs_in_blocks(target, a, b, sizes):
-            return self._in_blocks(target, a, b, sizes)
-        if target.platform == "cpu":
-            return self.reference(a, b, sizes)
+    if target is not None and _runs_in_blocks(target, a, b, sizes):
+        return _group_sums_in_blocks(target, a, b, sizes)
+    if target is not None and target.platform != "cpu":
         return _native_group_sums(a, b, sizes)
+    group = ragged_axes.group_of_rows(sizes, a.shape[0])
+    is_own = group[:, None] == jnp.arange(sizes.shape[0], dtype=jnp.int32)
+    masked = jnp.where(is_own[:, :, None], jnp.expand_dims(a, 1), 0)
+    b = jnp.where((group < sizes.shape[0])[:, None], b, 0)
+    return plain.dot(masked, b, (((0,), (0,)), ((), ())), plain.accumulator(a))
 
-    def _in_blocks(self, target, a, b, sizes):
-        a, b = (_as_contracted(target, one) for one in (a, b))
-        rows = a.shape[0]
-        blocks = _Blocks.of(sizes, rows, _MOST_SUMMED)
-        size = blocks.size
-        padded = [plain.with_zeros(one, 0, size) for one in (a, b)]
 
-        def add(index, out):
-            group, start, own = blocks.place(index)
-            is_own = (jnp.arange(size, dtype=jnp.int32) < own)[:, None]
-            left, right = (
-                jnp.where(is_own, lax.dynamic_slice_in_dim(one, start, size), 0)
-                for one in padded
-            )
-            products = _dot(target, left, right, (((0,), (0,)), ((), ())))
-            before = lax.dynamic_index_in_dim(out, group, keepdims=False)
-            return lax.dynamic_update_index_in_dim(out, before + products, group, 0)
+def _row_products_in_blocks(target, x, w, sizes, contracted):
+    stack, rows, channels = x.shape
+    blocks = _Blocks.of(sizes, rows, _MOST)
+    size = blocks.size
+    dims = ((1,), (contracted - 1,)), ((), ())
+    padded = plain.with_zeros(x, 1, size)
 
-        shape = (sizes.shape[0], a.shape[1], b.shape[1])
-        return blocks.loop(add, shape, a)
+    def contract(index, out):
+        group, start, _ = blocks.place(index)
+        block = lax.dynamic_slice_in_dim(padded, start, size, 1)
+        matrix = lax.dynamic_index_in_dim(w, group, keepdims=False)
+        block = block.reshape(stack * size, channels)
+        products = _dot(target, block, matrix, dims)
+        products = products.reshape(stack, size, products.shape[1])
+        # What is written behind the end of the group, the next block replaces.
+        return lax.dynamic_update_slice_in_dim(out, products, start, 1)
+
+    shape = (stack, rows + size, w.shape[3 - contracted])
+    out = blocks.loop(contract, shape, x)
+    is_in_group = ragged_axes.are_in_groups(sizes, rows)
+    return jnp.where(is_in_group[:, None], out[:, :rows], 0)
+
+
+def _group_sums_in_blocks(target, a, b, sizes):
+    rows = a.shape[0]
+    blocks = _Blocks.of(sizes, rows, _MOST_SUMMED)
+    size = blocks.size
+    padded = [plain.with_zeros(one, 0, size) for one in (a, b)]
+
+    def add(index, out):
+        group, start, own = blocks.place(index)
+        is_own = (jnp.arange(size, dtype=jnp.int32) < own)[:, None]
+        left, right = (
+            jnp.where(is_own, lax.dynamic_slice_in_dim(one, start, size), 0)
+            for one in padded
+        )
+        products = _dot(target, left, right, (((0,), (0,)), ((), ())))
+        before = lax.dynamic_index_in_dim(out, group, keepdims=False)
+        return lax.dynamic_update_index_in_dim(out, before + products, group, 0)
+
+    shape = (sizes.shape[0], a.shape[1], b.shape[1])
+    return blocks.loop(add, shape, a)
 
 
 def _runs_in_blocks(target: Target, *arrays: jax.Array) -> bool:
@@ -156,18 +133,11 @@ def _runs_in_blocks(target: Target, *arrays: jax.Array) -> bool:
     return is_whole and target.platform in ("cpu", "tpu")
 
 
-def _as_contracted(target: Target, x: jax.Array) -> jax.Array:
-    """Widens halves on CPUs, where XLA has few kernels for them."""
-    if target.platform != "cpu" or jnp.issubdtype(x.dtype, jnp.integer):
-        return x
-    return x.astype(_accumulator(x))
-
-
 def _dot(target: Target, x: jax.Array, y: jax.Array, dims: Any) -> jax.Array:
     """Contracts two matrices."""
     if target.platform == "cpu" and x.dtype == jnp.int8:
         return cpu.dot(x, y, dims)
-    return plain.dot(x, y, dims, _accumulator(x))
+    return plain.dot(x, y, dims, plain.accumulator(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +187,7 @@ class _Blocks:
         self, step: Callable[[Any, jax.Array], jax.Array], shape: Any, like: jax.Array
     ) -> jax.Array:
         """Runs a step for each block on an array that is zeros at first."""
-        out = lax.full_like(like, 0, _accumulator(like), shape)
+        out = lax.full_like(like, 0, plain.accumulator(like), shape)
         return lax.fori_loop(0, self.last[-1], step, out)
 
 
@@ -238,11 +208,11 @@ def _native_row_products(x, w, sizes, contracted):
             w,
             sizes,
             _ROWS_BY_MATRICES[contracted - 1],
-            preferred_element_type=_accumulator(x),
+            preferred_element_type=plain.accumulator(x),
         )
 
     def plainly(x, w, sizes):
-        return _RowProducts(contracted).reference(x[None], w, sizes)[0]
+        return row_products(None, x[None], w, sizes, contracted)[0]
 
     return _with_batches(dot, plainly)(x, w, sizes)
 
@@ -251,10 +221,10 @@ def _native_group_sums(a, b, sizes):
     @jax.custom_batching.custom_vmap
     def dot(a, b, sizes):
         return lax.ragged_dot_general(
-            a, b, sizes, _ROWS_BY_ROWS, preferred_element_type=_accumulator(a)
+            a, b, sizes, _ROWS_BY_ROWS, preferred_element_type=plain.accumulator(a)
         )
 
-    return _with_batches(dot, _GroupSums().reference)(a, b, sizes)
+    return _with_batches(dot, functools.partial(group_sums, None))(a, b, sizes)
 
 
 def _with_batches(dot, plainly):

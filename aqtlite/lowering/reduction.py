@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering.target import OnCpu
 from aqtlite.shapes.sharding import explicit_sharding
 
 # LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
@@ -33,7 +33,7 @@ def largest_magnitude(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _LargestMagnitude(TargetDependent):
+class _LargestMagnitude(OnCpu):
     """The largest magnitude over some axes."""
 
     axes: tuple[int, ...]
@@ -43,14 +43,12 @@ class _LargestMagnitude(TargetDependent):
     def reference(self, x):
         return jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
 
-    def lowered(self, target, x):
-        if target.platform != "cpu":
-            return self.reference(x)
+    def on_cpu(self, is_whole, x):
         # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in
         # the order of their bits, and NaN comes last.
         bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
         cut = _cut(x, self.axes) if self.can_be_cut else None
-        if cut is None or target.partitions > 1:
+        if cut is None or not is_whole:
             largest = jnp.max(bits, axis=self.axes, keepdims=True, initial=0)
             return lax.bitcast_convert_type(largest, jnp.float32)
         axis, terms = cut

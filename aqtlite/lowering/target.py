@@ -50,6 +50,24 @@ class TargetDependent(abc.ABC):
         return _target_dependent_p.bind(*args, function=self)
 
 
+class OnCpu(TargetDependent):
+    """A function with a form of its own for CPUs; others run the reference."""
+
+    @abc.abstractmethod
+    def on_cpu(self, is_whole: bool, *args: Any) -> jax.Array:
+        """The form for CPUs.
+
+        Args:
+            is_whole: each device sees whole arrays.
+            *args: as `reference` takes them.
+        """
+
+    def lowered(self, target: Target, *args: Any) -> jax.Array:
+        if target.platform != "cpu":
+            return self.reference(*args)
+        return self.on_cpu(target.partitions == 1, *args)
+
+
 _target_dependent_p = Primitive("target_dependent")
 
 

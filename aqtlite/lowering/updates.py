@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering.target import OnCpu
 
 
 def update_slice(
@@ -29,14 +29,14 @@ def update_slice(
 
 
 @dataclasses.dataclass(frozen=True)
-class _UpdateSlice(TargetDependent):
+class _UpdateSlice(OnCpu):
     """A slice that is replaced."""
 
     def reference(self, x, update, *starts):
         return lax.dynamic_update_slice(x, update, starts)
 
-    def lowered(self, target, x, update, *starts):
-        if target.platform != "cpu" or target.partitions > 1 or not starts:
+    def on_cpu(self, is_whole, x, update, *starts):
+        if not is_whole or not starts:
             return self.reference(x, update, *starts)
         # One step, of which XLA does not know that it is one.
         smallest = jnp.iinfo(starts[0].dtype).min

@@ -5,7 +5,8 @@ gradients are, where a scale goes, and how it is lowered. Each is one file. Read
 first, then `dot_general`.
 """
 
-from aqtlite.operations.base import SIDES, DotInput, OperandAxes, Operation, Side
+from aqtlite.lowering import DotInput
+from aqtlite.operations.base import SIDES, OperandAxes, Operation, Side
 from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
 from aqtlite.operations.dot_general import DotGeneral
 from aqtlite.operations.ragged_dot import RaggedDot

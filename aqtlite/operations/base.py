@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 
+from aqtlite.lowering import DotInput, Kind
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -66,34 +64,6 @@ class OperandAxes(NamedTuple):
             math.lcm(scale_shape[axis], self.groups) // self.groups
             for axis in self.cuttable
         )
-
-
-class DotInput(NamedTuple):
-    """The input to the dot of one operand: stored integers, or floats."""
-
-    values: jax.Array
-    zero_point: jax.Array | None
-    """int32, keepdims; None for none."""
-
-    largest: int | None
-    """The largest magnitude of an integer less its zero point. Of a float, in units;
-    None if it has no unit."""
-
-    unit: float | None = None
-    """The power of two of which floats are multiples; None if it is not known."""
-
-    sums: jax.Array | None = None
-    """int32, keepdims: the sums of integers less their zero point over the contracting
-    axes; None if they are not known."""
-
-    def less_zero_point(self) -> "DotInput":
-        """Subtracts the zero point, which makes int16 or int32 of the values."""
-        if self.zero_point is None:
-            return self
-        values = self.values.astype(jnp.int32) - self.zero_point
-        if self.largest is not None and self.largest <= jnp.iinfo(jnp.int16).max:
-            values = values.astype(jnp.int16)
-        return DotInput(values, None, self.largest)
 
 
 class Operation(abc.ABC):
@@ -248,56 +218,18 @@ class Operation(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no contraction of tiles")
 
     @abc.abstractmethod
-    def integer_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        """Contracts stored integers, less their zero points, exactly.
-
-        Returns:
-            int32, or float32 where int32 may not hold the sums.
-        """
-
-    @abc.abstractmethod
-    def integer_dot_in_float(
+    def contract(
         self,
+        kind: Kind,
         lhs: DotInput,
         rhs: DotInput,
-        in_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
+        out_sharding: NamedSharding | None = None,
     ) -> jax.Array:
-        """Contracts stored integers, less their zero points, as floats to float32."""
-
-    @abc.abstractmethod
-    def mixed_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        """Contracts floats with stored integers, less their zero point, to float32.
+        """Contracts values, less their zero points.
 
         Args:
-            lhs: floats, or integers.
-            rhs: the other.
-            out_dtype: in which the result is wanted in the end.
+            kind: of dot: what the values are, and in what they are summed.
+            lhs: stored integers, or floats.
+            rhs: stored integers, or floats.
             out_sharding: of the result.
-            precision: as `lax.dot_general` takes it.
         """
-
-    @abc.abstractmethod
-    def narrow_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        """Contracts floats of 8 bits, summed in float32."""
-
-    @abc.abstractmethod
-    def float_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        """Contracts floats, summed in float32 or in what is wider."""

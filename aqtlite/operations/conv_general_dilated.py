@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 
 from aqtlite import lowering
+from aqtlite.lowering import DotInput, Kind
 from aqtlite.lowering.convolution import Convolution
-from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.operations import zero_points
+from aqtlite.operations.base import OperandAxes, Operation, Side
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
@@ -188,81 +188,22 @@ class ConvGeneralDilated(Operation):
         x, w, y = map(tuple, shapes)
         return dataclasses.replace(self, shapes=(x, w, y))
 
-    def integer_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
+    def contract(self, kind, lhs, rhs, out_sharding=None):
         left, right = self._in_order(lhs, rhs)
-        right = right.less_zero_point()
-        if self._takes_off(left, right):
+        if self._zero_point_leaves_sums(kind, left, right):
             return self._less_zero_point(left, right, out_sharding)
-        left = left.less_zero_point()
-        run = functools.partial(
-            lowering.integer_conv,
-            largest=(left.largest, right.largest),
-            out_sharding=out_sharding,
-        )
-        return self._run(run, left, right)
-
-    def integer_dot_in_float(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        in_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-    ) -> jax.Array:
-        left, right = self._in_order(lhs.less_zero_point(), rhs.less_zero_point())
-        run = functools.partial(
-            lowering.integer_conv_in_float,
-            in_dtype=in_dtype,
-            largest=(left.largest, right.largest),
-            out_sharding=out_sharding,
-        )
-        return self._run(run, left, right)
-
-    def mixed_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        left, right = self._in_order(lhs.less_zero_point(), rhs.less_zero_point())
-        run = functools.partial(
-            lowering.mixed_conv,
-            out_dtype=np.dtype(out_dtype),
-            out_sharding=out_sharding,
-            precision=precision,
-        )
-        return self._run(run, left, right)
-
-    def narrow_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        left, right = self._in_order(lhs, rhs)
-        run = functools.partial(
-            lowering.narrow_conv,
-            units=(left.unit, right.unit),
-            largest=(left.largest, right.largest),
-            out_sharding=out_sharding,
-        )
-        return self._run(run, left, right)
-
-    def float_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        run = functools.partial(
-            lowering.float_conv, out_sharding=out_sharding, precision=precision
-        )
-        return self._run(run, *self._in_order(lhs, rhs))
+        left, right = left.less_zero_point(), right.less_zero_point()
+        right = right._replace(values=self._kernel(right.values))
+        out = kind(lowering.Conv(self.convolution, out_sharding), left, right)
+        groups = self.forward.batch_groups
+        if self.arrays[2] != "x" or groups == 1:
+            return out
+        n, c, *_ = self.forward.lhs_spec
+        return _move_groups(out, c, n, groups)
 
     @functools.cached_property
     def convolution(self) -> Convolution:
-        """What sums into the result, of operands as `_run` lays them out."""
+        """What sums into the result, of operands `_in_order` and of a `_kernel`."""
         match self.arrays[2]:
             case "x":
                 return self.forward.for_dlhs(*self.shapes)
@@ -279,16 +220,6 @@ class ConvGeneralDilated(Operation):
         kernel = {"y": "w", "x": "w", "w": "y"}[self.arrays[2]]
         return "lhs" if self.arrays[1] == kernel else "rhs"
 
-    def _run(self, run: Any, left: DotInput, right: DotInput) -> jax.Array:
-        """Evaluates `convolution`, and gives its result the layout of the array."""
-        kernel = self._kernel(right.values)
-        out = run(left.values, kernel, self.convolution)
-        groups = self.forward.batch_groups
-        if self.arrays[2] != "x" or groups == 1:
-            return out
-        n, c, *_ = self.forward.lhs_spec
-        return _move_groups(out, c, n, groups)
-
     def _kernel(self, values: jax.Array) -> jax.Array:
         """The kernel of `convolution`: reversed, with its features exchanged."""
         if self.arrays[2] != "x":
@@ -296,24 +227,24 @@ class ConvGeneralDilated(Operation):
         o, c, *window = self.forward.rhs_spec
         return _move_groups(lax.rev(values, window), o, c, self._groups)
 
-    def _takes_off(self, left: DotInput, right: DotInput) -> bool:
+    def _zero_point_leaves_sums(
+        self, kind: Kind, left: DotInput, right: DotInput
+    ) -> bool:
         """Returns True if the zero point of the first operand leaves the sums.
 
         It is then the same for all that is summed into one element.
         """
-        zero, side = left.zero_point, self._side_of_first()
-        if zero is None:
+        zero, contracting = (
+            left.zero_point,
+            self.axes(self._side_of_first()).contracting,
+        )
+        if zero is None or right.zero_point is not None:
             return False
-        is_narrow = all(jnp.iinfo(one.values.dtype).bits <= 8 for one in (left, right))
-        kernel = self._kernel(right.values)
-        products = self.convolution.products(kernel.shape)
-        bound = (left.largest or 0) * (right.largest or 0)
-        contracting = self.axes(side).contracting
+        products = self.convolution.products(self._kernel(right.values).shape)
         return (
-            is_narrow
+            zero_points.leave_sums(kind, left, right, products)
             and self.forward.batch_groups == 1
             and isinstance(products, int)
-            and products * bound < 2**31
             and all(zero.shape[axis] == 1 for axis in contracting)
         )
 
@@ -328,9 +259,8 @@ class ConvGeneralDilated(Operation):
         padded = jnp.where(is_real, padded, zero.astype(padded.dtype))
         kernel = self._kernel(right.values)
         # All of it modulo 2^32: the result is within int32.
-        sums = lowering.integer_conv(
-            padded, kernel, convolution.of_padded(), out_sharding=out_sharding
-        )
+        conv = lowering.Conv(convolution.of_padded(), out_sharding)
+        sums = lowering.Integers()(conv, DotInput(padded), DotInput(kernel))
         if right.sums is not None and self.arrays[2] == "y" and self._groups == 1:
             other: Side = "rhs" if self._side_of_first() == "lhs" else "lhs"
             of_kernel = self.scale_to_output(other, right.sums)

@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 
 from aqtlite import lowering
+from aqtlite.lowering import DotInput
 from aqtlite.operations import zero_points
-from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.base import OperandAxes, Operation, Side
 from aqtlite.shapes import dimension_numbers as dn
 
 
@@ -149,83 +148,13 @@ class DotGeneral(Operation):
         ranks = self.lhs_ndim + front, self.rhs_ndim + front
         return DotGeneral(((shift(lhs_ca), shift(rhs_ca)), batch), *ranks, order)
 
-    def integer_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        largest = lhs.largest, rhs.largest
-        if lhs.zero_point is None and rhs.zero_point is None:
-            return lowering.integer_dot(
-                lhs.values, rhs.values, self.dims, self.order, out_sharding, largest
-            )
+    def contract(self, kind, lhs, rhs, out_sharding=None):
+        dot = lowering.Dot(
+            self.dims, self.lhs_ndim, self.rhs_ndim, self.order, out_sharding
+        )
         products = dn.contraction_size(self.dims, lhs.values.shape)
-        is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
-        bound = (lhs.largest or 0) * (rhs.largest or 0)
-        # A symbolic size (jax.export) is taken to fit.
-        is_long = isinstance(products, int) and products * bound >= 2**31
-        if is_wide or is_long:
-            lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
-            return self.integer_dot(lhs, rhs, out_sharding)
-        sums = lowering.integer_dot(
-            lhs.values, rhs.values, self.dims, self.order, out_sharding
-        )
-        # All of it modulo 2^32: the result is within int32.
-        return sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
-
-    def integer_dot_in_float(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        in_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-    ) -> jax.Array:
-        return lowering.integer_dot_in_float(
-            lhs.less_zero_point().values,
-            rhs.less_zero_point().values,
-            self.dims,
-            in_dtype,
-            self.order,
-            out_sharding,
-            (lhs.largest, rhs.largest),
-        )
-
-    def mixed_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        return lowering.mixed_dot(
-            lhs.less_zero_point().values,
-            rhs.less_zero_point().values,
-            self.dims,
-            self.order,
-            out_sharding,
-            precision,
-            out_dtype=out_dtype,
-        )
-
-    def narrow_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        return lowering.narrow_dot(
-            lhs.values,
-            rhs.values,
-            self.dims,
-            self.order,
-            out_sharding,
-            (lhs.unit, rhs.unit),
-            (lhs.largest, rhs.largest),
-        )
-
-    def float_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        return lowering.float_dot(
-            lhs.values, rhs.values, self.dims, self.order, out_sharding, precision
-        )
+        if zero_points.leave_sums(kind, lhs, rhs, products):
+            sums = kind(dot, DotInput(lhs.values), DotInput(rhs.values))
+            # All of it modulo 2^32: the result is within int32.
+            return sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
+        return kind(dot, lhs.less_zero_point(), rhs.less_zero_point())

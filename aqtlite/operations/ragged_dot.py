@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 
-from aqtlite.lowering import ragged
+from aqtlite import lowering
+from aqtlite.lowering import DotInput
 from aqtlite.operations import zero_points
-from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.base import OperandAxes, Operation, Side
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import ragged_axes
 from aqtlite.shapes.dimension_numbers import Axes
@@ -133,91 +132,22 @@ class RaggedDot(Operation):
         ]
         return dataclasses.replace(self, group_sizes=jnp.stack(sizes), rows=rows)
 
-    def integer_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        if self._has_terms_of_zero_points(lhs, rhs):
-            sums = self._run(ragged.integer_dot, lhs, rhs)
+    def contract(self, kind, lhs, rhs, out_sharding=None):
+        ragged = lowering.Ragged(self.axes_of, self.rows, self.group_sizes)
+        (axis,) = self.axes("lhs").contracting
+        products = lhs.values.shape[axis]
+        # Sums over the rows of a group would be sums by segments.
+        has_rows = "m" in self.axes_of.out
+        if has_rows and zero_points.leave_sums(kind, lhs, rhs, products):
+            sums = kind(ragged, DotInput(lhs.values), DotInput(rhs.values))
             # All of it modulo 2^32: the result is within int32.
             sums = sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
             is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
             return jnp.where(is_in_group[:, None], sums, 0)
-        lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
-        dot = functools.partial(ragged.integer_dot, largest=(lhs.largest, rhs.largest))
-        return self._run(dot, lhs, rhs)
-
-    def _has_terms_of_zero_points(self, lhs: DotInput, rhs: DotInput) -> bool:
-        """Returns True if sums of one operand make up for zero points.
-
-        Those over the rows of a group would be sums by segments.
-        """
-        if lhs.zero_point is None and rhs.zero_point is None:
-            return False
-        if "m" not in self.axes_of.out:
-            return False
-        is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
-        (axis,) = self.axes("lhs").contracting
-        products = lhs.values.shape[axis]
-        bound = (lhs.largest or 0) * (rhs.largest or 0)
-        # A symbolic size (jax.export) is taken to fit.
-        is_long = isinstance(products, int) and products * bound >= 2**31
-        return not (is_wide or is_long)
-
-    def integer_dot_in_float(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        in_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-    ) -> jax.Array:
-        lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
-        dot = functools.partial(
-            ragged.integer_dot_in_float,
-            in_dtype=in_dtype,
-            largest=(lhs.largest, rhs.largest),
-        )
-        return self._run(dot, lhs, rhs)
-
-    def mixed_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        del precision  # `takes_precision` is False.
-        lhs, rhs = lhs.less_zero_point(), rhs.less_zero_point()
-        dot = functools.partial(
-            ragged.mixed_dot, out_dtype=out_dtype, largest=(lhs.largest, rhs.largest)
-        )
-        return self._run(dot, lhs, rhs)
-
-    def narrow_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        dot = functools.partial(
-            ragged.narrow_dot,
-            units=(lhs.unit, rhs.unit),
-            largest=(lhs.largest, rhs.largest),
-        )
-        return self._run(dot, lhs, rhs)
-
-    def float_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        del precision
-        return self._run(ragged.float_dot, lhs, rhs)
+        return kind(ragged, lhs.less_zero_point(), rhs.less_zero_point())
 
     def _letters(self, side: Side) -> str:
         return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs
 
     def _laid_out(self, scale: jax.Array, axes: str, wanted: str) -> jax.Array:
         return ragged_axes.laid_out(scale, axes, wanted, self.group_sizes, self.rows)
-
-    def _run(self, dot: Any, lhs: DotInput, rhs: DotInput) -> jax.Array:
-        return dot(lhs.values, rhs.values, self.group_sizes, axes=self.axes_of)

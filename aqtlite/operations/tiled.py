@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.operations.base import DotInput, OperandAxes, Operation, Side
+from aqtlite.operations.base import OperandAxes, Operation, Side
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_sharding
 
@@ -64,69 +62,15 @@ class Tiled(Operation):
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
         return self._each(lambda one, x: one.rhs_scale_to_lhs(x), scale)
 
-    def integer_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        return self._dots(type(self.one).integer_dot, (lhs, rhs), (), out_sharding)
-
-    def integer_dot_in_float(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        in_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-    ) -> jax.Array:
-        dot = type(self.one).integer_dot_in_float
-        return self._dots(dot, (lhs, rhs), (in_dtype,), out_sharding)
-
-    def mixed_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_dtype: np.dtype,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        dot = functools.partial(type(self.one).mixed_dot, precision=precision)
-        return self._dots(dot, (lhs, rhs), (out_dtype,), out_sharding)
-
-    def narrow_dot(
-        self, lhs: DotInput, rhs: DotInput, out_sharding: NamedSharding | None
-    ) -> jax.Array:
-        return self._dots(type(self.one).narrow_dot, (lhs, rhs), (), out_sharding)
-
-    def float_dot(
-        self,
-        lhs: DotInput,
-        rhs: DotInput,
-        out_sharding: NamedSharding | None,
-        precision: lax.PrecisionLike = None,
-    ) -> jax.Array:
-        dot = functools.partial(type(self.one).float_dot, precision=precision)
-        return self._dots(dot, (lhs, rhs), (), out_sharding)
-
-    def _dots(
-        self,
-        dot: Callable[..., jax.Array],
-        pair: tuple[DotInput, DotInput],
-        rest: tuple[Any, ...],
-        out_sharding: NamedSharding | None,
-    ) -> jax.Array:
-        """Maps a dot of the operation over tiles.
-
-        Args:
-            dot: the method.
-            pair: both operands.
-            rest: further arguments, before the sharding of the result.
-            out_sharding: of all results.
-        """
+    def contract(self, kind, lhs, rhs, out_sharding=None):
+        pair = lhs, rhs
 
         def of_one(arrays: Any, one: Operation) -> jax.Array:
             inputs = (
                 given._replace(values=values, zero_point=zero_point, sums=None)
                 for given, (values, zero_point) in zip(pair, arrays, strict=True)
             )
-            return dot(one, *inputs, *rest, None)
+            return one.contract(kind, *inputs)
 
         arrays = self._stacked([(given.values, given.zero_point) for given in pair])
         run = jax.vmap(of_one)

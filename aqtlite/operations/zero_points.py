@@ -5,8 +5,30 @@ import math
 import jax
 import jax.numpy as jnp
 
-from aqtlite.operations.base import DotInput, Operation
+from aqtlite.lowering import DotInput, Integers, Kind
+from aqtlite.operations.base import Operation
 from aqtlite.shapes.dimension_numbers import Axes
+
+
+def leave_sums(kind: Kind, lhs: DotInput, rhs: DotInput, products: int) -> bool:
+    """Returns True if `terms` may be taken off the sums of what is stored.
+
+    Stored values are then of 8 bits, and int32 holds all sums.
+
+    Args:
+        kind: of dot.
+        lhs: the operand.
+        rhs: the operand.
+        products: in a sum; a symbolic number (jax.export) is taken to fit.
+    """
+    if not isinstance(kind, Integers):
+        return False
+    if lhs.zero_point is None and rhs.zero_point is None:
+        return False
+    is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
+    bound = (lhs.largest or 0) * (rhs.largest or 0)
+    is_long = isinstance(products, int) and products * bound >= 2**31
+    return not (is_wide or is_long)
 
 
 def terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:

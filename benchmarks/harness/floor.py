@@ -80,7 +80,11 @@ def program(contractions: Sequence[Contraction]) -> Callable[[], Any]:
     @jax.jit
     def dots(operands: Any) -> list[jax.Array]:
         return [
-            lowering.integer_dot(lhs, rhs, c.dims)
+            lowering.Integers()(
+                lowering.Dot(c.dims, lhs.ndim, rhs.ndim),
+                lowering.DotInput(lhs),
+                lowering.DotInput(rhs),
+            )
             for c, (lhs, rhs) in zip(contractions, operands, strict=True)
         ]
 

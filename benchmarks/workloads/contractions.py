@@ -2,7 +2,7 @@
 
     python -m benchmarks --only contractions
 
-Float32, a bare int8 `lax.dot_general`, and `aqtlite.lowering.integer_dot` on the same
+Float32, a bare int8 `lax.dot_general`, and `aqtlite.lowering.Integers` on the same
 operands; the results of the last two are compared element by element. ``MK,KN`` names
 the axes of lhs and rhs as stored.
 """
@@ -119,7 +119,12 @@ def measure(case: Case, options: Options) -> tuple[dict[str, Any], bool]:
             lhs, rhs, case.dims, preferred_element_type=jnp.int32
         )
     )
-    ours = jax.jit(lambda lhs, rhs: lowering.integer_dot(lhs, rhs, case.dims))
+    dot = lowering.Dot(case.dims, len(case.lhs), len(case.rhs))
+    ours = jax.jit(
+        lambda lhs, rhs: lowering.Integers()(
+            dot, lowering.DotInput(lhs), lowering.DotInput(rhs)
+        )
+    )
     programs = (
         lambda: plain(*floats),
         lambda: bare(*operands),

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import lowering
-from aqtlite.lowering import cpu, mixed, processor
+from aqtlite.lowering import cpu, dot, processor
+from tests.lowering.dots import integer_dot, mixed_dot
 
 LAST_AXES = ((1,), (1,)), ((), ())
 FLOAT32 = jnp.dtype("float32")
@@ -23,9 +23,9 @@ def unsigned(request, monkeypatch):
 @pytest.fixture
 def blocks(monkeypatch):
     """Blocks of four rows at most."""
-    monkeypatch.setattr(mixed, "_FEW_SUMS", 0)
-    monkeypatch.setattr(mixed, "_BLOCK_SUMS", 0)
-    monkeypatch.setattr(mixed, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(dot, "_FEW_SUMS", 0)
+    monkeypatch.setattr(dot, "_BLOCK_SUMS", 0)
+    monkeypatch.setattr(dot, "_BLOCK_ROWS", 4)
 
 
 def operands(rows, products=32, columns=6, bits=8, seed=0):
@@ -38,9 +38,9 @@ def operands(rows, products=32, columns=6, bits=8, seed=0):
 
 def dot_of(lhs, rhs, dims=LAST_AXES, order=None, dtype=FLOAT32):
     """Compiled anew: the forms depend on what fixtures replaced."""
-    return jax.jit(
-        lambda lhs, rhs: lowering.mixed_dot(lhs, rhs, dims, order, out_dtype=dtype)
-    )(lhs, rhs)
+    return jax.jit(lambda lhs, rhs: mixed_dot(lhs, rhs, dims, order, out_dtype=dtype))(
+        lhs, rhs
+    )
 
 
 def check(got, x, w, digit_bits=22):
@@ -59,9 +59,9 @@ def test_rows_alone_and_in_batches_of_any_size(bits, monkeypatch):
     check(batch, x, w)
     for rows in (1, 3):
         np.testing.assert_array_equal(dot_of(x[:rows], w), batch[:rows])
-    monkeypatch.setattr(mixed, "_FEW_SUMS", 0)
-    monkeypatch.setattr(mixed, "_BLOCK_SUMS", 0)
-    monkeypatch.setattr(mixed, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(dot, "_FEW_SUMS", 0)
+    monkeypatch.setattr(dot, "_BLOCK_SUMS", 0)
+    monkeypatch.setattr(dot, "_BLOCK_ROWS", 4)
     # Blocks of 4 rows, of which the last two overlap.
     np.testing.assert_array_equal(dot_of(x, w), batch)
 
@@ -83,12 +83,12 @@ def test_blocks_are_a_loop_and_few_sums_are_not(monkeypatch):
 
     def program():
         lowered = jax.jit(
-            lambda x, w: lowering.mixed_dot(x, w, LAST_AXES, out_dtype=FLOAT32)
+            lambda x, w: mixed_dot(x, w, LAST_AXES, out_dtype=FLOAT32)
         ).lower(x, w)
         return lowered.as_text()
 
     assert "stablehlo.while" in program()
-    monkeypatch.setattr(mixed, "_FEW_SUMS", 2**21)
+    monkeypatch.setattr(dot, "_FEW_SUMS", 2**21)
     assert "stablehlo.while" not in program()
 
 
@@ -141,6 +141,6 @@ def test_other_int4_is_widened(lhs, rhs, dims, monkeypatch):
 def test_pairs_are_contracted_apart(monkeypatch):
     monkeypatch.setattr(cpu, "_WIDENED_BYTES", 30)
     lhs, rhs = jnp.ones((3, 8), jnp.int8), jnp.ones((5, 8), jnp.int4)
-    text = jax.jit(lambda *x: lowering.integer_dot(*x, LAST_AXES)).lower(lhs, rhs)
+    text = jax.jit(lambda *x: integer_dot(*x, LAST_AXES)).lower(lhs, rhs)
     dots = re.findall(r"dot_general.*\((tensor<\S+>), (tensor<\S+>)\)", text.as_text())
-    assert [dot[1] for dot in dots] == ["tensor<3x4xi8>"] * 2
+    assert [one[1] for one in dots] == ["tensor<3x4xi8>"] * 2

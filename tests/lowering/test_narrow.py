@@ -11,6 +11,7 @@ import aqtlite
 from aqtlite import config, lowering
 from aqtlite.lowering import narrow, processor
 from tests.common import DIMENSION_NUMBERS, MATMUL, normal
+from tests.lowering.dots import contract
 from tests.lowering.test_dots import exact
 
 
@@ -39,8 +40,8 @@ def test_values():
         @jax.jit
         def run(lhs, rhs, dims=dims, order=reverse):
             return (
-                lowering.narrow_dot(lhs, rhs, dims),
-                lowering.narrow_dot(lhs, rhs, dims, order),
+                contract(lowering.Narrow(), lhs, rhs, dims),
+                contract(lowering.Narrow(), lhs, rhs, dims, order),
             )
 
         straight, reversed_order = run(lhs, rhs)
@@ -54,7 +55,8 @@ def test_small_multiples_of_a_unit_are_exact():
     values = np.random.default_rng(0).integers(-12, 13, (2, 3, 70_000))
     lhs, rhs = (jnp.asarray(x / 2, jnp.float8_e4m3fn) for x in values)
     dims = ((1,), (1,)), ((), ())
-    got = lowering.narrow_dot(lhs, rhs, dims, None, None, (0.5, 0.5), (12, 12))
+    static = dict(units=(0.5, 0.5), largest=(12, 12))
+    got = contract(lowering.Narrow(), lhs, rhs, dims, **static)
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims).astype(np.float32))
 
 

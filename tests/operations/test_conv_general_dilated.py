@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations
+from aqtlite import lowering, operations
 from aqtlite.operations import DotInput
 from aqtlite.shapes import tiles
 from tests.convolutions import CASES, Case, integers, reference
@@ -30,7 +30,7 @@ def dots(operation, x, w, g):
     """The result and both gradients, of int8."""
 
     def dot(operation, lhs, rhs):
-        return operation.integer_dot(int8(lhs), int8(rhs), None)
+        return operation.contract(lowering.Integers(), int8(lhs), int8(rhs))
 
     to_lhs, to_rhs = (operation.gradient(side) for side in operations.SIDES)
     return dot(operation, x, w), dot(to_lhs, g, w), dot(to_rhs, g, x)
@@ -153,8 +153,10 @@ def test_tiles_add_up(name):
             )
         )
         one = operation.of_tiles((2,))
-        each = [one.integer_dot(int8(a[i]), int8(b[i]), None) for i in range(2)]
-        together = operation.tiled((2,)).integer_dot(int8(a), int8(b), None)
+        each = [
+            one.contract(lowering.Integers(), int8(a[i]), int8(b[i])) for i in range(2)
+        ]
+        together = operation.tiled((2,)).contract(lowering.Integers(), int8(a), int8(b))
         return together, jnp.stack(each)
 
     for operation, lhs, rhs, out in all_operations(case):
@@ -184,9 +186,9 @@ def test_zero_points_pad_with_the_real_zero(name):
     @jax.jit
     def run(x, w):
         left = int8(x, jnp.asarray(zero_x, jnp.int32))
-        alone = operation.integer_dot(left, int8(w), None)
+        alone = operation.contract(lowering.Integers(), left, int8(w))
         right = int8(w + zero_w, jnp.asarray(zero_w, jnp.int32))
-        return alone, operation.integer_dot(left, right, None)
+        return alone, operation.contract(lowering.Integers(), left, right)
 
     for got in run(x + zero_x, w):
         np.testing.assert_array_equal(got, wanted)
@@ -196,7 +198,9 @@ def test_sums_beyond_int32_are_taken_in_pieces():
     case = Case(lhs=(1, 300, 500, 1), rhs=(1, 1, 1, 2), padding=((0, 0), (0, 0)))
     operation = operation_of(case).gradient("rhs")
     x, g = np.full(case.lhs, 127), np.full((1, 300, 500, 2), 127)
-    got = jax.jit(lambda g, x: operation.integer_dot(int8(g), int8(x), None))(g, x)
+    got = jax.jit(
+        lambda g, x: operation.contract(lowering.Integers(), int8(g), int8(x))
+    )(g, x)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, 300 * 500 * 127.0**2, rtol=1e-6)
 
@@ -212,9 +216,11 @@ def test_wide_integers_and_floats():
         floats = DotInput(x.astype(jnp.float32) / 3, None, None)
         ints = int8(w)
         return (
-            operation.integer_dot(wide, ints, None),
-            operation.mixed_dot(floats, ints, np.dtype("float32"), None),
-            operation.float_dot(floats, DotInput(w.astype(jnp.float32), 0, 0), None),
+            operation.contract(lowering.Integers(), wide, ints),
+            operation.contract(lowering.Mixed(np.dtype("float32")), floats, ints),
+            operation.contract(
+                lowering.Floats(), floats, DotInput(w.astype(jnp.float32))
+            ),
         )
 
     wide, mixed, floats = run(x, w)

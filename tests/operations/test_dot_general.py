@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations
+from aqtlite import lowering, operations
 from aqtlite.operations import DotInput
 from aqtlite.shapes import tiles
 from tests.common import normal
@@ -35,9 +35,7 @@ def operands_of(case):
 
 
 def run(operation, lhs, rhs):
-    return operation.float_dot(
-        DotInput(lhs, None, None), DotInput(rhs, None, None), None
-    )
+    return operation.contract(lowering.Floats(), DotInput(lhs), DotInput(rhs))
 
 
 def orders_of(operation, lhs, rhs):
@@ -120,8 +118,8 @@ def test_zero_points_on_either_side(which):
 
     a, b = given(lhs, lz, which != "rhs"), given(rhs, rz, which != "lhs")
     wanted = (lhs - lz) @ (rhs - rz)
-    assert operation.integer_dot(a, b, None).tolist() == wanted.tolist()
-    in_float = operation.integer_dot_in_float(a, b, np.dtype("float32"), None)
+    assert operation.contract(lowering.Integers(), a, b).tolist() == wanted.tolist()
+    in_float = operation.contract(lowering.IntegersInFloat(np.dtype("float32")), a, b)
     assert in_float.tolist() == wanted.tolist()
 
 
@@ -132,5 +130,5 @@ def test_a_zero_point_that_varies_along_contracting_axes():
     operation = operations.DotGeneral((((1,), (0,)), ((), ())), 2, 2)
     a = DotInput(jnp.asarray(lhs, jnp.int8), None, 127)
     b = DotInput(jnp.asarray(rhs, jnp.int8), jnp.asarray(z, jnp.int32), 255)
-    got = operation.integer_dot(a, b, None)
+    got = operation.contract(lowering.Integers(), a, b)
     assert got.tolist() == (lhs @ (rhs - z)).tolist()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from aqtlite import operations
+from aqtlite import lowering, operations
 from aqtlite.operations import DotInput
 from aqtlite.shapes import tiles
 from aqtlite.shapes.ragged_axes import RaggedAxes
@@ -46,9 +46,7 @@ def shape_of(letters):
 
 
 def run(operation, lhs, rhs):
-    return operation.float_dot(
-        DotInput(lhs, None, None), DotInput(rhs, None, None), None
-    )
+    return operation.contract(lowering.Floats(), DotInput(lhs), DotInput(rhs))
 
 
 def in_numpy(axes, lhs, rhs, group_sizes):
@@ -103,7 +101,7 @@ def test_integers_are_exact(axes, bits):
     @jax.jit
     def dot(operation, lhs, rhs):
         left, right = DotInput(lhs, None, largest), DotInput(rhs, None, 127)
-        return operation.integer_dot(left, right, None)
+        return operation.contract(lowering.Integers(), left, right)
 
     dtype = f"int{bits}"
     for group_sizes in GROUPS.values():
@@ -121,7 +119,7 @@ def test_sums_that_int32_does_not_hold():
         jnp.array([rows - 10, 4]), rows, RaggedAxes("mn", "mk", "gkn")
     )
     ones = DotInput(jnp.full((rows, 1), 127, jnp.int8), None, 127)
-    got = operation.integer_dot(ones, ones, None)
+    got = operation.contract(lowering.Integers(), ones, ones)
     assert got.dtype == jnp.float32
     assert got[:, 0, 0].tolist() == [float(np.float32(127**2 * (rows - 10))), 64516.0]
 
@@ -187,7 +185,8 @@ def test_zero_points(axes):
 
     @jax.jit
     def dot(operation, values, zeros):
-        return operation.integer_dot(
+        return operation.contract(
+            lowering.Integers(),
             *(
                 DotInput(x.astype(jnp.int8), z.astype(jnp.int32), 255)
                 for x, z in zip(values, zeros, strict=True)

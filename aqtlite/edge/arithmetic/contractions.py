@@ -7,16 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite import lowering
 from aqtlite.edge.arithmetic import fixed_point, rescaling, scales
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
 from aqtlite.edge.grid import Grid
 from aqtlite.lowering.convolution import Convolution
-from aqtlite.lowering.integer import integer_dot
-from aqtlite.lowering.integer_convolution import integer_conv
 from aqtlite.shapes import dimension_numbers as dn
 
-_LARGEST = (128, 128)
+_LARGEST = 128
 
 _Roundings = dict[Kernels, fixed_point.Rounding | None]
 _FULLY_CONNECTED: _Roundings = {
@@ -176,9 +175,9 @@ def conv_2d(
         feature_group_count=groups,
     )
     padded = convolution.pad(x, x_grid.zero_point)
-    sums = integer_conv(padded, weights, convolution.of_padded(), largest=_LARGEST)
+    sums = _sums(lowering.Conv(convolution.of_padded()), padded, weights)
     offsets = x_grid.zero_point * jnp.sum(weights, (0, 1, 2), jnp.int32)
-    sums = sums.astype(jnp.int32) - offsets
+    sums = sums - offsets
     rounding = _conv_rounding(x, weights_grid, groups, kernels)
     return requantize_sums(sums, bias, x_grid, weights_grid, grid, clamp, rounding)
 
@@ -259,7 +258,7 @@ def _dot(
     if y.dtype == jnp.int16 or x.dtype == jnp.int16:
         wide = x.astype(jnp.int32), y.astype(jnp.int32)
         return lax.dot_general(*wide, dims, preferred_element_type=jnp.int32)
-    sums = integer_dot(x, y, dims, largest=_LARGEST).astype(jnp.int32)
+    sums = _sums(lowering.Dot(dims, x.ndim, y.ndim), x, y)
     if x_grid.zero_point:
         of_columns = jnp.sum(y, of_y, jnp.int32)
         sums -= x_grid.zero_point * jnp.expand_dims(of_columns, len(batch))
@@ -268,3 +267,9 @@ def _dot(
         count = x.shape[contracted]
         sums -= y_grid.zero_point * (of_rows - count * x_grid.zero_point)
     return sums
+
+
+def _sums(contraction: lowering.Contraction, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The sums of products of integers, int32."""
+    left, right = (lowering.DotInput(one, largest=_LARGEST) for one in (x, y))
+    return lowering.Integers()(contraction, left, right).astype(jnp.int32)

@@ -1,0 +1,238 @@
+"""`lax.dot_general` in the forms of all platforms."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from aqtlite.lowering import cpu, digits, gpu, narrow, plain
+from aqtlite.lowering.contraction import Contraction
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import before_transposition
+
+# Up to so many sums of digits are kept at once; beyond, they would leave the cache.
+_FEW_SUMS = 2**21
+
+# The sums of a block of rows, which has at least so many rows, so that rhs is not read
+# more often than need be.
+_BLOCK_SUMS = 2**19
+_BLOCK_ROWS = 128
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["dims", "lhs_ndim", "rhs_ndim", "order", "out_sharding"],
+)
+@dataclasses.dataclass(frozen=True)
+class Dot(Contraction):
+    """A `lax.dot_general`."""
+
+    dims: dn.DimensionNumbers
+    """Canonical dimension numbers."""
+
+    lhs_ndim: int
+    rhs_ndim: int
+    order: dn.Axes | None = None
+    """A permutation of the axes of `lax.dot_general`'s result; None for none."""
+
+    out_sharding: NamedSharding | None = None
+    """Of the permuted result."""
+
+    def anywhere(self, lhs, rhs, precision):
+        lhs, rhs = plain.without_int4(lhs, rhs)
+        return self._plain(lhs, rhs, precision)
+
+    def on_target(self, target, lhs, rhs, precision):
+        if target.platform == "tpu" and lhs.dtype == rhs.dtype:
+            return self._plain(lhs, rhs, precision)
+        # Padding and reshaping would need shardings of their own.
+        is_whole = target.partitions == 1 and self.out_sharding is None
+        if _is_float(lhs) or target.platform == "tpu" or not is_whole:
+            return self.anywhere(lhs, rhs, precision)
+        if target.platform == "cpu" and cpu.holds_pairs(lhs, rhs, self.dims):
+            return cpu.dot_of_pairs(lhs, rhs, self.dims)
+        dot = cpu.dot if target.platform == "cpu" else gpu.dot
+        lhs, rhs = plain.without_int4(lhs, rhs)
+        return dot(lhs, rhs, self.dims)
+
+    def sums(self, lhs, rhs, precision=None):
+        if self.order is not None:
+            return self._unordered().sums(lhs, rhs, precision).transpose(self.order)
+        if self._is_plain(lhs, rhs):
+            return self._plain(lhs, rhs, precision)
+        return super().sums(lhs, rhs, precision)
+
+    def sums_of_digits(self, lhs, rhs, split):
+        """Contracts all digits at once: they are remaining axes."""
+        order = self.order
+        if order is not None:
+            rows = self._unordered().sums_of_digits(lhs, rhs, split)
+            return [[one.transpose(order) for one in row] for row in rows]
+        sums = self._of_digits(split).sums(lhs, rhs)
+        lhs_axis, rhs_axis = len(self.dims[1][0]), self._lhs_rank
+        rows = plain.unstacked(sums, lhs_axis) if split[0] else [sums]
+        return [plain.unstacked(x, rhs_axis) if split[1] else [x] for x in rows]
+
+    def in_best_order(self, lhs, rhs):
+        """Exchanges the operands where that spares a transposition of the sums."""
+        (_, rhs_ca), (batch, _) = self.dims
+        first, rank = len(batch), self._lhs_rank
+        is_row = self.rhs_ndim == len(rhs_ca) + first
+        if self.order is None or is_row or not first <= self.order[-1] < rank:
+            return self, lhs, rhs
+        axes = list(range(len(self.order)))
+        exchanged = axes[:first] + axes[rank:] + axes[first:rank]
+        order = tuple(exchanged.index(axis) for axis in self.order)
+        dims, ndims = dn.transpose(self.dims), (self.rhs_ndim, self.lhs_ndim)
+        return Dot(dims, *ndims, order, self.out_sharding), rhs, lhs
+
+    def products(self, lhs, rhs):
+        return dn.contraction_size(self.dims, lhs)
+
+    def pieces(self, lhs, rhs, limit):
+        """Cuts the longest contracting axis."""
+        (lhs_ca, rhs_ca), _ = self.dims
+        which = int(np.argmax([lhs[axis] for axis in lhs_ca]))
+        size = lhs[lhs_ca[which]]
+        others = self.products(lhs, rhs) // size
+        count = -(-size // max(1, limit // others))
+        step = -(-size // count)
+        for start in range(0, size, step):
+            stop = min(start + step, size)
+            lhs_cut, rhs_cut = (
+                functools.partial(
+                    lax.slice_in_dim, start_index=start, limit_index=stop, axis=axis
+                )
+                for axis in (lhs_ca[which], rhs_ca[which])
+            )
+            yield self, lhs_cut, rhs_cut
+
+    def by_blocks(self, contract, lhs, rhs):
+        """Contracts blocks of rows of lhs in a loop.
+
+        The sums of three digits take three times the memory of the result. Those of a
+        block stay in the cache until they are put together. The last block overlaps the
+        one before it where the rows do not divide: no row's sums depend on the others.
+        """
+        if not self._has_large_sums(lhs, rhs):
+            return contract(self, lhs, rhs)
+        (_, rhs_ca), _ = self.dims
+        shape = dn.output_shape(self.dims, lhs.shape, rhs.shape)
+        rank = self._lhs_rank
+        rows, columns = math.prod(shape[:rank]), math.prod(shape[rank:])
+        size = max(_BLOCK_ROWS, _BLOCK_SUMS // (3 * columns))
+        blocks = -(-rows // size)
+        size = -(-rows // blocks)
+        stack = lhs.values.reshape(-1, rows, *lhs.shape[rank:])
+        if rhs.values.dtype == jnp.int4:  # Widened once.
+            rhs = dataclasses.replace(rhs, values=rhs.values.astype(jnp.int8))
+        products = tuple(range(1, stack.ndim - 1))
+        dot = Dot(((products, rhs_ca), ((), ())), stack.ndim - 1, self.rhs_ndim)
+
+        def insert(index, out):
+            start = jnp.minimum(index * size, rows - size)
+            block = lax.dynamic_slice_in_dim(stack, start, size, axis=1)
+            part = contract(dot, dataclasses.replace(lhs, values=block), rhs)
+            return lax.dynamic_update_slice_in_dim(out, part, start, axis=0)
+
+        start = lax.full_like(stack, 0, jnp.float32, (rows, *shape[rank:]))
+        out = lax.fori_loop(0, blocks, insert, start).reshape(shape)
+        return out if self.order is None else out.transpose(self.order)
+
+    def unit_axes(self, side):
+        return self.dims[0][0 if side == "lhs" else 1]
+
+    def unit_to_result(self, side, unit):
+        if side == "lhs":
+            unit = dn.lhs_scale_to_output(unit, self.dims, self.rhs_ndim)
+        else:
+            unit = dn.rhs_scale_to_output(unit, self.dims, self.lhs_ndim)
+        return unit if self.order is None else unit.transpose(self.order)
+
+    def narrow(self, lhs, rhs):
+        """Contracts floats of 8 bits as they are.
+
+        NVIDIA's matrix units sum products of fp8 in fewer bits than float32 has, and
+        only at the highest precision does XLA have cuBLASLt add such sums up in float32
+        ("CUBLASLT_MATMUL_DESC_FAST_ACCUM").
+        """
+        out = self._unordered()._plain(lhs, rhs, lax.Precision.HIGHEST)
+        return out if self.order is None else out.transpose(self.order)
+
+    def narrow_on_cpu(self, lhs, rhs, is_whole):
+        """In bfloat16, too, which holds floats of 8 bits, where that is faster."""
+        if is_whole and self.out_sharding is None:
+            out = narrow.dot_of_matrices(lhs, rhs, self.dims, self.order)
+            if out is not None:
+                return out
+        return super().narrow_on_cpu(lhs, rhs, is_whole)
+
+    @property
+    def _lhs_rank(self) -> int:
+        """The number of axes of lhs in the result."""
+        return self.lhs_ndim - len(self.dims[0][0])
+
+    def _plain(
+        self, lhs: jax.Array, rhs: jax.Array, precision: lax.PrecisionLike
+    ) -> jax.Array:
+        accumulator, sharding = plain.accumulator(lhs), self.out_sharding
+        return plain.dot(lhs, rhs, self.dims, accumulator, sharding, precision)
+
+    def _is_plain(self, lhs: jax.Array, rhs: jax.Array) -> bool:
+        """Returns True if the plain form is the one of every target."""
+        if _is_float(lhs):
+            return cpu.sums_halves(lhs, rhs, self.dims)
+        if jnp.int4 in (lhs.dtype, rhs.dtype):
+            return False
+        shapes = lhs.shape, rhs.shape, self.dims
+        is_fast = cpu.is_fast(*shapes) and gpu.is_aligned(*shapes)
+        return is_fast or self.out_sharding is not None
+
+    def _unordered(self) -> "Dot":
+        if self.order is None:
+            return self
+        sharding = before_transposition(self.out_sharding, self.order)
+        return dataclasses.replace(self, order=None, out_sharding=sharding)
+
+    def _of_digits(self, split: tuple[bool, bool]) -> "Dot":
+        """The contraction of operands with digits on a leading axis, in no order."""
+        at = len(self.dims[1][0]), self._lhs_rank + split[0]
+        new = [axis for axis, is_new in zip(at, split, strict=True) if is_new]
+        sharding = self.out_sharding
+        return Dot(
+            digits.stacked_dims(self.dims, *split),
+            self.lhs_ndim + split[0],
+            self.rhs_ndim + split[1],
+            out_sharding=None if sharding is None else _with_new_axes(sharding, new),
+        )
+
+    def _has_large_sums(self, lhs: digits.Digits, rhs: digits.Digits) -> bool:
+        """Returns True if a loop contracts digits of floats sooner."""
+        (lhs_ca, _), (batch, _) = self.dims
+        rank = self._lhs_rank
+        is_last = lhs_ca == tuple(range(rank, self.lhs_ndim)) and not batch
+        is_whole = self.out_sharding is None and cpu.can_reshape(lhs.values, rhs.values)
+        if lhs.unit is None or not is_last or not is_whole:
+            return False
+        shape = dn.output_shape(self.dims, lhs.shape, rhs.shape)
+        has_rows = math.prod(shape[:rank]) > _BLOCK_ROWS
+        return has_rows and 3 * math.prod(shape) > _FEW_SUMS
+
+
+def _is_float(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _with_new_axes(sharding: NamedSharding, axes: list[int]) -> NamedSharding:
+    """The sharding of an array with new axes at these places, which are not sharded."""
+    spec = list(sharding.spec)
+    for axis in axes:
+        spec += [None] * (axis - len(spec))
+        spec.insert(axis, None)
+    return sharding.update(spec=spec)
