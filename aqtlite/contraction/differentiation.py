@@ -147,7 +147,7 @@ def _quantize(
     seeds: operands.Seeds,
     state: Any,
 ) -> QTensor | None:
-    how_to = one.tensor, axes, one.path, seeds, state, one.local_tiles
+    how_to = one.quantized_by, axes, one.path, seeds, state
     q = operands.quantize_operand(x, *how_to)
     # A scale that is given needs no barrier.
     is_given = q is x or isinstance(state, FixedScale)

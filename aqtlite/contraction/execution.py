@@ -72,15 +72,21 @@ class OperandExecution:
     reuse: arithmetic.Reuse | None = None
     """None: the operand is quantized here, if at all."""
 
-    local_tiles: int | None = None
-    """Into how many the first contracting axis is cut, None for the granularity of the
-    config."""
+    local_blocks: granularity.LocalBlocks | None = None
+    """Blocks of ``local_aqt``, None for the granularity of the config."""
 
     is_given: bool = False
     """It is given quantized, as a `QTensor`."""
 
     scale_moves: bool = False
     """Its scale multiplies the other operand before that one is quantized."""
+
+    @property
+    def quantized_by(self) -> config.Tensor:
+        """The config by which it is quantized here."""
+        if self.local_blocks is None or not self.tensor.is_quantized:
+            return self.tensor
+        return dataclasses.replace(self.tensor, blocks=self.local_blocks)
 
     @property
     def salt(self) -> int:
@@ -288,11 +294,13 @@ def _contraction(
     """
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     local = raw.local_aqt
-    count = None if local is None else local.contraction_axis_shard_count
+    blocks = None
+    if local is not None:
+        blocks = granularity.LocalBlocks(count=local.contraction_axis_shard_count)
     return ContractionExecution(
         path=path,
-        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0], None, count),
-        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse, count),
+        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0], None, blocks),
+        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse, blocks),
         kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
         in_dtype=raw.dg_in_dtype,
         accumulator=None if reuse else arithmetic.float_accumulator(raw),

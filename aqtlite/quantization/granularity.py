@@ -1,5 +1,6 @@
 """The blocks of an operand that share a scale."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,14 @@ from aqtlite.operations import OperandAxes
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes import tiles
 from aqtlite.shapes.dimension_numbers import Axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LocalBlocks(config.Blocks):
+    """Blocks of `config.LocalAqt`: along the first contracting axis, `count` of them.
+
+    Elements along further contracting axes are in the same block.
+    """
 
 
 class Layout(NamedTuple):
@@ -62,7 +71,6 @@ def layout(
     shape: Sequence[int],
     axes: OperandAxes,
     path: str,
-    local_tiles: int | None = None,
 ) -> Layout:
     """The layout of the scales of an operand.
 
@@ -71,15 +79,13 @@ def layout(
         shape: of the operand.
         axes: of the operand.
         path: where the config stands, for error messages.
-        local_tiles: into how many the first contracting axis is cut, None for
-            ``tensor.blocks``.
 
     Raises:
         ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
             names one twice, or if blocks do not divide an axis.
     """
-    if local_tiles is not None:
-        return _tiles(shape, axes, local_tiles, path)
+    if isinstance(tensor.blocks, LocalBlocks):
+        return _local_blocks(tensor.blocks, shape, axes, path)
     if tensor.blocks is not None:
         return _blocks(tensor.blocks, shape, axes, path)
     return Layout(shared_axes(tensor, shape, axes.contracting, path))
@@ -130,8 +136,10 @@ def _blocks(
     return Layout(shared, tuple(cut.items()))
 
 
-def _tiles(shape: Sequence[int], axes: OperandAxes, count: int, path: str) -> Layout:
-    where = path.rpartition(".")[0]
+def _local_blocks(
+    blocks: LocalBlocks, shape: Sequence[int], axes: OperandAxes, path: str
+) -> Layout:
+    where, count = path.rpartition(".")[0], blocks.count or 1
     if not axes.cuttable:
         raise ValueError(
             f"{where}.local_aqt splits a contracting axis, but this contraction has "

@@ -152,7 +152,6 @@ def quantize_array(
     path: str,
     seeds: Seeds = _NO_SEEDS,
     state: Any = (),
-    local_tiles: int | None = None,
 ) -> QTensor:
     """Quantizes an array, whoever asks: calibrates, seeds the noise, and rounds.
 
@@ -164,10 +163,8 @@ def quantize_array(
         seeds: Seeds of stochastic rounding.
         state: Statistics or learned parameters of the calibration, or the `FixedScale`
             in the place of statistics; ``()`` for a calibration without a state.
-        local_tiles: Number of tiles of the first contracting axis; None for the
-            granularity of `tensor`.
     """
-    calibrated = calibrate(x, tensor, axes, path, state, local_tiles)
+    calibrated = calibrate(x, tensor, axes, path, state)
     if tensor.scale_stop_grad:
         calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
     seed = None
@@ -185,7 +182,6 @@ def quantize_operand(
     path: str,
     seeds: Seeds = _NO_SEEDS,
     state: Any = (),
-    local_tiles: int | None = None,
 ) -> QTensor | None:
     """Quantizes one operand of a contraction; None if it stays in floating point.
 
@@ -200,9 +196,8 @@ def quantize_operand(
         return x
     if not tensor.is_quantized:
         return None
-    q = quantize_array(x, tensor, axes, path, seeds, state, local_tiles)
-    if local_tiles is None:
-        _check_scale(q.scale.shape, tensor, axes, path)
+    q = quantize_array(x, tensor, axes, path, seeds, state)
+    _check_scale(q.scale.shape, tensor, axes, path)
     return q
 
 
@@ -212,7 +207,6 @@ def calibrate(
     axes: OperandAxes,
     path: str,
     state: Any = (),
-    local_tiles: int | None = None,
 ) -> quantizer.Calibrated:
     """Finds the scale of an array that is quantized, from its state if it has one.
 
@@ -230,7 +224,7 @@ def calibrate(
     if tensor.calibration.is_learned:
         statistics.check_given(tensor, state, path)
         return quantizer.calibrate(x, tensor, axes, path, state)
-    return quantizer.calibrate(x, tensor, axes, path, local_tiles=local_tiles)
+    return quantizer.calibrate(x, tensor, axes, path)
 
 
 def with_sums(q: QTensor, contracting: Axes) -> QTensor:

@@ -52,16 +52,13 @@ class Calibrated(NamedTuple):
         return (self.bound,) if self.low is None else (self.bound, self.low)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("tensor_config", "axes", "path", "local_tiles")
-)
+@functools.partial(jax.jit, static_argnames=("tensor_config", "axes", "path"))
 def calibrate(
     x: jax.Array,
     tensor_config: config.Tensor,
     axes: OperandAxes,
     path: str,
     state: Any = (),
-    local_tiles: int | None = None,
 ) -> Calibrated:
     """Finds the scale of an array, and the zero point on a grid that has one.
 
@@ -72,10 +69,8 @@ def calibrate(
         path: where the config stands, for error messages.
         state: the statistics of a calibration that gathers them, or the parameters of
             one that is learned.
-        local_tiles: into how many the first contracting axis is cut, None for the
-            granularity of `tensor_config`.
     """
-    layout = granularity.layout(tensor_config, x.shape, axes, path, local_tiles)
+    layout = granularity.layout(tensor_config, x.shape, axes, path)
     grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
     found = tensor_config.calibration.range(exact.float32(blocks), shared, grid, state)
     _check_range(found, tensor_config, blocks.shape, shared, path)

@@ -103,5 +103,6 @@ def test_tiles_and_dtypes():
     tiles = config.LocalAqt(contraction_axis_shard_count=2)
     cfg = config.update(config.fully_quantized(), {"drhs.local_aqt": tiles})
     how = resolve(cfg, X.astype("bfloat16"))
-    assert how.drhs.lhs.local_tiles == 2 and how.dlhs.lhs.local_tiles is None
+    assert how.drhs.lhs.quantized_by.blocks.count == 2
+    assert how.dlhs.lhs.quantized_by.blocks is None
     assert how.dlhs.out_dtype == jnp.bfloat16 and how.drhs.out_dtype == np.float32
