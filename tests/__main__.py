@@ -1,8 +1,8 @@
 """Run the checks: ``python -m tests [PART ...] [pytest options]``.
 
   python -m tests                   format, lint, types, doctests, and the quick tests
-  python -m tests slow              the others: training, comparisons with AQT and Qwix,
-                                    random models, fresh processes, notebooks
+  python -m tests slow              the others: training, random models, fresh processes,
+                                    notebooks, comparisons with AQT, Qwix, LiteRT, ONNX
   python -m tests all               both, as .ci/run does
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
   python -m tests noise -k unbiased  of tests/noise, those named so

@@ -19,6 +19,7 @@ def simulation_and_input():
     return edge.simulate(model, variables, ranges, x), x
 
 
+@pytest.mark.slow
 def test_narrow_ranges_are_seen(simulation_and_input):
     simulation, x = simulation_and_input
     found = {d.name: d for d in edge.compare(simulation, x).differences}

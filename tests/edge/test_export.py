@@ -23,6 +23,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_interpreter_computes_what_is_simulated(tmp_path, name):
     model, x = MODELS[name]
@@ -72,6 +73,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_rules(tmp_path, name):
     model, x = MODELS["encoder"]

@@ -57,6 +57,7 @@ def _check(path, model, variables, *args):
     return ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_that_are_added(tmp_path, name):
     with warnings.catch_warnings():

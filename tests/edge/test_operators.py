@@ -99,6 +99,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_simulated(tmp_path, group):
     functions = GROUPS[group]
@@ -139,6 +140,7 @@ class _Convolutions(nn.Module):
         return one, nn.relu(dilated), grouped, uneven, back
 
 
+@pytest.mark.slow
 def test_geometries(tmp_path):
     x = models.normal((2, 6, 6, 3))
     variables = models.trained(_Convolutions(), x)

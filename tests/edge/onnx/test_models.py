@@ -9,6 +9,8 @@ from flax import nnx
 from aqtlite.edge import Rule
 from tests.edge.onnx import runs
 
+pytestmark = pytest.mark.slow
+
 
 def normal(*shape):
     return jax.random.normal(jax.random.key(1), shape)
