@@ -1,7 +1,7 @@
 """Run the checks: ``python -m tests [PART ...] [pytest options]``.
 
   python -m tests                   format, lint, types, doctests, and the quick tests
-  python -m tests slow              the others: training, random models, fresh processes,
+  python -m tests slow              the others: training, random models, new processes,
                                     notebooks, comparisons with AQT, Qwix, LiteRT, ONNX
   python -m tests all               both, as .ci/run does
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
