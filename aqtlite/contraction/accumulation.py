@@ -16,7 +16,7 @@ from aqtlite.contraction.execution import (
     ContractionExecution,
     OperandExecution,
 )
-from aqtlite.lowering import exact, narrow
+from aqtlite.lowering import exact, gpu, narrow
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -306,6 +306,10 @@ class _SumOfTiles(TargetDependent):
     def lowered(self, target, *leaves):
         if target.partitions > 1 or self.how.out_sharding is not None:
             return self.reference(*leaves)
+        if target.is_gpu:
+            leaves = tuple(
+                gpu.widened(x, target) if x.dtype == jnp.int4 else x for x in leaves
+            )
         operation, given = jax.tree.unflatten(self.structure, leaves)
         shape = tuple(count for count in self.counts if count > 1)
 

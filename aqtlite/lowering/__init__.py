@@ -21,6 +21,7 @@ from aqtlite.lowering.kinds import (
 from aqtlite.lowering.ragged import Ragged
 from aqtlite.lowering.reduction import largest_magnitude
 from aqtlite.lowering.target import OnCpu, Target, TargetDependent
+from aqtlite.lowering.transposition import transposed
 from aqtlite.lowering.updates import update_slice
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "Target",
     "TargetDependent",
     "largest_magnitude",
+    "transposed",
     "update_slice",
 ]

@@ -55,11 +55,14 @@ class Dot(Contraction):
         is_whole = target.partitions == 1 and self.out_sharding is None
         if _is_float(lhs) or target.platform == "tpu" or not is_whole:
             return self.anywhere(lhs, rhs, precision)
+        if target.is_gpu:
+            return gpu.dot(lhs, rhs, self.dims, target)
         if target.platform == "cpu" and cpu.holds_pairs(lhs, rhs, self.dims):
             return cpu.dot_of_pairs(lhs, rhs, self.dims)
-        dot = cpu.dot if target.platform == "cpu" else gpu.dot
         lhs, rhs = plain.without_int4(lhs, rhs)
-        return dot(lhs, rhs, self.dims)
+        if target.platform != "cpu":
+            return self._plain(lhs, rhs, precision)
+        return cpu.dot(lhs, rhs, self.dims)
 
     def sums(self, lhs, rhs, precision=None):
         if self.order is not None:
@@ -191,7 +194,7 @@ class Dot(Contraction):
         if jnp.int4 in (lhs.dtype, rhs.dtype):
             return False
         shapes = lhs.shape, rhs.shape, self.dims
-        is_fast = cpu.is_fast(*shapes) and gpu.is_aligned(*shapes)
+        is_fast = cpu.is_fast(*shapes) and gpu.is_plain(*shapes)
         return is_fast or self.out_sharding is not None
 
     def _unordered(self) -> "Dot":

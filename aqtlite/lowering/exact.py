@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering.target import OnCpu
+from aqtlite.lowering.target import OnCpu, TargetDependent
 
 
 def algebraic_barrier(x: jax.Array) -> jax.Array:
@@ -146,10 +146,27 @@ def float32(x: jax.Array) -> jax.Array:
 def nearest_integer(x: jax.Array) -> jax.Array:
     """Rounds float32 to int32, half to even.
 
-    x must be within 2^22; NaN gives some integer or other. Floats from 2^23 to 2^24 are
-    the integers, in the order of their bits: adding 1.5 * 2^23 rounds x, and leaves it
-    in the lowest bits. A conversion, which looks for NaN and overflow, takes longer.
+    x must be within 2^22; NaN gives some integer or other. The result has no gradient.
     """
-    anchor = np.float32(1.5 * 2.0**23)
-    bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
-    return bits - anchor.view(np.int32)
+    return _NearestInteger()(lax.stop_gradient(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class _NearestInteger(TargetDependent):
+    """The nearest integer of floats within 2^22."""
+
+    def reference(self, x):
+        # Floats from 2^23 to 2^24 are the integers, in the order of their bits: adding
+        # 1.5 * 2^23 rounds x, and leaves it in the lowest bits. A conversion, which
+        # looks for NaN and overflow, takes longer.
+        anchor = np.float32(1.5 * 2.0**23)
+        bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
+        return bits - anchor.view(np.int32)
+
+    def lowered(self, target, x):
+        if not target.is_gpu:
+            return self.reference(x)
+        # XLA:GPU (jax 0.11.2) converts a float, and to -1, where it is to narrow the
+        # bits of the float to int8 or int16.
+        whole = lax.round(x.astype(jnp.float32), lax.RoundingMethod.TO_NEAREST_EVEN)
+        return whole.astype(jnp.int32)

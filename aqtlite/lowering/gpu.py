@@ -1,39 +1,51 @@
-"""int8 contractions in the sizes that matrix units of GPUs take.
+"""int8 contractions in the layout and the sizes that matrix units of GPUs take.
 
-cuBLASLt multiplies int8 matrices whose rows are whole multiples of 4 bytes, and is fast
-from 16 on (NVIDIA, "cuBLASLt Regular IMMA" data-layout requirements). XLA pads to 4 by
-itself. Zeros add nothing to a sum, so that padding changes no integer.
+cuBLASLt multiplies int8 matrices that have their contracting axis last and rows of
+whole multiples of 4 bytes; it is fast from 16 on (NVIDIA, "cuBLASLt Regular IMMA"
+data-layout requirements). Other matrices XLA hands to Triton, or transposes element by
+element: on an H100 that takes five times as long as the product, or as long as it.
+Zeros add nothing to a sum, so that padding changes no integer.
 """
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from aqtlite.lowering import plain
+from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
 _ALIGNMENT = 16
 
 
-def is_aligned(
+def is_plain(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
     """Returns True if `dot` leaves the operands as they are."""
     (lhs_ca, rhs_ca), (_, rhs_ba) = dims
     columns = dn.remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)
-    return not (_missing(lhs_shape, lhs_ca) or _missing(rhs_shape, columns))
+    if _missing(lhs_shape, lhs_ca) or _missing(rhs_shape, columns):
+        return False
+    is_last = _is_last(len(lhs_shape), lhs_ca) and _is_last(len(rhs_shape), rhs_ca)
+    return is_last or not _is_of_matrices(lhs_shape, rhs_shape, dims)
 
 
-def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
-    """Contracts int8 with int8 to int32, padded to multiples of 16 and cropped.
+def dot(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, target: Target
+) -> jax.Array:
+    """Contracts int4 and int8 to int32, transposed, and padded to multiples of 16.
 
     Padded are the number of products and the number of rhs's columns, of which the
-    last axis grows. A single column stays: a product with a vector needs no matrix
-    unit.
+    last axis grows. A single row or column stays as it is: a product with a vector
+    needs no matrix unit.
     """
-    (lhs_ca, rhs_ca), (_, rhs_ba) = dims
+    lhs, rhs = widened(lhs, target), widened(rhs, target)
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     products = _missing(lhs.shape, lhs_ca)
     if products:
@@ -43,8 +55,81 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     extra = _missing(rhs.shape, columns)
     if extra:
         rhs = plain.with_zeros(rhs, columns[-1], extra)
-    out = plain.dot(lhs, rhs, dims, jnp.int32)
+    if target.takes_layouts and _is_of_matrices(lhs.shape, rhs.shape, dims):
+        lhs, lhs_ca, lhs_ba = _contracting_last(lhs, lhs_ca, lhs_ba)
+        rhs, rhs_ca, rhs_ba = _contracting_last(rhs, rhs_ca, rhs_ba)
+    dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
+    # Or XLA takes the next conversion into the product, and runs it as one more pass.
+    out = lax.optimization_barrier(plain.dot(lhs, rhs, dims, jnp.int32))
     return lax.slice(out, (0,) * out.ndim, shape)
+
+
+def widened(x: jax.Array, target: Target) -> jax.Array:
+    """Returns int8 as it is, and int4 as int8 that is written to memory.
+
+    XLA:GPU (jax 0.11.2) refuses some of the fusions that read int4, slices of odd
+    sizes among them, and loses integers where it writes int4 transposed.
+    """
+    if x.dtype == jnp.int8:
+        return x
+    if target.takes_layouts:
+        x = _row_major(x)
+    return lax.optimization_barrier(x.astype(jnp.int8))
+
+
+def converted(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Computes ``x.astype(dtype)``; GPUs widen int4 first (`widened`)."""
+    return _OfInt4(dtype)(x) if x.dtype == jnp.int4 else x.astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfInt4(TargetDependent):
+    """A conversion of int4."""
+
+    dtype: np.dtype
+
+    def reference(self, x):
+        return x.astype(self.dtype)
+
+    def lowered(self, target, x):
+        return self.reference(widened(x, target) if target.is_gpu else x)
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def _contracting_last(
+    x: jax.Array, contracting: dn.Axes, batch: dn.Axes
+) -> tuple[jax.Array, dn.Axes, dn.Axes]:
+    """Transposes an operand, and returns its contracting and batch axes.
+
+    XLA would choose one layout for an array that two contractions share, fold the
+    transposition into one of them, and transpose the floats that it is rounded from.
+    With the layout of both sides given, integers are written in both at once, while
+    they are rounded, and the barrier keeps the transposition out of the contraction.
+    """
+    if _is_last(x.ndim, contracting):
+        return x, contracting, batch
+    order = (*batch, *dn.remaining_axes(x.ndim, contracting, batch), *contracting)
+    axes = tuple(range(x.ndim))
+    x = lax.optimization_barrier(_row_major(_row_major(x).transpose(order)))
+    return x, axes[x.ndim - len(contracting) :], axes[: len(batch)]
+
+
+def _is_last(rank: int, contracting: dn.Axes) -> bool:
+    return contracting == tuple(range(rank - len(contracting), rank))
+
+
+def _is_of_matrices(
+    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
+) -> bool:
+    """Returns True unless a side has a single row or column."""
+    sides = zip((lhs_shape, rhs_shape), *dims, strict=True)
+    return all(
+        any(shape[axis] != 1 for axis in dn.remaining_axes(len(shape), ca, ba))
+        for shape, ca, ba in sides
+    )
 
 
 def _missing(shape: tuple[int, ...], axes: dn.Axes) -> int:

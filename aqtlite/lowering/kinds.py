@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import digits, narrow
+from aqtlite.lowering import digits, gpu, narrow
 from aqtlite.lowering.contraction import Contraction
 from aqtlite.lowering.digits import Digits
 from aqtlite.lowering.dot_input import DotInput
@@ -201,7 +201,7 @@ def _as_floats(
     kind: Floats, contraction: Contraction, lhs: DotInput, rhs: DotInput, dtype: Any
 ) -> jax.Array:
     """Contracts operands as floats of a dtype, to float32."""
-    left, right = (DotInput(x.values.astype(dtype)) for x in (lhs, rhs))
+    left, right = (DotInput(gpu.converted(x.values, dtype)) for x in (lhs, rhs))
     return kind(contraction, left, right).astype(jnp.float32)
 
 

@@ -245,8 +245,9 @@ def _rows_of(x, index, examples, rows, geometry, *, by_result=False):
 def _dot(lhs: jax.Array, rhs: jax.Array, target: Target) -> jax.Array:
     if target.partitions > 1:
         return plain.dot(lhs, rhs, _MATMUL, jnp.int32)
-    dot = cpu.dot if target.platform == "cpu" else gpu.dot
-    return dot(lhs, rhs, _MATMUL)
+    if target.platform == "cpu":
+        return cpu.dot(lhs, rhs, _MATMUL)
+    return gpu.dot(lhs, rhs, _MATMUL, target)
 
 
 def _contract_window(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Array:

@@ -30,6 +30,20 @@ class Target:
     """Among how many devices XLA divides the arrays. 1 inside a `jax.shard_map` over
     all axes of its mesh, where each device sees whole arrays."""
 
+    is_exported: bool = False
+    """Whether the program is written down (`jax.export`): it may hold no custom calls
+    that JAX does not keep for later."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether XLA:GPU compiles the program."""
+        return self.platform in ("cuda", "rocm")
+
+    @property
+    def takes_layouts(self) -> bool:
+        """Whether arrays may be laid out by `with_layout_constraint`."""
+        return self.partitions == 1 and not self.is_exported
+
 
 class TargetDependent(abc.ABC):
     """A function of arrays that is lowered in a form for its target.
@@ -134,7 +148,9 @@ def _lower(platform: str, context, *args, function: TargetDependent):
         partitions = 1 if is_whole else axes.mesh.size
     else:  # Replicas, which see their own arrays.
         partitions = 1
-    form = functools.partial(function.lowered, Target(platform, partitions))
+    is_exported = context.module_context.lowering_parameters.for_export
+    target = Target(platform, partitions, is_exported)
+    form = functools.partial(function.lowered, target)
     return mlir.lower_fun(form, multiple_results=False)(context, *args)
 
 

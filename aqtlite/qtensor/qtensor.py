@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite.lowering import transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import stored_bits
 from aqtlite.shapes import block_shapes
@@ -139,7 +140,7 @@ class QTensor:
         names = ("qvalue", "scale", "zero_point", "unrounded", "sums")
         arrays = {name: getattr(self, name) for name in names}
         moved: dict[str, Any] = {
-            name: None if array is None else array.transpose(axes)
+            name: None if array is None else transposed(array, axes)
             for name, array in arrays.items()
         }
         return dataclasses.replace(self, order=order, **moved)

@@ -140,8 +140,9 @@ def test_any_contraction_in_any_order(contraction, dtype, permute):
     def run(lhs, rhs):
         got = integer_dot(lhs, rhs, dims, order if permute else None)
         # The forms of all platforms are plain JAX, which runs here too.
-        platforms = (cpu, gpu)
-        return got, [form.dot(lhs.astype(jnp.int8), rhs, dims) for form in platforms]
+        lhs = lhs.astype(jnp.int8)
+        target = lowering.Target("cuda", 1)
+        return got, (cpu.dot(lhs, rhs, dims), gpu.dot(lhs, rhs, dims, target))
 
     got, forms = run(lhs, rhs)
     assert got.dtype == jnp.int32

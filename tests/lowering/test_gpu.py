@@ -1,0 +1,91 @@
+"""What GPUs are given: the programs are lowered for them, and run here."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aqtlite
+from aqtlite import config, lowering, numerics
+from tests.lowering.dots import integer_dot, mixed_dot
+
+MATMUL = (((1,), (0,)), ((), ()))
+
+
+def lowered(function, *args, platform="cuda"):
+    traced = jax.jit(function).trace(*args)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+def integers(shape, dtype=np.int8):
+    rng = np.random.default_rng(0)
+    return jnp.asarray(rng.integers(-7, 8, shape, np.int8)).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    "lhs, rhs, dims",
+    [
+        ((4, 32), (32, 16), MATMUL),
+        ((32, 4), (32, 16), (((0,), (0,)), ((), ()))),
+        ((2, 32, 4), (2, 32, 16), (((1,), (1,)), ((0,), (0,)))),
+    ],
+    ids=["forward", "gradient of weights", "batched"],
+)
+def test_matrices_have_their_contracting_axis_last(lhs, rhs, dims):
+    lhs, rhs = integers(lhs), integers(rhs)
+    program = lowered(lambda *xs: integer_dot(*xs, dims), lhs, rhs)
+    (line,) = (line for line in program.splitlines() if "stablehlo.dot" in line)
+    last = lhs.ndim - 1
+    assert f"contracting_dims = [{last}] x [{last}]" in line
+    # XLA would fold the transpositions into the product.
+    assert "@LayoutConstraint" in program
+    assert "stablehlo.optimization_barrier" in program
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 16), (4, 1)])
+def test_products_with_vectors_stay_as_they_are(rows, columns):
+    lhs, rhs = integers((rows, 32)), integers((32, columns))
+    program = lowered(lambda *xs: integer_dot(*xs, MATMUL), lhs, rhs)
+    assert "stablehlo.transpose" not in program
+
+
+def test_exported_programs_have_no_layouts():
+    lhs, rhs = integers((4, 32)), integers((32, 16))
+    dot = jax.jit(lambda *xs: integer_dot(*xs, MATMUL))
+    exported = jax.export.export(dot, platforms=("cuda",))(lhs, rhs)
+    assert "custom_call" not in exported.mlir_module()
+
+
+def test_integers_are_not_narrowed_from_the_bits_of_floats():
+    """XLA:GPU makes -1 of them."""
+    grid = config.Tensor(numerics=numerics.IntSymmetric(bits=8))
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+
+    def program(platform):
+        quantize = lambda x: aqtlite.quantize(x, grid, 1).qvalue  # noqa: E731
+        return lowered(quantize, x, platform=platform)
+
+    assert "round_nearest_even" in program("cuda")
+    assert "bitcast_convert" not in program("cuda")
+    assert "round_nearest_even" not in program("cpu")
+
+
+def test_int4_are_written_in_the_order_in_which_they_are_read():
+    weights = lowering.transposed(integers((6, 4), jnp.int4), (1, 0))
+    assert weights.dtype == jnp.int4
+    np.testing.assert_array_equal(
+        weights.astype(jnp.int8), integers((6, 4)).transpose(1, 0)
+    )
+    program = lowered(
+        lambda x: lowering.transposed(x, (1, 0)), integers((6, 4), jnp.int4)
+    )
+    assert re.findall(r"stablehlo.transpose .*-> tensor<4x6x(i\d)>", program) == ["i8"]
+    # The floats of a layer beside int4 weights.
+    x = jnp.ones((3, 6))
+    mixed = lowered(
+        lambda x, w: mixed_dot(x, w, MATMUL, out_dtype=np.dtype("float32")),
+        *(x, integers((6, 4), jnp.int4)),
+    )
+    assert re.search(r"@LayoutConstraint.*tensor<6x4xi4>", mixed)
