@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import gpu
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.harness import figures, floor, phases, suite, tables, timing
 from benchmarks.harness.contestants import NAMES
 from benchmarks.harness.figures import BARE, FLOOR
@@ -205,8 +205,22 @@ def test_gpu_script_refuses_a_cpu_in_one_line():
 
 def test_gpu_script_runs_a_tiny_size_on_a_cpu(tmp_path, capsys):
     written = tmp_path / "gpu.json"
-    gpu.main(["--allow-cpu", "--repeats", "1", "--json", str(written)])
-    assert "forward + backward, ms" in capsys.readouterr().out
+    programs = tmp_path / "programs"
+    gpu.main(
+        [
+            *("--allow-cpu", "--repeats", "1", "--only", "products"),
+            *("--json", str(written), "--programs", str(programs)),
+        ]
+    )
+    assert "temporary, MB" in capsys.readouterr().out
     measured = json.loads(written.read_text())["figures"]
-    contestants = {figure["contestant"] for figure in measured}
-    assert contestants == {"bfloat16", "aqtp", "aqtlite", BARE, FLOOR}
+    assert {figure["contestant"] for figure in measured} >= {"bfloat16", "int8"}
+    assert {figure["case"]["phase"] for figure in measured} == {"call", "temporary"}
+    assert any("HloModule" in path.read_text() for path in programs.glob("*.hlo"))
+
+
+def test_gpu_script_starts_nothing_when_the_time_is_up(capsys):
+    gpu.main(["--allow-cpu", "--minutes", "0"])
+    output = capsys.readouterr().out
+    assert "training step: not run" in output
+    assert "median" not in output

@@ -1,7 +1,7 @@
 """Show what XLA makes of the contractions of a training step on an H100.
 
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
-    JAX_PLATFORMS=cpu python -m benchmarks.gpu_program [--preset fp8]
+    JAX_PLATFORMS=cpu python -m benchmarks.gpu.program [--preset fp8]
 
 Compiles forward + backward of one contraction for an H100 that need not be there, and
 prints the kernel of every contraction. Nothing is run. Triton's GEMMs, which XLA
@@ -43,7 +43,7 @@ COLUMNS = 2048
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile for each shape of the activations, and print the kernels."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_program", description=__doc__.splitlines()[0]
+        prog="python -m benchmarks.gpu.program", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--preset", default="fp8")
     asked = parser.parse_args(arguments)

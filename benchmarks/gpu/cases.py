@@ -1,0 +1,327 @@
+"""What is measured on a GPU: contestants in cases, in the order of their weight.
+
+Activations are bfloat16. In training, float32 weights are cast in the step; those of
+servers have the dtype that is stored.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import qwix
+from aqt.jax.v2.flax import aqt_flax
+from jax import lax
+
+import aqtlite
+from aqtlite import config
+from aqtlite.demo.model import Transformer
+from aqtlite.flax import AqtDotGeneral, convert
+from benchmarks.gpu.measuring import Program
+from benchmarks.harness import contestants, phases
+from benchmarks.harness.contestants import (
+    AQTLITE,
+    AQTLITE_NEAREST,
+    AQTP,
+    AQTP_NEAREST,
+    BFLOAT16,
+    FLOAT32,
+    QWIX_NEAREST,
+    QWIX_STOCHASTIC,
+    RNG_STREAM,
+    Contestant,
+)
+from benchmarks.workloads import attention, convolution, mlp
+
+Cases = Iterator[tuple[Mapping[str, Any], Mapping[str, Program]]]
+
+CAST_ONCE = f"{BFLOAT16}, weights too"
+QWIX = "qwix"
+
+PRESETS = {
+    f"{AQTLITE}, fp8": config.fp8(),
+    f"{AQTLITE}, weight-only int8": config.weight_only(8),
+    f"{AQTLITE}, w4a8 in blocks of 128": config.update(
+        config.w4a8(), {"fwd.rhs.blocks": config.Blocks(size=128)}
+    ),
+}
+
+SERVED = {
+    f"{AQTLITE}, int8": contestants.aqtlite_config(),
+    f"{AQTLITE}, fp8": config.fp8(),
+    f"{AQTLITE}, weight-only int8": config.weight_only(8),
+    f"{AQTLITE}, weight-only int4": config.weight_only(4),
+}
+
+
+def products(*, quick: bool) -> Cases:
+    """Bare products of square matrices: what the device has to offer."""
+    size = 64 if quick else 8192
+    case = {"size": size}
+
+    def dot(precision: lax.Precision | None, a: jax.Array, b: jax.Array) -> jax.Array:
+        is_int = jnp.issubdtype(a.dtype, jnp.integer)
+        wide = jnp.int32 if is_int else jnp.float32
+        return lax.dot(a, b, precision=precision, preferred_element_type=wide)
+
+    def program(dtype: Any, precision: lax.Precision | None = None) -> Program:
+        operands = (
+            (100 * jax.random.normal(jax.random.key(seed), (size, size))).astype(dtype)
+            for seed in range(2)
+        )
+        return Program(functools.partial(dot, precision), tuple(operands))
+
+    fp8, highest = jnp.float8_e4m3fn, lax.Precision.HIGHEST
+    yield (
+        case,
+        {
+            BFLOAT16: program(jnp.bfloat16),
+            "int8": program(jnp.int8),
+            "fp8, summed in float32": program(fp8, highest),
+            "fp8, fast accumulation": program(fp8),
+        },
+    )
+
+
+def training(*, quick: bool, phase: str) -> Cases:
+    """An MLP block of the width of a large model."""
+    width, tokens = (128, 32) if quick else (4096, 8192)
+    names = AQTLITE, AQTLITE_NEAREST, AQTP, AQTP_NEAREST, QWIX_STOCHASTIC, QWIX_NEAREST
+    compared = _in_bfloat16(contestants.select((BFLOAT16, *names)))
+    compared[3:3] = [
+        Contestant(name, aqtlite.make_dot_general(cfg), None, jnp.bfloat16)
+        for name, cfg in PRESETS.items()
+    ]
+    x = jax.random.normal(jax.random.key(2), (tokens, width), jnp.bfloat16)
+    weights = mlp.weights(width)
+    narrow = tuple(w.astype(jnp.bfloat16) for w in weights)
+
+    programs = {c.name: _block(c, (x, *weights), phase) for c in compared}
+    first, *others = programs.items()
+    cast_once = (CAST_ONCE, _block(compared[0], (x, *narrow), phase))
+    case = {"widths": f"{width}, {4 * width}", "tokens": tokens}
+    yield case, dict([first, cast_once, *others])
+
+
+def _in_bfloat16(compared: list[Contestant]) -> list[Contestant]:
+    return [dataclasses.replace(c, dtype=jnp.bfloat16) for c in compared]
+
+
+def _block(contestant: Contestant, arguments: tuple, phase: str) -> Program:
+    def forward(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+        return mlp.block(contestant, x, w1, w2).astype(jnp.bfloat16)
+
+    return _program(forward, arguments, phase)
+
+
+def _program(
+    forward: Callable[..., jax.Array], arguments: tuple, phase: str
+) -> Program:
+    if phase == phases.FORWARD:
+        return Program(forward, arguments)
+    out = jax.eval_shape(forward, *arguments)
+    gradient = jax.random.normal(jax.random.key(7), out.shape, out.dtype)
+    return Program(phases.forward_and_backward(forward), (gradient, *arguments))
+
+
+def serving(*, quick: bool) -> Cases:
+    """Layers of frozen weights one behind the other, more than a cache holds."""
+    layers, width, rows = (2, 64, (1, 4)) if quick else (8, 4096, (1, 64, 8192))
+    served = served_layers(layers, width)
+    for count in rows:
+        x = jax.random.normal(jax.random.key(1), (count, width), jnp.bfloat16)
+        case = {"layers": f"{layers} of {width} x {width}", "rows": count}
+        yield (
+            case,
+            {name: Program(run, (given, x)) for name, (run, given) in served.items()},
+        )
+
+
+class Layers(nn.Module):
+    """Layers of one width."""
+
+    count: int
+    width: int
+    dot_general: Callable[..., jax.Array] | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Applies one layer after the other."""
+        for _ in range(self.count):
+            x = nn.Dense(
+                self.width,
+                use_bias=False,
+                dtype=jnp.bfloat16,
+                dot_general=self.dot_general,
+            )(x)
+        return x
+
+
+def served_layers(count: int, width: int) -> dict[str, tuple[Callable, Any]]:
+    """For each contestant a function of variables and x, and its variables."""
+    x, key = jnp.ones((1, width), jnp.bfloat16), jax.random.key(0)
+    variables = Layers(count, width).init(key, x)
+    wide = jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables)
+    served: dict[str, tuple[Callable, Any]] = {
+        BFLOAT16: (Layers(count, width).apply, wide)
+    }
+    for name, cfg in SERVED.items():
+        model = Layers(count, width, AqtDotGeneral(cfg))
+        served[name] = (model.apply, convert(model, variables, x))
+
+    def aqtp(mode: aqt_flax.QuantMode) -> nn.Module:
+        dot_general = aqt_flax.AqtDotGeneral(
+            contestants.aqtp_config(),
+            rhs_quant_mode=mode,
+            rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
+        )
+        return AqtpLayers(count, width, dot_general)
+
+    _, frozen = aqtp(aqt_flax.QuantMode.CONVERT).apply(
+        wide, x, rngs={RNG_STREAM: key}, mutable=["aqt"]
+    )
+    serve = functools.partial(
+        aqtp(aqt_flax.QuantMode.SERVE).apply, rngs={RNG_STREAM: key}
+    )
+    # Serving, aqtp still asks for the float kernels, and does not read them.
+    served[f"{AQTP}, int8"] = (serve, {**wide, **frozen})
+    kernels = [layer["kernel"] for layer in wide["params"].values()]
+    for qtype, channels in (("int8", (0,)), (None, None)):
+        name = "int8" if qtype else "weight-only int8"
+        served[f"{QWIX}, {name}"] = _qwix_layers(kernels, qtype, channels)
+    return served
+
+
+class AqtpLayers(nn.Module):
+    """`Layers`, each with variables of aqtp."""
+
+    count: int
+    width: int
+    dot_general: aqt_flax.AqtDotGeneral
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Applies one layer after the other."""
+        for _ in range(self.count):
+            dot_general = self.dot_general.clone()
+            x = nn.Dense(
+                self.width, use_bias=False, dtype=jnp.bfloat16, dot_general=dot_general
+            )(x)
+        return x
+
+
+def _qwix_layers(
+    kernels: list[jax.Array], qtype: str | None, channels: tuple[int, ...] | None
+) -> tuple[Callable, Any]:
+    def apply(kernels: Any, x: jax.Array) -> jax.Array:
+        for kernel in kernels:
+            given = x
+            if qtype:
+                given = qwix.quantize(x, qtype, channelwise_axes=channels)
+            x = qwix.dot_general(given, kernel, (((1,), (0,)), ((), ())))
+            x = x.astype(jnp.bfloat16)
+        return x
+
+    frozen = [
+        qwix.quantize(kernel, "int8", channelwise_axes=(1,)) for kernel in kernels
+    ]
+    return apply, frozen
+
+
+def decoding(*, quick: bool) -> Cases:
+    """One token of a transformer, at the start of its context."""
+    layers, width, length = (1, 64, 16) if quick else (2, 2048, 512)
+    model = Transformer(layers=layers, width=width, heads=width // 32, length=length)
+    tokens = jnp.zeros((1, length), jnp.int32)
+    variables = jax.jit(model.init)(jax.random.key(0), tokens)
+    narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables)
+    served = {BFLOAT16: (model, narrow), FLOAT32: (model, variables)}
+    for name, cfg in SERVED.items():
+        quantized = model.clone(cfg=cfg)
+        served[name] = quantized, convert(quantized, narrow, tokens)
+    for batch in (1,):
+        programs = {name: _decoding(*one, batch) for name, one in served.items()}
+        yield {"layers": layers, "width": width, "sequences": batch}, programs
+
+
+def _decoding(model: Transformer, variables: Any, batch: int) -> Program:
+    decoder = model.clone(decode=True)
+
+    def apply(variables: Any, cache: Any, tokens: jax.Array) -> Any:
+        given = variables if cache is None else {**variables, "cache": cache}
+        return decoder.apply(given, tokens, mutable=["cache"])
+
+    context = jnp.zeros((batch, model.length), jnp.int32)
+    _, abstract = jax.eval_shape(apply, variables, None, context)
+    cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract["cache"])
+    return Program(apply, (variables, cache, context[:, :1]))
+
+
+def attention_block(*, quick: bool) -> Cases:
+    """Training step of Flax's self-attention, the projections quantized."""
+    width, heads, shape = (64, 4, (2, 16)) if quick else (4096, 32, (8, 1024))
+    names = BFLOAT16, AQTLITE, AQTLITE_NEAREST, AQTP, QWIX_NEAREST
+    compared = _in_bfloat16(contestants.select(names))
+    key = jax.random.key(0)
+    x = jax.random.normal(key, (*shape, width), jnp.bfloat16)
+    params = attention.module(compared[0], heads).init(key, x)["params"]
+
+    def forward(contestant: Contestant) -> Callable[..., jax.Array]:
+        def apply(params: dict, x: jax.Array) -> jax.Array:
+            module = attention.module(contestant, heads)
+            return module.apply({"params": params}, x, rngs={RNG_STREAM: key})
+
+        return apply
+
+    case = {"width": width, "tokens": f"{shape[0]} x {shape[1]}"}
+    yield (
+        case,
+        {c.name: _program(forward(c), (params, x), phases.BOTH) for c in compared},
+    )
+
+
+def convolutions(*, quick: bool) -> Cases:
+    """A 3 x 3 convolution, forward and forward + backward."""
+    x, kernel = (
+        ((2, 8, 8, 4), (3, 3, 4, 8)) if quick else ((64, 56, 56, 256), (3, 3, 256, 256))
+    )
+    case = convolution.Case("3 x 3", x, kernel)
+    operands = (
+        jax.random.normal(jax.random.key(0), x, jnp.bfloat16),
+        jax.random.normal(jax.random.key(1), kernel, jnp.bfloat16),
+    )
+    for phase in phases.PHASES:
+        compared = {BFLOAT16: lax.conv_general_dilated} | {
+            name: make()
+            for name, make in convolution.CONVOLUTIONS.items()
+            if name != FLOAT32
+            and (phase == phases.FORWARD or convolution.has_gradient(name, case))
+        }
+        programs = {
+            name: _program(_convolution(conv, case), operands, phase)
+            for name, conv in compared.items()
+        }
+        sizes = " x ".join(map(str, (*x, kernel[-1])))
+        yield {"convolution": f"{case.name}, {sizes}", "pass": phase}, programs
+
+
+def _convolution(
+    conv: convolution.Conv, case: convolution.Case
+) -> Callable[..., jax.Array]:
+    forward = convolution.forward(conv, case)
+    return lambda x, kernel: forward(x, kernel).astype(jnp.bfloat16)
+
+
+CASES: tuple[tuple[str, Callable[..., Cases]], ...] = (
+    ("products", products),
+    ("training step", functools.partial(training, phase=phases.BOTH)),
+    ("serving", serving),
+    ("forward", functools.partial(training, phase=phases.FORWARD)),
+    ("decoding", decoding),
+    ("attention", attention_block),
+    ("convolution", convolutions),
+)
+"""Names, and functions that yield parameters and programs."""
