@@ -147,7 +147,7 @@ def test_interrupted_while_it_compiles():
 def test_missing_dependency_says_how_to_get_it():
     code = (
         "import sys; sys.modules['optax'] = None\n"
-        "from aqtlite import cli; sys.exit(cli.main(['demo', '--smoke']"
+        "from aqtlite import cli; sys.exit(cli.main(['demo', '--smoke']))"
     )
     done = _python("-c", code)
     assert done.returncode == 2
