@@ -170,8 +170,10 @@ def kinds_of(program: str) -> dict[str, str]:
         name, opcode = instruction.groups()
         if opcode == "dot" or "kind=kCustom" in line:
             kinds[name] = CONTRACTIONS
-        elif opcode in ("copy", "while"):
-            kinds[name] = {"copy": "copies", "while": "sampling"}[opcode]
+        elif opcode == "copy":
+            kinds[name] = "copies"
+        elif opcode in ("while", "call"):  # JAX 0.12 calls a short loop.
+            kinds[name] = "sampling"
         else:
             kinds[name] = REDUCTIONS if "reduce" in name else LOOPS
     return kinds

@@ -107,7 +107,10 @@ def sample(kind: str, seed: int) -> Sample:
         activation=one_of(("relu", "gelu", "silu", "none")),
         norm=one_of(("layer", "rms", "sum", "none")),
     )
-    model = one_of(_MODELS)(settings)
+    architecture = one_of(_MODELS)
+    if architecture is Shared and OF_GRADIENTS in collections_of(settings.cfg):
+        architecture = Chain  # Calls of one layer have no statistics of gradients.
+    model = architecture(settings)
     batch, length = one_of(_BATCHES), one_of((None, None, 3, 8))
     args = model.sample_args(rng, batch, length)
     history, values = History(0, "memory", args), _parameter
@@ -170,13 +173,15 @@ def _norm(settings: Settings, x: jax.Array) -> jax.Array:
     return x.sum(-1) if settings.norm == "sum" else x
 
 
-def _dense(settings: Settings, features: int | None = None, **options: Any) -> nn.Dense:
+def _dense(
+    settings: Settings, features: int | None = None, states: str | None = None
+) -> nn.Dense:
+    """A layer; `states` names its statistics, where it is called several times."""
     return nn.Dense(
         features or settings.width,
         use_bias=settings.use_bias,
         dtype=settings.dtype,
-        dot_general=AqtDotGeneral(settings.cfg),
-        **options,
+        dot_general=AqtDotGeneral(settings.cfg, name=states),
     )
 
 
@@ -338,7 +343,7 @@ class Shared(_Model):
 
     @nn.compact
     def __call__(self, x):
-        layer = _dense(self.settings)
+        layer = _dense(self.settings, states="shared")
         for _ in range(1 + self.settings.depth):
             x = _activation(self.settings, layer(x))
         return _norm(self.settings, x)
