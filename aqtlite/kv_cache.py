@@ -65,7 +65,7 @@ def check_config(cfg: config.DotGeneral) -> None:
     """Raises ValueError unless a cache can be quantized by ``cfg.fwd.rhs``.
 
     Args:
-        cfg: of both contractions; queries and probabilities are their lhs.
+        cfg: config of both contractions; queries and probabilities are their lhs.
     """
     tensor = cfg.fwd.rhs
     if not tensor.is_quantized or tensor.use_fake_quant:

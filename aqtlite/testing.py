@@ -120,10 +120,10 @@ def assert_kernel_equals_reference(
     ... )
 
     Args:
-        name: of the registered operation.
+        name: name of the registered operation.
         kernel: a function of the arrays that calls it.
         *args: arrays. Stacks of them hold them in several orders.
-        cfg: of the rule. Without stochastic rounding, whose noise would differ.
+        cfg: config of the rule. Without stochastic rounding, whose noise would differ.
         tolerance: the largest difference, relative to the largest magnitude of each
             result.
         differentiate: the numbers of the arguments of which gradients of the kernel are

@@ -182,7 +182,7 @@ class Calibration:
         """The gradient of the parameters, summed over the axes that share them.
 
         Args:
-            parameters: of the forward pass.
+            parameters: parameters of the forward pass.
             values: the array that was quantized, and what became of it.
             gradient: float32, of the rounded values.
             axes: the axes that share a scale.
@@ -199,7 +199,7 @@ class Calibration:
         """The elements at which the gradient of the array itself passes.
 
         Args:
-            parameters: of the forward pass.
+            parameters: parameters of the forward pass.
             values: the array that was quantized, and what became of it.
             grid: the grid.
 

@@ -81,7 +81,7 @@ def merged(
 
 
 def is_of_batches(count: Any) -> jax.Array:
-    """Tells whether a number is of one batch at least, and of whole ones."""
+    """Whether a number is of one batch at least, and of whole ones."""
     return jnp.logical_and(count >= 1, count == jnp.floor(count))
 
 

@@ -140,7 +140,7 @@ def _error(counts: jax.Array, end: jax.Array, step: jax.Array) -> jax.Array:
 
     Args:
         counts: of magnitudes, the bins first.
-        end: of the range.
+        end: end of the range.
         step: between the values of the grid.
     """
     edges = _HISTOGRAM.edges().astype(np.float64)

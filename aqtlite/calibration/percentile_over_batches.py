@@ -149,7 +149,7 @@ def _multiple(
     Args:
         words: the low and the high word of a number.
         factor: not negative.
-        digits: of the factor, of 16 bits.
+        digits: digits of the factor, of 16 bits.
     """
     mask = np.uint32(0xFFFF)
     number = [digit for word in words for digit in (word & mask, word >> 16)]

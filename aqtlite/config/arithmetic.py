@@ -96,7 +96,7 @@ def reused(
     """Resolves the reuse of an operand that the forward pass quantized.
 
     Args:
-        raw: of the backward contraction.
+        raw: config of the backward contraction.
         forward: how the forward pass quantized the operand.
         scale_moves: whether its scale can multiply the gradient instead: it does not
             vary along axes that remain.
@@ -122,7 +122,7 @@ def reused_rhs(cfg: DotGeneral, name: str) -> tuple[Reuse, Tensor] | None:
 
     Args:
         cfg: the config.
-        name: of the contraction, "fwd", "dlhs" or "drhs".
+        name: name of the contraction, "fwd", "dlhs" or "drhs".
     """
     raw: DotGeneralRaw = getattr(cfg, name)
     if name == "fwd" or not raw.rhs.use_fwd_quant:
@@ -135,7 +135,7 @@ def reused_rhs(cfg: DotGeneral, name: str) -> tuple[Reuse, Tensor] | None:
 
 @functools.cache
 def contracts_floats(cfg: DotGeneral) -> bool:
-    """Tells whether a contraction, forward or backward, has an operand of floats."""
+    """Whether a contraction, forward or backward, has an operand of floats."""
     for name in ("fwd", "dlhs", "drhs"):
         raw: DotGeneralRaw = getattr(cfg, name)
         reuse = reused_rhs(cfg, name)

@@ -140,7 +140,7 @@ def block_fp8(size: int = 128) -> DotGeneral:
     (Blocks(size=128, remaining_size=128, fit=True), Blocks(size=128, fit=True))
 
     Args:
-        size: of the blocks; the largest part that divides it, of a smaller axis.
+        size: size of the blocks; the largest part that divides it, of a smaller axis.
 
     Raises:
         TypeError: if `size` is not an int.

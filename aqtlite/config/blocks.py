@@ -80,7 +80,7 @@ class Blocks(representation.CompactRepr):
         """The number of blocks of a contracting axis.
 
         Args:
-            axis_size: of the axis.
+            axis_size: size of the axis.
 
         Raises:
             ValueError: if the blocks do not divide it, unless they are to `fit`.

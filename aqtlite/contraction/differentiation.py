@@ -66,7 +66,7 @@ def quantize_and_contract(
         operation: the contraction.
         lhs: float array, or a `QTensor` in place of one that is quantized.
         rhs: the same.
-        seed: of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
+        seed: seed of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
         forward_scales: the scales of the forward pass, laid out so that they would
             multiply lhs; with them, gradients that are equal have other noise.
         states: the statistics and the parameters of calibrations that have some.
@@ -278,7 +278,7 @@ def _absent(tree: Any) -> Any:
 
 
 def _is_absent(tree: Any) -> bool:
-    """Tells whether something of residuals is `_absent`."""
+    """Whether something of residuals is `_absent`."""
     return any(
         leaf.shape == _ABSENT_SHAPE and leaf.dtype == bool
         for leaf in jax.tree.leaves(tree)

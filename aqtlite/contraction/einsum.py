@@ -38,8 +38,8 @@ def einsum(
         cfg: what to quantize. None contracts in floating point.
         key: as for the function that `make_dot_general` returns.
         preferred_element_type: the dtype of the output.
-        out_sharding: of the output, a `NamedSharding` or a `PartitionSpec`, as in
-            `jnp.einsum`.
+        out_sharding: sharding of the output, a `NamedSharding` or a `PartitionSpec`, as
+            in `jnp.einsum`.
         states: for calibrations that gather statistics or are learned, as
             `aqtlite.einsum_states` makes them; they are those of the operands of the
             contraction, and of the result of the equation.

@@ -24,7 +24,7 @@ def init_states(cfg: config.DotGeneral, eqn: str, lhs: Any, rhs: Any) -> States:
     """The states of an einsum before the first batch.
 
     Args:
-        cfg: of the einsum.
+        cfg: config of the einsum.
         eqn: the equation.
         lhs: floating, or a `QTensor`; under `jax.eval_shape` a shape is enough.
         rhs: the same.
@@ -46,7 +46,7 @@ def update_states(
     """The states of an einsum after one more batch of its operands.
 
     Args:
-        cfg: of the einsum.
+        cfg: config of the einsum.
         states: as `init_states` returns them. What
             `aqtlite.statistics.update_states` leaves as it is, stays as it is;
             `aqtlite.statistics.update_output` updates ``states.out``.

@@ -168,8 +168,8 @@ def resolve(
         operation: the contraction.
         lhs: an array, or a `QTensor` in place of one that the config quantizes.
         rhs: the same.
-        out_dtype: of the result.
-        out_sharding: of the result, on a mesh with explicit axes.
+        out_dtype: dtype of the result.
+        out_sharding: sharding of the result, on a mesh with explicit axes.
         precision: of contractions of floats, the gradients among them.
 
     Raises:
@@ -284,13 +284,13 @@ def _contraction(
     """Resolves one contraction.
 
     Args:
-        path: of its config.
+        path: path of the config.
         raw: its config.
         rhs: how its rhs is quantized, which may be as the forward pass did.
-        reuse: of its rhs.
-        out_dtype: of the result.
-        out_sharding: of the result.
-        precision: of the contraction, where it is one of floats.
+        reuse: reuse of the rhs.
+        out_dtype: dtype of the result.
+        out_sharding: sharding of the result.
+        precision: precision of the contraction, where it is one of floats.
     """
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     local = raw.local_aqt

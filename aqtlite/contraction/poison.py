@@ -37,9 +37,9 @@ def factor(
     Args:
         x: the operand.
         tensor: how it is quantized.
-        axes: of the operand.
+        axes: axes of the operand.
         path: where `tensor` stands, for error messages.
-        state: of its calibration.
+        state: state of the calibration.
 
     Returns:
         float32, 1 or NaN, keepdims with size 1 along the contracting axes; None if the

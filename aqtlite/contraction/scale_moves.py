@@ -31,9 +31,9 @@ def is_of_elements(
     """Returns True if a scale varies along contracting axes, element by element.
 
     Args:
-        shape: of the operand.
-        scale_shape: of its scale.
-        axes: of the operand.
+        shape: shape of the operand.
+        scale_shape: shape of the scale.
+        axes: axes of the operand.
     """
     counts = [(shape[axis], scale_shape[axis]) for axis in axes.contracting]
     is_varying = any(count != 1 for _, count in counts)
@@ -51,9 +51,9 @@ def obstacle(
 
     Args:
         operation: the contraction.
-        side: of the operand that has the scale.
-        scale_shape: of the scale.
-        other_scale_shape: of the other operand if that is a `QTensor`.
+        side: side of the operand that has the scale.
+        scale_shape: shape of the scale.
+        other_scale_shape: shape of the other operand's scale, if that is a `QTensor`.
         other: the config of the other operand.
     """
     if other_scale_shape is not None:
@@ -85,7 +85,7 @@ def move(
 
     Args:
         operation: the contraction.
-        side: of the operand that has the scale.
+        side: side of the operand that has the scale.
         x: a `QTensor`, whose scale has size 1 along remaining axes.
         other: floating.
 

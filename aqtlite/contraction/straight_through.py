@@ -40,7 +40,7 @@ class Estimator:
         """The gradients of the operand, and of learned parameters (or None).
 
         Args:
-            gradient: of the rounded operand.
+            gradient: gradient of the rounded operand.
         """
         mask, parameters = self.mask, None
         if self.learned is not None:
@@ -59,7 +59,7 @@ def estimator(
         one: the execution of the operand.
         x: the operand.
         q: what became of it; None if it stayed in float.
-        state: of its calibration.
+        state: state of the calibration.
     """
     if one.is_given:
         return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
@@ -86,7 +86,7 @@ class Learned:
 
         Args:
             tensor: the config of the operand.
-            gradient: of the rounded operand.
+            gradient: gradient of the rounded operand.
 
         Returns:
             A mask, None for all; and arrays like the parameters.

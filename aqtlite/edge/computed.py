@@ -26,7 +26,7 @@ def integers(
         node: the operator.
         inputs: integers, floats to be rounded, or what has no grid.
         operands: those that are known, by position.
-        grids: of the values that are computed.
+        grids: grids of the values that are computed.
         kernels: whose arithmetic.
     """
     taken, of_inputs = [], []

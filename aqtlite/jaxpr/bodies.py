@@ -260,7 +260,7 @@ def _by_platform(
 
     Args:
         branches: the functions.
-        platforms: of each one; None for all others.
+        platforms: platforms of each branch; None for all others.
     """
     by_platform, default = {}, None
     for function, names in zip(branches, platforms, strict=True):

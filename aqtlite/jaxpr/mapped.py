@@ -56,8 +56,8 @@ def readings(
     """Returns all readings of a call inside of a `jax.vmap` that give its results.
 
     Args:
-        reference: of the operation.
-        inputs: of the call.
+        reference: reference of the operation.
+        inputs: inputs of the call.
         wanted: the results of the call.
 
     Raises:
@@ -85,7 +85,7 @@ def readings(
 def agree(
     reference: Callable[..., Any], found: Sequence[Reading], inputs: Shapes
 ) -> bool:
-    """Tells whether readings give one result, tried on small random arrays.
+    """Whether readings give one result, tried on small random arrays.
 
     Axes of one size have one size there, and others another.
     """

@@ -52,10 +52,10 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
     `aqtlite.testing.assert_kernel_equals_reference` compares both.
 
     Args:
-        name: of a function with a `jax.jit`, `jax.custom_vjp` or `jax.custom_jvp`, of a
-            Pallas kernel (its ``name=``, else that of its function), of a
-            `jax.lax.composite`, or of a primitive that is not JAX's. Of calls inside of
-            each other, the outermost with a registered name is taken.
+        name: name of a function with a `jax.jit`, `jax.custom_vjp` or
+            `jax.custom_jvp`, of a Pallas kernel (its ``name=``, else that of its
+            function), of a `jax.lax.composite`, or of a primitive that is not JAX's. Of
+            nested calls the outermost with a registered name is taken.
         reference: a function of plain JAX that computes the same. It takes the inputs
             of the call as the traced program has them: arrays alone, pytrees flattened,
             in order, and nothing that is static; for a function with a custom
@@ -119,7 +119,7 @@ def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
 
     Args:
         eqn: calls the operation; `check_call` has passed it.
-        name: of the operation.
+        name: name of the operation.
 
     Raises:
         ValueError: if the reference does not take the inputs of the equation, or has
@@ -139,7 +139,7 @@ def check_call(eqn: Any, name: str, *, is_mapped: bool) -> None:
 
     Args:
         eqn: calls the operation.
-        name: of the operation.
+        name: name of the operation.
         is_mapped: it is inside of a `jax.vmap`, so that its arrays may have another
             axis anywhere.
 

@@ -63,7 +63,7 @@ class Digits:
         Args:
             x: floating.
             axes: the axes along which the elements share a unit.
-            out_dtype: of the result of the contraction.
+            out_dtype: dtype of the result of the contraction.
         """
         is_half = jnp.finfo(x.dtype).bits == jnp.finfo(out_dtype).bits == 16
         count = 2 if is_half else 3

@@ -183,13 +183,13 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
 
 
 def _block(examples: int, rows: int, size: int, geometry: _Geometry) -> tuple[int, int]:
-    """How many examples, and rows of each, are contracted at a time.
+    """Number of examples, and of rows of an example, contracted at a time.
 
     Args:
-        examples: of all.
-        rows: of each.
-        size: of the patches of a row, in bytes.
-        geometry: of the convolution.
+        examples: number of examples.
+        rows: number of rows of an example.
+        size: size of the patches of a row, in bytes.
+        geometry: geometry of the convolution.
     """
     is_pointwise = math.prod(geometry.window) == 1 or math.prod(geometry.result) == 1
     if not geometry.is_on_one_cpu or is_pointwise:

@@ -90,7 +90,7 @@ class Ragged(Contraction):
             target: None for the form that every platform has.
             lhs: stacked along a leading axis.
             rhs: stacked along a leading axis.
-            axes: of an element of either, and of the result.
+            axes: axes of an element of either, and of the result.
 
         Returns:
             Two new leading axes, of lhs's stack and of rhs's.

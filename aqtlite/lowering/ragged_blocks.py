@@ -35,10 +35,10 @@ def row_products(
     """Contracts each row with the matrix of its group.
 
     Args:
-        target: of the program; None for the form that every platform has.
+        target: target of the program; None for the form that every platform has.
         x: ``(stack, rows, channels)``, int8 or floating.
         w: ``(groups, ...)``, a matrix for each group, of the dtype of x.
-        sizes: of the groups, ``(groups,)``.
+        sizes: sizes of the groups, ``(groups,)``.
         contracted: the axis of w, 1 or 2, that is contracted.
 
     Returns:
@@ -63,10 +63,10 @@ def group_sums(
     """Sums the outer products of rows over each group.
 
     Args:
-        target: of the program; None for the form that every platform has.
+        target: target of the program; None for the form that every platform has.
         a: ``(rows, p)``, int8 or floating.
         b: ``(rows, q)``, of the same dtype.
-        sizes: of the groups, ``(groups,)``.
+        sizes: sizes of the groups, ``(groups,)``.
 
     Returns:
         ``(groups, p, q)``, int32 or floating.
@@ -161,7 +161,7 @@ class _Blocks:
         """The blocks of groups of these sizes, about as large as a group is.
 
         Args:
-            sizes: of the groups.
+            sizes: sizes of the groups.
             rows: how many there are.
             most: rows in a block.
         """

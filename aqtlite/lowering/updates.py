@@ -22,7 +22,7 @@ def update_slice(
 
     Args:
         x: the array.
-        update: of its dtype.
+        update: values to write, of the dtype of `x`.
         start_indices: ints, which may be traced.
     """
     return _UpdateSlice()(x, update, *map(jnp.asarray, start_indices))

@@ -58,7 +58,7 @@ class OperandAxes(NamedTuple):
         ((3,), (1,))
 
         Args:
-            scale_shape: of the operand.
+            scale_shape: shape of the operand's scale.
         """
         return tuple(
             math.lcm(scale_shape[axis], self.groups) // self.groups
@@ -231,5 +231,5 @@ class Operation(abc.ABC):
             kind: of dot: what the values are, and in what they are summed.
             lhs: stored integers, or floats.
             rhs: stored integers, or floats.
-            out_sharding: of the result.
+            out_sharding: sharding of the result.
         """

@@ -75,8 +75,8 @@ class ConvGeneralDilated(Operation):
         """The convolution of operands of these shapes.
 
         Args:
-            lhs_shape: of lhs.
-            rhs_shape: of rhs.
+            lhs_shape: shape of lhs.
+            rhs_shape: shape of rhs.
             *args: as `lax.conv_general_dilated` takes them, from the strides on.
             **kw: the same.
 

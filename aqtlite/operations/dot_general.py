@@ -51,8 +51,8 @@ class DotGeneral(Operation):
 
         Args:
             dimension_numbers: as `lax.dot_general` takes them.
-            lhs_shape: of lhs.
-            rhs_shape: of rhs.
+            lhs_shape: shape of lhs.
+            rhs_shape: shape of rhs.
 
         Raises:
             ValueError: if they do not fit.

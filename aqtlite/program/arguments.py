@@ -15,7 +15,7 @@ def check(
 
     Args:
         function: the function. One whose signature Python does not know takes any.
-        args: of its call.
+        args: arguments of the call.
         kwargs: the same.
         what: who calls the function, and how it is given the arguments.
 

@@ -48,7 +48,7 @@ def convert_function(
         fn_q: the quantized function, whose first argument is its parameters.
         params: these, or their shapes (`jax.ShapeDtypeStruct`).
         *args: its other arguments, or their shapes.
-        state: of its calibrations, if they have one.
+        state: state of the calibrations, if they have one.
         strict: raises if a weight stays in float.
         report: is called with a `ConversionReport`; `print` prints it as a table.
         **kwargs: as `args`.

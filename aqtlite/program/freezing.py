@@ -54,13 +54,13 @@ class FrozenParameter(Placeholder):
 
 
 def has_frozen(params: Any) -> bool:
-    """Tells whether there are parameters that were frozen."""
+    """Whether there are parameters that were frozen."""
     leaves = jax.tree.leaves(params, is_leaf=is_frozen)
     return any(map(is_frozen, leaves))
 
 
 def is_frozen(x: Any) -> bool:
-    """Tells whether a node is a parameter that was frozen."""
+    """Whether a node is a parameter that was frozen."""
     return isinstance(x, FrozenParameter)
 
 
@@ -79,7 +79,7 @@ class FunctionCall:
 
         Args:
             params: the parameters, or their shapes.
-            state: of its calibrations; empty if there is none.
+            state: state of the calibrations; empty if there is none.
         """
         traced, planned = self.function.traced((params, *self.args), dict(self.kwargs))
         parameters = {
@@ -179,7 +179,7 @@ def plan(calls: Sequence[FunctionCall], params: Any, state: State) -> Conversion
     Args:
         calls: that will be served.
         params: their parameters, or their shapes.
-        state: of their calibrations; empty if there is none.
+        state: state of the calibrations; empty if there is none.
     """
     state = restored_statistics(state)
     fixed_scales.check_gathered(

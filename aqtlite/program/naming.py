@@ -139,7 +139,7 @@ def _holder(site: Site, nodes: Mapping[int, _Node]) -> _Node | None:
 
     Args:
         site: the contraction.
-        nodes: of the inputs that are parameters, by index.
+        nodes: nodes of the inputs that are parameters, by index.
     """
     found = [
         nodes[i]

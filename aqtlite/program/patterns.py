@@ -33,7 +33,7 @@ Ends = int
 
 
 def fullmatch(pattern: str, text: str) -> bool:
-    """Tells whether all of a text matches, as `re.fullmatch` does.
+    """Whether all of a text matches, as `re.fullmatch` does.
 
     >>> fullmatch(".*/mlp", "layer/mlp"), fullmatch("(a+)+b", "a" * 100)
     (True, False)

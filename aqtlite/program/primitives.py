@@ -20,7 +20,7 @@ def why_not_quantized(eqn: Any) -> str | None:
     """Returns why an equation cannot be quantized, or None if it can.
 
     Args:
-        eqn: of one of the primitives in `registry.OF_PRIMITIVES`.
+        eqn: equation of one of the primitives in `registry.OF_PRIMITIVES`.
     """
     lhs, rhs = (atom.aval for atom in eqn.invars[:2])
     for aval in (lhs, rhs):
@@ -90,7 +90,7 @@ def contract(
         eqn: the equation.
         cfg: its config.
         values: its inputs, of which the first two may be exchanged, and `QTensor`s.
-        states: of its calibrations.
+        states: states of the calibrations.
         exchanged: they are: the first one is the rhs of the equation.
     """
     lhs, rhs, *rest = values

@@ -129,7 +129,7 @@ class Program:
         Args:
             one: the contraction.
             values: the inputs of its equation, or their types.
-            states: of its calibrations.
+            states: states of the calibrations.
         """
         eqn = one.site.eqn
         lhs, rhs = one.in_order(values)[:2]
@@ -178,7 +178,7 @@ def contract(
         lhs: the operand that is first in the config; may be a `QTensor`.
         rhs: the other one.
         values: the inputs of its equation.
-        states: of its calibrations.
+        states: states of the calibrations.
     """
     operands = [lhs, rhs, *values[2:]]
     return primitives.contract(

@@ -121,7 +121,7 @@ class QuantizedFunction:
         """Calls the function, quantized, and gathers statistics of the call.
 
         Args:
-            state: of its calibrations; empty if there is none.
+            state: state of the calibrations; empty if there is none.
             args: those of the function.
             kwargs: the same.
 
@@ -148,7 +148,7 @@ class QuantizedFunction:
         1.0
 
         Args:
-            state: of its calibrations.
+            state: state of the calibrations.
             *args: those of the function.
             **kwargs: the same.
 
@@ -164,7 +164,7 @@ class QuantizedFunction:
         """Calls the function, quantized, with the statistics as they are.
 
         Args:
-            state: of its calibrations; empty if there is none.
+            state: state of the calibrations; empty if there is none.
             args: those of the function.
             kwargs: the same.
         """
@@ -345,7 +345,7 @@ def plan(
 
 
 def _is_in_params(path: str) -> bool:
-    """Tells whether a leaf of the arguments is a parameter of a Linen model."""
+    """Whether a leaf of the arguments is a parameter of a Linen model."""
     return path.startswith("0/params/")
 
 

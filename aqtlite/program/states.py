@@ -31,7 +31,7 @@ def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
 
     Args:
         state: that the quantized function returned.
-        gradient: of the state, as `jax.grad` gives it.
+        gradient: gradient of the state, as `jax.grad` gives it.
     """
     return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
 

@@ -29,7 +29,7 @@ def stored_zero(q: QTensor) -> np.ndarray:
 
 @functools.lru_cache
 def has_zero(grid: Numerics) -> bool:
-    """Tells whether a grid without zero points stores zero as zero."""
+    """Whether a grid without zero points stores zero as zero."""
     if grid.zero_point_range is not None:
         return True
     with jax.ensure_compile_time_eval():

@@ -110,7 +110,7 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
     Args:
         q: the array.
         indices: ints of any shape.
-        axis: of one scale for each element, or for all; not one of several blocks.
+        axis: axis of one scale for each element, or for all; not one of several blocks.
         mode: "clip", "wrap" or "fill", for indices out of range. None: "fill", which
             gives NaN, as NaN scales.
 

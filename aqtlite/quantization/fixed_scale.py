@@ -32,7 +32,7 @@ class FixedScale:
         Args:
             x: the operand.
             tensor: how it is quantized.
-            axes: of the operand.
+            axes: axes of the operand.
             path: where `tensor` stands, for error messages.
 
         Raises:

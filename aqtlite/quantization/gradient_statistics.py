@@ -43,7 +43,7 @@ def init(tensor: config.Tensor, ndim: int) -> Any:
     """The statistics before the first batch; ``()`` if there are none to gather.
 
     Args:
-        tensor: of the output gradient.
+        tensor: config of the output gradient.
         ndim: rank of the output.
     """
     if not tensor.gathers_statistics:
@@ -56,10 +56,10 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
     """The statistics after one more batch.
 
     Args:
-        tensor: of the output gradient, which has one scale.
+        tensor: config of the output gradient, which has one scale.
         state: as `init` returns it.
         gradient: the output gradient.
-        path: of its config, for messages.
+        path: path of the config, for messages.
 
     Raises:
         ValueError: if the state is certainly of several contractions, devices or

@@ -76,8 +76,8 @@ def layout(
 
     Args:
         tensor: says which axes share one; by default the contracting ones.
-        shape: of the operand.
-        axes: of the operand.
+        shape: shape of the operand.
+        axes: axes of the operand.
         path: where the config stands, for error messages.
 
     Raises:
@@ -179,7 +179,7 @@ def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:
 
     Args:
         tensor: says which.
-        shape: of the operand.
+        shape: shape of the operand.
         path: where the config stands, for error messages.
 
     Raises:

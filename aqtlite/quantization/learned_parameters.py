@@ -16,10 +16,10 @@ def init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
     """The parameters of a learned calibration, from a first batch or the weights.
 
     Args:
-        tensor: of one operand, whose calibration is learned.
+        tensor: config of one operand, whose calibration is learned.
         x: the operand.
-        axes: of the operand.
-        path: of its config, for messages.
+        axes: axes of the operand.
+        path: path of the config, for messages.
 
     Raises:
         TypeError: if there are no values, or the calibration gives no parameters.
@@ -45,8 +45,8 @@ def check_values(tensor: config.Tensor, path: str, x: Any, name: str) -> None:
     """Raises TypeError if only the shape is known of what parameters are made from.
 
     Args:
-        tensor: of one operand, whose calibration is learned.
-        path: of its config, for the message.
+        tensor: config of one operand, whose calibration is learned.
+        path: path of the config, for the message.
         x: that operand, or another one that its values depend on.
         name: the path of the config of x.
     """

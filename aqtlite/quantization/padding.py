@@ -38,7 +38,7 @@ def pad_operands(
         lhs: an array, or a `QTensor` in its own order.
         rhs: the other one.
         tensors: their configs.
-        path: of the contraction, for error messages.
+        path: path of the contraction, for error messages.
 
     Returns:
         The operands, as they are if nothing asks for padding. The padding of a
@@ -101,8 +101,8 @@ def pad_array(
     Args:
         x: floating.
         tensor: its config.
-        axes: of the array.
-        path: of its config, for error messages.
+        axes: axes of the array.
+        path: path of the config, for error messages.
     """
     blocks = tensor.blocks
     if blocks is None or not blocks.pad:

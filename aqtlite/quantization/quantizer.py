@@ -65,7 +65,7 @@ def calibrate(
     Args:
         x: floating, any shape.
         tensor_config: calibration, granularity and grid.
-        axes: of the array: the contracting ones share a scale by default.
+        axes: axes of the array: the contracting ones share a scale by default.
         path: where the config stands, for error messages.
         state: the statistics of a calibration that gathers them, or the parameters of
             one that is learned.
@@ -126,7 +126,7 @@ def round_to_grid(
         x: floating, any shape.
         calibrated: the scale and the zero point.
         tensor_config: names the grid.
-        seed: of the noise, the same along axes that share it; None for a grid that
+        seed: seed of the noise, the same along axes that share it; None for a grid that
             needs none. See `noise.Noise.bits`.
     """
     if tiles.has_blocks(x.shape, calibrated.scale.shape):

@@ -103,11 +103,11 @@ def smooth(
     Gradients take the scales as constants.
 
     Args:
-        raw: of the forward contraction; without smoothing nothing is changed.
+        raw: raw of the forward contraction; without smoothing nothing is changed.
         lhs: floating, or a `QTensor`, which has been smoothed.
         rhs: the same.
         dims: canonical dimension numbers.
-        state: of a smoothing that gathers statistics.
+        state: state of a smoothing that gathers statistics.
 
     Returns:
         The operands. One that will be quantized is float32 (float64 for float64),
@@ -145,7 +145,7 @@ def factors(
         lhs: floating, or a `QTensor`.
         rhs: the same.
         dims: canonical dimension numbers.
-        state: of a smoothing that gathers statistics.
+        state: state of a smoothing that gathers statistics.
     """
     is_absorbed = False
     if cfg.has_state:
@@ -172,8 +172,8 @@ def init_state(
 
     Args:
         cfg: the smoothing, of which a calibration gathers statistics.
-        lhs_shape: of lhs.
-        rhs_shape: of rhs.
+        lhs_shape: shape of lhs.
+        rhs_shape: shape of rhs.
         dims: canonical dimension numbers.
     """
     states: dict[str, Any] = {}

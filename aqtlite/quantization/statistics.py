@@ -90,7 +90,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     """The states of a contraction before the first batch.
 
     Args:
-        cfg: of the contraction.
+        cfg: config of the contraction.
         lhs: an operand; or its shape and dtype, if its scale is not learned, and with a
             smoothing neither is that of the other one.
         rhs: the other one.
@@ -137,7 +137,7 @@ def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
 
     Args:
         tensor: ``cfg.out``.
-        shape: of the result.
+        shape: shape of the result.
     """
     out = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
     return _init(tensor, out, _last_axis(out), "out")
@@ -174,7 +174,7 @@ def merge_states(cfg: config.DotGeneral, states: States, others: States) -> Stat
     each saw is a batch of its own. Under `jax.jit` there is nothing to join.
 
     Args:
-        cfg: of the contraction.
+        cfg: config of the contraction.
         states: as `update_states` returns them. Parameters, and statistics of the
             gradient of the result, stay as they are.
         others: of other batches.
@@ -232,7 +232,7 @@ def update_states(
     """The states of a contraction after one more batch of its operands.
 
     Args:
-        cfg: of the contraction.
+        cfg: config of the contraction.
         states: as `init_states` returns them. Parameters, and statistics of the result
             (`update_output`) and of its gradient, stay as they are.
         lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
@@ -304,9 +304,9 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
     """Raises ValueError if a calibration that needs a state was given none.
 
     Args:
-        tensor: of one operand.
+        tensor: config of one operand.
         state: of that operand.
-        path: of its config, for the message.
+        path: path of the config, for the message.
     """
     if jax.tree.leaves(state):
         return
@@ -336,9 +336,9 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     """Raises ValueError if there are no statistics, or certainly of no batch.
 
     Args:
-        tensor: of one operand, whose calibration gathers statistics.
+        tensor: config of one operand, whose calibration gathers statistics.
         state: of that operand.
-        path: of its config, for the message.
+        path: path of the config, for the message.
     """
     check_given(tensor, state, path)
     if isinstance(state, FixedScale):

@@ -59,7 +59,7 @@ def restored_statistics(variables: Any) -> Any:
 
 
 def is_obsolete(name: str, names: Collection[str]) -> bool:
-    """Tells whether an array of a checkpoint is a number that is left out.
+    """Whether an array of a checkpoint is a number that is left out.
 
     Args:
         name: name of the array, its steps joined by slashes.

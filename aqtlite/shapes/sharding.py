@@ -76,7 +76,7 @@ def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
 
     Args:
         x: of size 1 along the axes that it does not have.
-        out_sharding: of all axes; None leaves x as it is.
+        out_sharding: sharding of all axes; None leaves x as it is.
     """
     if out_sharding is None or explicit_sharding(x) is None:
         return x

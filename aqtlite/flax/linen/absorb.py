@@ -33,7 +33,8 @@ def absorb_smoothing(
     Absorb before `convert`, which folds the scales into the frozen weights.
 
     Args:
-        variables: of a Linen model, with the statistics of a smoothing (`calibrate`).
+        variables: variables of a Linen model, with the statistics of a smoothing
+            (`calibrate`).
         contractions: the paths of the modules that contract, such as
             ``["Block_0/attention/query", "Block_0/attention/key"]``. One that makes
             several contractions needs their names, too: ``"Block_0/scores"``.

@@ -77,7 +77,7 @@ class QuantizedCache:
             key: ``(*batch, positions, heads, depth)``.
             value: the same.
             mask: True where attended; its last axis is the length of the cache.
-            dropout_rate: of attention; 0, unless `deterministic`.
+            dropout_rate: dropout rate of attention; 0, unless `deterministic`.
             deterministic: switches dropout off.
             qk_attn_weights_einsum: None: the cache contracts by `cfg`.
             attn_weights_value_einsum: the same.

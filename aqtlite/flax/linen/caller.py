@@ -101,7 +101,7 @@ def _find(root: Scope, path: str) -> Any:
 
 
 def _is_frozen(root: Scope, path: str) -> bool:
-    """Tells whether a module below a root has a weight that is made of a parameter."""
+    """Whether a module below a root has a weight that is made of a parameter."""
     steps = tuple(path.split("/"))
     entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
     return any(entry[SITE].is_made_of(module, steps) for module, _, entry in entries)
@@ -117,7 +117,7 @@ def frozen_entries(
     """Yields the frozen weights of a collection: path of the module, name, entry.
 
     Args:
-        collection: of the module at `path`, and of those below it.
+        collection: collection of the module at `path`, and of those below it.
         path: of this module.
     """
     for name, child in collection.items():
@@ -128,5 +128,5 @@ def frozen_entries(
 
 
 def is_entry(node: Any) -> bool:
-    """Tells whether a node of a collection is a frozen weight."""
+    """Whether a node of a collection is a frozen weight."""
     return isinstance(node, Mapping) and isinstance(node.get(SITE), CallSite)

@@ -149,13 +149,13 @@ class Injected:
 
     @property
     def _is_noisy(self) -> bool:
-        """Tells whether forward operands are rounded stochastically in training."""
+        """Whether forward operands are rounded stochastically in training."""
         if self.cfg is None:
             return False
         return self.cfg.fwd.lhs.needs_noise or self.cfg.fwd.rhs.needs_noise
 
     def _is_for_serving(self, caller: Caller | None) -> bool:
-        """Tells whether forward operands are rounded as in serving, to nearest."""
+        """Whether forward operands are rounded as in serving, to nearest."""
         if self.quant_mode is not None:
             return self.quant_mode is QuantMode.SERVE
         if recording.is_recorded():

@@ -32,12 +32,12 @@ def fold_batch_norm(
     one up to that and what it does to the rounding of later activations.
 
     Args:
-        variables: of the model, trained, with the collection "batch_stats"; they are
-            not changed.
+        variables: trained variables of the model, with the collection "batch_stats";
+            they are not changed.
         layers: the path of each BatchNorm, such as ``"Block_0/BatchNorm_0"``, and that
             of the `nn.Conv` or `nn.Dense` whose result it takes *as it is*: an
             activation between them, or another use of the result, cannot be seen here.
-        epsilon: of the BatchNorms.
+        epsilon: epsilon of the BatchNorms.
 
     Returns:
         The variables, changed; for calls with ``use_running_average=True``.

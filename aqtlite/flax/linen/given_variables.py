@@ -42,7 +42,7 @@ def checked(variables: Mapping[str, Any]) -> Iterator[None]:
     Flax names the parameter that it looked for, and a collection that it found empty.
 
     Args:
-        variables: of the call that is traced while it lasts.
+        variables: variables of the call that is traced while it lasts.
 
     Raises:
         ValueError: if there is no such collection, and the call reads it.

@@ -10,7 +10,7 @@ _FLAG = "aqt_in_float"
 
 
 def is_asked(scope: Scope | None) -> bool:
-    """Tells whether contractions of a module are to run in float."""
+    """Whether contractions of a module are to run in float."""
     return scope is not None and bool(scope.get_flag(_FLAG, False))
 
 

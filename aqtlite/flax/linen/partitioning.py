@@ -35,8 +35,8 @@ def boxed(stored: Stored, side: str, boxes: Boxes) -> dict[str, Any]:
 
     Args:
         stored: the weight.
-        side: of the operand, the name of its `QTensor`.
-        boxes: of the parameters.
+        side: side of the operand, the name of its `QTensor`.
+        boxes: boxes of the parameters.
     """
     box = _box(stored.axes[side].qvalue, boxes)
     qtensor = stored.values[side]

@@ -114,7 +114,7 @@ class QuantizedModel(ModelByRules):
         """Decides about every contraction of a call, and runs nothing.
 
         Args:
-            variables: of the model, or their shapes.
+            variables: variables of the model, or their shapes.
             *args: those of the call, or their shapes.
             **kwargs: the same.
         """

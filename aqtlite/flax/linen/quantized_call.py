@@ -189,9 +189,9 @@ def trace(
     Args:
         quantized: the model and its rules.
         apply: takes the variables, args and kwargs.
-        variables: of the model, with shapes in place of what rules freeze.
-        args: of the call.
-        kwargs: of the call.
+        variables: variables of the model, with shapes in place of what rules freeze.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
 
     Returns:
         The program; and for each input of its jaxpr, which leaf of the three it is.

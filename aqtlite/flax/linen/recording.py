@@ -61,7 +61,7 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Tells whether `recorded_by` is in effect."""
+    """Whether `recorded_by` is in effect."""
     return _mode.value is not None
 
 

@@ -58,7 +58,7 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
 
     Args:
         call: the contraction.
-        scope: of the calling module.
+        scope: scope of the calling module.
 
     Raises:
         ValueError: if there is none, or two contractions would share it.
@@ -167,8 +167,8 @@ def of_output(
     Args:
         tensor: ``cfg.out``, whose calibration gathers statistics.
         out: the float result.
-        scope: of the calling module.
-        name: of the contraction.
+        scope: scope of the calling module.
+        name: name of the contraction.
         own: the name was given to the contraction.
 
     Raises:

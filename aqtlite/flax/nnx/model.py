@@ -101,7 +101,7 @@ def make_float(model: QuantizedModel) -> None:
 
 
 def is_variable(x: Any) -> bool:
-    """Tells whether a node is a variable."""
+    """Whether a node is a variable."""
     return isinstance(x, nnx.Variable)
 
 

@@ -80,7 +80,7 @@ def sharded(qtensor: QTensor, sharding: Any) -> QTensor:
 
     Args:
         qtensor: arrays, or shapes.
-        sharding: of the integers.
+        sharding: sharding of the integers.
     """
     if not isinstance(sharding, NamedSharding):
         return qtensor

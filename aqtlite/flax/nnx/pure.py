@@ -253,7 +253,7 @@ def _is_object(x: Any) -> bool:
 
 
 def _is_parameter(path: Path, x: Any) -> bool:
-    """Tells whether a leaf is a parameter of the model, the first of the objects."""
+    """Whether a leaf is a parameter of the model, the first of the objects."""
     return path[0] == 0 and isinstance(x, nnx.Param)
 
 
@@ -290,7 +290,7 @@ def _with_value(leaf: Any, value: Any) -> Any:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Tells whether two values are made of the same arrays."""
+    """Whether two values are made of the same arrays."""
     structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
     if structures[0] != structures[1]:
         return False

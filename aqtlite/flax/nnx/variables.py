@@ -71,7 +71,7 @@ class Sample(Frozen[A]):
 
 
 def is_weight(variable: Any) -> bool:
-    """Tells whether a variable is a frozen weight."""
+    """Whether a variable is a frozen weight."""
     return isinstance(variable, Frozen) and not isinstance(variable, Recipe | Sample)
 
 

@@ -44,7 +44,7 @@ class Operand(NamedTuple):
         return (*others, *self.contracting)
 
     def is_like(self, other: "Operand") -> bool:
-        """Tells whether both agree in all but the dtype."""
+        """Whether both agree in all but the dtype."""
         return self._replace(dtype=other.dtype) == other
 
     def __str__(self) -> str:
@@ -101,11 +101,11 @@ class CallSite:
             object.__setattr__(self, "recipe", {recipe_name([self]): {}})
 
     def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
-        """Tells whether the weight may be made of a parameter.
+        """Whether the weight may be made of a parameter.
 
         Args:
             module: the path of the module that contracts the weight.
-            path: of the parameter.
+            path: path of the parameter.
         """
         name = ".".join(path)
         return any(

@@ -40,7 +40,7 @@ def freeze(
     """Makes all weights, those of one call in one program.
 
     Args:
-        weights: of a plan.
+        weights: weights of a plan.
         params: the values of the parameters and buffers, or their shapes; then what is
             stored are shapes, too.
     """

@@ -151,7 +151,7 @@ def weights(
     """Returns the operands to freeze, and why others are not.
 
     Args:
-        operands: of one call of the model.
+        operands: operands of one call of the model.
 
     Raises:
         ValueError: if `frozen_operands` names one that depends on the inputs.

@@ -45,7 +45,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
 
     Args:
         statistics: the collection, or its shapes.
-        uses: of the model.
+        uses: uses of the model.
         is_frozen: weights of the model are frozen.
     """
     states, functions = {}, {}

@@ -69,7 +69,7 @@ def check_recipe(site: CallSite, stored: Collection[str]) -> None:
     """Refuses to restore a frozen weight as if it were made by another config.
 
     Args:
-        site: of the target.
+        site: site of the target.
         stored: the names of the recipe that was saved; empty in what was saved before
             there were any.
 
@@ -91,7 +91,7 @@ def check_not_beside_floats(
     """Refuses a frozen weight beside the float parameters whose place it took.
 
     Args:
-        site: of the weight.
+        site: site of the weight.
         floats: the paths of the parameters that are floats.
         converter: how the user converts.
 

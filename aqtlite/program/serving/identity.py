@@ -63,7 +63,7 @@ def from_values(values: list[Any]) -> Corners | None:
 
 
 def same(first: Identity, second: Identity, dtype: Any) -> bool:
-    """Tells whether two identities of operands of one dtype are of one weight."""
+    """Whether two identities of operands of one dtype are of one weight."""
     if isinstance(first, str) or isinstance(second, str):
         return first == second
     return len(first) == len(second) and all(
@@ -83,7 +83,7 @@ def matches(x: jax.Array, identity: Corners) -> jax.Array:
 
 
 def has_nan(x: jax.Array) -> jax.Array:
-    """Tells whether a corner of an operand is NaN."""
+    """Whether a corner of an operand is NaN."""
     with jax.debug_nans(False):
         return jnp.isnan(stack(corners(x))).any()
 
@@ -97,7 +97,7 @@ def spread(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     """Returns the indices of elements all over an array, of all rows and columns.
 
     Args:
-        shape: of the array.
+        shape: shape of the array.
     """
     size = math.prod(shape)
     count = min(size, SAMPLED)
@@ -151,7 +151,7 @@ def sample_parameters(parameters: Sequence[Any]) -> jax.Array:
 
 
 def same_parameters(parameters: Sequence[Any], stored: jax.Array) -> jax.Array:
-    """Tells whether parameters have the values of `sample_parameters`.
+    """Whether parameters have the values of `sample_parameters`.
 
     They are compared in the precision that they have now, which may be a lower one.
     """

@@ -37,7 +37,7 @@ class ModuleVariables:
     None where the calling module does not see it."""
 
     is_frozen: Callable[[str], bool]
-    """Tells whether any module has a frozen weight that is made of such a parameter."""
+    """Whether any module has a frozen weight that is made of such a parameter."""
 
     def __str__(self) -> str:
         return "/".join(self.path) or "the root module"
@@ -59,7 +59,7 @@ class ModuleVariables:
         return next(iter(self.frozen_of_size(x.size)), None)
 
     def has_float_parameter(self, size: int) -> bool:
-        """Tells whether there is a float parameter of at least so many elements."""
+        """Whether there is a float parameter of at least so many elements."""
         return any(
             getattr(value, "size", 0) >= size
             for value in self.params.values()
@@ -273,7 +273,7 @@ def _traced(
 def _may_be_float(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
 ) -> bool:
-    """Tells whether an operand may be another one than the frozen weights like it."""
+    """Whether an operand may be another one than the frozen weights like it."""
     if any(weight.site.identity is None for weight in candidates):
         # Then no other operand is like it, and the float parameter is its own.
         return False

@@ -87,9 +87,9 @@ def _slab(
     Args:
         first: the first element.
         lasts: the last element along axes from this one on.
-        shape: of the part.
+        shape: shape of the part.
         axis: which one is the first of the part.
-        dtype: of the result.
+        dtype: dtype of the result.
     """
     size, *below = shape
     if not below:
@@ -157,8 +157,8 @@ def sliced_axes(
     """Returns the axes of a parameter along which some weights are slices of it.
 
     Args:
-        shape: of the parameter.
-        weight_shapes: of the weights that are made of it.
+        shape: shape of the parameter.
+        weight_shapes: shapes of the weights that are made of the parameter.
 
     Returns:
         One bool per axis, or ``()`` if there is no such axis. Of axes of one size

@@ -111,7 +111,7 @@ class Plan:
         """Returns a plan that leaves some weights in float.
 
         Args:
-            paths: of these weights. The others keep their names.
+            paths: paths of these weights. The others keep their names.
         """
         why = Refusal("it was to be kept in float", is_expected=True)
         refused = {
@@ -328,14 +328,14 @@ def _grouped(
 def _share_a_place(
     one: RecordedWeight | discovery.FoundOperand, other: RecordedWeight
 ) -> bool:
-    """Tells whether one module contracts both, in one shape and along the same axes."""
+    """Whether one module contracts both, in one shape and along the same axes."""
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
 
 def _alike(
     group: _Group, one: RecordedWeight, corners: identity.Identity | None
 ) -> bool:
-    """Tells whether serving could not tell a weight from those of a group."""
+    """Whether serving could not tell a weight from those of a group."""
     first = group.recorded
     if (first.key.path, first.operand, first.cfg) != (
         one.key.path,
@@ -351,7 +351,7 @@ def _alike(
 def _is_beside_floats(
     recorded: RecordedWeight, discoveries: list[Discovery], frozen: _Keys
 ) -> bool:
-    """Tells whether its module also contracts operands like it that stay in float."""
+    """Whether its module also contracts operands like it that stay in float."""
     return any(
         _share_a_place(one, recorded)
         for call, found in enumerate(discoveries)

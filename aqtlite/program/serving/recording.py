@@ -100,7 +100,7 @@ class RecordedWeight:
     """Whether the contraction sees its operands alone, and not how they are made."""
 
     def made_like(self, other: "RecordedWeight") -> bool:
-        """Tells whether another one is made of the same parameters in the same way."""
+        """Whether another one is made of the same parameters in the same way."""
         if (self.sources, self.buffers, self.shape) != (
             other.sources,
             other.buffers,
@@ -129,7 +129,7 @@ def record_weights(
     Args:
         model: the model.
         call: index of the call.
-        keys: of the operands to record, which are weights.
+        keys: keys of the operands to record, which are weights.
     """
 
     def record(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
@@ -258,7 +258,7 @@ def _record(
     Args:
         model: the model.
         call: index of the call.
-        keys: of the operands.
+        keys: keys of the operands.
         arrays: makes what is stored of an operand.
         go_on: makes the contraction to evaluate, of the one that is recorded.
         frozen: the parameters that are frozen.

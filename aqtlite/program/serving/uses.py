@@ -84,7 +84,7 @@ def note(
     """Notes a use of statistics, where `noted_in` is in effect.
 
     Args:
-        place: of the statistics.
+        place: place of the statistics.
         x: the operand.
         tensor: how it is quantized.
         contracting: its contracting axes.
@@ -112,7 +112,7 @@ def note_operands(
 
     Args:
         call: the contraction.
-        place: of the statistics of its operands, by side.
+        place: place of the statistics of its operands, by side.
         is_updated: they are updated where they are used.
         needs_frozen: without frozen weights, the contraction is run as in training.
     """
