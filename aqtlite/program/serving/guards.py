@@ -268,8 +268,8 @@ def refuse_other_values(weight: str, converter: str) -> NoReturn:
     """
     raise ValueError(
         f"the parameter that the frozen weight {weight!r} was made of stays beside it "
-        "for its other uses, and has other values now: convert the float parameters "
-        f"again with {converter}"
+        "for its other uses, and has other values now, or is contracted in another way "
+        f"here: convert the float parameters again with {converter}"
     )
 
 
