@@ -26,7 +26,8 @@ def _network(params, x):
 
 def test_a_network_with_convolutions_is_smoothed_where_it_can_be(caplog):
     quantized = aqtlite.quantize_function(_network, config.smoothquant(), params=0)
-    state = quantized.init_state(_PARAMS, _X)
+    with caplog.at_level("WARNING", logger="absl"):
+        state = quantized.init_state(_PARAMS, _X)
     assert "'stem' is not smoothed: the channels of a conv_general_dilated" in (
         caplog.text
     )
