@@ -91,14 +91,19 @@ def mul(
     """
     product = _centered(x, x_grid) * _centered(y, y_grid)
     multiplier = scales.factor(x_grid.scale, y_grid.scale, grid.scale)
-    fixed = scales.fixed_factor(multiplier, _ONE, _ONE)
-    others = rescaling.shifted(fixed_point.rounded_away(product, *fixed), grid, clamp)
+
+    def of_xnnpack() -> jax.Array:
+        return rescaling.requantize(product, multiplier, grid, clamp)
+
+    def of_tflite() -> jax.Array:
+        fixed = scales.fixed_factor(multiplier, _ONE, _ONE)
+        rounded = fixed_point.rounded_away(product, *fixed)
+        return rescaling.shifted(rounded, grid, clamp)
+
     if kernels != "xnnpack" or grid.dtype != "int8":
-        return others
+        return of_tflite()
     within = (multiplier >= 2.0**-16) & (multiplier < 2.0**8)
-    return jnp.where(
-        within, rescaling.requantize(product, multiplier, grid, clamp), others
-    )
+    return fixed_point.where(within, of_xnnpack, of_tflite)
 
 
 def div(
@@ -166,17 +171,24 @@ def minimum(
 def _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign):
     x, y = _centered(x, x_grid), _centered(y, y_grid)
     given = x_grid.scale, y_grid.scale, grid.scale
-    others = _add_of_tflite(x, y, given, grid, clamp, sign)
+
+    def of_tflite() -> jax.Array:
+        return _add_of_tflite(x, y, given, grid, clamp, sign)
+
     if kernels != "xnnpack" or grid.dtype != "int8":
-        return others
+        return of_tflite()
     xp = fixed_point.namespace(*given)
     ratios = [scales.factor(s, _ONE, given[2]) for s in given[:2]]
     largest, smallest = xp.maximum(*ratios), xp.minimum(*ratios)
     within = (smallest >= 2.0**-10) & (largest < 2.0**8)
-    shift = 21 - xp.frexp(largest)[1]
-    a, b = (xp.rint(xp.ldexp(ratio, shift)).astype(np.int32) for ratio in ratios)
-    total = a * x + sign * b * y + (1 << (shift - 1))
-    return jnp.where(within, rescaling.shifted(total >> shift, grid, clamp), others)
+
+    def of_xnnpack() -> jax.Array:
+        shift = 21 - xp.frexp(largest)[1]
+        a, b = (xp.rint(xp.ldexp(ratio, shift)).astype(np.int32) for ratio in ratios)
+        total = a * x + sign * b * y + (1 << (shift - 1))
+        return rescaling.shifted(total >> shift, grid, clamp)
+
+    return fixed_point.where(within, of_xnnpack, of_tflite)
 
 
 def _add_of_tflite(x, y, given, grid, clamp, sign):

@@ -4,6 +4,7 @@ JAX has no 64-bit integers unless it is told to, so that each product is held in
 words of 32 bits.
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
 
@@ -50,6 +51,21 @@ def quantized_multiplier(
         np.where(vanishes, 0, fixed).astype(np.int32),
         np.where(vanishes, 0, shift).astype(np.int32),
     )
+
+
+def where(
+    condition: Any, first: Callable[[], jax.Array], second: Callable[[], jax.Array]
+) -> jax.Array:
+    """``first()`` where a condition holds, elsewhere ``second()``.
+
+    Args:
+        condition: bool scalar. If it is known, only one of both is computed.
+        first: integers.
+        second: integers of the same dtype and shape.
+    """
+    if namespace(condition) is np:
+        return first() if condition else second()
+    return jnp.where(condition, first(), second())
 
 
 def multiply(
