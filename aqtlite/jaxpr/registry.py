@@ -118,7 +118,7 @@ def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
     """Returns the reference of a registered operation, as the body of an equation.
 
     Args:
-        eqn: calls the operation; `check_call` has passed it.
+        eqn: calls the operation; `checked_body` has passed it.
         name: name of the operation.
 
     Raises:
@@ -134,8 +134,8 @@ def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
         return _body(eqn, name, found[0].of(_references[name]))
 
 
-def check_call(eqn: Any, name: str, *, is_mapped: bool) -> None:
-    """Checks that a call of a registered operation is what its reference computes.
+def checked_body(eqn: Any, name: str, *, is_mapped: bool) -> core.ClosedJaxpr:
+    """`body_of` a call, once it is certain what the reference computes of its inputs.
 
     Args:
         eqn: calls the operation.
@@ -147,18 +147,19 @@ def check_call(eqn: Any, name: str, *, is_mapped: bool) -> None:
         ValueError: if the reference does not take the inputs, has other outputs, or if
             the shapes do not tell which axes are mapped.
     """
+    reference = _references[name]
     found = _readings(eqn, name) if is_mapped else []
     if not found:
-        _body(eqn, name, _references[name])
-        return
+        return _body(eqn, name, reference)
     inputs = [shape_of(atom.aval) for atom in eqn.invars]
-    if len(found) > 1 and not mapped.agree(_references[name], found, inputs):
+    if len(found) > 1 and not mapped.agree(reference, found, inputs):
         raise ValueError(
             f"{_call(eqn, name)} inside of a jax.vmap, and their shapes do not tell "
             "which axes are mapped. Give a function around the jax.vmap a name of its "
             "own, by jax.jit, and register it as what the mapped reference computes: "
             "aqtlite.register_operation(name, jax.vmap(reference, in_axes, out_axes))"
         )
+    return _body(eqn, name, found[0].of(reference))
 
 
 def _readings(eqn: Any, name: str) -> list[mapped.Reading]:

@@ -203,12 +203,14 @@ def _walk_inside(
 ) -> list[Origin]:
     """Adds the sites inside of an equation; returns what its outputs come from."""
     name = registry.name_of(eqn)
-    scope = scopes.parse(place.scope_of(eqn))
-    # A gradient has calls of the name, too, with other inputs and outputs.
-    if name is not None and not scope.is_of_gradient:
-        registry.check_call(eqn, name, is_mapped="vmap" in scope.transformations)
-        there = place.inside_registered(eqn, name, index)
-        return _walk(registry.body_of(eqn, name), values, there, found)
+    if name is not None:
+        scope = scopes.parse(place.scope_of(eqn))
+        # A gradient has calls of the name, too, with other inputs and outputs.
+        if not scope.is_of_gradient:
+            is_mapped = "vmap" in scope.transformations
+            body = registry.checked_body(eqn, name, is_mapped=is_mapped)
+            there = place.inside_registered(eqn, name, index)
+            return _walk(body, values, there, found)
     of_bodies = []
     for number, body in enumerate(equations.bodies(eqn)):
         inner = _inputs_of_body(eqn, number, body, values, place)
