@@ -36,7 +36,7 @@ class Conv(Contraction):
         # TPUs convolve int8. XLA:GPU has int8 convolutions only to float32 or int8
         # (jax-ml/jax#7637), and XLA:CPU a plain loop for some.
         is_integer = not jnp.issubdtype(lhs.dtype, jnp.floating)
-        is_special = is_integer and target.platform in ("cpu", "cuda", "rocm")
+        is_special = is_integer and (target.platform == "cpu" or target.is_gpu)
         if not is_special or self.out_sharding is not None:
             return self.anywhere(lhs, rhs, precision)
         run = functools.partial(patches.conv, target=target)

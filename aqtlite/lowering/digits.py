@@ -15,7 +15,6 @@ from jax import lax
 
 from aqtlite.lowering import exact, reduction
 from aqtlite.lowering.dot_input import DotInput
-from aqtlite.shapes import dimension_numbers as dn
 
 LARGEST = 128
 """The largest magnitude of a digit."""
@@ -142,21 +141,6 @@ def of_floats(
     fixed = exact.nearest_integer(x * reciprocal)
     is_finite = bound <= jnp.finfo(jnp.float32).max
     return of_integers(fixed, count), jnp.where(is_finite, unit, jnp.nan)
-
-
-def stacked_dims(
-    dims: dn.DimensionNumbers, lhs: int = 0, rhs: int = 0
-) -> dn.DimensionNumbers:
-    """Dimension numbers of operands with so many new leading axes."""
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-
-    def shift(axes: dn.Axes, by: int) -> dn.Axes:
-        return tuple(axis + by for axis in axes)
-
-    return (shift(lhs_ca, lhs), shift(rhs_ca, rhs)), (
-        shift(lhs_ba, lhs),
-        shift(rhs_ba, rhs),
-    )
 
 
 def combine(sums: Sequence[jax.Array]) -> jax.Array:

@@ -209,7 +209,7 @@ class Dot(Contraction):
         new = [axis for axis, is_new in zip(at, split, strict=True) if is_new]
         sharding = self.out_sharding
         return Dot(
-            digits.stacked_dims(self.dims, *split),
+            dn.behind_new_axes(self.dims, *split),
             self.lhs_ndim + split[0],
             self.rhs_ndim + split[1],
             out_sharding=None if sharding is None else _with_new_axes(sharding, new),

@@ -6,11 +6,9 @@ import string
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import lowering
-from aqtlite.lowering import DotInput
 from aqtlite.operations import zero_points
 from aqtlite.operations.base import OperandAxes, Operation, Side
 from aqtlite.shapes import dimension_numbers as dn
@@ -137,24 +135,17 @@ class DotGeneral(Operation):
 
     def tiled(self, counts: tuple[int, ...]) -> "DotGeneral":
         front = sum(count > 1 for count in counts)
-
-        def shift(axes: dn.Axes) -> dn.Axes:
-            return tuple(axis + front for axis in axes)
-
-        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
+        contracting, (lhs_ba, rhs_ba) = dn.behind_new_axes(self.dims, front, front)
         tiles = tuple(range(front))
-        batch = (*tiles, *shift(lhs_ba)), (*tiles, *shift(rhs_ba))
-        order = None if self.order is None else (*tiles, *shift(self.order))
-        ranks = self.lhs_ndim + front, self.rhs_ndim + front
-        return DotGeneral(((shift(lhs_ca), shift(rhs_ca)), batch), *ranks, order)
+        dims = contracting, ((*tiles, *lhs_ba), (*tiles, *rhs_ba))
+        order = self.order
+        if order is not None:
+            order = (*tiles, *(axis + front for axis in order))
+        return DotGeneral(dims, self.lhs_ndim + front, self.rhs_ndim + front, order)
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
         dot = lowering.Dot(
             self.dims, self.lhs_ndim, self.rhs_ndim, self.order, out_sharding
         )
         products = dn.contraction_size(self.dims, lhs.values.shape)
-        if zero_points.leave_sums(kind, lhs, rhs, products):
-            sums = kind(dot, DotInput(lhs.values), DotInput(rhs.values))
-            # All of it modulo 2^32: the result is within int32.
-            return sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
-        return kind(dot, lhs.less_zero_point(), rhs.less_zero_point())
+        return zero_points.contract(self, kind, dot, lhs, rhs, products)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import lowering
-from aqtlite.lowering import DotInput
 from aqtlite.operations import zero_points
 from aqtlite.operations.base import OperandAxes, Operation, Side
 from aqtlite.operations.tiled import Tiled
@@ -136,15 +135,10 @@ class RaggedDot(Operation):
         ragged = lowering.Ragged(self.axes_of, self.rows, self.group_sizes)
         (axis,) = self.axes("lhs").contracting
         products = lhs.values.shape[axis]
-        # Sums over the rows of a group would be sums by segments.
-        has_rows = "m" in self.axes_of.out
-        if has_rows and zero_points.leave_sums(kind, lhs, rhs, products):
-            sums = kind(ragged, DotInput(lhs.values), DotInput(rhs.values))
-            # All of it modulo 2^32: the result is within int32.
-            sums = sums.astype(jnp.int32) - zero_points.terms(self, lhs, rhs)
-            is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
-            return jnp.where(is_in_group[:, None], sums, 0)
-        return kind(ragged, lhs.less_zero_point(), rhs.less_zero_point())
+        if "m" not in self.axes_of.out:
+            # Sums over the rows of a group would be sums by segments.
+            return kind(ragged, lhs.less_zero_point(), rhs.less_zero_point())
+        return zero_points.contract(self, kind, ragged, lhs, rhs, products)
 
     def _letters(self, side: Side) -> str:
         return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs

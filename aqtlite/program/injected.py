@@ -36,10 +36,8 @@ def is_marking() -> bool:
     return bool(_is_marked.value)
 
 
-def mark(cfg: config.DotGeneral | None) -> contextlib.AbstractContextManager[None]:
-    """Returns the name scope that gives a contraction its config; none for None."""
-    if cfg is None:
-        return contextlib.nullcontext()
+def mark(cfg: config.DotGeneral) -> contextlib.AbstractContextManager[None]:
+    """Returns the name scope that gives a contraction its config."""
     with _lock:
         number = _configs.setdefault(cfg, len(_configs))
     return jax.named_scope(f"aqtlite_config_{number}")

@@ -103,7 +103,7 @@ def smooth(
     Gradients take the scales as constants.
 
     Args:
-        raw: raw of the forward contraction; without smoothing nothing is changed.
+        raw: config of the forward contraction; without smoothing nothing is changed.
         lhs: floating, or a `QTensor`, which has been smoothed.
         rhs: the same.
         dims: canonical dimension numbers.

@@ -84,6 +84,21 @@ def transpose(dims: DimensionNumbers) -> DimensionNumbers:
     return (rhs_ca, lhs_ca), (rhs_ba, lhs_ba)
 
 
+def behind_new_axes(dims: DimensionNumbers, lhs: int, rhs: int) -> DimensionNumbers:
+    """The dimension numbers of operands with so many new leading axes.
+
+    >>> behind_new_axes((((1,), (0,)), ((), ())), 1, 2)
+    (((2,), (2,)), ((), ()))
+    """
+
+    def shift(axes: Axes, by: int) -> Axes:
+        return tuple(axis + by for axis in axes)
+
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    contracting = shift(lhs_ca, lhs), shift(rhs_ca, rhs)
+    return contracting, (shift(lhs_ba, lhs), shift(rhs_ba, rhs))
+
+
 def for_dlhs(
     dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None = None
 ) -> tuple[DimensionNumbers, Axes]:
