@@ -1,6 +1,52 @@
-"""``python -m aqtlite``: the command line without an installed script."""
+"""The program ``aqtlite``, also ``python -m aqtlite``: the command line and the demo.
+
+No other file knows both: nothing in the library imports the demo.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
 
 from aqtlite import cli
+from aqtlite.demo import options as demo_options
+from aqtlite.errors import UserError
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    options = demo_options.from_arguments(args)
+    try:
+        from aqtlite.demo import run
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("aqtlite"):
+            raise
+        raise UserError(
+            f"the demo needs the package {e.name!r}: pip install {e.name}, or in a "
+            "clone of aqtlite pip install -e '.[demo]'"
+        ) from e
+    return cli.EXIT_OK if run.run(options) else cli.EXIT_FAILED
+
+
+COMMANDS = (
+    cli.Command(
+        name="demo",
+        summary="train, convert and serve a small transformer in float32 and in int8",
+        description=demo_options.DESCRIPTION,
+        add_arguments=demo_options.add_arguments,
+        run=_run_demo,
+    ),
+    *cli.COMMANDS,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program in this process; arguments and result are `cli.main`'s."""
+    return cli.main(argv, COMMANDS)
+
+
+def run() -> NoReturn:
+    """Runs the program, and ends the process."""
+    cli.run(COMMANDS)
+
 
 if __name__ == "__main__":
-    cli.run()
+    run()

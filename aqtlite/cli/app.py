@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import aqtlite
-from aqtlite.cli import commands
+from aqtlite.cli.commands import COMMANDS, Command
 from aqtlite.errors import UserError
 
 EXIT_USAGE = 2
@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
     """Builds the parser of the command line."""
     verbose = _Parser(add_help=False)
     verbose.add_argument(
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", required=True
     )
-    for command in commands.COMMANDS:
+    for command in commands:
         subparser = subparsers.add_parser(
             command.name,
             help=command.summary,
@@ -65,11 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS
+) -> int:
     """Runs the command line.
 
     Args:
         argv: the arguments after the program's name; None takes those of the process.
+        commands: the sub-commands.
 
     Returns:
         The exit code: 0 for success, 1 where the command's own check failed, 2 where
@@ -77,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ``--version`` and a malformed command line raise `SystemExit` instead, as
         argparse does.
     """
-    args = build_parser().parse_args(argv)
+    args = build_parser(commands).parse_args(argv)
     try:
         return args.run(args)
     except UserError as e:
@@ -92,13 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def run() -> NoReturn:
+def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:
     """Runs the command line of this process, and ends the process.
 
     An interrupted process ends without Python's own end: a compilation that goes on in
     a thread of JAX would meet a client that is gone, and crash.
     """
-    code = main()
+    code = main(commands=commands)
     if code == EXIT_INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The sub-commands of ``aqtlite``.
+"""The sub-commands of ``aqtlite`` that the library has.
 
 The modules that a command needs are imported when it runs, so that ``--help`` is quick.
 """
@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Callable
 
 from aqtlite.cli import checkpoint_options, edge_options
-from aqtlite.demo import options as demo_options
-from aqtlite.errors import UserError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -25,20 +23,6 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     """Takes the parsed arguments, returns the exit code."""
-
-
-def _run_demo(args: argparse.Namespace) -> int:
-    options = demo_options.from_arguments(args)
-    try:
-        from aqtlite.demo import run
-    except ModuleNotFoundError as e:
-        if e.name is None or e.name.startswith("aqtlite"):
-            raise
-        raise UserError(
-            f"the demo needs the package {e.name!r}: pip install {e.name}, or in a "
-            "clone of aqtlite pip install -e '.[demo]'"
-        ) from e
-    return EXIT_OK if run.run(options) else EXIT_FAILED
 
 
 def _run_convert(args: argparse.Namespace) -> int:
@@ -63,13 +47,6 @@ def _run_edge(args: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    Command(
-        name="demo",
-        summary="train, convert and serve a small transformer in float32 and in int8",
-        description=demo_options.DESCRIPTION,
-        add_arguments=demo_options.add_arguments,
-        run=_run_demo,
-    ),
     Command(
         name="convert",
         summary="turn the checkpoint of a trained model into one for serving",

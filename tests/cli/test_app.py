@@ -9,14 +9,14 @@ import sys
 import pytest
 
 import aqtlite
+from aqtlite import __main__ as program
 from aqtlite import cli
-from aqtlite.cli import commands
 from aqtlite.errors import UserError
 
 
 def _exit_code(argv):
     with pytest.raises(SystemExit) as exit_info:
-        cli.main(argv)
+        program.main(argv)
     return exit_info.value.code
 
 
@@ -28,7 +28,7 @@ def _one_command(run):
 def test_help_names_every_command(capsys):
     assert _exit_code(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in cli.COMMANDS:
+    for command in program.COMMANDS:
         assert command.name in shown
         assert command.summary.split()[0] in shown
 
@@ -75,7 +75,7 @@ def test_malformed_command_line_is_one_line_and_exit_code_2(argv, message, capsy
     ],
 )
 def test_user_error_is_one_line_and_exit_code_2(argv, message, capsys, tmp_path):
-    assert cli.main(["demo", "--out", str(tmp_path), *argv]) == 2
+    assert program.main(["demo", "--out", str(tmp_path), *argv]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("aqtlite demo: error: ")
     assert message in captured.err
@@ -84,13 +84,13 @@ def test_user_error_is_one_line_and_exit_code_2(argv, message, capsys, tmp_path)
 
 @pytest.mark.parametrize("argv", [["-v", "demo"], ["demo", "-v"]])
 def test_verbose_shows_the_traceback(argv, capsys):
-    assert cli.main([*argv, "--steps", "0"]) == 2
+    assert program.main([*argv, "--steps", "0"]) == 2
     shown = capsys.readouterr().err
     assert "Traceback" in shown
     assert "aqtlite demo: error: --steps must be at least 1" in shown
 
 
-def test_exit_codes_of_a_command(monkeypatch, capsys):
+def test_exit_codes_of_a_command(capsys):
     def interrupted(args):
         raise KeyboardInterrupt
 
@@ -98,8 +98,7 @@ def test_exit_codes_of_a_command(monkeypatch, capsys):
         raise UserError("put this right")
 
     for run, code in [(lambda args: 1, 1), (interrupted, 130), (failing, 2)]:
-        monkeypatch.setattr(commands, "COMMANDS", _one_command(run))
-        assert cli.main(["demo"]) == code
+        assert cli.main(["convert", "in", "out"], _one_command(run)) == code
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -107,7 +106,6 @@ COMPILING = """
 import dataclasses, signal, time
 import jax, jax.numpy as jnp
 from aqtlite import cli
-from aqtlite.cli import commands
 
 # What a shell runs in the background ignores it, and so does what that starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -123,8 +121,7 @@ def run(args):
     lowered.compile()
     time.sleep(600)  # On a machine that compiles it at once.
 
-commands.COMMANDS = (dataclasses.replace(commands.COMMANDS[0], run=run),)
-cli.run()
+cli.run((dataclasses.replace(cli.COMMANDS[0], run=run),))
 """
 
 
@@ -133,7 +130,7 @@ def test_interrupted_while_it_compiles():
     """JAX compiles in a thread, which goes on while Python ends."""
     # A program of the cache would not be compiled.
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, "-c", COMPILING, "demo"]
+    command = [sys.executable, "-c", COMPILING, "convert", "in", "out"]
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -141,13 +138,13 @@ def test_interrupted_while_it_compiles():
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130
-    assert said == "aqtlite demo: interrupted. The same command starts anew\n"
+    assert said == "aqtlite convert: interrupted. The same command starts anew\n"
 
 
 def test_missing_dependency_says_how_to_get_it():
     code = (
         "import sys; sys.modules['optax'] = None\n"
-        "from aqtlite import cli; sys.exit(cli.main(['demo', '--smoke']))"
+        "from aqtlite.__main__ import main; sys.exit(main(['demo', '--smoke']))"
     )
     done = _python("-c", code)
     assert done.returncode == 2

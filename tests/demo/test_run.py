@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from aqtlite import cli
+from aqtlite.__main__ import main
 from aqtlite.demo import run, serving, training
 from aqtlite.demo.errors import ServingError
 from aqtlite.demo.options import Options
@@ -41,7 +41,7 @@ def demo(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
         patch.setattr(training, "train_side_by_side", train)
         out = folder / "out"
-        status = cli.main([*TINY, "--text", str(text), "--out", str(out)])
+        status = main([*TINY, "--text", str(text), "--out", str(out)])
     return status, shown.getvalue(), out, seen, found
 
 
@@ -94,7 +94,7 @@ def test_demo_fails_where_served_differs_from_trained(tmp_path, capsys, monkeypa
     )
     monkeypatch.setattr(serving, "serve_in_fresh_process", lambda *a, **k: served)
     monkeypatch.setattr(training, "train_side_by_side", _untrained)
-    assert cli.main([*TINY, "--steps=1", "--out", str(tmp_path)]) == 1
+    assert main([*TINY, "--steps=1", "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert "NO" in shown
     assert "what is served is NOT what was trained" in shown
