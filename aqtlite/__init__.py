@@ -18,6 +18,7 @@ from aqtlite.contraction.einsum import einsum
 from aqtlite.contraction.ragged_dot import make_ragged_dot
 from aqtlite.jaxpr.registry import register_operation
 from aqtlite.program import rules
+from aqtlite.program.compile_serving import ServingProgram, compile_serving
 from aqtlite.program.convert import convert_function
 from aqtlite.program.quantize import plan, quantize_function
 from aqtlite.program.rules import Rule
@@ -31,7 +32,9 @@ from aqtlite.quantization.stored_statistics import restored_statistics
 __all__ = [
     "QTensor",
     "Rule",
+    "ServingProgram",
     "__version__",
+    "compile_serving",
     "convert_function",
     "einsum",
     "einsum_states",

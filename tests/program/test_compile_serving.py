@@ -1,0 +1,92 @@
+"""Serving programs, of every way in which a model is quantized."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import aqtlite
+from aqtlite import config
+from aqtlite.flax import AqtDotGeneral, convert, quantize_model
+from aqtlite.flax import nnx as aqt_nnx
+from tests import common
+
+CFG = config.fully_quantized()
+X = common.normal((2, 8))
+
+
+def injected():
+    model = nn.Dense(4, dot_general=AqtDotGeneral(CFG))
+    return model.apply, convert(model, model.init(jax.random.key(0), X), X)
+
+
+def by_rules():
+    model = quantize_model(nn.Dense(4), CFG)
+    return model.apply, convert(model, model.init(jax.random.key(0), X), X)
+
+
+def of_function():
+    function = aqtlite.quantize_function(lambda w, x: x @ w, CFG, params=0)
+    return aqtlite.convert_function(function, common.normal((8, 4)), X)
+
+
+def of_nnx():
+    model = aqt_nnx.quantize_model(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), CFG)
+    structure, state = nnx.split(aqt_nnx.convert(model, X))
+    return lambda state, x: nnx.merge(structure, state)(x), state
+
+
+@pytest.mark.parametrize("way", [injected, by_rules, of_function, of_nnx])
+def test_gives_what_the_jitted_function_gives(way):
+    function, serving = way()
+    program = aqtlite.compile_serving(function, serving, X)
+    wanted = jax.jit(function)(serving, X)
+    assert (program(X) == wanted).all()
+    exported = program.export()
+    assert (exported.call(tuple(jax.tree.leaves(serving)), X) == wanted).all()
+
+
+def test_exported_program_is_read_back():
+    function, serving = injected()
+    program = aqtlite.compile_serving(
+        function, serving, jax.ShapeDtypeStruct((2, 8), X.dtype)
+    )
+    data = program.export(["cpu", "cuda"]).serialize()
+    leaves = tuple(jax.tree.leaves(serving))
+    assert (jax.export.deserialize(data).call(leaves, X) == program(X)).all()
+
+
+def test_donated_state_and_keyword_arguments():
+    function, serving = injected()
+
+    def step(serving, total, x, *, factor):
+        return total + factor * function(serving, x).sum()
+
+    start = jnp.float32(0)
+    program = aqtlite.compile_serving(
+        step, serving, start, X, donate_argnums=(1,), factor=2.0
+    )
+    wanted = 2 * function(serving, X).sum()
+    total = program(program(jnp.float32(0), X, factor=1.0), X, factor=1.0)
+    assert jnp.allclose(total, wanted)
+    assert start.is_deleted() is False
+    donated = jnp.float32(1)
+    program(donated, X, factor=1.0)
+    assert donated.is_deleted()
+
+
+def test_other_shapes_are_refused():
+    function, serving = injected()
+    program = aqtlite.compile_serving(function, serving, X)
+    with pytest.raises(TypeError, match="float32\\[3,8\\]"):
+        program(common.normal((3, 8)))
+
+
+def test_variables_are_arrays_and_not_donated():
+    function, serving = injected()
+    with pytest.raises(TypeError, match="got ShapeDtypeStruct among them"):
+        shapes = jax.eval_shape(lambda one: one, serving)
+        aqtlite.compile_serving(function, shapes, X)
+    with pytest.raises(ValueError, match="donate_argnums names 0"):
+        aqtlite.compile_serving(function, serving, X, donate_argnums=(0,))
