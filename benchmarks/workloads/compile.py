@@ -1,14 +1,18 @@
-"""Time to trace and to compile a training step, beside float32 and aqtp.
+"""Time to trace, lower and compile a training step, beside float32, aqtp and Qwix.
 
     python -m benchmarks --only compile
 
-A model of 12 blocks of two `nn.Dense` without a scan, forward and backward, with JAX's
-caches cleared before every repeat.
+An MLP of 1, 4, 12 and 24 blocks of two `nn.Dense`, forward and backward; of 12 blocks
+also the forward pass alone, and as a scan over the blocks. JAX's caches are cleared
+before every repeat, and its cache on disk is not used. Every contestant is compiled
+once before, unmeasured, at its smallest: the first one would pay for what is loaded.
+Times are those of the processor, over all threads, which other programs disturb less.
 """
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -20,38 +24,64 @@ from benchmarks.harness.contestants import RNG_STREAM, Contestant
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
 
-BLOCKS, QUICK_BLOCKS = 12, 2
+BLOCKS = 12
+SEVERAL_BLOCKS, QUICK_BLOCKS = (1, 4, BLOCKS, 24), (2,)
 WIDTH = 64
 REPEATS, QUICK_REPEATS = 3, 1
 """Repeats, at most: one takes many seconds, and they spread little."""
+
+GRADIENT, FORWARD, SCAN = "gradient", "forward", "gradient of a scan"
 
 NAMES = (
     contestants.FLOAT32,
     contestants.AQTP,
     contestants.AQTP_NEAREST,
+    contestants.QWIX_STOCHASTIC,
+    contestants.QWIX_NEAREST,
     contestants.AQTLITE,
     contestants.AQTLITE_NEAREST,
 )
 
 
+class Block(nn.Module):
+    """A residual block of two layers; also the body of a scan."""
+
+    dot_general_cls: Callable[[], Any] | None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, _: None = None) -> tuple[jax.Array, None]:
+        dense = functools.partial(nn.Dense, dot_general_cls=self.dot_general_cls)
+        y = dense(4 * WIDTH)(nn.LayerNorm()(x))
+        return x + dense(WIDTH)(nn.relu(y)), None
+
+
 class Mlp(nn.Module):
-    """Residual blocks of two layers."""
+    """Residual blocks, one after the other or as a scan."""
 
     dot_general_cls: Callable[[], Any] | None
     blocks: int
+    scan: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dense = functools.partial(nn.Dense, dot_general_cls=self.dot_general_cls)
+        if self.scan:
+            scanned = nn.scan(
+                Block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=self.blocks,
+            )
+            return scanned(self.dot_general_cls)(x, None)[0]
         for _ in range(self.blocks):
-            y = dense(4 * WIDTH)(nn.LayerNorm()(x))
-            x = x + dense(WIDTH)(nn.relu(y))
+            x, _ = Block(self.dot_general_cls)(x)
         return x
 
 
-def traced(contestant: Contestant, blocks: int) -> jax.stages.Traced:
-    """The training step, traced with JAX's caches cleared."""
-    model = Mlp(contestant.dot_general_cls, blocks)
+def traced(
+    contestant: Contestant, blocks: int, what: str = GRADIENT
+) -> jax.stages.Traced:
+    """A pass of the model, traced with JAX's caches cleared."""
+    model = Mlp(contestant.dot_general_cls, blocks, scan=what == SCAN)
     x = jnp.ones((4, 16, WIDTH))
     rngs = {RNG_STREAM: jax.random.key(0)}
     params = jax.eval_shape(model.init, rngs, x)["params"]
@@ -61,34 +91,57 @@ def traced(contestant: Contestant, blocks: int) -> jax.stages.Traced:
         return out.sum()
 
     jax.clear_caches()
-    return jax.jit(jax.grad(loss)).trace(params)
+    return jax.jit(loss if what == FORWARD else jax.grad(loss)).trace(params)
 
 
-def measure(contestant: Contestant, blocks: int) -> dict[str, float]:
-    """Seconds to trace, and to lower and compile."""
-    start = time.perf_counter()
-    step = traced(contestant, blocks)
-    middle = time.perf_counter()
-    step.lower().compile()
-    return {"trace": middle - start, "compile": time.perf_counter() - middle}
+def measure(contestant: Contestant, blocks: int, what: str) -> dict[str, float]:
+    """Seconds to trace and lower, to compile, and to do both."""
+    start = time.process_time()
+    lowered = traced(contestant, blocks, what).lower()
+    middle = time.process_time()
+    lowered.compile()
+    end = time.process_time()
+    return {
+        "trace and lower": middle - start,
+        "compile": end - middle,
+        "both": end - start,
+    }
+
+
+@contextlib.contextmanager
+def _without_cache_on_disk() -> Iterator[None]:
+    """Has every program compiled, wherever the environment keeps compiled ones."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """Both times, for each contestant in turn."""
-    blocks = QUICK_BLOCKS if options.quick else BLOCKS
+    """The times of every case, for each contestant in turn."""
+    several = QUICK_BLOCKS if options.quick else SEVERAL_BLOCKS
+    cases = [(blocks, GRADIENT) for blocks in several]
+    if not options.quick:
+        cases += [(BLOCKS, FORWARD), (BLOCKS, SCAN)]
     compared = contestants.select(NAMES)
-    samples: dict[str, list[dict[str, float]]] = {c.name: [] for c in compared}
     repeats = min(QUICK_REPEATS if options.quick else REPEATS, options.repeats)
-    for repeat in range(repeats):
-        report(f"{blocks} blocks, repeat {repeat + 1} of {repeats}")
-        for contestant in compared:
-            samples[contestant.name].append(measure(contestant, blocks))
     measured = []
-    for phase in ("trace", "compile"):
-        spreads = {
-            name: timing.spread([sample[phase] for sample in taken])
-            for name, taken in samples.items()
-        }
-        case = {"blocks": blocks, "phase": phase}
-        measured += figures.compare("compile", case, spreads)
+    with _without_cache_on_disk():
+        for contestant in compared:
+            measure(contestant, 1, GRADIENT)
+        for blocks, what in cases:
+            samples: dict[str, list[dict[str, float]]] = {c.name: [] for c in compared}
+            for repeat in range(repeats):
+                report(f"{what}, {blocks} blocks, repeat {repeat + 1} of {repeats}")
+                for contestant in compared:
+                    samples[contestant.name].append(measure(contestant, blocks, what))
+            for phase in ("trace and lower", "compile", "both"):
+                spreads = {
+                    name: timing.spread([sample[phase] for sample in taken])
+                    for name, taken in samples.items()
+                }
+                case = {"program": what, "blocks": blocks, "phase": phase}
+                measured += figures.compare("compile", case, spreads)
     return measured
