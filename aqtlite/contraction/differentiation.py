@@ -30,11 +30,10 @@ from aqtlite.contraction import (
 from aqtlite.contraction.execution import (
     ContractionExecution,
     Execution,
-    OperandExecution,
 )
 from aqtlite.contraction.straight_through import Estimator
 from aqtlite.lowering import exact
-from aqtlite.operations import SIDES, OperandAxes, Operation, Side
+from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import stored_bits
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import gradient_statistics, operands, padding, statistics
@@ -83,11 +82,15 @@ def quantize_and_contract(
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = map(_differentiable, (lhs, rhs))
     forward_scales = jax.lax.stop_gradient(forward_scales)
-    lhs_seeds = operands.Seeds(seed, forward_scales, how.fwd.lhs.salt)
-    rhs_seeds = operands.Seeds(seed, (), how.fwd.rhs.salt)
-    lhs_axes, rhs_axes = map(operation.axes, SIDES)
-    lhs_q = _quantize(how.fwd, how.fwd.lhs, fixed_lhs, lhs_axes, lhs_seeds, fixed.lhs)
-    rhs_q = _quantize(how.fwd, how.fwd.rhs, fixed_rhs, rhs_axes, rhs_seeds, fixed.rhs)
+    seeds = (
+        operands.Seeds(seed, forward_scales, how.fwd.lhs.salt),
+        operands.Seeds(seed, (), how.fwd.rhs.salt),
+    )
+    given = zip(SIDES, (fixed_lhs, fixed_rhs), seeds, fixed[:2], strict=True)
+    (lhs_q, lhs_nan), (rhs_q, rhs_nan) = (
+        _quantize(how.fwd, operation, side, x, seed_of, state)
+        for side, x, seed_of, state in given
+    )
     if how.fwd.path == "fwd":
         lhs_q, rhs_q = (
             q if q is None else remat.named(side, q)
@@ -100,26 +103,10 @@ def quantize_and_contract(
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if is_manual() else _straight_through
     out = finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
-    return _poisoned(how.fwd, operation, out, (fixed_lhs, fixed_rhs), fixed)
-
-
-def _poisoned(
-    how: ContractionExecution,
-    operation: Operation,
-    out: jax.Array,
-    given: tuple[Operand, Operand],
-    states: States,
-) -> jax.Array:
-    """The result, NaN where an operand was and its range hides it."""
-    ones = how.lhs, how.rhs
-    for side, one, x, state in zip(SIDES, ones, given, states[:2], strict=True):
-        if isinstance(x, QTensor) or not one.tensor.calibration.is_blind:
-            continue
-        axes = operation.axes(side)
-        factor = poison.factor(x, one.tensor, axes, one.path, state)
+    for side, factor in zip(SIDES, (lhs_nan, rhs_nan), strict=True):
         if factor is not None:
             factor = operation.scale_to_output(side, factor)
-            factor = sharded_like(factor, how.out_sharding)
+            factor = sharded_like(factor, how.fwd.out_sharding)
             out = out * factor.astype(out.dtype)
     return out
 
@@ -141,20 +128,27 @@ def _differentiable(x: Operand) -> Operand:
 
 def _quantize(
     how: ContractionExecution,
-    one: OperandExecution,
+    operation: Operation,
+    side: Side,
     x: Operand,
-    axes: OperandAxes,
     seeds: operands.Seeds,
     state: Any,
-) -> QTensor | None:
-    how_to = one.quantized_by, axes, one.path, seeds, state
-    q = operands.quantize_operand(x, *how_to)
-    # A scale that is given needs no barrier.
-    is_given = q is x or isinstance(state, FixedScale)
-    if q is None or is_given or how.path != "fwd":
-        return q
-    # What may be frozen is compiled alike whether it is computed or given.
-    return operands.with_fusion_barrier(q)
+) -> tuple[QTensor | None, jax.Array | None]:
+    """One operand quantized, and the factor of the result that its NaN asks for."""
+    one = how.lhs if side == "lhs" else how.rhs
+    axes = operation.axes(side)
+    q = operands.quantize_operand(x, one.quantized_by, axes, one.path, seeds, state)
+    if q is None or isinstance(x, QTensor):
+        return q, None
+    factor = poison.factor(x, one.tensor, axes, one.path, state)
+    is_computed = not isinstance(state, FixedScale)
+    if factor is not None and poison.is_of_scale(factor, q, one.tensor, side, axes):
+        q, factor, is_computed = poison.with_factor(q, factor), None, True
+    # A scale that is given needs no barrier. What may be frozen is compiled alike
+    # whether it is computed or given.
+    if how.path == "fwd" and is_computed:
+        q = operands.with_fusion_barrier(q)
+    return q, factor
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -2,14 +2,18 @@
 
 A calibration that looks at an array finds its NaN and infinities, and makes the scale
 NaN. One whose range is known beforehand (statistics, learned scales, constants) sees
-none, and rounding makes some integer of a NaN. So the result of the contraction is
-multiplied by 1, or by NaN where an operand was not finite:
+none, and rounding makes some integer of a NaN. So something is multiplied by 1, or by
+NaN where an operand was not finite:
 
 - with statistics that can still be updated, all of the operand counts. In a training
   step that gathers statistics of largest magnitudes, they are found anyway;
 - otherwise, as in serving, where a reduction over the activations would cost as much as
   a dynamic scale, the ends of each row count: that finds a layer before that gave NaN
   alone, for want of its own statistics. `config.Tensor.find_nan` looks at all of it.
+
+What is multiplied is the result, in which each row of activations has its own factor;
+for what may be a weight it is the scale, which is frozen with it: a served program has
+no float weight to look at, and is to be compiled as the trained one is.
 """
 
 import dataclasses
@@ -22,7 +26,8 @@ import numpy as np
 from aqtlite import config
 from aqtlite.lowering import exact, reduction
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.operations import OperandAxes
+from aqtlite.operations import OperandAxes, Side
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import granularity
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes.dimension_numbers import Axes
@@ -32,7 +37,7 @@ from aqtlite.shapes.sharding import explicit_spec
 def factor(
     x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str, state: Any
 ) -> jax.Array | None:
-    """The factor of the result, for an operand that is quantized here.
+    """The factor of the result or of the scale, for an operand quantized here.
 
     Args:
         x: the operand.
@@ -56,6 +61,39 @@ def factor(
     if explicit_spec(x) is not None or 0 in x.shape:
         return None
     return _OfEnds(axes.contracting)(jax.lax.stop_gradient(x))
+
+
+def is_of_scale(
+    factor: jax.Array, q: QTensor, tensor: config.Tensor, side: Side, axes: OperandAxes
+) -> bool:
+    """Whether a factor multiplies the operand's scale, and not the result.
+
+    Args:
+        factor: `factor` of the operand.
+        q: the quantized operand.
+        tensor: how it is quantized.
+        side: which operand it is.
+        axes: axes of the operand.
+    """
+    if side == "rhs" and not axes.batch:
+        return True
+    sizes = zip(factor.shape, q.scale.shape, strict=True)
+    # Statistics are of activations, and a served scale may be another one.
+    return not tensor.calibration.has_state and all(n in (1, m) for n, m in sizes)
+
+
+def with_factor(q: QTensor, factor: jax.Array) -> QTensor:
+    """Multiplies a scale by a factor; what shares a scale shares a NaN.
+
+    Args:
+        q: a quantized array.
+        factor: `factor` of it.
+    """
+    for axis, (size, count) in enumerate(zip(factor.shape, q.scale.shape, strict=True)):
+        if size not in (1, count):
+            cut = (*factor.shape[:axis], count, -1, *factor.shape[axis + 1 :])
+            factor = factor.reshape(cut).prod(axis + 1)
+    return dataclasses.replace(q, scale=q.scale * factor)
 
 
 def _of_all(x: jax.Array, axes: Axes) -> jax.Array:

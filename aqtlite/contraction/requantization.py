@@ -47,10 +47,7 @@ def quantize(
     q = operands.quantize_array(fixed, tensor, axes, PATH, state=state)
     factor = poison.factor(fixed, tensor, axes, PATH, state)
     if factor is not None:
-        # Rows that share a scale share what becomes of it.
-        shared = tuple(axis for axis, size in enumerate(q.scale.shape) if size == 1)
-        factor = jnp.prod(factor, shared, keepdims=True)
-        q = dataclasses.replace(q, scale=q.scale * factor)
+        q = poison.with_factor(q, factor)
     # What contracts the integers reads scales as it reads those of operands.
     if not isinstance(state, FixedScale):
         q = operands.with_fusion_barrier(q)

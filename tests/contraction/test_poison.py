@@ -119,11 +119,42 @@ def test_served_rows_are_poisoned_by_themselves(cfg, find_nan):
     np.testing.assert_array_equal(out[3], wanted[3])
 
 
+@pytest.mark.parametrize("shared", [None, "per_tensor"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_is_frozen_with_its_scale(shared, value):
+    """Its integers alone would not tell."""
+    cfg = config.update(config.lsq(), {"fwd.rhs.calib_shared_axes": shared})
+    model = dense(cfg)
+    variables = gathered(model)[1]
+    kernel = variables["params"]["kernel"].at[0, 3].set(value)
+    params = {**variables["params"], "kernel": kernel}
+    variables = {**variables, "params": params}
+    apply = jax.jit(model.apply)
+    is_nan = np.isnan(apply(convert(model, variables, X), X))
+    np.testing.assert_array_equal(is_nan, np.isnan(apply(variables, X)))
+    assert is_nan[:, 3].all() and is_nan.all() == (shared == "per_tensor")
+
+
+class SummedRows(nn.Module):
+    """Float code behind a contraction, whose sums XLA orders by all that is fused."""
+
+    @nn.compact
+    def __call__(self, x):
+        return dense(config.lsq())(x).sum(-1)
+
+
+def test_a_weight_of_a_learned_range_leaves_no_trace_in_the_trained_program():
+    model = SummedRows()
+    x = normal((7, 16))
+    variables = jax.jit(model.init)(jax.random.key(0), x)
+    assert_served_equals_trained(model, variables, x)
+
+
 def test_the_gradient_of_a_row_that_is_poisoned():
     dot = aqtlite.make_dot_general(CONSTANT)
     w = normal((16, 8), 1)
     x = X.at[1].set(jnp.nan)
-    dx, dw = jax.grad(lambda x, w: dot(x, w, MATMUL).sum(), (0, 1))(x, w)
+    dx, dw = jax.grad(lambda x, w: (dot(x, w, MATMUL) ** 2).sum(), (0, 1))(x, w)
     assert np.isnan(dw).all() and np.isnan(dx[1]).all()
 
 

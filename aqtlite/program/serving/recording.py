@@ -15,6 +15,7 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.config import arithmetic
+from aqtlite.contraction import poison
 from aqtlite.jaxpr import dependencies, slicing
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.call_site import Operand
@@ -184,6 +185,9 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     quantized = operands.quantize_operand(x, tensor, axes, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
+    factor = poison.factor(x, tensor, axes, path, state)
+    if factor is not None:
+        quantized = poison.with_factor(quantized, factor)
     other = raw.rhs if operand.side == "lhs" else raw.lhs
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
         quantized = operands.with_sums(quantized, axes.contracting)
