@@ -12,7 +12,8 @@ The first time, all take about 30 minutes on two cores of an x86-64 machine with
 nothing else to do. Most of that is XLA compiling: later runs find the compiled programs
 in .jax_cache and take less. How far they are and how long they will take is printed.
 Tests run on two processes: ``-n 4`` is for machines with more cores, ``-n 0`` for a
-debugger.
+debugger. The tests run in two groups: programs of the first are compiled as users
+compile, those of the second in a third of the time (see tests/pytest_code.py).
 """
 
 import pathlib
@@ -30,11 +31,13 @@ CHECKS = (
 # The tests of a file run in one process, so that what they share, programs and
 # fixtures, is made once; files in the order of their names, that ends with short ones.
 PYTEST = (
-    *("pytest", "-p", "tests.pytest_progress", "-q"),
+    *("pytest", "-p", "tests.pytest_progress", "-p", "tests.pytest_code", "-q"),
     *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
 )
+CODES = ("users", "quick")  # see `tests.pytest_code`
 QUICK = ("-m", "not slow")
 SLOW = ("-m", "slow")
+_NO_TESTS = 5  # exit status of pytest that was to run none
 
 
 def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
@@ -48,15 +51,19 @@ def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
         ValueError: if there is no such part.
     """
     if not arguments:
-        return [*CHECKS, (*PYTEST, *QUICK)]
+        return [*CHECKS, *_pytest(*QUICK)]
     if arguments[0] == "all":
-        return [*CHECKS, (*PYTEST, *arguments[1:])]
+        return [*CHECKS, *_pytest(*arguments[1:])]
     if arguments[0] == "slow":
-        return [(*PYTEST, *SLOW, *arguments[1:])]
+        return _pytest(*SLOW, *arguments[1:])
     options = [i for i, text in enumerate(arguments) if text.startswith("-")]
     first_option = min(options, default=len(arguments))
     paths = [_path(name) for name in arguments[:first_option]]
-    return [(*PYTEST, *paths, *arguments[first_option:])]
+    return _pytest(*paths, *arguments[first_option:])
+
+
+def _pytest(*arguments: str) -> list[tuple[str, ...]]:
+    return [(*PYTEST, "--code", code, *arguments) for code in CODES]
 
 
 def _path(part: str) -> str:
@@ -87,13 +94,18 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if not arguments:
         print(__doc__, flush=True)
+    without_tests = 0
     for command in asked:
         print("$", *command, flush=True)
         status = subprocess.run(
             (sys.executable, "-m", *command), cwd=ROOT, check=False
         ).returncode
-        if status:
+        if status == _NO_TESTS:
+            without_tests += 1
+        elif status:
             return status
+    if without_tests == len(CODES):
+        return _NO_TESTS
     if not arguments:
         print("The slow tests are left: python -m tests slow")
     return 0

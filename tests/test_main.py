@@ -5,14 +5,20 @@ import pytest
 from tests import __main__ as command
 
 
+def pytest_twice(*arguments):
+    return [
+        (*command.PYTEST, "--code", code, *arguments) for code in ("users", "quick")
+    ]
+
+
 def test_no_arguments_run_the_checks_and_the_quick_tests():
-    quick = (*command.PYTEST, "-m", "not slow")
-    assert command.commands([]) == [*command.CHECKS, quick]
+    quick = pytest_twice("-m", "not slow")
+    assert command.commands([]) == [*command.CHECKS, *quick]
 
 
 def test_all_is_what_the_two_parts_are():
-    assert command.commands(["all", "-x"]) == [*command.CHECKS, (*command.PYTEST, "-x")]
-    assert command.commands(["slow"]) == [(*command.PYTEST, "-m", "slow")]
+    assert command.commands(["all", "-x"]) == [*command.CHECKS, *pytest_twice("-x")]
+    assert command.commands(["slow"]) == pytest_twice("-m", "slow")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +34,7 @@ def test_all_is_what_the_two_parts_are():
     ],
 )
 def test_parts_and_options_go_to_pytest(arguments, expected):
-    assert command.commands(arguments) == [(*command.PYTEST, *expected)]
+    assert command.commands(arguments) == pytest_twice(*expected)
 
 
 def test_an_unknown_part_lists_the_parts(capsys):

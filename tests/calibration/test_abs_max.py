@@ -8,6 +8,8 @@ import aqtlite
 from aqtlite.calibration import AbsMax, ceil_to_power_of_two, scale_from_bound
 from tests.common import normal, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 
 @pytest.mark.parametrize("axes", [(), (1,), (2, 0), (0, 1, 2)])
 def test_bound_is_the_largest_magnitude(axes):

@@ -11,6 +11,8 @@ from aqtlite import config, edge
 from aqtlite.flax import AqtDotGeneral, calibrate
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 X, STATIC = normal((3, 8)), config.static_int8()
 
 

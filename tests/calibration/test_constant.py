@@ -9,6 +9,8 @@ from tests.calibration import members
 from tests.common import MATMUL, normal, tensor
 from tests.extensions import affine
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_clips_to_the_magnitude():
     cfg = tensor(4, calibration=Constant(7), grid={"preserve_max_val": True})

@@ -13,6 +13,8 @@ from aqtlite.testing import assert_served_equals_trained
 from tests.calibration.gathered import after, before_first
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 X = normal((4, 8))
 
 

@@ -16,7 +16,10 @@ from tests.common import MATMUL, normal, quick_jit
 from tests.extensions import models
 from tests.flax.support import init
 
-pytestmark = pytest.mark.filterwarnings("ignore::aqtlite.errors.CostWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::aqtlite.errors.CostWarning"),
+    pytest.mark.code("quick"),
+]
 X = normal((16, 12))
 Y = np.tanh(X @ normal((12, 3), 1))
 

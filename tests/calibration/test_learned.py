@@ -11,6 +11,8 @@ import aqtlite
 from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, normal, quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 INT3 = numerics.IntSymmetric(bits=3, preserve_max_val=True)
 UINT3 = numerics.IntAffine(bits=3)
 X, W = normal((6, 5)) + 0.3, normal((5, 4), 1)

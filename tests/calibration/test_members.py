@@ -12,6 +12,8 @@ from aqtlite import calibration, config
 from tests.calibration import members
 from tests.common import assert_same, normal, quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 each = pytest.mark.parametrize("tensor", members.TENSORS.values(), ids=members.TENSORS)
 each_that_looks = pytest.mark.parametrize(
     "tensor",
@@ -30,6 +32,7 @@ def test_json(tensor):
     assert len({tensor, config.from_json(config.to_json(tensor))}) == 1
 
 
+@pytest.mark.code("users")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "po2"),

@@ -10,6 +10,8 @@ from aqtlite.calibration import MinMax
 from tests.calibration import members
 from tests.common import tensor
 
+pytestmark = pytest.mark.code("quick")
+
 AFFINE = members.TENSORS["min_max"]
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 

@@ -10,6 +10,8 @@ from aqtlite.calibration import AbsMax, Percentile
 from aqtlite.numerics import IntAffine
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 FLOATS = st.floats(-(2.0**120), 2.0**120, width=32, allow_subnormal=False)
 
 

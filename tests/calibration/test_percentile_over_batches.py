@@ -10,6 +10,8 @@ from aqtlite.calibration import PercentileOverBatches, Statistics
 from tests.calibration.gathered import before_first, gathered
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 GRID = numerics.IntSymmetric(bits=8)
 
 
@@ -33,6 +35,7 @@ def test_against_numpy(percentage, axes):
     assert (found >= wanted).all() and (found <= wanted * (1 + 2.0**-5)).all()
 
 
+@pytest.mark.code("users")
 def test_any_split_of_the_batches_gives_the_same():
     x = normal((12, 7))
     how = PercentileOverBatches(90.0, mantissa_bits=3)
@@ -102,6 +105,7 @@ def test_json():
     assert config.from_json(config.to_json(cfg)) == cfg
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("spec", [P("d", None), P(None, "d"), P("d", "m")])
 def test_on_a_mesh_with_explicit_axes(spec):
     how, x = PercentileOverBatches(90), normal((8, 4))

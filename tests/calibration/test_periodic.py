@@ -14,6 +14,8 @@ from aqtlite.errors import CostWarning
 from tests.calibration.gathered import after, before_first
 from tests.common import MATMUL, normal
 
+pytestmark = pytest.mark.code("quick")
+
 SEARCH = calibration.MseSearch((1.0, 0.8, 0.6))
 HOW = calibration.Periodic(of=SEARCH, period=3)
 X, W = normal((4, 8)), normal((8, 3), 1)
@@ -37,6 +39,7 @@ def test_the_range_is_found_in_every_third_batch():
         np.testing.assert_array_equal(high, wanted[i - i % 3])
 
 
+@pytest.mark.code("users")
 def test_of_the_channels_of_a_weight_in_training():
     """As the search itself in the first step, without a warning."""
     shared = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)}

@@ -13,6 +13,8 @@ from aqtlite.calibration import RMS, AbsMean, Percentile
 from aqtlite.calibration.power_mean import power_mean, power_mean_of_nonzero
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 
 def reference(x, axes, p, *, of_nonzero=False):
     x = np.abs(np.asarray(x, np.float64))

@@ -10,6 +10,8 @@ import aqtlite
 from aqtlite import config, numerics
 from aqtlite.calibration import scale_grids
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = numerics.IntSymmetric(bits=8)
 E2M1 = numerics.Float(exponent_bits=2, mantissa_bits=1)
 
@@ -77,6 +79,7 @@ def test_rows_that_are_no_numbers(dtype):
     np.testing.assert_allclose(found[4], scales(x, None)[4, 0], rtol=1.0)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("dtype", scale_grids.DTYPES)
 def test_same_in_every_program(dtype):
     x = jnp.asarray(rows(), jnp.bfloat16)

@@ -26,6 +26,8 @@ from aqtlite.quantization import quantizer
 from tests.common import normal, quick_jit, tensor
 from tests.extensions import affine, e4m3, ternary
 
+pytestmark = pytest.mark.code("quick")
+
 CANDIDATES = (1.0, 0.995, 0.98, 0.9, 0.8, 0.6, 0.4)
 GRIDS = {
     "int8": numerics.IntSymmetric(bits=8),

@@ -9,6 +9,8 @@ import aqtlite
 from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 MEMBERS = {
     "max": calibration.MaxOverBatches(),
     "max_affine": calibration.MaxOverBatches(of=calibration.MinMax()),

@@ -8,6 +8,8 @@ from aqtlite.calibration import MovingAverage, WeightedDeviations
 from tests.calibration import gathered
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 GRID = numerics.IntSymmetric(bits=8)
 ALL = WeightedDeviations(
     l1_coeff=1.5, lp_coeff=0.5, max_coeff=0.25, constant=0.1, p=3, ema_update_count=4
@@ -41,6 +43,7 @@ def test_zeros_and_values_that_are_none():
     assert np.isnan(after(ALL, [jnp.array([[1.0, np.nan]])]))
 
 
+@pytest.mark.code("users")
 def test_equal_under_jit():
     x = normal((8, 5))
     np.testing.assert_array_equal(
@@ -94,6 +97,7 @@ def test_subnormal_numbers_are_zeros():
     np.testing.assert_allclose(after(how, [x]), 2, rtol=1e-6)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("how", [ALL, MovingAverage(decay=0.9)])
 def test_averages_are_the_same_in_every_program(how):
     """Products and sums are not contracted."""

@@ -10,6 +10,8 @@ import aqtlite
 from aqtlite import calibration, config, numerics
 from tests.common import MATMUL, normal, quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 SYMMETRIC = {
     "fp8": numerics.Float(exponent_bits=4, mantissa_bits=3),
     "nf4": numerics.NormalFloat(clip_gradient=True),

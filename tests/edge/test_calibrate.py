@@ -12,6 +12,8 @@ from aqtlite.calibration import MeanOverBatches, MinMax, MovingAverage
 from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 _W = jnp.eye(3)
 _BATCHES = [jnp.full((2, 3), 1.0), jnp.full((2, 3), -3.0), jnp.full((1, 3), 2.0)]
 

@@ -6,6 +6,8 @@ import pytest
 from aqtlite import edge
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 
 @pytest.fixture(scope="module")
 def simulation_and_input():

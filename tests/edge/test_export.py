@@ -12,6 +12,8 @@ from aqtlite.edge import composites, converter, flatbuffer
 from aqtlite.edge.grid import Grid
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 MODELS = {
     "conv_net": (models.ConvNet(), models.normal((4, 8, 8, 1))),
     "depthwise": (models.Depthwise(), models.normal((4, 8, 8, 3))),
@@ -23,6 +25,7 @@ MODELS = {
 }
 
 
+@pytest.mark.code("users")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_interpreter_computes_what_is_simulated(tmp_path, name):

@@ -10,6 +10,8 @@ import pytest
 from aqtlite import edge
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 
 class _Convolutions(nn.Module):
     """Each kind of a convolution, and what is folded into it."""
@@ -23,6 +25,7 @@ class _Convolutions(nn.Module):
         return nn.Dense(6)(x.reshape(x.shape[0], -1))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_what_is_trained_is_what_the_file_computes(tmp_path, weights):
     model, x = _Convolutions(), models.normal((16, 6, 6, 4))

@@ -3,6 +3,8 @@ import pytest
 
 from aqtlite.edge import flatbuffer
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_what_is_no_file_is_refused():
     with pytest.raises(ValueError, match="TFL3"):

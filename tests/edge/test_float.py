@@ -8,6 +8,8 @@ import pytest
 from aqtlite import edge
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 _FLOAT = [edge.Rule(is_float=True)]
 
 

@@ -11,6 +11,8 @@ import pytest
 from aqtlite import edge
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 _SMALLEST = float(np.finfo(np.float32).min)
 _TRIANGLE = np.tril(np.ones((6, 6), np.float32))
 

@@ -2,6 +2,8 @@ import pytest
 
 from aqtlite import edge
 
+pytestmark = pytest.mark.code("quick")
+
 _RANGES = edge.Ranges({"input": (0, 1), "a/add": (-1.5, 2)})
 
 

@@ -8,6 +8,8 @@ import pytest
 from aqtlite import edge
 from aqtlite.edge import rules
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_the_first_rule_that_fits_decides():
     chosen = (edge.Rule(path="a/.*", weights="int4"), edge.Rule(op="conv_2d"))

@@ -81,6 +81,7 @@ def test_depthwise_blocks_have_no_operator_of_floats(tmp_path):
     np.testing.assert_array_equal(run.found, run.expected)
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("vocabulary", [None, 20])
 def test_of_an_encoder_roots_and_gelu_stay_in_float(vocabulary, tmp_path):
     x = normal(2, 6, 5) if vocabulary is None else jnp.arange(12).reshape(2, 6)
@@ -113,6 +114,7 @@ def test_an_nnx_mlp_of_int4_weights_has_no_operator_of_floats(tmp_path):
     np.testing.assert_array_equal(run.found, run.expected)
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize(
     "option", ["session.x64quantprecision", "session.qdqisint8allowed"]
 )

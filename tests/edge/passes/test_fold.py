@@ -8,6 +8,8 @@ from aqtlite.edge import program
 from aqtlite.edge.graph import Node
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _names(made: program.Program) -> list[str]:
     static = made.static

@@ -7,6 +7,8 @@ import pytest
 from aqtlite.edge import program
 from tests.edge import models
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _names(function, *shape: int) -> list[str]:
     made = program.make(lambda _, x: function(x), (), (models.normal(shape),))
