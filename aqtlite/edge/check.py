@@ -13,9 +13,9 @@ import numpy as np
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.flatbuffer import File, Tensor
 from aqtlite.edge.graph import Node
-from aqtlite.edge.operators.contractions import WEIGHTED, Conv2D
+from aqtlite.edge.grid import Quantized
+from aqtlite.edge.operators.contractions import Conv2D, Weighted
 from aqtlite.edge.report import Report
-from aqtlite.edge.stored import Stored
 
 _AT_THE_ENDS = ("QUANTIZE", "DEQUANTIZE")
 
@@ -35,7 +35,7 @@ def check_widths(deployed: Deployed) -> None:
     """
     program = deployed.program
     refused = [
-        f"{node.path or '(no name scope)'}: {node.operator.name}"
+        f"{node.place}: {node.operator.name}"
         for node in program.graph.nodes
         if node.operator.name in _ONLY_INT8
         and node.output in deployed.grids
@@ -93,20 +93,19 @@ def _check_constants(file: File, deployed: Deployed) -> None:
     }
     in_program: dict[tuple[bytes, ...], str] = {}
     for node in deployed.program.graph.nodes:
-        path = node.path or "(no name scope)"
         for position, one in deployed.operands.get(node.outputs[0], {}).items():
             zero_points = np.full(np.size(one.grid.scale), one.grid.zero_point)
             keys = [
                 _key(array, one.grid.scale, zero_points)
                 for array in _layouts(node, position, one)
             ]
-            in_program.update(dict.fromkeys(keys, path))
-            is_needed = isinstance(node.operator, WEIGHTED) and one.qvalue.any()
+            in_program.update(dict.fromkeys(keys, node.place))
+            is_needed = isinstance(node.operator, Weighted) and one.qvalue.any()
             if is_needed and not any(key in in_file for key in keys):
                 what = "weight" if position == 1 else "bias"
                 raise ValueError(
-                    f"the integers of the {what} of {path} ({node.operator.name}) are "
-                    "not in the file that the converter made"
+                    f"the integers of the {what} of {node.place} "
+                    f"({node.operator.name}) are not in the file of the converter"
                 )
     for key, tensor in in_file.items():
         if key not in in_program:
@@ -143,10 +142,10 @@ def _tensors(file: File) -> Iterator[Tensor]:
         yield from operator.outputs
 
 
-def _layouts(node: Node, position: int, one: Stored) -> list[np.ndarray]:
+def _layouts(node: Node, position: int, one: Quantized) -> list[np.ndarray]:
     """The orders of axes in which a file may have an operand."""
     array = np.asarray(one.qvalue)
-    if position != 1 or not isinstance(node.operator, WEIGHTED):
+    if position != 1 or not isinstance(node.operator, Weighted):
         return [array]
     if isinstance(node.operator, Conv2D):
         # Depthwise or not: of one channel, either is the other.

@@ -1,4 +1,4 @@
-"""What an operator computes of integers, its known operands among them."""
+"""The integers that an operator computes of its inputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +9,13 @@ import jax.numpy as jnp
 from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.graph import Node
-from aqtlite.edge.grid import Grid
-from aqtlite.edge.stored import Stored
+from aqtlite.edge.grid import Grid, Quantized
 
 
 def integers(
     node: Node,
     inputs: Sequence[Any],
-    operands: Mapping[int, Stored],
+    operands: Mapping[int, Quantized],
     grids: Mapping[int, Grid],
     kernels: Kernels,
 ) -> jax.Array:
@@ -25,23 +24,26 @@ def integers(
     Args:
         node: the operator.
         inputs: integers, floats to be rounded, or what has no grid.
-        operands: those that are known, by position.
+        operands: known operands, by position.
         grids: grids of the values that are computed.
         kernels: whose arithmetic.
     """
-    taken, of_inputs = [], []
+    taken: list[Any] = []
     for position, (value, x) in enumerate(zip(node.inputs, inputs, strict=True)):
         grid = grids.get(value)
         if position in operands:
             one = operands[position]
-            grid, x = one.grid, jnp.asarray(one.qvalue, _dtype(one.grid))
-        elif grid is not None and jnp.issubdtype(x.dtype, jnp.floating):
-            x = rescaling.quantize(x, grid, kernels)
-        taken.append(x)
-        of_inputs.append(grid)
+            taken.append(Quantized(jnp.asarray(one.qvalue, _dtype(one.grid)), one.grid))
+        elif grid is None:
+            taken.append(x)
+        else:
+            is_float = jnp.issubdtype(x.dtype, jnp.floating)
+            x = rescaling.quantize(x, grid, kernels) if is_float else x
+            taken.append(Quantized(x, grid))
     # A comparison has integers as its inputs alone.
-    (output,) = [g for g in (grids.get(node.output), *of_inputs) if g is not None][:1]
-    return node.operator.simulate(taken, of_inputs, output, kernels)
+    of_inputs = [x.grid for x in taken if isinstance(x, Quantized)]
+    output = grids.get(node.output) or of_inputs[0]
+    return node.operator.simulate(output, kernels, *taken)
 
 
 def _dtype(grid: Grid) -> str:

@@ -10,19 +10,18 @@ from aqtlite.edge import grids as grids_lib
 from aqtlite.edge import program as program_lib
 from aqtlite.edge import stored
 from aqtlite.edge.graph import Node
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.arithmetic import Add, Multiply, Subtract
-from aqtlite.edge.operators.contractions import WEIGHTED, BatchMatMul
+from aqtlite.edge.operators.contractions import BatchMatMul, Weighted
 from aqtlite.edge.operators.layout import Rescale
 from aqtlite.edge.operators.reductions import Mean, Sum
 from aqtlite.edge.operators.unary import LeakyRelu
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
-from aqtlite.edge.stored import Stored
 
 _LINEAR = (Add, Subtract, Mean, Sum, LeakyRelu, Rescale)
-_BILINEAR = (*WEIGHTED, BatchMatMul, Multiply)
+_BILINEAR = (Weighted, BatchMatMul, Multiply)
 """The operators whose output has steps that are multiples of their inputs' steps."""
 
 
@@ -34,7 +33,7 @@ class Deployed:
     grids: Mapping[int, Grid]
     """Of the values that are computed from the inputs."""
 
-    operands: Mapping[int, Mapping[int, Stored]]
+    operands: Mapping[int, Mapping[int, Quantized]]
     """The known operands of each operator, by its output and their position."""
 
     known: Mapping[int, Any]
@@ -71,18 +70,23 @@ def deploy(
             known.update(zip(node.outputs, outputs, strict=True))
         elif program.is_quantized(node):
             found = stored.operands(program, node, known, grids)
-            operands[node.output] = {i: x.known() for i, x in found.items()}
+            operands[node.output] = {i: _in_numpy(x) for i, x in found.items()}
             _check_finite(node, operands[node.output])
             _check_range(program, node, grids, operands[node.output])
     return Deployed(program, grids, operands, known)
 
 
-def _check_finite(node: Node, operands: Mapping[int, Stored]) -> None:
+def _in_numpy(x: Quantized) -> Quantized:
+    scale = np.asarray(x.grid.scale, np.float32)
+    return Quantized(np.asarray(x.qvalue), dataclasses.replace(x.grid, scale=scale))
+
+
+def _check_finite(node: Node, operands: Mapping[int, Quantized]) -> None:
     for position, one in operands.items():
         if not np.isfinite(one.grid.scale).all():
             what = "weight" if position == 1 else "known operand"
             raise ValueError(
-                f"the {what} of {node.path or '(no name scope)'} ({node.operator.name})"
+                f"the {what} of {node.place} ({node.operator.name})"
                 f", of shape {one.qvalue.shape}, has NaN or infinity: check the "
                 "variables"
             )
@@ -92,7 +96,7 @@ def _check_range(
     program: Program,
     node: Node,
     grids: Mapping[int, Grid],
-    operands: Mapping[int, Stored],
+    operands: Mapping[int, Quantized],
 ) -> None:
     """Checks that a step of the sums is not more than all steps of the output.
 

@@ -14,7 +14,7 @@ from aqtlite.edge import program as program_lib
 from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels, check_kernels
 from aqtlite.edge.graph import Node
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
@@ -76,7 +76,7 @@ class FakeQuantized:
         q = computed.integers(
             node, lax.stop_gradient(inputs), operands, grids, self.kernels
         )
-        return _straight_through(_clipped(y, grid), rescaling.dequantize(q, grid))
+        return _straight_through(_clipped(y, grid), Quantized(q, grid).dequant())
 
     def _rounded(self, x: jax.Array, grid: Grid) -> jax.Array:
         """Rounds values to a grid; gradients pass where they are not clipped."""
@@ -84,7 +84,7 @@ class FakeQuantized:
             value = stored.in_grid(x, grid).dequant()
         else:
             q = rescaling.quantize(x, grid, self.kernels)
-            value = rescaling.dequantize(q, grid)
+            value = Quantized(q, grid).dequant()
         return _straight_through(_clipped(x, grid), value)
 
 

@@ -30,6 +30,11 @@ class Node:
         (output,) = self.outputs
         return output
 
+    @property
+    def place(self) -> str:
+        """The name scopes around it, for messages."""
+        return self.path or "(no name scope)"
+
     def compute(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The outputs, of floats."""
         if isinstance(self.operator, Equation):

@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 LIMITS = {
     "int2": (-2, 1),
     "int4": (-8, 7),
@@ -40,3 +43,30 @@ class Grid:
             self.scale * (low - self.zero_point),
             self.scale * (high - self.zero_point),
         )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Quantized:
+    """An array of integers, and their grid."""
+
+    qvalue: Any
+    """Integers, in any dtype that holds them."""
+
+    grid: Grid
+
+    @property
+    def centered(self) -> jax.Array:
+        """The integers less the zero point, int32."""
+        return jnp.asarray(self.qvalue).astype(jnp.int32) - self.grid.zero_point
+
+    def dequant(self) -> jax.Array:
+        """The floats that the integers stand for: ``float32(q - zero_point) * scale``.
+
+        Source: XNNPACK, ``qs8-f32-vcvt``, and TFLite alike.
+        """
+        scale = jnp.asarray(self.grid.scale, jnp.float32)
+        if self.grid.axis is not None:
+            shape = [1] * jnp.ndim(self.qvalue)
+            shape[self.grid.axis] = -1
+            scale = scale.reshape(shape)
+        return self.centered.astype(jnp.float32) * scale

@@ -151,20 +151,14 @@ def _operators(graph: Graph) -> list[tuple[str, str]]:
     """The name scopes around each operator of inputs, and its name."""
     static = graph.static_values()
     return [
-        (node.path, _name_in_rules(node))
+        (node.path, node.operator.name_in_rules)
         for node in graph.nodes
         if not static.issuperset(node.outputs)
     ]
 
 
-def _name_in_rules(node: Node) -> str:
-    if isinstance(node.operator, Equation):
-        return node.operator.primitive
-    return node.operator.name
-
-
 def _rule_of(rules: Sequence[Rule], node: Node) -> Rule:
-    return rules_lib.of(rules, node.path, _name_in_rules(node))
+    return rules_lib.of(rules, node.path, node.operator.name_in_rules)
 
 
 def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:

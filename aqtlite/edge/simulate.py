@@ -12,6 +12,7 @@ from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels, check_kernels
 from aqtlite.edge.deployed import Deployed, deploy
 from aqtlite.edge.graph import Node
+from aqtlite.edge.grid import Quantized
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
 
@@ -57,7 +58,7 @@ class Simulation:
         """
         numbers = {n: value for value, n in self.deployed.program.names.items()}
         grid = self.deployed.grids[numbers[name]]
-        return rescaling.dequantize(jnp.asarray(integers), grid)
+        return Quantized(integers, grid).dequant()
 
     def _run(self, args: tuple[Any, ...]) -> dict[int, Any]:
         deployed, graph = self.deployed, self.deployed.program.graph
@@ -73,7 +74,7 @@ class Simulation:
             if grid is not None and x.dtype != jnp.dtype(grid.dtype):
                 x = rescaling.quantize(x, grid, self.kernels)
             if grid is not None and number in deployed.program.unrounded:
-                x = rescaling.dequantize(x, grid)
+                x = Quantized(x, grid).dequant()
             values[number] = x
 
         def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -141,7 +142,7 @@ def _run(
 def _floats(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Inputs of an operator of floats."""
     return [
-        rescaling.dequantize(x, deployed.grids[i])
+        Quantized(x, deployed.grids[i]).dequant()
         if i in deployed.grids
         and i not in deployed.program.unrounded
         and i not in deployed.known

@@ -4,15 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from aqtlite import calibration, config, numerics
 from aqtlite.edge.graph import Node
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply
-from aqtlite.edge.operators.contractions import WEIGHTED
+from aqtlite.edge.operators.contractions import Weighted
 from aqtlite.edge.program import Program
 from aqtlite.lowering import exact
 from aqtlite.quantization.operands import quantize
@@ -26,55 +25,29 @@ _OF_OUTPUT = 2.0**-8
 """The step of the bias of weights that are zero, in steps of the output."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """A known array as integers."""
-
-    qvalue: Any
-    """int32, whatever they are stored as."""
-
-    grid: Grid
-
-    def dequant(self) -> jax.Array:
-        """The floats that the integers stand for."""
-        scale = jnp.asarray(self.grid.scale)
-        if self.grid.axis is not None:
-            shape = [1] * self.qvalue.ndim
-            shape[self.grid.axis] = -1
-            scale = scale.reshape(shape)
-        steps = jnp.asarray(self.qvalue) - self.grid.zero_point
-        return steps.astype(jnp.float32) * scale
-
-    def known(self) -> "Stored":
-        """The same as arrays of NumPy."""
-        scale = np.asarray(self.grid.scale, np.float32)
-        grid = dataclasses.replace(self.grid, scale=scale)
-        return Stored(np.asarray(self.qvalue), grid)
-
-
 def operands(
     program: Program, node: Node, known: Mapping[int, Any], grids: Mapping[int, Grid]
-) -> dict[int, Stored]:
+) -> dict[int, Quantized]:
     """The known operands of an operator, by position.
 
     Args:
-        program: that the operator is of.
+        program: the program of the operator.
         node: the operator.
         known: floats by value.
         grids: grids of the values that are computed.
     """
-    found: dict[int, Stored] = {}
+    found: dict[int, Quantized] = {}
     rule = program.rule_of(node)
     for position, value in enumerate(node.inputs):
         if value not in program.static or not program.graph.is_float(value):
             continue
         x = known[value]
-        if isinstance(node.operator, WEIGHTED) and position == 1:
+        if isinstance(node.operator, Weighted) and position == 1:
             one = _symmetric(x, rule.weights, node.operator.channel_axis)
             bias = known[node.inputs[2]] if len(node.inputs) > 2 else 0.0
             of_input, of_output = grids[node.inputs[0]], grids[node.output]
             found[1] = _with_bias(one, x, bias, of_input, of_output)
-        elif isinstance(node.operator, WEIGHTED) and position == 2:
+        elif isinstance(node.operator, Weighted) and position == 2:
             found[2] = _bias(x, grids[node.inputs[0]], found[1].grid)
         elif node.operator.moves_values:
             found[position] = in_grid(x, _shared_grid(node, grids))
@@ -109,7 +82,7 @@ def _shared_grid(node: Node, grids: Mapping[int, Grid]) -> Grid:
     return next(grids[i] for i in (*node.outputs, *node.inputs) if i in grids)
 
 
-def _symmetric(x: Any, dtype: str, axis: int | None) -> Stored:
+def _symmetric(x: Any, dtype: str, axis: int | None) -> Quantized:
     """Integers around zero, with a scale for each channel, or one."""
     tensor = config.Tensor(
         numerics=numerics.IntSymmetric(bits=_BITS[dtype], preserve_max_val=True),
@@ -118,15 +91,15 @@ def _symmetric(x: Any, dtype: str, axis: int | None) -> Stored:
     shared = tuple(i for i in range(jnp.ndim(x)) if i != axis)
     if not jnp.ndim(x):
         of_one = _symmetric(jnp.reshape(x, (1,)), dtype, None)
-        return Stored(of_one.qvalue.reshape(()), of_one.grid)
+        return Quantized(of_one.qvalue.reshape(()), of_one.grid)
     q = quantize(x, tensor, shared)
     scale = q.scale.reshape(() if axis is None else (-1,))
-    return Stored(q.qvalue.astype(jnp.int32), Grid(scale, 0, dtype, axis))
+    return Quantized(q.qvalue.astype(jnp.int32), Grid(scale, 0, dtype, axis))
 
 
 def _with_bias(
-    one: Stored, w: Any, bias: Any, of_input: Grid, of_output: Grid
-) -> Stored:
+    one: Quantized, w: Any, bias: Any, of_input: Grid, of_output: Grid
+) -> Quantized:
     """A weight whose scales leave room for a bias, which has the grid of the sums.
 
     Where weights are tiny and a bias is not, such as in a channel that a batch
@@ -146,20 +119,20 @@ def _with_bias(
     coarser = exact.nearest_integer(jnp.asarray(w) / scale.reshape(shape))
     is_same = (scale == one.grid.scale).reshape(shape)
     qvalue = jnp.where(is_same, one.qvalue, coarser.astype(jnp.int32))
-    return Stored(qvalue, grid)
+    return Quantized(qvalue, grid)
 
 
-def _bias(x: Any, of_input: Grid, of_weight: Grid) -> Stored:
+def _bias(x: Any, of_input: Grid, of_weight: Grid) -> Quantized:
     """Integers on the grid of the sums: ``s_in * s_w``."""
     scale = jnp.asarray(of_weight.scale) * of_input.scale
     q = exact.nearest_integer(jnp.asarray(x) / scale)
-    return Stored(q.astype(jnp.int32), Grid(scale, 0, "int32", 0))
+    return Quantized(q.astype(jnp.int32), Grid(scale, 0, "int32", 0))
 
 
-def in_grid(x: Any, grid: Grid) -> Stored:
+def in_grid(x: Any, grid: Grid) -> Quantized:
     """Integers of a grid that is given: rounded to nearest, and clipped."""
     smallest, largest = (np.float32(end - grid.zero_point) for end in grid.limits)
     # As in `_with_bias`, a product; and clipped first, since a mask may be -1e9.
     steps = jnp.asarray(x) * (np.float32(1) / np.float32(grid.scale))
     steps = exact.nearest_integer(jnp.clip(steps, smallest, largest))
-    return Stored(steps + grid.zero_point, grid)
+    return Quantized(steps.astype(jnp.int32) + grid.zero_point, grid)

@@ -8,10 +8,11 @@ one out could change what the equation computes.
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -100,6 +101,45 @@ def literal_value(literal: Any) -> Any:
     value = literal.val
     is_typed = hasattr(value, "dtype")
     return value if is_typed else np.asarray(value, literal.aval.dtype)
+
+
+def part(jaxpr: Any, eqns: Sequence[Any], inputs: Any, outputs: Any) -> Any:
+    """Returns a jaxpr of some equations of another one.
+
+    Args:
+        jaxpr: jaxpr of the equations.
+        eqns: equations that follow one another.
+        inputs: variables that they read and do not make.
+        outputs: variables that they make.
+    """
+    return jaxpr.replace(
+        constvars=[],
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(eqns),
+        effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
+def evaluate(
+    jaxpr: Any, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any] | None = None
+) -> list[Any]:
+    """Evaluates one equation: as a jaxpr, the only public way that there is.
+
+    Args:
+        jaxpr: jaxpr of the equation, or any other one.
+        eqn: the equation.
+        inputs: values of all inputs, literals too.
+        outputs: variables to return the values of; None for all outputs.
+    """
+    given = {
+        atom: value
+        for atom, value in zip(eqn.invars, inputs, strict=True)
+        if not isinstance(atom, core.Literal)
+    }
+    single = part(jaxpr, [eqn], given, eqn.outvars if outputs is None else outputs)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(single, ()))(*given.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,169 +234,98 @@ class Cond:
         return cls(params["branches"], params.get("branches_platforms"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Jit:
-    """A `jax.jit`; of shardings and layouts that are not given None."""
+class Call(NamedTuple):
+    """An equation that calls a body, and how JAX was told to make it."""
 
     body: core.ClosedJaxpr
-    name: str
-    in_shardings: tuple[Any, ...]
-    out_shardings: tuple[Any, ...]
-    in_layouts: tuple[Any, ...]
-    out_layouts: tuple[Any, ...]
-    donated: tuple[bool, ...]
-    inline: bool
-    keep_unused: bool
-
-    @classmethod
-    def of(cls, eqn: Any) -> "Jit":
-        """Reads an equation of `jit_p`."""
-        params = _read(
-            eqn,
-            {
-                "jaxpr",
-                "name",
-                "in_shardings",
-                "out_shardings",
-                "in_layouts",
-                "out_layouts",
-                "donated_invars",
-                "inline",
-                "keep_unused",
-                "ctx_mesh",  # That of the context, which stays what it is.
-                "compiler_options_kvs",  # Only those of the outermost are used.
-            },
-        )
-        return cls(
-            params["jaxpr"],
-            params["name"],
-            _shardings(params["in_shardings"]),
-            _shardings(params["out_shardings"]),
-            params["in_layouts"],
-            params["out_layouts"],
-            params["donated_invars"],
-            params["inline"],
-            params["keep_unused"],
-        )
+    options: dict[str, Any]
+    """Arguments, by name, of the function of JAX that made the equation."""
 
 
-def _shardings(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Shardings, with None for what JAX has in place of one that is not specified."""
-    return tuple(x if isinstance(x, jax.sharding.Sharding) else None for x in values)
+def jit(eqn: Any) -> Call:
+    """Reads a `jax.jit`; shardings and layouts that were not given are None."""
+    params = _read(
+        eqn,
+        {
+            "jaxpr",
+            "name",
+            "in_shardings",
+            "out_shardings",
+            "in_layouts",
+            "out_layouts",
+            "donated_invars",
+            "inline",
+            "keep_unused",
+            "ctx_mesh",  # That of the context, which stays what it is.
+            "compiler_options_kvs",  # Only those of the outermost are used.
+        },
+    )
+    options = {
+        "inline": params["inline"],
+        "keep_unused": params["keep_unused"],
+        "donate_argnums": [i for i, one in enumerate(params["donated_invars"]) if one],
+    }
+    for side in ("in", "out"):
+        sides = params[f"{side}_shardings"], params[f"{side}_layouts"]
+        options[f"{side}_shardings"] = list(map(_placed, *sides))
+    return Call(_only_body(eqn), options)
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A `jax.checkpoint`."""
-
-    body: core.ClosedJaxpr
-    prevent_cse: Any
-    policy: Any
-
-    @classmethod
-    def of(cls, eqn: Any) -> "Checkpoint":
-        """Reads an equation of `remat_p`."""
-        params = _read(eqn, {"jaxpr", "prevent_cse", "policy", "differentiated"})
-        return cls(_only_body(eqn), params["prevent_cse"], params["policy"])
+def _placed(sharding: Any, layout: Any) -> Any:
+    """A sharding and a layout as `jax.jit` takes them; None for neither."""
+    # JAX has something else in place of a sharding that is not specified.
+    sharding = sharding if isinstance(sharding, jax.sharding.Sharding) else None
+    return sharding if layout is None else Format(layout, sharding)
 
 
-@dataclasses.dataclass(frozen=True)
-class CustomJvp:
-    """A function with a `jax.custom_jvp` rule."""
-
-    body: core.ClosedJaxpr
-    symbolic_zeros: bool
-
-    @classmethod
-    def of(cls, eqn: Any) -> "CustomJvp":
-        """Reads an equation of `custom_jvp_call_p`."""
-        params = _read(
-            eqn, {"call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}
-        )
-        return cls(_only_body(eqn), params["symbolic_zeros"])
+def checkpoint(eqn: Any) -> Call:
+    """Reads a `jax.checkpoint`."""
+    params = _read(eqn, {"jaxpr", "prevent_cse", "policy", "differentiated"})
+    options = {name: params[name] for name in ("prevent_cse", "policy")}
+    return Call(_only_body(eqn), options)
 
 
-@dataclasses.dataclass(frozen=True)
-class CustomVjp:
-    """A function with `jax.custom_vjp` rules."""
-
-    body: core.ClosedJaxpr
-    num_consts: int
-    """How many of the first inputs the function closes over."""
-
-    symbolic_zeros: bool
-
-    @classmethod
-    def of(cls, eqn: Any) -> "CustomVjp":
-        """Reads an equation of `custom_vjp_call_p`."""
-        params = _read(
-            eqn,
-            {
-                "call_jaxpr",
-                "fwd_jaxpr_thunk",
-                "bwd",
-                "out_trees",
-                "num_consts",
-                "symbolic_zeros",
-            },
-        )
-        return cls(_only_body(eqn), params["num_consts"], params["symbolic_zeros"])
+def custom_jvp(eqn: Any) -> Call:
+    """Reads a call of a function with a `jax.custom_jvp` rule."""
+    names = {"call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros"}
+    params = _read(eqn, names)
+    return Call(_only_body(eqn), {"symbolic_zeros": params["symbolic_zeros"]})
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardMap:
-    """A `jax.shard_map`."""
+def custom_vjp(eqn: Any) -> Call:
+    """Reads a call of a function with `jax.custom_vjp` rules.
 
-    body: core.ClosedJaxpr
-    mesh: Any
-    in_specs: tuple[Any, ...]
-    out_specs: tuple[Any, ...]
-    check_vma: bool
-    axis_names: frozenset[str]
-
-    @classmethod
-    def of(cls, eqn: Any) -> "ShardMap":
-        """Reads an equation of the primitive `shard_map`."""
-        common = {"jaxpr", "mesh", "in_specs", "out_specs", "check_vma"}
-        params = _read(
-            eqn,
-            common | {"manual_axes"},  # Before JAX 0.10.2.
-            common | {"newly_manual_axes"},
-        )
-        axis_names = params.get("newly_manual_axes", params.get("manual_axes"))
-        return cls(
-            _only_body(eqn),
-            params["mesh"],
-            tuple(params["in_specs"]),
-            tuple(params["out_specs"]),
-            params["check_vma"],
-            frozenset(axis_names),
-        )
+    Beside the option of JAX there is "num_consts": how many of the first inputs the
+    function closes over.
+    """
+    options = {"num_consts", "symbolic_zeros"}
+    of_rules = {"call_jaxpr", "fwd_jaxpr_thunk", "bwd", "out_trees"}
+    params = _read(eqn, of_rules | options)
+    return Call(_only_body(eqn), {name: params[name] for name in options})
 
 
-@dataclasses.dataclass(frozen=True)
-class ComputeOn:
-    """A function that `jax.experimental.compute_on` places."""
+def shard_map(eqn: Any) -> Call:
+    """Reads a `jax.shard_map`."""
+    options = {"mesh", "in_specs", "out_specs", "check_vma"}
+    params = _read(
+        eqn,
+        {"jaxpr", *options, "manual_axes"},  # Before JAX 0.10.2.
+        {"jaxpr", *options, "newly_manual_axes"},
+    )
+    axis_names = params.get("newly_manual_axes", params.get("manual_axes"))
+    made = {name: params[name] for name in options}
+    specs = {name: tuple(made[name]) for name in ("in_specs", "out_specs")}
+    return Call(_only_body(eqn), {**made, **specs, "axis_names": frozenset(axis_names)})
 
-    body: core.ClosedJaxpr
-    compute_type: str
-    out_memory_spaces: tuple[Any, ...]
-    compiler_options: Mapping[str, Any] | None
 
-    @classmethod
-    def of(cls, eqn: Any) -> "ComputeOn":
-        """Reads an equation of the primitive `compute_on`."""
-        params = _read(
-            eqn,
-            {"jaxpr", "compute_type", "out_memory_spaces", "compiler_options_json"},
-        )
-        options = params["compiler_options_json"]
-        return cls(
-            _only_body(eqn),
-            params["compute_type"],
-            params["out_memory_spaces"],
-            None if options is None else json.loads(options),
-        )
+def compute_on(eqn: Any) -> Call:
+    """Reads a function that `jax.experimental.compute_on` places."""
+    options = {"compute_type", "out_memory_spaces"}
+    params = _read(eqn, {"jaxpr", *options, "compiler_options_json"})
+    of_compiler = params["compiler_options_json"]
+    made = {name: params[name] for name in options}
+    made["compiler_options"] = None if of_compiler is None else json.loads(of_compiler)
+    return Call(_only_body(eqn), made)
 
 
 def _only_body(eqn: Any) -> core.ClosedJaxpr:

@@ -63,22 +63,7 @@ def _evaluate_equation(
     body = equations.called_body(eqn)
     if body is not None:
         return evaluate(body, inputs, used)
-    # A jaxpr of this one equation, evaluated by the only public way there is.
-    variables = {
-        atom: value
-        for atom, value in zip(eqn.invars, inputs, strict=True)
-        if not isinstance(atom, core.Literal)
-    }
-    single = jaxpr.replace(
-        constvars=[],
-        invars=list(variables),
-        outvars=[eqn.outvars[i] for i in used],
-        eqns=[eqn],
-        effects=eqn.effects,
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
-    function = core.jaxpr_as_fun(core.ClosedJaxpr(single, ()))
-    return function(*variables.values())
+    return equations.evaluate(jaxpr, eqn, inputs, [eqn.outvars[i] for i in used])
 
 
 def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any]:

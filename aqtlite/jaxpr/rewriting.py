@@ -16,7 +16,7 @@ import jax
 from jax.extend import core
 
 from aqtlite.jaxpr import equations, registry, scopes
-from aqtlite.jaxpr.bodies import BUILDERS
+from aqtlite.jaxpr.higher_order import BUILDERS
 from aqtlite.jaxpr.replacement import (
     Inside,
     Left,
@@ -106,14 +106,9 @@ def _part(jaxpr: Any, eqns: Sequence[Any], used_after: set[Any]) -> Any:
         if not isinstance(atom, core.Literal)
     )
     is_made = set(made)
-    return jaxpr.replace(
-        constvars=[],
-        invars=[var for var in read if var not in is_made],
-        outvars=[var for var in made if var in used_after],
-        eqns=list(eqns),
-        effects=frozenset().union(*(eqn.effects for eqn in eqns)),
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
+    inputs = (var for var in read if var not in is_made)
+    outputs = (var for var in made if var in used_after)
+    return equations.part(jaxpr, eqns, inputs, outputs)
 
 
 @contextlib.contextmanager

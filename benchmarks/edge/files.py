@@ -15,7 +15,7 @@ from flax import nnx
 
 from aqtlite import edge
 from aqtlite.edge import converter, flatbuffer
-from aqtlite.edge.arithmetic import rescaling
+from aqtlite.edge.grid import Quantized
 from aqtlite.edge.report import Report
 from benchmarks.edge.training import Trained
 
@@ -55,7 +55,7 @@ def by_aqtlite(trained: Trained, images: Any, interface: str) -> Files:
     run = jax.jit(simulation.__call__)
     (number,) = simulation.deployed.program.graph.outputs
     grid = simulation.deployed.grids[number]
-    return Files(data, lambda x: rescaling.dequantize(run(x), grid))
+    return Files(data, lambda x: Quantized(run(x), grid).dequant())
 
 
 def _exported(

@@ -9,7 +9,7 @@ from jax.extend.core import primitives as jax_primitives
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from aqtlite.jaxpr import bodies, rewriting, sites
+from aqtlite.jaxpr import higher_order, rewriting, sites
 from aqtlite.jaxpr.sites import Loop
 
 X, W = jnp.ones((3, 4)), jnp.ones((4, 4))
@@ -357,6 +357,6 @@ def test_primitives_that_call_functions_are_known():
     }
     words = ("call", "jit", "scan", "while", "cond", "remat", "checkpoint", "custom")
     calling = {one for one in published if any(word in one for word in words)}
-    entered = set(bodies.BUILDERS)
+    entered = set(higher_order.BUILDERS)
     assert calling <= entered | set(LEFT_ALONE)
     assert set(PROGRAMS) <= entered | set(LEFT_ALONE)

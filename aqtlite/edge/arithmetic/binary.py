@@ -1,27 +1,19 @@
 """Operators of two arrays, element by element, with broadcasting."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.edge.arithmetic import (
-    constant_fixed_point,
-    fixed_point,
-    rescaling,
-    scales,
-)
+from aqtlite.edge.arithmetic import fixed_point, rescaling, scales
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 
 _ONE = np.float32(1)
 
 
 def add(
-    x: jax.Array,
-    x_grid: Grid,
-    y: jax.Array,
-    y_grid: Grid,
+    x: Quantized,
+    y: Quantized,
     grid: Grid,
     clamp: Clamp = NO_CLAMP,
     kernels: Kernels = "xnnpack",
@@ -39,34 +31,28 @@ def add(
 
     Args:
         x: int8 or int16.
-        x_grid: grid of x.
         y: integers like x, of a shape that broadcasts with the shape of x.
-        y_grid: grid of y.
         grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
     """
-    return _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign=1)
+    return _add(x, y, grid, clamp, kernels, sign=1)
 
 
 def sub(
-    x: jax.Array,
-    x_grid: Grid,
-    y: jax.Array,
-    y_grid: Grid,
+    x: Quantized,
+    y: Quantized,
     grid: Grid,
     clamp: Clamp = NO_CLAMP,
     kernels: Kernels = "xnnpack",
 ) -> jax.Array:
     """SUB: `add` with the integers of y negated after its zero point."""
-    return _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign=-1)
+    return _add(x, y, grid, clamp, kernels, sign=-1)
 
 
 def mul(
-    x: jax.Array,
-    x_grid: Grid,
-    y: jax.Array,
-    y_grid: Grid,
+    x: Quantized,
+    y: Quantized,
     grid: Grid,
     clamp: Clamp = NO_CLAMP,
     kernels: Kernels = "xnnpack",
@@ -82,15 +68,13 @@ def mul(
 
     Args:
         x: int8 or int16.
-        x_grid: grid of x.
         y: integers like x, of a shape that broadcasts with the shape of x.
-        y_grid: grid of y.
         grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
     """
-    product = _centered(x, x_grid) * _centered(y, y_grid)
-    multiplier = scales.factor(x_grid.scale, y_grid.scale, grid.scale)
+    product = x.centered * y.centered
+    multiplier = scales.factor(x.grid.scale, y.grid.scale, grid.scale)
 
     def of_xnnpack() -> jax.Array:
         return rescaling.requantize(product, multiplier, grid, clamp)
@@ -106,74 +90,11 @@ def mul(
     return fixed_point.where(within, of_xnnpack, of_tflite)
 
 
-def div(
-    x: jax.Array,
-    x_grid: Grid,
-    y: jax.Array,
-    y_grid: Grid,
-    grid: Grid,
-    clamp: Clamp = NO_CLAMP,
-) -> jax.Array:
-    """DIV of int8, from a table of all pairs.
-
-    Source: TFLite, ``reference/div.h``, which runs under every resolver. Where a
-    quotient needs a shift of more than 31 bits (numerators of few quanta, 1 to 4 % of
-    random pairs), that kernel's result is no quotient at all; it is the same here.
-
-    Args:
-        x: int8 or int16.
-        x_grid: grid of x.
-        y: int8, nowhere its zero point (LiteRT refuses it; here 1 stands for 0), of a
-            shape that broadcasts with that of x.
-        y_grid: grid of y.
-        grid: grid of the result.
-        clamp: the range of a fused activation.
-    """
-    numerators, denominators = np.meshgrid(
-        np.arange(-128, 128) - x_grid.zero_point,
-        np.arange(-128, 128) - y_grid.zero_point,
-        indexing="ij",
-    )
-    real = np.float32(x_grid.scale) / (
-        np.float32(y_grid.scale) * np.float32(grid.scale)
-    )
-    multiplier, shift = fixed_point.quantized_multiplier(real)
-    quotients = constant_fixed_point.quotients(
-        numerators, denominators, int(multiplier), int(shift)
-    )
-    low, high = rescaling.limits(grid, clamp)
-    table = np.clip(quotients + grid.zero_point, low, high).astype(np.int8)
-    index = (x.astype(jnp.int32) + 128) * 256 + (y.astype(jnp.int32) + 128)
-    return jnp.asarray(table.reshape(-1))[index]
-
-
-def maximum(
-    x: jax.Array, x_grid: Grid, y: jax.Array, y_grid: Grid, grid: Grid
-) -> jax.Array:
-    """MAXIMUM: of both inputs brought to the grid of the result (`rescaling.rescale`).
-
-    The converter writes a QUANTIZE before the operator for an input of another grid.
-    """
-    return jnp.maximum(
-        rescaling.rescale(x, x_grid, grid), rescaling.rescale(y, y_grid, grid)
-    )
-
-
-def minimum(
-    x: jax.Array, x_grid: Grid, y: jax.Array, y_grid: Grid, grid: Grid
-) -> jax.Array:
-    """MINIMUM: of both inputs brought to the grid of the result, as `maximum`."""
-    return jnp.minimum(
-        rescaling.rescale(x, x_grid, grid), rescaling.rescale(y, y_grid, grid)
-    )
-
-
-def _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign):
-    x, y = _centered(x, x_grid), _centered(y, y_grid)
-    given = x_grid.scale, y_grid.scale, grid.scale
+def _add(x, y, grid, clamp, kernels, sign):
+    given = x.grid.scale, y.grid.scale, grid.scale
 
     def of_tflite() -> jax.Array:
-        return _add_of_tflite(x, y, given, grid, clamp, sign)
+        return _add_of_tflite(x.centered, y.centered, given, grid, clamp, sign)
 
     if kernels != "xnnpack" or grid.dtype != "int8":
         return of_tflite()
@@ -185,7 +106,7 @@ def _add(x, x_grid, y, y_grid, grid, clamp, kernels, sign):
     def of_xnnpack() -> jax.Array:
         shift = 21 - xp.frexp(largest)[1]
         a, b = (xp.rint(xp.ldexp(ratio, shift)).astype(np.int32) for ratio in ratios)
-        total = a * x + sign * b * y + (1 << (shift - 1))
+        total = a * x.centered + sign * b * y.centered + (1 << (shift - 1))
         return rescaling.shifted(total >> shift, grid, clamp)
 
     return fixed_point.where(within, of_xnnpack, of_tflite)
@@ -203,7 +124,3 @@ def _add_of_tflite(x, y, given, grid, clamp, sign):
     total = fixed_point.rounded_away(x << left, *of_x)
     total += sign * fixed_point.rounded_away(y << left, *of_y)
     return rescaling.shifted(fixed_point.rounded_away(total, *of_both), grid, clamp)
-
-
-def _centered(x: jax.Array, grid: Grid) -> jax.Array:
-    return x.astype(jnp.int32) - grid.zero_point

@@ -1,6 +1,6 @@
 """Fixed-point arithmetic of constants, in NumPy's 64-bit integers.
 
-What depends on one int8, or on two, is a table: these functions make it.
+What depends on one int8 is a table: these functions make it.
 """
 
 import numpy as np
@@ -51,49 +51,6 @@ def inverse_square_root(x: int) -> tuple[int, int]:
         root = _clipped(rest << 3)
     root = _product(root, 1518500250)  # The square root of 1 / 2.
     return (root << -shift, 0) if shift < 0 else (root, -shift)
-
-
-def quotients(
-    numerators: Integers, denominators: Integers, multiplier: int, shift: int
-) -> Integers:
-    """``numerators / denominators * multiplier * 2**(shift - 31)``, in NumPy.
-
-    The reciprocal of a denominator is found in three steps of Newton's method, as
-    gemmlowp's ``one_over_one_plus_x_for_x_in_0_1``.
-
-    Source: TFLite, ``kernels/internal/reference/div.h``.
-
-    Args:
-        numerators: int64.
-        denominators: int64; 1 is taken for 0.
-        multiplier: int32.
-        shift: int32.
-    """
-    negative = denominators < 0
-    numerators = np.where(negative, -numerators, numerators)
-    denominators = np.maximum(np.abs(denominators), 1)
-    zeros = 32 - np.frexp(denominators)[1].astype(np.int64)
-    reciprocals = _reciprocal_of_one_plus((denominators << zeros) - 2**31)
-    # The number of bits that a numerator can be shifted to the left.
-    bits = np.frexp(np.where(numerators < 0, ~numerators, numerators))[1]
-    headroom = 31 - bits.astype(np.int64)
-    unscaled = high_product(numerators << headroom, reciprocals)
-    right = -(shift - (31 - zeros) - headroom)
-    high = high_product(unscaled << np.maximum(-right, 0), np.int64(multiplier))
-    return shifted_away(high, np.clip(right, 0, 62))
-
-
-def _reciprocal_of_one_plus(fraction: np.ndarray) -> np.ndarray:
-    """``1 / (1 + fraction)``, both in units of 2**-31."""
-    total = fraction + (2**31 - 1)
-    half = (total + np.where(total >= 0, 1, -1)) // 2  # Of a positive total.
-    # In units of 2**-29 from here: 48 / 17 and -32 / 17.
-    x = 1515870810 + high_product(half, np.int64(-1010580540))
-    for _ in range(3):
-        rest = 2**29 - high_product(half, x)
-        x = x + saturated(high_product(x, rest) << 2)
-    # Halved, and in units of 2**-31.
-    return saturated(x << 1)
 
 
 def saturated(x: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from aqtlite import lowering
 from aqtlite.edge.arithmetic import fixed_point, rescaling, scales
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.arithmetic.rescaling import NO_CLAMP, Clamp
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -26,11 +26,9 @@ _FULLY_CONNECTED: _Roundings = {
 
 
 def fully_connected(
-    x: jax.Array,
-    x_grid: Grid,
-    weights: jax.Array,
-    weights_grid: Grid,
-    bias: jax.Array | None,
+    x: Quantized,
+    weights: Quantized,
+    bias: Quantized | None,
     grid: Grid,
     clamp: Clamp = NO_CLAMP,
     kernels: Kernels = "xnnpack",
@@ -41,10 +39,9 @@ def fully_connected(
 
     Args:
         x: int8 or int16, shape (..., K).
-        x_grid: grid of x.
-        weights: int8 or int4, shape (K, N); constants (`matmul` if they are not).
-        weights_grid: grid of the weights: the zero point 0, scales of shape () or (N,).
-        bias: int32, shape (N,), on the grid ``x_grid.scale * weights_grid.scale``.
+        weights: int8 or int4, shape (K, N), the zero point 0, scales of shape () or
+            (N,); constants (`matmul` if they are not).
+        bias: int32, shape (N,), on the grid of the sums: the product of both scales.
         grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
@@ -52,20 +49,15 @@ def fully_connected(
     Returns:
         Shape (..., N).
     """
-    sums = _dot(x, x_grid, weights, weights_grid, (((x.ndim - 1,), (0,)), ((), ())))
+    sums = _dot(x, weights, (((x.qvalue.ndim - 1,), (0,)), ((), ())))
     rounding = _FULLY_CONNECTED[kernels]
-    if x.dtype == jnp.int16 and rounding is None:
+    if x.grid.dtype == "int16" and rounding is None:
         rounding = "upward"
-    return requantize_sums(sums, bias, x_grid, weights_grid, grid, clamp, rounding)
+    return _requantized(sums, bias, x, weights, grid, clamp, rounding)
 
 
 def matmul(
-    x: jax.Array,
-    x_grid: Grid,
-    y: jax.Array,
-    y_grid: Grid,
-    grid: Grid,
-    kernels: Kernels = "xnnpack",
+    x: Quantized, y: Quantized, grid: Grid, kernels: Kernels = "xnnpack"
 ) -> jax.Array:
     """FULLY_CONNECTED of two activations, which TFLite's kernels run.
 
@@ -73,9 +65,7 @@ def matmul(
 
     Args:
         x: int8, shape (..., K).
-        x_grid: grid of x.
         y: int8, shape (K, N).
-        y_grid: grid of y.
         grid: grid of the result.
         kernels: whose arithmetic; that of "xnnpack" is "builtin".
 
@@ -83,16 +73,11 @@ def matmul(
         Shape (..., N).
     """
     kernels = "builtin" if kernels == "xnnpack" else kernels
-    return fully_connected(x, x_grid, y, y_grid, None, grid, kernels=kernels)
+    return fully_connected(x, y, None, grid, kernels=kernels)
 
 
 def batch_matmul(
-    x: jax.Array,
-    x_grid: Grid,
-    y: jax.Array,
-    y_grid: Grid,
-    grid: Grid,
-    kernels: Kernels = "xnnpack",
+    x: Quantized, y: Quantized, grid: Grid, kernels: Kernels = "xnnpack"
 ) -> jax.Array:
     """BATCH_MATMUL: the products of matrices, requantized.
 
@@ -102,9 +87,7 @@ def batch_matmul(
 
     Args:
         x: int8, shape (..., M, K), or int16 with K up to 256.
-        x_grid: grid of x.
-        y: dtype and leading axes of x, shape (..., K, N).
-        y_grid: grid of y, of one scale.
+        y: dtype and leading axes of x, shape (..., K, N), one scale.
         grid: grid of the result.
         kernels: whose arithmetic.
 
@@ -114,23 +97,21 @@ def batch_matmul(
     Raises:
         ValueError: if a sum of int16 has more than 256 products.
     """
-    if x.dtype == jnp.int16:
-        return _batch_matmul_of_int16(x, x_grid, y, y_grid, grid)
-    sums = _batched_dot(x, x_grid, y, y_grid)
-    is_of_xnnpack = kernels == "xnnpack" and y_grid.zero_point == 0
+    if x.grid.dtype == "int16":
+        return _batch_matmul_of_int16(x, y, grid)
+    sums = _batched_dot(x, y)
+    is_of_xnnpack = kernels == "xnnpack" and y.grid.zero_point == 0
     rounding: fixed_point.Rounding | None = None if is_of_xnnpack else "away"
-    return requantize_sums(sums, None, x_grid, y_grid, grid, NO_CLAMP, rounding)
+    return _requantized(sums, None, x, y, grid, NO_CLAMP, rounding)
 
 
 def conv_2d(
-    x: jax.Array,
-    x_grid: Grid,
-    weights: jax.Array,
-    weights_grid: Grid,
-    bias: jax.Array | None,
+    x: Quantized,
+    weights: Quantized,
+    bias: Quantized | None,
     grid: Grid,
     strides: Sequence[int] = (1, 1),
-    padding: Sequence[tuple[int, int]] | str = "VALID",
+    padding: str = "VALID",
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
     clamp: Clamp = NO_CLAMP,
@@ -139,15 +120,14 @@ def conv_2d(
     """CONV_2D and DEPTHWISE_CONV_2D: convolutions plus bias, requantized.
 
     Args:
-        x: int8, shape (batch, height, width, channels).
-        x_grid: grid of x, whose zero point is what x is padded with.
-        weights: int8 or int4, shape (height, width, channels / groups, N); a depthwise
-            convolution has one channel in each group.
-        weights_grid: grid of the weights: the zero point 0, scales of shape () or (N,).
-        bias: int32, shape (N,), on the grid ``x_grid.scale * weights_grid.scale``.
+        x: int8, shape (batch, height, width, channels); padded with the zero point.
+        weights: int8 or int4, shape (height, width, channels / groups, N), the zero
+            point 0, scales of shape () or (N,); a depthwise convolution has one channel
+            in each group.
+        bias: int32, shape (N,), on the grid of the sums: the product of both scales.
         grid: grid of the result.
         strides: strides of the window.
-        padding: (low, high) for each spatial axis, "SAME" or "VALID".
+        padding: "SAME" or "VALID".
         dilation: dilation of the window.
         groups: the number of groups of channels.
         clamp: the range of a fused activation.
@@ -159,34 +139,33 @@ def conv_2d(
     Raises:
         ValueError: if x is not int8.
     """
-    if x.dtype != jnp.int8:
+    if x.grid.dtype != "int8":
         raise ValueError(
-            f"conv_2d of {x.dtype} {x.shape}: LiteRT reads the converter's int32 bias "
-            "as int64 and returns other numbers; quantize the input to int8, or train "
-            "for ONNX by edge.fake_quantize(..., kernels=None)"
+            f"conv_2d of {x.grid.dtype} {x.qvalue.shape}: LiteRT reads the converter's "
+            "int32 bias as int64 and returns other numbers; quantize the input to "
+            "int8, or train for ONNX by edge.fake_quantize(..., kernels=None)"
         )
     convolution = Convolution.of(
-        x.shape,
-        weights.shape,
+        x.qvalue.shape,
+        weights.qvalue.shape,
         strides,
         padding,
         rhs_dilation=dilation,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
     )
-    padded = convolution.pad(x, x_grid.zero_point)
-    sums = _sums(lowering.Conv(convolution.of_padded()), padded, weights)
-    offsets = x_grid.zero_point * jnp.sum(weights, (0, 1, 2), jnp.int32)
-    sums = sums - offsets
-    rounding = _conv_rounding(x, weights_grid, groups, kernels)
-    return requantize_sums(sums, bias, x_grid, weights_grid, grid, clamp, rounding)
+    padded = convolution.pad(x.qvalue, x.grid.zero_point)
+    sums = _sums(lowering.Conv(convolution.of_padded()), padded, weights.qvalue)
+    offsets = x.grid.zero_point * jnp.sum(weights.qvalue, (0, 1, 2), jnp.int32)
+    rounding = _conv_rounding(x, weights, groups, kernels)
+    return _requantized(sums - offsets, bias, x, weights, grid, clamp, rounding)
 
 
-def requantize_sums(
+def _requantized(
     sums: jax.Array,
-    bias: jax.Array | None,
-    x_grid: Grid,
-    weights_grid: Grid,
+    bias: Quantized | None,
+    x: Quantized,
+    weights: Quantized,
     grid: Grid,
     clamp: Clamp,
     rounding: fixed_point.Rounding | None,
@@ -201,16 +180,15 @@ def requantize_sums(
     Args:
         sums: int32, channels last.
         bias: int32, of the channels.
-        x_grid: grid of the activations.
-        weights_grid: grid of the weights: scales of shape () or of the channels, known
-            or computed in a program.
+        x: activations.
+        weights: weights, whose scales are known or computed in a program.
         grid: grid of the result.
         clamp: the range of a fused activation.
         rounding: of fixed point; None for XNNPACK's float32.
     """
     if bias is not None:
-        sums += bias
-    given = x_grid.scale, weights_grid.scale, grid.scale
+        sums += bias.qvalue
+    given = x.grid.scale, weights.grid.scale, grid.scale
     if rounding is None:
         factor = scales.factor(*given)
         return rescaling.requantize(sums, factor, grid, clamp)
@@ -219,53 +197,56 @@ def requantize_sums(
     return rescaling.shifted(products, grid, clamp)
 
 
-def _conv_rounding(x, weights_grid, groups, kernels):
+def _conv_rounding(x, weights, groups, kernels):
     if kernels == "reference":
         return "away"
-    if kernels == "xnnpack" and weights_grid.dtype == "int8":
+    if kernels == "xnnpack" and weights.grid.dtype == "int8":
         return None
-    if groups == x.shape[-1]:  # Depthwise, even if there is one channel.
+    if groups == x.qvalue.shape[-1]:  # Depthwise, even if there is one channel.
         return "eights"
     return "upward" if groups == 1 else "away"
 
 
-def _batch_matmul_of_int16(x, x_grid, y, y_grid, grid):
-    if x.shape[-1] > 256:
+def _batch_matmul_of_int16(x, y, grid):
+    if x.qvalue.shape[-1] > 256:
         raise ValueError(
-            f"batch_matmul of int16 {x.shape} and {y.shape}: sums of more than 256 "
-            "products are not simulated; contract a smaller axis, or int8, or train by "
-            "edge.fake_quantize(..., kernels=None)"
+            f"batch_matmul of int16 {x.qvalue.shape} and {y.qvalue.shape}: sums of "
+            "more than 256 products are not simulated; contract a smaller axis, or "
+            "int8, or train by edge.fake_quantize(..., kernels=None)"
         )
-    real = np.float64(np.float32(x_grid.scale)) * np.float64(np.float32(y_grid.scale))
+    real = np.float64(np.float32(x.grid.scale)) * np.float64(np.float32(y.grid.scale))
     fixed = fixed_point.quantized_multiplier(real / np.float64(np.float32(grid.scale)))
-    high, low = x.astype(jnp.int32) >> 8, x.astype(jnp.int32) & 255
-    sums = [_batched_dot(part, x_grid, y, y_grid) for part in (high, low)]
+    wide = x.qvalue.astype(jnp.int32)
+    parts = (Quantized(part, x.grid) for part in (wide >> 8, wide & 255))
+    sums = [_batched_dot(part, y) for part in parts]
     products = fixed_point.rounded_short(sums[0], sums[1], *fixed)
     return rescaling.shifted(products, grid)
 
 
-def _batched_dot(x, x_grid, y, y_grid):
-    batch = tuple(range(x.ndim - 2))
-    dims = ((x.ndim - 1,), (y.ndim - 2,)), (batch, batch)
-    return _dot(x, x_grid, y, y_grid, dims)
+def _batched_dot(x: Quantized, y: Quantized) -> jax.Array:
+    rank = x.qvalue.ndim
+    batch = tuple(range(rank - 2))
+    return _dot(x, y, (((rank - 1,), (rank - 2,)), (batch, batch)))
 
 
 def _dot(
-    x: jax.Array, x_grid: Grid, y: jax.Array, y_grid: Grid, dims: dn.DimensionNumbers
+    quantized_x: Quantized, quantized_y: Quantized, dims: dn.DimensionNumbers
 ) -> jax.Array:
     """The sums of ``(x - x's zero point) * (y - y's zero point)``."""
     ((contracted,), (of_y,)), (batch, _) = dims
+    x, y = quantized_x.qvalue, quantized_y.qvalue
+    x_zero, y_zero = quantized_x.grid.zero_point, quantized_y.grid.zero_point
     if y.dtype == jnp.int16 or x.dtype == jnp.int16:
         wide = x.astype(jnp.int32), y.astype(jnp.int32)
         return lax.dot_general(*wide, dims, preferred_element_type=jnp.int32)
     sums = _sums(lowering.Dot(dims, x.ndim, y.ndim), x, y)
-    if x_grid.zero_point:
+    if x_zero:
         of_columns = jnp.sum(y, of_y, jnp.int32)
-        sums -= x_grid.zero_point * jnp.expand_dims(of_columns, len(batch))
-    if y_grid.zero_point:
+        sums -= x_zero * jnp.expand_dims(of_columns, len(batch))
+    if y_zero:
         of_rows = jnp.sum(x, contracted, jnp.int32)[..., None]
         count = x.shape[contracted]
-        sums -= y_grid.zero_point * (of_rows - count * x_grid.zero_point)
+        sums -= y_zero * (of_rows - count * x_zero)
     return sums
 
 

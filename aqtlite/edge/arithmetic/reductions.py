@@ -10,95 +10,54 @@ from jax import lax
 
 from aqtlite.edge.arithmetic import fixed_point, rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 
 
 def mean(
-    x: jax.Array,
-    x_grid: Grid,
-    grid: Grid,
-    axes: Sequence[int],
-    keepdims: bool = False,
-    kernels: Kernels = "xnnpack",
+    x: Quantized, grid: Grid, axes: Sequence[int], kernels: Kernels = "xnnpack"
 ) -> jax.Array:
     """MEAN.
 
-    XNNPACK (``reduce-nd.c``), int8: `scaled_sum` with ``1 / count`` in float32. TFLite
+    XNNPACK (``reduce-nd.c``), int8: `_scaled_sum` with ``1 / count`` in float32. TFLite
     (``reference/reduce.h``): ``x_scale / scale`` as fixed point, its multiplier divided
     by the count after as many bits to the left as the count has, and
     `fixed_point.rounded_away`.
 
     Args:
         x: int8 or int16.
-        x_grid: grid of x.
         grid: grid of the result.
-        axes: to reduce, not negative.
-        keepdims: keep them with size 1.
-        kernels: whose arithmetic; "builtin" is not for the two spatial axes of four
-            with keepdims.
+        axes: axes to reduce, not negative.
+        kernels: whose arithmetic.
     """
-    count = math.prod(x.shape[axis] for axis in axes)
+    count = math.prod(x.qvalue.shape[axis] for axis in axes)
     if kernels == "xnnpack" and grid.dtype == "int8":
         factor = np.float32(1) / np.float32(count)
-        return scaled_sum(x, x_grid, grid, axes, keepdims, factor)
-    scales = np.float64(np.float32(x_grid.scale)), np.float64(np.float32(grid.scale))
+        return _scaled_sum(x, grid, axes, factor)
+    scales = np.float64(np.float32(x.grid.scale)), np.float64(np.float32(grid.scale))
     multiplier, shift = fixed_point.quantized_multiplier(scales[0] / scales[1])
     left = min(count.bit_length() - 1, 31 + int(shift))
     divided = np.asarray((int(multiplier) << left) // count, np.int32)
-    sums = jnp.sum(x, tuple(axes), jnp.int32, keepdims=keepdims)
-    centered = sums - count * x_grid.zero_point
+    sums = jnp.sum(x.qvalue, tuple(axes), jnp.int32)
+    centered = sums - count * x.grid.zero_point
     product = fixed_point.rounded_away(centered, divided, np.asarray(shift - left))
     return rescaling.shifted(product, grid)
 
 
-def total(
-    x: jax.Array, x_grid: Grid, grid: Grid, axes: Sequence[int], keepdims: bool = False
-) -> jax.Array:
-    """SUM of int8: `scaled_sum` with the factor 1.
+def total(x: Quantized, grid: Grid, axes: Sequence[int]) -> jax.Array:
+    """SUM of int8: XNNPACK's `mean` with the factor 1 in place of ``1 / count``.
 
     TFLite's optimized kernel is equal; its reference kernel reads int8 as uint8.
 
     Args:
         x: int8.
-        x_grid: grid of x.
         grid: grid of the result.
-        axes: to reduce, not negative.
-        keepdims: keep them with size 1.
+        axes: axes to reduce, not negative.
     """
-    return scaled_sum(x, x_grid, grid, axes, keepdims, np.float32(1))
+    return _scaled_sum(x, grid, axes, np.float32(1))
 
 
-def maximum(
-    x: jax.Array, x_grid: Grid, grid: Grid, axes: Sequence[int], keepdims: bool = False
-) -> jax.Array:
-    """REDUCE_MAX, after the QUANTIZE that the converter writes for another grid.
-
-    Args:
-        x: int8.
-        x_grid: grid of x.
-        grid: grid of the result.
-        axes: to reduce, not negative.
-        keepdims: keep them with size 1.
-    """
-    largest = jnp.max(x, tuple(axes), keepdims=keepdims)
-    return rescaling.rescale(largest, x_grid, grid)
-
-
-def minimum(
-    x: jax.Array, x_grid: Grid, grid: Grid, axes: Sequence[int], keepdims: bool = False
-) -> jax.Array:
-    """REDUCE_MIN, as `maximum`."""
-    smallest = jnp.min(x, tuple(axes), keepdims=keepdims)
-    return rescaling.rescale(smallest, x_grid, grid)
-
-
-def scaled_sum(
-    x: jax.Array,
-    x_grid: Grid,
-    grid: Grid,
-    axes: Sequence[int],
-    keepdims: bool,
-    factor: np.floating,
+def _scaled_sum(
+    x: Quantized, grid: Grid, axes: Sequence[int], factor: np.floating
 ) -> jax.Array:
     """``rint(float32(sum(x)) * m + z)``, clamped.
 
@@ -106,19 +65,11 @@ def scaled_sum(
     ``z = zero_point - count * x's zero point * m``, all in float32.
 
     Source: XNNPACK, ``src/operators/reduce-nd.c`` and its reference conversion.
-
-    Args:
-        x: int8.
-        x_grid: grid of x.
-        grid: grid of the result.
-        axes: to reduce, not negative.
-        keepdims: keep them with size 1.
-        factor: float32.
     """
-    count = math.prod(x.shape[axis] for axis in axes)
-    sums = jnp.sum(x, tuple(axes), jnp.int32, keepdims=keepdims)
-    multiplier = np.float32(np.float32(x_grid.scale) / np.float32(grid.scale) * factor)
-    offset = np.float32(count * x_grid.zero_point) * multiplier
+    count = math.prod(x.qvalue.shape[axis] for axis in axes)
+    sums = jnp.sum(x.qvalue, tuple(axes), jnp.int32)
+    multiplier = np.float32(np.float32(x.grid.scale) / np.float32(grid.scale) * factor)
+    offset = np.float32(count * x.grid.zero_point) * multiplier
     zero_point = np.float32(np.float32(grid.zero_point) - offset)
     product = _rounded_product(sums, multiplier)
     low, high = (np.float32(bound) for bound in grid.limits)

@@ -1,7 +1,6 @@
 """From sums and floats to the integers of a grid, and from one grid to another."""
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from jax import lax
 
 from aqtlite.edge.arithmetic import fixed_point
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.lowering import exact
 
 Clamp = tuple[float, float]
@@ -73,9 +72,7 @@ def shifted(products: jax.Array, grid: Grid, clamp: Clamp = NO_CLAMP) -> jax.Arr
     return (jnp.clip(products, low - z, high - z) + z).astype(grid.dtype)
 
 
-def rescale(
-    x: jax.Array, x_grid: Grid, grid: Grid, kernels: Kernels = "xnnpack"
-) -> jax.Array:
+def rescale(x: Quantized, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Array:
     """QUANTIZE of integers: from one grid to another.
 
     XNNPACK (``xnn_init_qs8_cvt_scalar_params``), int8 to int8: the ratio of the scales
@@ -90,42 +87,24 @@ def rescale(
 
     Args:
         x: int8 or int16.
-        x_grid: grid of x.
         grid: grid of the result. If it is that of x, x is returned.
         kernels: whose arithmetic.
     """
-    is_same = x_grid.dtype == grid.dtype and x_grid.zero_point == grid.zero_point
-    if is_same and np.float32(x_grid.scale) == np.float32(grid.scale):
-        return x
-    centered = x.astype(jnp.int32) - x_grid.zero_point
-    ratio = np.float32(x_grid.scale) / np.float32(grid.scale)
-    is_narrow = x_grid.dtype == grid.dtype == "int8"
+    scale = np.float32(x.grid.scale)
+    is_same = x.grid.dtype == grid.dtype and x.grid.zero_point == grid.zero_point
+    if is_same and scale == np.float32(grid.scale):
+        return jnp.asarray(x.qvalue)
+    ratio = scale / np.float32(grid.scale)
+    is_narrow = x.grid.dtype == grid.dtype == "int8"
     if kernels == "xnnpack" and is_narrow and 2.0**-8 <= ratio <= 2.0**7:
         multiplier = int(np.rint(np.float32(256) * ratio))
-        return shifted((centered * multiplier + 128) >> 8, grid)
-    real = np.float64(np.float32(x_grid.scale)) / np.float64(np.float32(grid.scale))
+        return shifted((x.centered * multiplier + 128) >> 8, grid)
+    real = np.float64(scale) / np.float64(np.float32(grid.scale))
     fixed = fixed_point.quantized_multiplier(real)
     rounding: fixed_point.Rounding = (
         "upward" if is_narrow and kernels != "reference" else "away"
     )
-    return shifted(fixed_point.multiply(centered, *fixed, rounding), grid)
-
-
-def concatenate(
-    arrays: Sequence[jax.Array], grids: Sequence[Grid], grid: Grid, axis: int
-) -> jax.Array:
-    """CONCATENATION of arrays brought to one grid (`rescale`).
-
-    The converter writes a QUANTIZE before the operator for an input of another grid.
-
-    Args:
-        arrays: int8.
-        grids: grids of the arrays.
-        grid: grid of the result.
-        axis: to join along.
-    """
-    pairs = zip(arrays, grids, strict=True)
-    return jnp.concatenate([rescale(x, one, grid) for x, one in pairs], axis)
+    return shifted(fixed_point.multiply(x.centered, *fixed, rounding), grid)
 
 
 def quantize(x: jax.Array, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Array:
@@ -151,19 +130,3 @@ def quantize(x: jax.Array, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Arra
         rounded = lax.round(x * (np.float32(1) / scale), _TO_EVEN)
     within = lax.clamp(low, rounded, high).astype(jnp.int32)
     return (within + grid.zero_point).astype(grid.dtype)
-
-
-def dequantize(x: jax.Array, grid: Grid) -> jax.Array:
-    """DEQUANTIZE: ``float32(x - zero_point) * scale``.
-
-    Source: XNNPACK, ``qs8-f32-vcvt``, and TFLite alike.
-
-    Args:
-        x: integers.
-        grid: grid of x, of one scale.
-
-    Returns:
-        float32.
-    """
-    centered = x.astype(jnp.int32) - grid.zero_point
-    return centered.astype(jnp.float32) * np.float32(grid.scale)

@@ -6,12 +6,12 @@ import numpy as np
 from jax import lax
 
 from aqtlite.edge.arithmetic import fixed_point, interpolated
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.lowering import exact
 
 
-def softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
-    """SOFTMAX over the last axis, in float32 for int8 (`softmax_of_int16`).
+def softmax(x: Quantized, grid: Grid) -> jax.Array:
+    """SOFTMAX over the last axis, in float32 for int8, in tables for int16.
 
     With ``e[d] = exp(-x_scale * d)`` for the distances d from the maximum, and s their
     sum from first to last, ``round(e[d] * (1 / (s * scale))) + zero_point``; a half is
@@ -22,13 +22,12 @@ def softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
 
     Args:
         x: int8 or int16.
-        x_grid: grid of x.
         grid: grid of the result; in LiteRT the scale 1 / 256, the zero point -128,
             and 2**-15 for int16.
     """
-    if x.dtype == jnp.int16:
-        return softmax_of_int16(x, x_grid)
-    exponentials, total = _exponentials(x, x_grid)
+    if x.grid.dtype == "int16":
+        return _softmax_of_int16(x)
+    exponentials, total = _exponentials(x)
     inverse = np.float32(1) / (total * np.float32(grid.scale))
     scaled = exponentials * inverse[..., None]
     rounded = lax.round(scaled, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int32)
@@ -36,17 +35,13 @@ def softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
     return jnp.clip(rounded + grid.zero_point, low, high).astype(grid.dtype)
 
 
-def softmax_of_int16(x: jax.Array, x_grid: Grid) -> jax.Array:
+def _softmax_of_int16(x: Quantized) -> jax.Array:
     """SOFTMAX of int16 over the last axis, to int16 of scale 2**-15.
 
     Exponentials and the reciprocal of their sum are interpolated in tables; the sum is
     int32, with 15 bits after the point.
 
     Source: TFLite, ``SoftmaxInt16`` in ``reference/softmax.h``.
-
-    Args:
-        x: int16.
-        x_grid: grid of x.
     """
     # LiteRT makes these tables in float64.
     span = 65535.0
@@ -56,10 +51,10 @@ def softmax_of_int16(x: jax.Array, x_grid: Grid) -> jax.Array:
     reciprocal = interpolated.table(
         lambda v: 1 / (1 + v), np.float64(1 / span), -32768, np.float64(2 / span)
     )
-    wide = x.astype(jnp.int32)
+    wide = x.qvalue.astype(jnp.int32)
     distances = wide - jnp.max(wide, -1, keepdims=True)
     # In units of 10 / 65535.
-    scale = np.float64(np.float32(x_grid.scale)) / (10.0 / span)
+    scale = np.float64(np.float32(x.grid.scale)) / (10.0 / span)
     fixed = fixed_point.quantized_multiplier(scale)
     scaled = fixed_point.rounded_away(distances, *fixed)
     place = jnp.clip(scaled + 32767, -32768, 32767)
@@ -75,7 +70,7 @@ def softmax_of_int16(x: jax.Array, x_grid: Grid) -> jax.Array:
     return jnp.clip(product >> right, 0, 32767).astype(jnp.int16)
 
 
-def log_softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
+def log_softmax(x: Quantized, grid: Grid) -> jax.Array:
     """LOG_SOFTMAX of int8 over the last axis, in float32.
 
     With s as in `softmax` and the largest integer of a row,
@@ -85,12 +80,11 @@ def log_softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
 
     Args:
         x: int8.
-        x_grid: grid of x.
         grid: grid of the result: LiteRT takes the scale 1 / 16 with the zero point 127.
     """
-    _, total = _exponentials(x, x_grid)
-    integers = x.astype(jnp.float32)
-    x_scale, scale = np.float32(x_grid.scale), np.float32(grid.scale)
+    _, total = _exponentials(x)
+    integers = x.qvalue.astype(jnp.float32)
+    x_scale, scale = np.float32(x.grid.scale), np.float32(grid.scale)
     largest = jnp.max(integers, -1, keepdims=True)
     reached = exact.rounded_product(largest, jnp.asarray(x_scale))
     offset = (reached + jnp.log(total)[..., None]) / scale
@@ -102,18 +96,18 @@ def log_softmax(x: jax.Array, x_grid: Grid, grid: Grid) -> jax.Array:
     )
 
 
-def _exponentials(x: jax.Array, x_grid: Grid) -> tuple[jax.Array, jax.Array]:
+def _exponentials(x: Quantized) -> tuple[jax.Array, jax.Array]:
     """The exponentials of the distances from the maximum, and their sums."""
     # The product in float32; the exponential of it rounded to float32.
-    distances = np.arange(256, dtype=np.float32) * -np.float32(x_grid.scale)
+    distances = np.arange(256, dtype=np.float32) * -np.float32(x.grid.scale)
     table = np.exp(distances.astype(np.float64)).astype(np.float32)
-    largest = jnp.max(x.astype(jnp.int32), -1, keepdims=True)
-    exponentials = jnp.asarray(table)[largest - x.astype(jnp.int32)]
+    wide = x.qvalue.astype(jnp.int32)
+    exponentials = jnp.asarray(table)[jnp.max(wide, -1, keepdims=True) - wide]
 
     def add(total, values):
         return total + values, None
 
     # One after the other: the order decides the last bit.
     in_order = jnp.moveaxis(exponentials, -1, 0)
-    total, _ = lax.scan(add, jnp.zeros(x.shape[:-1], jnp.float32), in_order)
+    total, _ = lax.scan(add, jnp.zeros(wide.shape[:-1], jnp.float32), in_order)
     return exponentials, total

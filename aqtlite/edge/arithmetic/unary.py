@@ -32,12 +32,21 @@ def tanh(x_grid: Grid, grid: Grid, kernels: Kernels = "xnnpack") -> Table:
     """TANH.
 
     XNNPACK (``reference/unary-elementwise.cc``), int8: `of_xnnpack`. TFLite without it:
-    `of_tflite`; its reference kernel, which computes in int16, is not here. int16:
-    `interpolated.tanh`, on the only grid that LiteRT takes, 2**-15.
+    `of_tflite`. int16: `interpolated.tanh`, on the only grid that LiteRT takes, 2**-15.
+
+    Raises:
+        ValueError: for int8 in the reference kernel, which computes in int16.
     """
     if x_grid.dtype == "int16":
         return _table(interpolated.tanh(x_grid), grid)
-    return _FILL[kernels](_tanh, x_grid, grid)
+    if kernels == "reference":
+        raise ValueError(
+            "tanh of int8 in the reference kernels is not simulated: choose kernels "
+            "'xnnpack' or 'builtin', or leave tanh in float by edge.Rule(op='tanh', "
+            "is_float=True)"
+        )
+    fill = of_xnnpack if kernels == "xnnpack" else of_tflite
+    return fill(_tanh, x_grid, grid)
 
 
 def logistic(x_grid: Grid, grid: Grid, kernels: Kernels = "xnnpack") -> Table:
@@ -249,9 +258,6 @@ def of_tflite(
     return np.clip(rounded + np.float32(grid.zero_point), *grid.limits).astype(
         grid.dtype
     )
-
-
-_FILL = {"xnnpack": of_xnnpack, "builtin": of_tflite}
 
 
 def _centered(x_grid: Grid) -> np.ndarray:

@@ -52,16 +52,13 @@ def _operands(deployed: Deployed) -> Iterator[tuple[_Key, str]]:
         for position, one in deployed.operands.get(node.outputs[0], {}).items():
             qvalue, grid = layout_of(node, position, one)
             zero_point = np.full(np.size(grid.scale), grid.zero_point)
-            path = node.path or "(no name scope)"
-            name = f"operand {position} of {path} ({node.operator.name})"
+            name = f"operand {position} of {node.place} ({node.operator.name})"
             yield _key(qvalue, grid.scale, zero_point, grid.axis), name
 
 
 def _constants(onnx: Any, model: Any) -> Iterator[tuple[_Key, str]]:
     """The integers of the file that stand for values."""
-    arrays = {
-        one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer
-    }
+    arrays = runtime.constants(onnx, model)
     for node in model.graph.node:
         if node.op_type == "Cast" and node.input[0] in arrays:
             arrays[node.output[0]] = arrays[node.input[0]]
@@ -76,9 +73,7 @@ def _constants(onnx: Any, model: Any) -> Iterator[tuple[_Key, str]]:
 
 def _bounds(onnx: Any, model: Any) -> set[bytes]:
     """The integers that others are clipped to."""
-    arrays = {
-        one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer
-    }
+    arrays = runtime.constants(onnx, model)
     clips = [node for node in model.graph.node if node.op_type == "Clip"]
     found = [arrays[name] for node in clips for name in node.input[1:] if name]
     return {
@@ -110,9 +105,7 @@ def _is_of_ones(key: _Key) -> bool:
 
 def _check_grids(onnx: Any, model: Any, deployed: Deployed) -> None:
     wanted = {_of_grid(grid) for grid in deployed.grids.values()}
-    arrays = {
-        one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer
-    }
+    arrays = runtime.constants(onnx, model)
     for node in model.graph.node:
         if node.op_type != "QuantizeLinear":
             continue

@@ -1,18 +1,18 @@
 """Equations that stay as JAX traced them: of floats by rule, and of indices."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.onnx import operators, transposed
-from aqtlite.edge.onnx.forms.base import Output
+from aqtlite.edge.onnx.forms.base import Call, Form
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
 from aqtlite.edge.operators.equation import Equation
 from aqtlite.edge.passes.translate import TRANSLATIONS
-from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+from aqtlite.edge.translation.base import NotTranslatable, Site
 
 
 def write(
@@ -26,7 +26,7 @@ def write(
 
     Args:
         writer: writer of the graph.
-        graph: that the equation is of.
+        graph: graph of the equation.
         known: the values that depend on parameters and constants alone.
         node: the equation.
         inputs: inputs of the equation.
@@ -37,28 +37,17 @@ def write(
     equation = node.operator
     assert isinstance(equation, Equation)
     name = "/".join(part for part in (node.path, equation.primitive) if part)
-    inputs = [_values(writer, x) for x in inputs]
-    if equation.primitive in _DIRECT:
-        operator = _DIRECT[equation.primitive]
-        aval = graph.values[node.output]
-        made = writer.node(operator, [x.name for x in inputs], name)
-        return [Array(made, aval.shape, np.dtype(aval.dtype))]
-    if equation.primitive in _FORMS:
-        aval = graph.values[node.output]
-        made = _FORMS[equation.primitive](writer, equation, inputs, name)
-        return [Array(made, aval.shape, np.dtype(aval.dtype))]
+    inputs = [Array(writer.floats(x), x.shape, x.dtype, known=x.known) for x in inputs]
+    form = FORMS.get(equation.primitive)
     if len(inputs) > 1 and transposed.is_transposed(equation, inputs[1]):
+        form = transposed.write
+    if form is not None:
         aval = graph.values[node.output]
-        made = transposed.write(writer, equation, inputs, name)
-        return [Array(made, aval.shape, np.dtype(aval.dtype))]
+        call = Call(writer, inputs, aval.shape, np.dtype(aval.dtype), name)
+        return [form(call, equation)]
     if equation.primitive in TRANSLATIONS:
-        translation = TRANSLATIONS[equation.primitive]
-        return _translated(writer, graph, known, node, inputs, name, translation)
+        return _translated(writer, graph, known, node, inputs, name)
     raise NotWritable("there is no form of it in ONNX")
-
-
-def _values(writer: Writer, x: Array) -> Array:
-    return Array(writer.floats(x), x.shape, x.dtype, known=x.known)
 
 
 def _translated(
@@ -68,13 +57,13 @@ def _translated(
     node: Node,
     inputs: Sequence[Array],
     name: str,
-    translation: Translation,
 ) -> list[Array]:
     """The operators that the equation stands for, of floats or indices."""
     constants = {i: np.asarray(known[i]) for i in node.inputs if i in known}
     builder = Builder(dataclasses.replace(graph, constants=constants))
+    site = Site(builder, node, frozenset(constants))
     try:
-        outputs = translation(Site(builder, node, frozenset(constants)))
+        outputs = TRANSLATIONS[site.equation.primitive](site)
     except NotTranslatable as error:
         raise NotWritable(str(error)) from error
     arrays = dict(zip(node.inputs, inputs, strict=True))
@@ -90,60 +79,62 @@ def _translated(
             of_known = [builder.constants[i] for i in one.inputs]
             builder.constants[one.output] = np.asarray(one.compute(of_known)[0])
             continue
-        output = Output(aval.shape, np.dtype(aval.dtype), None, name)
         of_one = [read(i) for i in one.inputs]
-        arrays[one.output] = operators.write(writer, one.operator, of_one, output)
+        call = Call(writer, of_one, aval.shape, np.dtype(aval.dtype), name)
+        arrays[one.output] = operators.write(call, one.operator)
     return [read(i) for i in outputs]
 
 
-def _convert(
-    writer: Writer, equation: Equation, inputs: Sequence[Array], name: str
-) -> str:
-    dtype = np.dtype(equation.params["new_dtype"])
-    return writer.cast(inputs[0], dtype, name).name
+def _direct(operator: str) -> Form:
+    """One operator of ONNX, whose output may have another dtype than its inputs."""
 
-
-def _not_equal(
-    writer: Writer, equation: Equation, inputs: Sequence[Array], name: str
-) -> str:
-    equal = writer.node("Equal", [x.name for x in inputs], f"{name}/equal")
-    return writer.node("Not", [equal], name)
-
-
-def _of_bits(of_bool: str, of_integers: str) -> Callable[..., str]:
-    def form(
-        writer: Writer, equation: Equation, inputs: Sequence[Array], name: str
-    ) -> str:
-        operator = of_bool if inputs[0].dtype == np.bool_ else of_integers
-        return writer.node(operator, [x.name for x in inputs], name)
+    def form(call: Call, _: Any) -> Array:
+        names = [x.name for x in call.inputs]
+        made = call.writer.node(operator, names, call.name)
+        return Array(made, call.shape, call.dtype)
 
     return form
 
 
-def _extreme(operator: str) -> Callable[..., str]:
+def _convert(call: Call, equation: Equation) -> Array:
+    dtype = np.dtype(equation.params["new_dtype"])
+    return call.writer.cast(call.inputs[0], dtype, call.name)
+
+
+def _not_equal(call: Call, _: Any) -> Array:
+    names = [x.name for x in call.inputs]
+    equal = call.writer.node("Equal", names, f"{call.name}/equal")
+    made = call.writer.node("Not", [equal], call.name)
+    return Array(made, call.shape, call.dtype)
+
+
+def _of_bits(of_bool: str, of_integers: str) -> Form:
+    def form(call: Call, equation: Equation) -> Array:
+        is_bool = call.inputs[0].dtype == np.bool_
+        return _direct(of_bool if is_bool else of_integers)(call, equation)
+
+    return form
+
+
+def _extreme(operator: str) -> Form:
     """The place of the largest or smallest element."""
 
-    def form(
-        writer: Writer, equation: Equation, inputs: Sequence[Array], name: str
-    ) -> str:
-        (axis,) = equation.params["axes"]
-        (x,) = inputs
-        shape = tuple(n for i, n in enumerate(x.shape) if i != axis)
-        found = writer.node(
-            operator, [x.name], f"{name}/int64", axis=int(axis), keepdims=0
-        )
-        place = Array(found, shape, np.dtype(np.int64))
-        return writer.cast(place, equation.params["index_dtype"], name).name
+    def form(call: Call, equation: Equation) -> Array:
+        (axis,), writer = equation.params["axes"], call.writer
+        names, name = [call.inputs[0].name], f"{call.name}/int64"
+        found = writer.node(operator, names, name, axis=int(axis), keepdims=0)
+        place = Array(found, call.shape, np.dtype(np.int64))
+        return writer.cast(place, equation.params["index_dtype"], call.name)
 
     return form
 
 
-def _cumsum(
-    writer: Writer, equation: Equation, inputs: Sequence[Array], name: str
-) -> str:
-    axis = writer.initializer(np.asarray(equation.params["axis"]), "int64", "axis")
+def _cumsum(call: Call, equation: Equation) -> Array:
+    axis = np.asarray(equation.params["axis"])
+    names = [call.inputs[0].name, call.writer.initializer(axis, "int64", "axis")]
     reverse = int(equation.params["reverse"])
-    return writer.node("CumSum", [inputs[0].name, axis], name, reverse=reverse)
+    made = call.writer.node("CumSum", names, call.name, reverse=reverse)
+    return Array(made, call.shape, call.dtype)
 
 
 _DIRECT = {
@@ -169,7 +160,8 @@ _DIRECT = {
 }
 """Primitives that are one operator of ONNX."""
 
-_FORMS: dict[str, Callable[..., str]] = {
+FORMS: dict[str, Form] = {
+    **{primitive: _direct(operator) for primitive, operator in _DIRECT.items()},
     "and": _of_bits("And", "BitwiseAnd"),
     "argmax": _extreme("ArgMax"),
     "argmin": _extreme("ArgMin"),
@@ -180,4 +172,4 @@ _FORMS: dict[str, Callable[..., str]] = {
     "or": _of_bits("Or", "BitwiseOr"),
     "xor": _of_bits("Xor", "BitwiseXor"),
 }
-"""Primitives that are more than that."""
+"""The form of each primitive."""

@@ -52,8 +52,9 @@ def optimized(data: bytes) -> File:
         model = onnx.load(path)
     given = onnx.shape_inference.infer_shapes(onnx.load_from_string(data))
     tensors = _tensors(onnx, given)
-    for one in model.graph.initializer:
-        tensors[one.name] = _constant(onnx, one)
+    for name, x in constants(onnx, model).items():
+        held = x.tobytes()
+        tensors[name] = Tensor(name, x.shape, x.dtype.name, None, None, 0, held)
     scaling = {
         name
         for node in given.graph.node
@@ -106,10 +107,10 @@ def _tensors(onnx: Any, model: Any) -> dict[str, Tensor]:
     return found
 
 
-def _constant(onnx: Any, one: Any) -> Tensor:
-    array = onnx.numpy_helper.to_array(one)
-    data = array.tobytes()
-    return Tensor(one.name, array.shape, array.dtype.name, None, None, 0, data)
+def constants(onnx: Any, model: Any) -> dict[str, np.ndarray]:
+    """The arrays that a file holds, by name."""
+    to_array = onnx.numpy_helper.to_array
+    return {one.name: to_array(one) for one in model.graph.initializer}
 
 
 def _output(
@@ -128,10 +129,7 @@ def _output(
 
 def parameters(onnx: Any, model: Any) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     """The scale, zero point and axis of each array of integers, by its name."""
-    arrays = {
-        one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer
-    }
-    found = {}
+    arrays, found = constants(onnx, model), {}
     for node in model.graph.node:
         if node.op_type not in _SCALING:
             continue

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aqtlite.edge.onnx.writer import Array, Writer
+from aqtlite.edge.onnx.forms.base import Call
+from aqtlite.edge.onnx.writer import Array
 from aqtlite.edge.operators.equation import Equation
 
 
@@ -26,22 +27,18 @@ def is_transposed(equation: Equation, weight: Array) -> bool:
     )
 
 
-def write(
-    writer: Writer, equation: Equation, inputs: Sequence[Array], name: str
-) -> str:
+def write(call: Call, equation: Equation) -> Array:
     """Adds a ConvTranspose; returns its output.
 
     Args:
-        writer: writer of the graph.
+        call: call of the equation.
         equation: convolution that `is_transposed`.
-        inputs: inputs of the equation.
-        name: name of the output.
     """
-    params, (x, weight) = equation.params, inputs
+    params, (x, weight), writer = equation.params, call.inputs, call.writer
     assert weight.known is not None
     dims = params["dimension_numbers"]
     groups = params["feature_group_count"]
-    x = writer.transpose(x, dims.lhs_spec, f"{name}/channels_first")
+    x = writer.transpose(x, dims.lhs_spec, f"{call.name}/channels_first")
     # ConvTranspose adds what a window turned around would gather.
     w = np.flip(
         np.transpose(weight.known, dims.rhs_spec),
@@ -50,15 +47,14 @@ def write(
     outputs, channels, *window = w.shape
     w = w.reshape(groups, outputs // groups, channels, *window).swapaxes(1, 2)
     w = w.reshape(groups * channels, outputs // groups, *window)
-    kernel = writer.initializer(w, "float32", f"{name}/weight")
+    kernel = writer.initializer(w, "float32", f"{call.name}/weight")
     pads = _pads(equation, weight.shape)
-    shape = (x.shape[0], outputs, *_sizes(equation, x.shape[2:], window))
     y = writer.apply(
         "ConvTranspose",
         [x],
-        shape,
+        [call.shape[axis] for axis in dims.out_spec],
         None,
-        f"{name}/transposed",
+        f"{call.name}/transposed",
         kernel,
         dilations=list(map(int, params["rhs_dilation"])),
         group=int(groups),
@@ -66,8 +62,7 @@ def write(
         pads=[low for low, _ in pads] + [max(high, 0) for _, high in pads],
         strides=list(map(int, params["lhs_dilation"])),
     )
-    order = np.argsort(dims.out_spec).tolist()
-    return writer.transpose(y, order, name).name
+    return writer.transpose(y, np.argsort(dims.out_spec).tolist(), call.name)
 
 
 def _pads(equation: Equation, of_weight: Sequence[int]) -> list[tuple[int, int]]:
@@ -91,20 +86,3 @@ def _is_padding_of_onnx(equation: Equation, of_weight: Sequence[int]) -> bool:
         low >= 0 and high > -stride
         for stride, (low, high) in zip(strides, pads, strict=True)
     )
-
-
-def _sizes(
-    equation: Equation, sizes: Sequence[int], window: Sequence[int]
-) -> list[int]:
-    params = equation.params
-    return [
-        (size - 1) * stride + 1 + low + high - (extent - 1) * step
-        for size, extent, stride, step, (low, high) in zip(
-            sizes,
-            window,
-            params["lhs_dilation"],
-            params["rhs_dilation"],
-            params["padding"],
-            strict=True,
-        )
-    ]

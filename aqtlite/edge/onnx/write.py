@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.onnx import equations, operators
-from aqtlite.edge.onnx.forms.base import Output
+from aqtlite.edge.onnx.forms.base import Call
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
-from aqtlite.edge.operators.contractions import WEIGHTED, Conv2D
+from aqtlite.edge.operators.contractions import Conv2D, Weighted
 from aqtlite.edge.operators.equation import Equation
-from aqtlite.edge.stored import Stored
 
 
 def write(
@@ -114,8 +112,8 @@ class _Writing:
             try:
                 self._add(node)
             except NotWritable as error:
-                path = node.path or "(no name scope)"
-                refused.append(f"{path}: {_name(node)}: {error}")
+                name = node.operator.name_in_rules
+                refused.append(f"{node.place}: {name}: {error}")
                 for value in node.outputs:
                     aval = program.graph.values[value]
                     dtype = np.dtype(aval.dtype)
@@ -144,10 +142,9 @@ class _Writing:
             inputs = [self.read(i) for i in node.inputs]
             inputs = [self._plain(x) for x in inputs]
         aval = deployed.program.graph.values[node.output]
-        output = Output(aval.shape, np.dtype(aval.dtype), grid, name)
-        self.arrays[node.output] = operators.write(
-            self.writer, node.operator, inputs, output
-        )
+        dtype = np.dtype(aval.dtype)
+        call = Call(self.writer, inputs, aval.shape, dtype, name, grid)
+        self.arrays[node.output] = operators.write(call, node.operator)
 
     def _plain(self, x: Array) -> Array:
         """The values of an array, for an operator of floats."""
@@ -168,8 +165,8 @@ class _Writing:
             inputs.append(x)
         return inputs
 
-    def _stored(self, node: Node, position: int, one: Stored, name: str) -> Array:
-        is_weighted = isinstance(node.operator, WEIGHTED)
+    def _stored(self, node: Node, position: int, one: Quantized, name: str) -> Array:
+        is_weighted = isinstance(node.operator, Weighted)
         what = ("", "weight", "bias")[position] if is_weighted else f"operand{position}"
         if one.grid.dtype == "int2":
             raise NotWritable(
@@ -180,17 +177,9 @@ class _Writing:
         return self.writer.stored(qvalue, grid, f"{name}/{what}")
 
 
-def layout_of(node: Node, position: int, one: Stored) -> tuple[np.ndarray, Grid]:
+def layout_of(node: Node, position: int, one: Quantized) -> tuple[np.ndarray, Grid]:
     """The integers of a known operand, with their axes as ONNX has them."""
     if position == 1 and isinstance(node.operator, Conv2D):
         qvalue = np.asarray(one.qvalue).transpose(3, 2, 0, 1)
         return qvalue, dataclasses.replace(one.grid, axis=0)
     return np.asarray(one.qvalue), one.grid
-
-
-def _name(node: Node) -> str:
-    operator: Any = node.operator
-    if isinstance(operator, Equation):
-        return operator.primitive
-    name: str = operator.name
-    return name

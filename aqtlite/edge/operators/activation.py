@@ -1,10 +1,13 @@
 """Activations that an operator applies to its result before it is rounded."""
 
+import dataclasses
 import math
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+
+from aqtlite.edge.operators.base import Operator
 
 Activation = Literal["none", "relu", "relu6", "relu_n1_to_1"]
 
@@ -16,9 +19,16 @@ _LIMITS: dict[Activation, tuple[float, float]] = {
 }
 
 
-def limits(activation: Activation) -> tuple[float, float]:
-    """The smallest and the largest value that an activation leaves."""
-    return _LIMITS[activation]
+@dataclasses.dataclass(frozen=True)
+class Activated(Operator):
+    """The base of operators that may have an activation."""
+
+    activation: Activation = dataclasses.field(default="none", kw_only=True)
+
+    @property
+    def clamp(self) -> tuple[float, float]:
+        """The smallest and the largest value that the activation leaves."""
+        return _LIMITS[self.activation]
 
 
 def of_limits(low: float, high: float) -> Activation | None:
@@ -28,11 +38,6 @@ def of_limits(low: float, high: float) -> Activation | None:
             found: Activation = activation
             return found
     return None
-
-
-def apply(x: jax.Array, activation: Activation) -> jax.Array:
-    """Applies an activation."""
-    return clip(x, *_LIMITS[activation])
 
 
 def clip(x: jax.Array, low: float, high: float) -> jax.Array:

@@ -2,90 +2,57 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from aqtlite.edge.arithmetic import binary, unary
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
-from aqtlite.edge.operators import activation as activations
-from aqtlite.edge.operators.activation import Activation
+from aqtlite.edge.grid import Grid, Quantized
+from aqtlite.edge.operators.activation import Activated, clip
 from aqtlite.edge.operators.base import Moving, Operator
 
 
-@dataclasses.dataclass(frozen=True)
-class Add(Operator):
+class Add(Activated):
     """``activation(x + y)``."""
-
-    activation: Activation = "none"
 
     name = "add"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, y = inputs
-        return activations.apply(x + y, self.activation)
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return clip(x + y, *self.clamp)
 
     def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
+        self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
     ) -> jax.Array:
-        (x, y), (x_grid, y_grid) = inputs, grids
-        clamp = activations.limits(self.activation)
-        return binary.add(x, x_grid, y, y_grid, output, clamp, kernels)
+        return binary.add(x, y, output, self.clamp, kernels)
 
 
-@dataclasses.dataclass(frozen=True)
-class Subtract(Operator):
+class Subtract(Activated):
     """``activation(x - y)``."""
-
-    activation: Activation = "none"
 
     name = "sub"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, y = inputs
-        return activations.apply(x - y, self.activation)
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return clip(x - y, *self.clamp)
 
     def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
+        self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
     ) -> jax.Array:
-        (x, y), (x_grid, y_grid) = inputs, grids
-        clamp = activations.limits(self.activation)
-        return binary.sub(x, x_grid, y, y_grid, output, clamp, kernels)
+        return binary.sub(x, y, output, self.clamp, kernels)
 
 
-@dataclasses.dataclass(frozen=True)
-class Multiply(Operator):
+class Multiply(Activated):
     """``activation(x * y)``."""
-
-    activation: Activation = "none"
 
     name = "mul"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, y = inputs
-        return activations.apply(x * y, self.activation)
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return clip(x * y, *self.clamp)
 
     def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
+        self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
     ) -> jax.Array:
-        (x, y), (x_grid, y_grid) = inputs, grids
-        clamp = activations.limits(self.activation)
-        return binary.mul(x, x_grid, y, y_grid, output, clamp, kernels)
+        return binary.mul(x, y, output, self.clamp, kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +61,8 @@ class Divide(Operator):
 
     name = "div"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, y = inputs
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
         return x / y
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        raise NotImplementedError("a quotient is known")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,18 +71,8 @@ class ToFloat(Operator):
 
     name = "cast"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.asarray(x, jnp.float32)
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        raise NotImplementedError("the integers are known")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +81,8 @@ class Maximum(Moving):
 
     name = "maximum"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        return jnp.maximum(*inputs)
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.maximum(x, y)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +91,8 @@ class Minimum(Moving):
 
     name = "minimum"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        return jnp.minimum(*inputs)
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.minimum(x, y)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,20 +104,12 @@ class Clip(Operator):
 
     name = "clip"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
-        return activations.clip(x, self.low, self.high)
+    def compute(self, x: jax.Array) -> jax.Array:
+        return clip(x, self.low, self.high)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        table = unary.relu(grids[0], output, self.low, self.high)
-        return unary.lookup(table, inputs[0])
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return unary.lookup(unary.relu(x.grid, output, self.low, self.high), x.qvalue)
 
 
 FUSING = (Add, Subtract, Multiply)
-"""Operators with an activation."""
+"""Operators of two values with an activation."""

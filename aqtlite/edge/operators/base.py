@@ -1,13 +1,10 @@
 """The interface of an operator of a full-integer program."""
 
 import abc
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import jax
-
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 
 
 class Operator(abc.ABC):
@@ -17,11 +14,12 @@ class Operator(abc.ABC):
     """
 
     name: ClassVar[str]
-    """The name of the operator in rules, tables and messages."""
+    """The name of the operator in tables and messages."""
 
-    @abc.abstractmethod
-    def compute(self, *inputs: jax.Array) -> Any:
-        """The output, of floats; in the form that the converter recognises."""
+    @property
+    def name_in_rules(self) -> str:
+        """The name of the operator in rules."""
+        return self.name
 
     @property
     def is_compound(self) -> bool:
@@ -39,21 +37,25 @@ class Operator(abc.ABC):
         return None
 
     @abc.abstractmethod
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of inputs of floats, in the form that the converter recognises."""
+
     def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
+        self, output: Grid, kernels: Kernels, *args: Any, **kwargs: Any
+    ) -> Any:
         """Integers of the output, as LiteRT computes them.
 
         Args:
-            inputs: integers, or what is not quantized.
-            grids: grids of the inputs; None for what is not quantized.
             output: the grid of the output.
             kernels: whose arithmetic.
+            *args: inputs: `Quantized`, or arrays of what has no grid.
+            **kwargs: none; operators name their inputs.
+
+        Raises:
+            NotImplementedError: if the operator has no integers: its output is known,
+                or stays in float.
         """
+        raise NotImplementedError(f"{self.name_in_rules} has no integers")
 
 
 class Moving(Operator):
@@ -62,16 +64,9 @@ class Moving(Operator):
     Their output holds elements of their inputs, which have one grid.
     """
 
-    @property
-    def moves_values(self) -> bool:
-        return True
+    moves_values = True
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        moved: jax.Array = self.compute(*inputs)
-        return moved
+    def simulate(self, output: Grid, kernels: Kernels, *inputs: Any) -> Any:
+        return self.compute(
+            *(x.qvalue if isinstance(x, Quantized) else x for x in inputs)
+        )

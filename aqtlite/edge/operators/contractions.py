@@ -1,8 +1,7 @@
 """Matrix products and convolutions."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,72 +9,59 @@ from jax import lax
 
 from aqtlite.edge.arithmetic import contractions
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
-from aqtlite.edge.operators import activation as activations
-from aqtlite.edge.operators.activation import Activation
+from aqtlite.edge.grid import Grid, Quantized
+from aqtlite.edge.operators.activation import Activated, clip
 from aqtlite.edge.operators.base import Operator
 
 
-@dataclasses.dataclass(frozen=True)
-class FullyConnected(Operator):
+class Weighted(Activated):
+    """The base of operators of a value, a weight, and maybe a bias."""
+
+    channel_axis: ClassVar[int]
+    """The axis of the weight that has a scale for each channel."""
+
+
+class FullyConnected(Weighted):
     """``activation(x @ w + b)``: x of [..., K], w of [K, N], b of [N] or none."""
 
-    activation: Activation = "none"
-
     name = "fully_connected"
+    channel_axis = 1
 
-    @property
-    def channel_axis(self) -> int:
-        """The axis of the weight that has a scale for each channel."""
-        return 1
-
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, w, *bias = inputs
+    def compute(
+        self, x: jax.Array, w: jax.Array, bias: jax.Array | None = None
+    ) -> jax.Array:
         y = x @ w
-        return activations.apply(y + bias[0] if bias else y, self.activation)
+        return clip(y if bias is None else y + bias, *self.clamp)
 
     def simulate(
         self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
         output: Grid,
         kernels: Kernels,
+        x: Quantized,
+        w: Quantized,
+        bias: Quantized | None = None,
     ) -> jax.Array:
-        x, w, *bias = inputs
-        return contractions.fully_connected(
-            x,
-            grids[0],
-            w,
-            grids[1],
-            bias[0] if bias else None,
-            output,
-            activations.limits(self.activation),
-            kernels,
-        )
+        return contractions.fully_connected(x, w, bias, output, self.clamp, kernels)
 
 
 @dataclasses.dataclass(frozen=True)
-class Conv2D(Operator):
+class Conv2D(Weighted):
     """A convolution: x of [N, H, W, C], w of [H, W, C / groups, N], b of [N] or none.
 
-    Padding is "SAME" or "VALID": another one is an operator of its own.
+    Padding is "SAME" or "VALID": another one is an operator by itself.
     """
 
     strides: tuple[int, int]
     padding: str
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    activation: Activation = "none"
 
     name = "conv_2d"
+    channel_axis = 3
 
-    @property
-    def channel_axis(self) -> int:
-        """The axis of the weight that has a scale for each channel."""
-        return 3
-
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, w, *bias = inputs
+    def compute(
+        self, x: jax.Array, w: jax.Array, bias: jax.Array | None = None
+    ) -> jax.Array:
         y = lax.conv_general_dilated(
             x,
             w,
@@ -85,33 +71,20 @@ class Conv2D(Operator):
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=self.groups,
         )
-        return activations.apply(y + bias[0] if bias else y, self.activation)
+        return clip(y if bias is None else y + bias, *self.clamp)
 
     def simulate(
         self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
         output: Grid,
         kernels: Kernels,
+        x: Quantized,
+        w: Quantized,
+        bias: Quantized | None = None,
     ) -> jax.Array:
-        x, w, *bias = inputs
-        return contractions.conv_2d(
-            x,
-            grids[0],
-            w,
-            grids[1],
-            bias[0] if bias else None,
-            output,
-            self.strides,
-            self.padding,
-            self.dilation,
-            self.groups,
-            activations.limits(self.activation),
-            kernels,
-        )
+        window = self.strides, self.padding, self.dilation, self.groups
+        return contractions.conv_2d(x, w, bias, output, *window, self.clamp, kernels)
 
 
-@dataclasses.dataclass(frozen=True)
 class DepthwiseConv2D(Conv2D):
     """A convolution of which every group has one channel of x."""
 
@@ -124,22 +97,12 @@ class BatchMatMul(Operator):
 
     name = "batch_matmul"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, y = inputs
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.matmul(x, y)
 
     def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
+        self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
     ) -> jax.Array:
-        (x, y), (x_grid, y_grid) = inputs, grids
-        if x.ndim == 2:
-            return contractions.matmul(x, x_grid, y, y_grid, output, kernels)
-        return contractions.batch_matmul(x, x_grid, y, y_grid, output, kernels)
-
-
-WEIGHTED = (FullyConnected, Conv2D)
-"""Operators whose second input is a weight, and whose third, if any, is a bias."""
+        is_one = x.qvalue.ndim == 2
+        product = contractions.matmul if is_one else contractions.batch_matmul
+        return product(x, y, output, kernels)

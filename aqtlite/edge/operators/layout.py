@@ -1,8 +1,6 @@
 """Operators that move elements, and change none."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +9,19 @@ from jax import lax
 
 from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.base import Moving, Operator
 
 
 @dataclasses.dataclass(frozen=True)
 class Reshape(Moving):
-    """The same elements in another shape."""
+    """Elements in another shape."""
 
     shape: tuple[int, ...]
 
     name = "reshape"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return x.reshape(self.shape)
 
 
@@ -36,8 +33,7 @@ class Transpose(Moving):
 
     name = "transpose"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return x.transpose(self.permutation)
 
 
@@ -49,8 +45,7 @@ class BroadcastTo(Moving):
 
     name = "broadcast_to"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, self.shape)
 
 
@@ -64,8 +59,7 @@ class Slice(Moving):
 
     name = "slice"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return lax.slice(x, self.start, self.limit, self.strides)
 
 
@@ -77,19 +71,12 @@ class Pad(Moving):
 
     name = "pad"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.pad(x, self.widths)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        zero = np.asarray(grids[0].zero_point, inputs[0].dtype)
-        return jnp.pad(inputs[0], self.widths, constant_values=zero)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        zero = np.asarray(x.grid.zero_point, x.qvalue.dtype)
+        return jnp.pad(x.qvalue, self.widths, constant_values=zero)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +87,7 @@ class Concatenate(Moving):
 
     name = "concatenation"
 
-    def compute(self, *inputs: jax.Array) -> Any:
+    def compute(self, *inputs: jax.Array) -> jax.Array:
         return jnp.concatenate(inputs, axis=self.axis)
 
 
@@ -112,8 +99,7 @@ class Take(Moving):
 
     name = "gather"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        x, indices = inputs
+    def compute(self, x: jax.Array, indices: jax.Array) -> jax.Array:
         return jnp.take(x, indices, axis=self.axis, mode="clip")
 
 
@@ -123,29 +109,21 @@ class Select(Moving):
 
     name = "select"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        condition, x, y = inputs
+    def compute(self, condition: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(condition, x, y)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rescale(Operator):
-    """The same values as other integers."""
+    """Values as other integers."""
 
     dtype: str = "int8"
-    """Of its output: that of the operator it is for, whatever rules say of it."""
+    """Dtype of the output: that of the operator it is for, whatever rules say."""
 
     name = "quantize"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return x
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        return rescaling.rescale(inputs[0], grids[0], output, kernels)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return rescaling.rescale(x, output, kernels)

@@ -1,16 +1,15 @@
 """Reductions over axes, and pooling over windows."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from aqtlite.edge.arithmetic import pooling, reductions
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.base import Moving, Operator
 
 
@@ -21,24 +20,13 @@ class Mean(Operator):
     axes: tuple[int, ...]
 
     name = "mean"
+    is_compound = True
 
-    @property
-    def is_compound(self) -> bool:
-        return True
-
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.mean(x, axis=self.axes)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        (x,), (grid,) = inputs, grids
-        return reductions.mean(x, grid, output, self.axes, kernels=kernels)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return reductions.mean(x, output, self.axes, kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +37,11 @@ class Sum(Operator):
 
     name = "sum"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.sum(x, axis=self.axes)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        return reductions.total(inputs[0], grids[0], output, self.axes)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return reductions.total(x, output, self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +52,7 @@ class ReduceMax(Moving):
 
     name = "reduce_max"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.max(x, axis=self.axes)
 
 
@@ -84,8 +64,7 @@ class ReduceMin(Moving):
 
     name = "reduce_min"
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jnp.min(x, axis=self.axes)
 
 
@@ -100,34 +79,20 @@ class AveragePool2D(Operator):
     strides: tuple[int, int]
 
     name = "average_pool_2d"
+    moves_values = True
+    is_compound = True
 
-    @property
-    def moves_values(self) -> bool:
-        return True
-
-    @property
-    def is_compound(self) -> bool:
-        return True
-
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         window, strides = (1, *self.window, 1), (1, *self.strides, 1)
         sums = lax.reduce_window(x, 0.0, lax.add, window, strides, "VALID")
         return sums / (self.window[0] * self.window[1])
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        (x,), (grid,) = inputs, grids
-        return pooling.average_pool_2d(x, grid, output, self.window, self.strides)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return pooling.average_pool_2d(x.qvalue, self.window, self.strides)
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxPool2D(Operator):
+class MaxPool2D(Moving):
     """The largest value of windows of [N, H, W, C]; padding is "SAME" or "VALID"."""
 
     window: tuple[int, int]
@@ -136,23 +101,9 @@ class MaxPool2D(Operator):
 
     name = "max_pool_2d"
 
-    @property
-    def moves_values(self) -> bool:
-        return True
-
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         window, strides = (1, *self.window, 1), (1, *self.strides, 1)
-        return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, self.padding)
-
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        (x,), (grid,) = inputs, grids
-        return pooling.max_pool_2d(
-            x, grid, output, self.window, self.strides, self.padding
-        )
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        lowest = -np.inf if is_float else np.iinfo(x.dtype).min
+        start = np.asarray(lowest, x.dtype)
+        return lax.reduce_window(x, start, lax.max, window, strides, self.padding)

@@ -1,7 +1,7 @@
 """Functions of one value, element by element."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax import lax
 
 from aqtlite.edge.arithmetic import softmax, unary
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.base import Operator
 
 
@@ -64,21 +64,16 @@ class Unary(Operator):
     def fixed_grid(self, dtype: str) -> Grid | None:
         return fixed(dtype, *_FIXED[self.function]) if self.function in _FIXED else None
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
-        return FUNCTIONS[self.function](x)
+    def compute(self, x: jax.Array) -> jax.Array:
+        y: jax.Array = FUNCTIONS[self.function](x)
+        return y
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
         if self.function in ("tanh", "logistic"):
-            fill = getattr(unary, self.function)
-            return unary.lookup(fill(grids[0], output, kernels), inputs[0])
-        return unary.lookup(_TABLES[self.function](grids[0], output), inputs[0])
+            table = getattr(unary, self.function)(x.grid, output, kernels)
+        else:
+            table = _TABLES[self.function](x.grid, output)
+        return unary.lookup(table, x.qvalue)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,24 +83,14 @@ class LeakyRelu(Operator):
     slope: float
 
     name = "leaky_relu"
+    is_compound = True
 
-    @property
-    def is_compound(self) -> bool:
-        return True
-
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jax.nn.leaky_relu(x, self.slope)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        table = unary.leaky_relu(grids[0], output, self.slope, kernels)
-        return unary.lookup(table, inputs[0])
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        table = unary.leaky_relu(x.grid, output, self.slope, kernels)
+        return unary.lookup(table, x.qvalue)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,26 +98,16 @@ class Softmax(Operator):
     """The softmax along the last axis."""
 
     name = "softmax"
-
-    @property
-    def is_compound(self) -> bool:
-        return True
+    is_compound = True
 
     def fixed_grid(self, dtype: str) -> Grid | None:
         return fixed(dtype, 1 / 256, -128, 1 / 32768)
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         return jax.nn.softmax(x, axis=-1)
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        return softmax.softmax(inputs[0], grids[0], output)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return softmax.softmax(x, output)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,27 +115,17 @@ class LogSoftmax(Operator):
     """The logarithm of the softmax along the last axis."""
 
     name = "log_softmax"
-
-    @property
-    def is_compound(self) -> bool:
-        return True
+    is_compound = True
 
     def fixed_grid(self, dtype: str) -> Grid | None:
         return fixed(dtype, 16 / 256, 127, 16 / 65536)
 
-    def compute(self, *inputs: jax.Array) -> Any:
-        (x,) = inputs
+    def compute(self, x: jax.Array) -> jax.Array:
         shifted = x - jnp.max(x, -1, keepdims=True)
         return shifted - jnp.log(jnp.sum(jnp.exp(shifted), -1, keepdims=True))
 
-    def simulate(
-        self,
-        inputs: Sequence[Any],
-        grids: Sequence[Any],
-        output: Grid,
-        kernels: Kernels,
-    ) -> jax.Array:
-        return softmax.log_softmax(inputs[0], grids[0], output)
+    def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
+        return softmax.log_softmax(x, output)
 
 
 def fixed(dtype: str, scale: float, zero_point: int, of_int16: float) -> Grid | None:

@@ -11,7 +11,7 @@ import numpy as np
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.masks import is_of_mask
 from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply, Subtract
-from aqtlite.edge.operators.contractions import WEIGHTED
+from aqtlite.edge.operators.contractions import Weighted
 from aqtlite.edge.operators.layout import Reshape, Take, Transpose
 
 
@@ -111,7 +111,7 @@ class _Chains:
             if node is None:
                 return []
             path.insert(0, node)
-            if isinstance(node.operator, WEIGHTED):
+            if isinstance(node.operator, Weighted):
                 is_known = node.inputs[1] in self._static
                 is_alike = self._is_float(node) == self._is_float(link)
                 return path if is_known and is_alike else []

@@ -9,8 +9,8 @@ import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.operators import activation
-from aqtlite.edge.operators.arithmetic import FUSING, Clip, Maximum, Minimum
-from aqtlite.edge.operators.contractions import WEIGHTED
+from aqtlite.edge.operators.activation import Activated
+from aqtlite.edge.operators.arithmetic import Clip, Maximum, Minimum
 from aqtlite.edge.operators.layout import Reshape, Transpose
 
 
@@ -70,7 +70,7 @@ def _fusing(
         node = producers[value]
         path.insert(0, node)
         operator = node.operator
-        if isinstance(operator, (*WEIGHTED, *FUSING)):
+        if isinstance(operator, Activated):
             return path if operator.activation == "none" else []
         is_alone = len(consumers[value]) == 1
         if not isinstance(operator, Reshape | Transpose) or not is_alone:

@@ -66,7 +66,7 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
     built = builder.build(graph)
     # A pattern may have taken the place of what depended on a refused one.
     lines = [
-        f"{node.path or '(no name scope)'}: {_name(node)}: {refused[node.outputs[0]]}"
+        f"{node.place}: {node.operator.name_in_rules}: {refused[node.outputs[0]]}"
         for node in built.nodes
         if node.outputs[0] in refused
     ]
@@ -92,8 +92,3 @@ def _translated(site: Site) -> list[int]:
         why = _REASONS.get(primitive, "runtimes have no integer operator for it")
         raise NotTranslatable(why)
     return list(TRANSLATIONS[primitive](site))
-
-
-def _name(node: Node) -> str:
-    assert isinstance(node.operator, Equation)
-    return node.operator.primitive

@@ -15,7 +15,7 @@ from litert_converter import converter_api_ext
 from litert_converter.mlir import ir, passmanager
 
 from aqtlite.edge.arithmetic.kernels import Kernels
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 
 _SHORT = {"int8": "i8", "int4": "i4", "int2": "i2", "int16": "i16"}
 _RESOLVERS = {
@@ -37,7 +37,7 @@ class Case:
 
     grid: Grid
     simulate: Callable[..., jax.Array]
-    """Of the integers of the inputs."""
+    """Of the inputs, `Quantized`."""
 
 
 def grid(
@@ -77,9 +77,16 @@ def check(cases: Mapping[str, Case], kernels: Kernels = "xnnpack") -> None:
         return {name: _output(case, inputs[name]) for name, case in cases.items()}
 
     found = run(model, inputs, kernels)
-    simulated = jax.jit(
-        lambda inputs: {name: cases[name].simulate(*xs) for name, xs in inputs.items()}
-    )(inputs)
+
+    @jax.jit
+    def simulate(inputs):
+        found = {}
+        for name, case in cases.items():
+            grids = (of for _, of in case.inputs)
+            found[name] = case.simulate(*map(Quantized, inputs[name], grids))
+        return found
+
+    simulated = simulate(inputs)
     for name in cases:
         np.testing.assert_array_equal(found[name], simulated[name], err_msg=name)
 

@@ -15,6 +15,8 @@ from aqtlite.edge.arithmetic import (
     softmax,
     unary,
 )
+from aqtlite.edge.grid import Quantized
+from aqtlite.edge.operators.reductions import MaxPool2D
 from tests.edge.arithmetic import interpreter
 from tests.edge.arithmetic.interpreter import Case, constant, fake_quant, grid, integers
 
@@ -65,34 +67,38 @@ def _probabilities(x):
     return jax.nn.softmax(logits)
 
 
+def _constant(values, of):
+    return Quantized(jnp.asarray(values), of)
+
+
 def _simulate_features(x):
-    kernel, window = jnp.asarray(_KERNEL[0]), jnp.asarray(_WINDOW[0])
-    convolved = contractions.conv_2d(
-        x, _X, kernel, _KERNEL[1], None, _CONV, padding="SAME", clamp=_RELU6
+    convolved = Quantized(
+        contractions.conv_2d(
+            x, _constant(*_KERNEL), None, _CONV, padding="SAME", clamp=_RELU6
+        ),
+        _CONV,
     )
     depthwise = contractions.conv_2d(
-        convolved,
-        _CONV,
-        window,
-        _WINDOW[1],
-        None,
-        _DEPTHWISE,
-        padding="SAME",
-        groups=8,
+        convolved, _constant(*_WINDOW), None, _DEPTHWISE, padding="SAME", groups=8
     )
-    total = binary.add(convolved, _CONV, depthwise, _DEPTHWISE, _SUM)
-    gate = unary.lookup(unary.logistic(_SUM, _GATE), total)
-    product = binary.mul(total, _SUM, gate, _GATE, _PRODUCT)
-    pooled = pooling.average_pool_2d(product, _PRODUCT, _PRODUCT, (2, 2), (2, 2))
-    largest = pooling.max_pool_2d(total, _SUM, _SUM, (2, 2), (2, 2))
-    joined = rescaling.concatenate([pooled, largest], [_PRODUCT, _SUM], _JOINED, -1)
-    return reductions.mean(joined, _JOINED, _MEAN, (1, 2))
+    depthwise = Quantized(depthwise, _DEPTHWISE)
+    total = Quantized(binary.add(convolved, depthwise, _SUM), _SUM)
+    gate = unary.lookup(unary.logistic(_SUM, _GATE), total.qvalue)
+    product = binary.mul(total, Quantized(gate, _GATE), _PRODUCT)
+    pooled = pooling.average_pool_2d(product, (2, 2), (2, 2))
+    largest = MaxPool2D((2, 2), (2, 2), "VALID").compute(total.qvalue)
+    joined = [
+        rescaling.rescale(Quantized(x, of), _JOINED)
+        for x, of in ((pooled, _PRODUCT), (largest, _SUM))
+    ]
+    joined = Quantized(jnp.concatenate(joined, -1), _JOINED)
+    return reductions.mean(joined, _MEAN, (1, 2))
 
 
 def _simulate_probabilities(x):
-    mean, dense = _simulate_features(x), jnp.asarray(_DENSE[0])
-    logits = contractions.fully_connected(mean, _MEAN, dense, _DENSE[1], None, _LOGITS)
-    return softmax.softmax(logits, _LOGITS, _PROBABILITIES)
+    mean = Quantized(_simulate_features(x), _MEAN)
+    logits = contractions.fully_connected(mean, _constant(*_DENSE), None, _LOGITS)
+    return softmax.softmax(Quantized(logits, _LOGITS), _PROBABILITIES)
 
 
 def test_equals_the_interpreter():

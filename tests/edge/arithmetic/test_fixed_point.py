@@ -76,10 +76,3 @@ def test_inverse_square_roots_are_close():
         multiplier, shift = constant_fixed_point.inverse_square_root(x)
         found = multiplier * 2.0 ** (shift - 31)
         assert found == pytest.approx(x**-0.5, rel=1e-4)
-
-
-def test_quotients_are_close():
-    numerators, denominators = np.meshgrid(np.arange(-200, 201), [-255, -7, 1, 99])
-    multiplier, shift = map(int, fixed_point.quantized_multiplier(300.0))
-    found = constant_fixed_point.quotients(numerators, denominators, multiplier, shift)
-    np.testing.assert_allclose(found, numerators / denominators * 300, atol=0.51)

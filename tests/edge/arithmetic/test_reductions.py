@@ -9,14 +9,14 @@ from tests.edge.arithmetic import interpreter
 from tests.edge.arithmetic.interpreter import Case, grid, integers
 
 
-def _case(reduce, function, axes, keepdims=False, scale=0.017, shape=(8, 5, 7, 12)):
+def _case(reduce, function, axes, scale=0.017, shape=(8, 5, 7, 12)):
     x_grid, to = grid(0.0473, 20), grid(scale, -11)
     x = integers(np.random.default_rng(0), shape)
     return Case(
-        lambda x: function(x, axis=axes, keepdims=keepdims),
+        lambda x: function(x, axis=axes),
         ((x, x_grid),),
         to,
-        lambda x: reduce(x, x_grid, to, axes, keepdims),
+        lambda x: reduce(x, to, axes),
     )
 
 
@@ -26,7 +26,7 @@ def test_mean_equals_the_interpreter(kernels):
     interpreter.check(
         {
             "spatial": _case(mean, jnp.mean, (1, 2)),
-            "last": _case(mean, jnp.mean, (3,), keepdims=True),
+            "last": _case(mean, jnp.mean, (3,)),
             "first": _case(mean, jnp.mean, (0, 1)),
             "some": _case(mean, jnp.mean, (1, 3)),
             "rows": _case(mean, jnp.mean, (1,), shape=(400, 33)),
@@ -35,15 +35,13 @@ def test_mean_equals_the_interpreter(kernels):
     )
 
 
-def test_others_equal_the_interpreter():
+def test_sum_equals_the_interpreter():
     interpreter.check(
         {
             "sum": _case(reductions.total, jnp.sum, (1, 2), scale=1.3),
             "sum_of_rows": _case(
                 reductions.total, jnp.sum, (1,), scale=0.9, shape=(400, 33)
             ),
-            "max": _case(reductions.maximum, jnp.max, (1, 2), scale=0.05),
-            "min": _case(reductions.minimum, jnp.min, (3,), True, scale=0.05),
         }
     )
 
@@ -55,6 +53,6 @@ def test_mean_of_int16_equals_the_interpreter():
         lambda x: jnp.mean(x, -1),
         ((x, x_grid),),
         to,
-        lambda x: reductions.mean(x, x_grid, to, (1,)),
+        lambda x: reductions.mean(x, to, (1,)),
     )
     interpreter.check({"mean": case})

@@ -1,11 +1,11 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from aqtlite.edge.arithmetic import rescaling
+from aqtlite.edge.grid import Quantized
 from tests.edge.arithmetic import interpreter
 from tests.edge.arithmetic.interpreter import Case, grid
 
@@ -20,7 +20,7 @@ def _case(x_grid, to, kernels):
         lambda x: x,
         ((_every(x_grid), x_grid),),
         to,
-        lambda x: rescaling.rescale(x, x_grid, to, kernels),
+        lambda x: rescaling.rescale(x, to, kernels),
     )
 
 
@@ -41,30 +41,9 @@ def test_equals_the_interpreter(kernels):
     )
 
 
-def test_concatenate_equals_the_interpreter():
-    x_grid, y_grid, to = grid(0.0473, 5), grid(0.0973, -90), grid(0.071, -7)
-    x, y = _every(x_grid).reshape(32, 8), _every(y_grid).reshape(32, 8)[::-1]
-    interpreter.check(
-        {
-            "other": Case(
-                lambda x, y: jnp.concatenate([x, y], -1),
-                ((x, x_grid), (y, y_grid)),
-                to,
-                lambda x, y: rescaling.concatenate([x, y], [x_grid, y_grid], to, -1),
-            ),
-            "same": Case(
-                lambda x, y: jnp.concatenate([x, y], 0),
-                ((x, x_grid), (y, x_grid)),
-                x_grid,
-                lambda x, y: rescaling.concatenate([x, y], [x_grid] * 2, x_grid, 0),
-            ),
-        }
-    )
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _rounded(x, of, kernels):
-    return rescaling.dequantize(rescaling.quantize(x, of, kernels), of)
+    return Quantized(rescaling.quantize(x, of, kernels), of).dequant()
 
 
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])

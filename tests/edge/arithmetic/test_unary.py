@@ -18,7 +18,9 @@ def _case(function, make, x_grid, out_grid, first=None):
     x = np.arange(low, high + 1)
     x = np.where(x < (low if first is None else first), high, x).astype(x_grid.dtype)
     table = make(x_grid, out_grid)
-    return Case(function, ((x, x_grid),), out_grid, lambda x: unary.lookup(table, x))
+    return Case(
+        function, ((x, x_grid),), out_grid, lambda x: unary.lookup(table, x.qvalue)
+    )
 
 
 def _relu(name):
@@ -97,6 +99,11 @@ def test_int16_equals_the_interpreter():
             "leaky_relu": _case(jax.nn.leaky_relu, _leaky(0.01), x, to),
         }
     )
+
+
+def test_tanh_of_the_reference_kernel_is_refused():
+    with pytest.raises(ValueError, match="not simulated"):
+        unary.tanh(grid(0.1), _TANH, "reference")
 
 
 def test_hard_swish_refuses_grids_that_litert_refuses():

@@ -12,54 +12,70 @@ from aqtlite.edge.onnx.writer import Array, Writer, stored_grid
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
-    """The call of an operator that a form writes."""
+class Call:
+    """An operator or an equation, applied to arrays of a graph."""
 
+    writer: Writer
+    inputs: Sequence[Array]
     shape: tuple[int, ...]
+    """Shape of the output."""
+
     dtype: Any
-    grid: Grid | None
-    """None if it is not rounded."""
+    """Dtype of the output, in floats where there is a grid."""
 
     name: str
+    """Name of the output."""
+
+    grid: Grid | None = None
+    """Grid of the output; None if it is not rounded."""
+
+    def write(
+        self, operator: str, inputs: Sequence[Array], *more: str, **attributes: Any
+    ) -> Array:
+        """Adds an operator of ONNX that gives the output.
+
+        Args:
+            operator: name of the operator in ONNX.
+            inputs: first inputs.
+            *more: names of further inputs.
+            **attributes: attributes of the operator.
+        """
+        return self.writer.apply(
+            operator, inputs, self.shape, self.grid, self.name, *more, **attributes
+        )
 
 
-Form = Callable[[Writer, Any, Sequence[Array], Output], Array]
-"""Adds an operator of inputs to a graph; returns its output."""
+Form = Callable[[Call, Any], Array]
+"""Adds an operator of a call to the graph; returns the output."""
 
 
 def plain(name: str, **attributes: Any) -> Form:
     """An operator of ONNX that needs nothing else."""
-
-    def form(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -> Array:
-        return writer.apply(
-            name, inputs, output.shape, output.grid, output.name, **attributes
-        )
-
-    return form
+    return lambda call, _: call.write(name, call.inputs, **attributes)
 
 
-def clipped(writer: Writer, x: Array, low: float, high: float, output: Output) -> Array:
+def clipped(call: Call, x: Array, low: float, high: float) -> Array:
     """Clips values, unless all integers of their grid are between the bounds."""
-    bounds = (low, high)
+    writer, bounds = call.writer, (low, high)
     if bounds == (-math.inf, math.inf):
         return x
-    name = f"{output.name}/clipped"
-    if output.grid is None:
+    name = f"{call.name}/clipped"
+    if call.grid is None:
         ends = [
             "" if math.isinf(end) else number(writer, end, x.dtype) for end in bounds
         ]
         return writer.apply("Clip", [x], x.shape, None, name, *ends)
-    dtype, zero_point = stored_grid(output.grid)
+    dtype, zero_point = stored_grid(call.grid)
     # Rounding keeps the order, so clipping integers is rounding clipped values.
     limits = np.iinfo(dtype)
     with np.errstate(over="ignore"):
-        steps = np.rint(np.asarray(bounds, np.float32) / np.float32(output.grid.scale))
+        steps = np.rint(np.asarray(bounds, np.float32) / np.float32(call.grid.scale))
     ends = np.clip(steps + zero_point, limits.min, limits.max)
     if tuple(ends) == (limits.min, limits.max):
         return x
     if dtype != "uint8":
         floats = [
-            number(writer, float(output.grid.scale * (end - zero_point)), np.float32)
+            number(writer, float(call.grid.scale * (end - zero_point)), np.float32)
             for end in ends
         ]
         return writer.apply("Clip", [x], x.shape, x.grid, name, *floats)

@@ -2,66 +2,62 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.onnx.forms.base import Form, Output, clipped, number, plain
-from aqtlite.edge.onnx.writer import Array, NotWritable, Writer, stored_grid
+from aqtlite.edge.onnx.forms.base import Call, Form, clipped, number, plain
+from aqtlite.edge.onnx.writer import Array, NotWritable, stored_grid
 from aqtlite.edge.operators import arithmetic, layout, unary
 from aqtlite.edge.operators.base import Operator
 
 
-def _subtract(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -> Array:
+def _subtract(call: Call, _: Any) -> Array:
     """``x + (-y)``, since onnxruntime has an addition of integers alone.
 
     All bits of an integer turned over are ``-1 - q``, and with ``-1 - z`` as their zero
     point they stand for -y exactly.
     """
-    x, y = inputs
+    x, y = call.inputs
     of_y = y.grid
     if of_y is None or not _is_uint8(of_y):
-        return plain("Sub")(writer, _, inputs, output)
-    turned = writer.node("BitwiseNot", [y.name], f"{y.name}/negative")
+        return call.write("Sub", [x, y])
+    turned = call.writer.node("BitwiseNot", [y.name], f"{y.name}/negative")
     grid = dataclasses.replace(of_y, zero_point=-1 - of_y.zero_point)
-    minus = dataclasses.replace(y, name=turned, grid=grid)
-    return plain("Add")(writer, _, [x, minus], output)
+    return call.write("Add", [x, dataclasses.replace(y, name=turned, grid=grid)])
 
 
-def _to_float(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -> Array:
-    return writer.cast(inputs[0], np.float32, output.name)
+def _to_float(call: Call, _: Any) -> Array:
+    return call.writer.cast(call.inputs[0], np.float32, call.name)
 
 
-def _clip(
-    writer: Writer, operator: arithmetic.Clip, inputs: Sequence[Array], output: Output
-) -> Array:
-    (x,) = inputs
-    if output.grid is not None:
-        x = _rescale(writer, operator, inputs, output)
+def _clip(call: Call, operator: arithmetic.Clip) -> Array:
+    (x,) = call.inputs
+    if call.grid is not None:
+        x = _rescale(call, operator)
     if not np.issubdtype(x.dtype, np.floating):
         ends = [
-            "" if math.isinf(end) else number(writer, end, x.dtype)
+            "" if math.isinf(end) else number(call.writer, end, x.dtype)
             for end in (operator.low, operator.high)
         ]
-        return writer.apply("Clip", [x], x.shape, None, output.name, *ends)
-    return clipped(writer, x, operator.low, operator.high, output)
+        return call.writer.apply("Clip", [x], x.shape, None, call.name, *ends)
+    return clipped(call, x, operator.low, operator.high)
 
 
-def _rescale(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -> Array:
+def _rescale(call: Call, _: Any) -> Array:
     """A concatenation of one array, which has an integer form.
 
     Of two roundings that follow one another onnxruntime makes one, of floats.
     """
-    (x,) = inputs
-    if output.grid is None:
+    (x,), writer = call.inputs, call.writer
+    if call.grid is None:
         return x
-    if not (_is_uint8(x.grid) and _is_uint8(output.grid)):
-        return writer.quantize(writer.floats(x), x.shape, output.grid, output.name)
-    vector = writer.reshape(x, x.shape or (1,), f"{output.name}/vector")
-    y = writer.apply("Concat", [vector], vector.shape, output.grid, output.name, axis=0)
-    return writer.reshape(y, x.shape, f"{output.name}/scalar")
+    if not (_is_uint8(x.grid) and _is_uint8(call.grid)):
+        return writer.quantize(writer.floats(x), x.shape, call.grid, call.name)
+    vector = writer.reshape(x, x.shape or (1,), f"{call.name}/vector")
+    y = writer.apply("Concat", [vector], vector.shape, call.grid, call.name, axis=0)
+    return writer.reshape(y, x.shape, f"{call.name}/scalar")
 
 
 def _extreme(name: str) -> Form:
@@ -71,15 +67,13 @@ def _extreme(name: str) -> Form:
     """
     place = ("Max", "Min").index(name)
 
-    def form(
-        writer: Writer, operator: Any, inputs: Sequence[Array], output: Output
-    ) -> Array:
-        for x, bound in (inputs, inputs[::-1]):
+    def form(call: Call, _: Any) -> Array:
+        for x, bound in (call.inputs, call.inputs[::-1]):
             if _is_uint8(x.grid) and bound.is_stored and not bound.shape:
                 ends = [bound.name if i == place else "" for i in range(2)]
-                made = writer.node("Clip", [x.name, *ends], output.name)
+                made = call.writer.node("Clip", [x.name, *ends], call.name)
                 return dataclasses.replace(x, name=made)
-        return plain(name)(writer, operator, inputs, output)
+        return call.write(name, call.inputs)
 
     return form
 
@@ -100,35 +94,29 @@ _UNARY: dict[str, Form] = {
 }
 
 
-def _unary(
-    writer: Writer, operator: unary.Unary, inputs: Sequence[Array], output: Output
-) -> Array:
+def _unary(call: Call, operator: unary.Unary) -> Array:
     if operator.function == "rsqrt":
-        (x,) = inputs
-        root = writer.apply("Sqrt", [x], x.shape, None, f"{output.name}/sqrt")
-        return plain("Reciprocal")(writer, operator, [root], output)
+        (x,) = call.inputs
+        root = call.writer.apply("Sqrt", [x], x.shape, None, f"{call.name}/sqrt")
+        return call.write("Reciprocal", [root])
     if operator.function not in _UNARY:
         raise NotWritable(f"there is no form of {operator.function} in ONNX")
-    return _UNARY[operator.function](writer, operator, inputs, output)
+    return _UNARY[operator.function](call, operator)
 
 
-def _leaky_relu(
-    writer: Writer, operator: unary.LeakyRelu, inputs: Sequence[Array], output: Output
-) -> Array:
-    form = plain("LeakyRelu", alpha=operator.slope)
-    return form(writer, operator, inputs, output)
+def _leaky_relu(call: Call, operator: unary.LeakyRelu) -> Array:
+    return call.write("LeakyRelu", call.inputs, alpha=operator.slope)
 
 
-def _select(writer: Writer, _: Any, inputs: Sequence[Array], output: Output) -> Array:
-    condition, x, y = inputs
-    name = f"{output.name}/condition"
-    condition = writer.cast(condition, np.bool_, name)
-    made = writer.node(
-        "Where", [condition.name, writer.floats(x), writer.floats(y)], output.name
-    )
-    if output.grid is None:
-        return Array(made, output.shape, x.dtype)
-    return writer.quantize(made, output.shape, output.grid, f"{output.name}/rounded")
+def _select(call: Call, _: Any) -> Array:
+    condition, x, y = call.inputs
+    writer = call.writer
+    condition = writer.cast(condition, np.bool_, f"{call.name}/condition")
+    names = [condition.name, writer.floats(x), writer.floats(y)]
+    made = writer.node("Where", names, call.name)
+    if call.grid is None:
+        return Array(made, call.shape, x.dtype)
+    return writer.quantize(made, call.shape, call.grid, f"{call.name}/rounded")
 
 
 FORMS: dict[type[Operator], Form] = {

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.onnx.forms.base import Form, Output, number
-from aqtlite.edge.onnx.writer import Array, Writer
+from aqtlite.edge.onnx.forms.base import Call, Form, number
+from aqtlite.edge.onnx.writer import Array
 from aqtlite.edge.operators import contractions, reductions
 from aqtlite.edge.operators.base import Operator
 
@@ -16,53 +16,38 @@ _TO_CHANNELS_LAST = (0, 2, 3, 1)
 
 
 def _image_operator(
-    writer: Writer,
-    operator: str,
-    inputs: Sequence[Array],
-    output: Output,
-    **attributes: Any,
+    call: Call, operator: str, inputs: Sequence[Array], **attributes: Any
 ) -> Array:
     """An operator of [N, C, H, W]; onnxruntime removes pairs of transpositions."""
-    x, *rest = inputs
-    x = writer.transpose(x, _TO_CHANNELS_FIRST, f"{output.name}/channels_first")
-    shape = [output.shape[i] for i in _TO_CHANNELS_FIRST]
-    y = writer.apply(
-        operator, [x, *rest], shape, output.grid, output.name, **attributes
-    )
-    return writer.transpose(y, _TO_CHANNELS_LAST, f"{output.name}/channels_last")
+    (x, *rest), writer, name = inputs, call.writer, call.name
+    x = writer.transpose(x, _TO_CHANNELS_FIRST, f"{name}/channels_first")
+    shape = [call.shape[i] for i in _TO_CHANNELS_FIRST]
+    y = writer.apply(operator, [x, *rest], shape, call.grid, name, **attributes)
+    return writer.transpose(y, _TO_CHANNELS_LAST, f"{name}/channels_last")
 
 
-def _conv(
-    writer: Writer,
-    operator: contractions.Conv2D,
-    inputs: Sequence[Array],
-    output: Output,
-) -> Array:
-    x, w, *bias = inputs
-    if output.grid is None and writer.has_integers:
+def _conv(call: Call, operator: contractions.Conv2D) -> Array:
+    (x, w, *bias), writer, name = call.inputs, call.writer, call.name
+    if call.grid is None and writer.has_integers:
         # Behind integers, onnxruntime makes integers of the float kernel of a Conv,
         # unless an operator that is in none of its patterns is between.
         lowest = number(writer, float(np.finfo(np.float32).min), np.float32)
-        x = writer.apply("Max", [x], x.shape, None, f"{output.name}/input", lowest)
-    kernel = _first_axes_last(writer, w, output.name)
-    window = kernel.shape[2:]
+        x = writer.apply("Max", [x], x.shape, None, f"{name}/input", lowest)
+    # A quantized kernel is stored as [N, C, H, W] already.
+    if w.grid is None:
+        w = writer.transpose(w, (3, 2, 0, 1), f"{name}/w")
+    window = w.shape[2:]
     extents = [(k - 1) * d + 1 for k, d in zip(window, operator.dilation, strict=True)]
     return _image_operator(
-        writer,
+        call,
         "Conv",
-        [x, kernel, *bias],
-        output,
+        [x, w, *bias],
         kernel_shape=list(window),
         strides=list(operator.strides),
         dilations=list(operator.dilation),
         group=operator.groups,
         pads=_pads(x.shape[1:3], extents, operator.strides, operator.padding),
     )
-
-
-def _first_axes_last(writer: Writer, w: Array, name: str) -> Array:
-    """A kernel of [H, W, C, N] as [N, C, H, W], where it is not that already."""
-    return w if w.grid is not None else writer.transpose(w, (3, 2, 0, 1), f"{name}/w")
 
 
 def _pads(
@@ -72,34 +57,19 @@ def _pads(
     return [int(low) for low, _ in pairs] + [int(high) for _, high in pairs]
 
 
-def _average_pool(
-    writer: Writer,
-    operator: reductions.AveragePool2D,
-    inputs: Sequence[Array],
-    output: Output,
-) -> Array:
+def _average_pool(call: Call, operator: reductions.AveragePool2D) -> Array:
+    window, strides = list(operator.window), list(operator.strides)
     return _image_operator(
-        writer,
-        "AveragePool",
-        inputs,
-        output,
-        kernel_shape=list(operator.window),
-        strides=list(operator.strides),
+        call, "AveragePool", call.inputs, kernel_shape=window, strides=strides
     )
 
 
-def _max_pool(
-    writer: Writer,
-    operator: reductions.MaxPool2D,
-    inputs: Sequence[Array],
-    output: Output,
-) -> Array:
-    sizes = inputs[0].shape[1:3]
+def _max_pool(call: Call, operator: reductions.MaxPool2D) -> Array:
+    sizes = call.inputs[0].shape[1:3]
     return _image_operator(
-        writer,
+        call,
         "MaxPool",
-        inputs,
-        output,
+        call.inputs,
         kernel_shape=list(operator.window),
         strides=list(operator.strides),
         pads=_pads(sizes, operator.window, operator.strides, operator.padding),

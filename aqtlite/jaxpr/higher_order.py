@@ -1,4 +1,4 @@
-"""Equations with bodies, built anew by the functions of JAX that made them."""
+"""Higher-order primitives: equations with bodies, made anew as JAX made them."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from jax import lax
 from jax.experimental import compute_on
-from jax.experimental.layout import Format
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -28,29 +27,7 @@ def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:
 
 def _original(eqn: Any, body: core.ClosedJaxpr) -> Callable[..., list[Any]]:
     """An equation that calls a body, as a function of its inputs."""
-    variables = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
-    is_literal = [isinstance(atom, core.Literal) for atom in eqn.invars]
-    jaxpr = body.jaxpr
-    unique = dict.fromkeys(variables)
-    single = jaxpr.replace(
-        constvars=[],
-        invars=list(unique),
-        outvars=list(eqn.outvars),
-        eqns=[eqn],
-        effects=eqn.effects,
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
-    run = core.jaxpr_as_fun(core.ClosedJaxpr(single, ()))
-
-    def function(*values: Any) -> list[Any]:
-        by_variable = {
-            atom: value
-            for atom, value, skip in zip(eqn.invars, values, is_literal, strict=True)
-            if not skip
-        }
-        return run(*(by_variable[var] for var in unique))
-
-    return function
+    return lambda *values: equations.evaluate(body.jaxpr, eqn, values)
 
 
 def _call(eqn, values, inside):
@@ -59,77 +36,41 @@ def _call(eqn, values, inside):
 
 
 def _jit(eqn, values, inside):
-    call = equations.Jit.of(eqn)
-    function = _body_function(call.body, inside)
-    function.__name__ = call.name
-    # What is given comes first, and may be placed anywhere.
-    shardings: dict[str, Any] = {}
-    placed = list(map(_placed, call.in_shardings, call.in_layouts))
-    if any(one is not None for one in placed):
-        shardings["in_shardings"] = (None, *placed)
-    placed = list(map(_placed, call.out_shardings, call.out_layouts))
-    if any(one is not None for one in placed):
-        shardings["out_shardings"] = (placed, None)
-    jitted = jax.jit(
-        function,
-        donate_argnums=[i + 1 for i, one in enumerate(call.donated) if one],
-        inline=call.inline,
-        keep_unused=call.keep_unused,
-        **shardings,
-    )
-    return jitted(inside.given(), *values)
-
-
-def _placed(sharding: Any, layout: Any) -> Any:
-    """A sharding and a layout as `jax.jit` takes them; None for neither."""
-    return sharding if layout is None else Format(layout, sharding)
+    body, options = equations.jit(eqn)
+    function = _body_function(body, inside)
+    function.__name__ = equations.called_name(eqn) or function.__name__
+    # What is given comes first, and what is left last: they may be placed anywhere.
+    options["donate_argnums"] = [i + 1 for i in options["donate_argnums"]]
+    placed = options.pop("in_shardings"), options.pop("out_shardings")
+    if any(one is not None for one in placed[0]):
+        options["in_shardings"] = (None, *placed[0])
+    if any(one is not None for one in placed[1]):
+        options["out_shardings"] = (placed[1], None)
+    return jax.jit(function, **options)(inside.given(), *values)
 
 
 def _remat(eqn, values, inside):
-    call = equations.Checkpoint.of(eqn)
-    function = jax.checkpoint(
-        _body_function(call.body, inside),
-        prevent_cse=call.prevent_cse,
-        policy=call.policy,
-    )
+    body, options = equations.checkpoint(eqn)
+    function = jax.checkpoint(_body_function(body, inside), **options)
     return function(inside.given(), *values)
 
 
 def _custom_jvp(eqn, values, inside):
-    call = equations.CustomJvp.of(eqn)
-    function = custom_rules.with_jvp_of(
-        _original(eqn, call.body),
-        _body_function(call.body, inside),
-        call.symbolic_zeros,
-    )
+    body, options = equations.custom_jvp(eqn)
+    run = _body_function(body, inside)
+    function = custom_rules.with_jvp_of(_original(eqn, body), run, **options)
     return function(inside.given(), *values)
 
 
 def _custom_vjp(eqn, values, inside):
-    call = equations.CustomVjp.of(eqn)
-    function = custom_rules.with_vjp_of(
-        _original(eqn, call.body),
-        _body_function(call.body, inside),
-        call.num_consts,
-        call.symbolic_zeros,
-    )
+    body, options = equations.custom_vjp(eqn)
+    run = _body_function(body, inside)
+    function = custom_rules.with_vjp_of(_original(eqn, body), run, **options)
     return function(inside.given(), *values)
 
 
 def _shard_map(eqn, values, inside):
-    call = equations.ShardMap.of(eqn)
-
-    def function(*values):
-        return tuple(inside.body(call.body, 0, values)[0])
-
-    mapped = jax.shard_map(
-        function,
-        mesh=call.mesh,
-        in_specs=call.in_specs,
-        out_specs=call.out_specs,
-        check_vma=call.check_vma,
-        axis_names=call.axis_names,
-    )
+    body, options = equations.shard_map(eqn)
     if jax.tree.leaves(inside.given()) or any(
         one.leaves for one in inside.replacements.values()
     ):
@@ -137,19 +78,19 @@ def _shard_map(eqn, values, inside):
             "a contraction inside jax.shard_map would be given arrays, or leave some, "
             "which have no placement there"
         )
-    return mapped(*values), {}
+
+    def function(*values):
+        return tuple(inside.body(body, 0, values)[0])
+
+    return jax.shard_map(function, **options)(*values), {}
 
 
 def _compute_on(eqn, values, inside):
-    call = equations.ComputeOn.of(eqn)
+    body, options = equations.compute_on(eqn)
     # Before JAX 0.12, `compute_on` was a context alone.
     place: Any = getattr(compute_on, "compute_on2", compute_on.compute_on)
-    function = place(
-        _body_function(call.body, inside),
-        compute_type=call.compute_type,
-        out_memory_spaces=(list(call.out_memory_spaces), jax.memory.Space.Device),
-        compiler_options=call.compiler_options,
-    )
+    spaces = (list(options.pop("out_memory_spaces")), jax.memory.Space.Device)
+    function = place(_body_function(body, inside), out_memory_spaces=spaces, **options)
     return function(inside.given(), *values)
 
 
