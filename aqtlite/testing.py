@@ -20,8 +20,8 @@ _INT8 = config.fully_quantized(use_stochastic_rounding=False)
 
 _ADVICE = (
     "Contractions of integers give the same in both programs, but float code around "
-    "them is compiled anew in each and may be fused otherwise: the README says what is "
-    "promised. To find the operation, compare the outputs of parts of the model"
+    "them is compiled anew in each and may be fused otherwise: docs/serving.md says "
+    "what is promised. To find the operation, compare the outputs of parts of the model"
 )
 
 

@@ -100,7 +100,7 @@ def test_the_first_difference_is_described(variables):
     assert "float32 of shape (3, 5): 3 of 15 elements differ" in message
     assert f"by up to {largest:.3g} (relative 1)" in message
     assert "the first at (0, 2)" in message
-    assert "README" in message
+    assert "docs/serving.md" in message
 
 
 def test_nan_equals_nan_and_nothing_else(variables):
