@@ -134,19 +134,18 @@ def _quantize(
     seeds: operands.Seeds,
     state: Any,
 ) -> tuple[QTensor | None, jax.Array | None]:
-    """One operand quantized, and the factor of the result that its NaN asks for."""
+    """One operand quantized, and a factor of the result: NaN where x hides one."""
     one = how.lhs if side == "lhs" else how.rhs
     axes = operation.axes(side)
     q = operands.quantize_operand(x, one.quantized_by, axes, one.path, seeds, state)
     if q is None or isinstance(x, QTensor):
         return q, None
-    factor = poison.factor(x, one.tensor, axes, one.path, state)
-    is_computed = not isinstance(state, FixedScale)
-    if factor is not None and poison.is_of_scale(factor, q, one.tensor, side, axes):
-        q, factor, is_computed = poison.with_factor(q, factor), None, True
+    scale = q.scale
+    q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
+    is_given = isinstance(state, FixedScale) and q.scale is scale
     # A scale that is given needs no barrier. What may be frozen is compiled alike
     # whether it is computed or given.
-    if how.path == "fwd" and is_computed:
+    if how.path == "fwd" and not is_given:
         q = operands.with_fusion_barrier(q)
     return q, factor
 

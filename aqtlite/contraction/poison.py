@@ -7,13 +7,15 @@ NaN where an operand was not finite:
 
 - with statistics that can still be updated, all of the operand counts. In a training
   step that gathers statistics of largest magnitudes, they are found anyway;
-- otherwise, as in serving, where a reduction over the activations would cost as much as
-  a dynamic scale, the ends of each row count: that finds a layer before that gave NaN
-  alone, for want of its own statistics. `config.Tensor.find_nan` looks at all of it.
+- in any case, as in serving, where a reduction over the activations would cost as much
+  as a dynamic scale, the ends of each row count: that finds a layer before that gave
+  NaN alone, for want of its own statistics. `config.Tensor.find_nan` looks at all.
 
-What is multiplied is the result, in which each row of activations has its own factor;
-for what may be a weight it is the scale, which is frozen with it: a served program has
-no float weight to look at, and is to be compiled as the trained one is.
+What is multiplied by the ends is the result, in which each row of activations has its
+own factor. All else multiplies scales, which are computed in full before anything reads
+them and are given in serving: what follows is then compiled alike in both programs.
+Scales of what may be a weight are multiplied by the ends, too, and frozen so: a served
+program has no float weight to look at.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ import numpy as np
 from aqtlite import config
 from aqtlite.lowering import exact, reduction
 from aqtlite.lowering.target import TargetDependent
-from aqtlite.operations import OperandAxes, Side
+from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import granularity
 from aqtlite.quantization.fixed_scale import FixedScale
@@ -34,61 +36,91 @@ from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 
 
-def factor(
-    x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str, state: Any
-) -> jax.Array | None:
-    """The factor of the result or of the scale, for an operand quantized here.
+def marked(
+    x: jax.Array,
+    q: QTensor,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    state: Any,
+) -> tuple[QTensor, jax.Array | None]:
+    """Makes the scale NaN where an operand was, or gives a factor of the result.
 
     Args:
         x: the operand.
+        q: x, quantized here.
         tensor: how it is quantized.
         axes: axes of the operand.
-        path: where `tensor` stands, for error messages.
+        path: where `tensor` stands, as ``"fwd.rhs"``.
         state: state of the calibration.
 
     Returns:
-        float32, 1 or NaN, keepdims with size 1 along the contracting axes; None if the
-        scale is NaN where it has to be.
+        `q`, and the factor: float32, 1 or NaN, keepdims with size 1 along the
+        contracting axes; None if the scale is NaN where it has to be.
     """
-    if not tensor.is_quantized or not tensor.calibration.is_blind:
-        return None
+    if not tensor.calibration.is_blind:
+        return q, None
+    is_weight = path == "fwd.rhs" and not axes.batch
+    gathers = _gathers(tensor, state)
+    if gathers:
+        q = _with_factor(q, _of_whole(x, tensor, axes, path))
+        if is_weight or not path.startswith("fwd"):
+            return q, None
+    factor = _of_rows(x, tensor, axes)
+    if factor is None:
+        return q, None
+    # Statistics are of activations.
+    is_own = not tensor.calibration.has_state and all(
+        n in (1, m) for n, m in zip(factor.shape, q.scale.shape, strict=True)
+    )
+    return (_with_factor(q, factor), None) if is_weight or is_own else (q, factor)
+
+
+def with_poisoned_scale(
+    x: jax.Array,
+    q: QTensor,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    state: Any,
+) -> QTensor:
+    """Makes the scale NaN where an array was: what shares a scale shares that.
+
+    The arguments are those of `marked`.
+    """
+    if not tensor.calibration.is_blind:
+        return q
+    if _gathers(tensor, state):
+        return _with_factor(q, _of_whole(x, tensor, axes, path))
+    factor = _of_rows(x, tensor, axes)
+    return q if factor is None else _with_factor(q, factor)
+
+
+def _gathers(tensor: config.Tensor, state: Any) -> bool:
+    """Whether the statistics can still be updated, and no element is hidden."""
+    is_fixed = isinstance(state, FixedScale)
+    return tensor.gathers_statistics and not is_fixed and not tensor.find_nan
+
+
+def _of_whole(
+    x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str
+) -> jax.Array:
+    # The axes of the statistics, for which the reduction is there already.
+    shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
+    return _of_all(x, tuple(sorted({*shared, *axes.contracting})))
+
+
+def _of_rows(
+    x: jax.Array, tensor: config.Tensor, axes: OperandAxes
+) -> jax.Array | None:
     if tensor.find_nan:
         return _of_all(x, axes.contracting)
-    if tensor.gathers_statistics and not isinstance(state, FixedScale):
-        # The axes of the statistics, for which the reduction is there already.
-        shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
-        return _of_all(x, tuple(sorted({*shared, *axes.contracting})))
     if explicit_spec(x) is not None or 0 in x.shape:
         return None
     return _OfEnds(axes.contracting)(jax.lax.stop_gradient(x))
 
 
-def is_of_scale(
-    factor: jax.Array, q: QTensor, tensor: config.Tensor, side: Side, axes: OperandAxes
-) -> bool:
-    """Whether a factor multiplies the operand's scale, and not the result.
-
-    Args:
-        factor: `factor` of the operand.
-        q: the quantized operand.
-        tensor: how it is quantized.
-        side: which operand it is.
-        axes: axes of the operand.
-    """
-    if side == "rhs" and not axes.batch:
-        return True
-    sizes = zip(factor.shape, q.scale.shape, strict=True)
-    # Statistics are of activations, and a served scale may be another one.
-    return not tensor.calibration.has_state and all(n in (1, m) for n, m in sizes)
-
-
-def with_factor(q: QTensor, factor: jax.Array) -> QTensor:
-    """Multiplies a scale by a factor; what shares a scale shares a NaN.
-
-    Args:
-        q: a quantized array.
-        factor: `factor` of it.
-    """
+def _with_factor(q: QTensor, factor: jax.Array) -> QTensor:
     for axis, (size, count) in enumerate(zip(factor.shape, q.scale.shape, strict=True)):
         if size not in (1, count):
             cut = (*factor.shape[:axis], count, -1, *factor.shape[axis + 1 :])

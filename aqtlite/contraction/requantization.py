@@ -45,9 +45,7 @@ def quantize(
     axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
     fixed = jax.lax.stop_gradient(out)
     q = operands.quantize_array(fixed, tensor, axes, PATH, state=state)
-    factor = poison.factor(fixed, tensor, axes, PATH, state)
-    if factor is not None:
-        q = poison.with_factor(q, factor)
+    q = poison.with_poisoned_scale(fixed, q, tensor, axes, PATH, state)
     # What contracts the integers reads scales as it reads those of operands.
     if not isinstance(state, FixedScale):
         q = operands.with_fusion_barrier(q)

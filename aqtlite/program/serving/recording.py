@@ -185,9 +185,7 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     quantized = operands.quantize_operand(x, tensor, axes, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
-    factor = poison.factor(x, tensor, axes, path, state)
-    if factor is not None:
-        quantized = poison.with_factor(quantized, factor)
+    quantized = poison.with_poisoned_scale(x, quantized, tensor, axes, path, state)
     other = raw.rhs if operand.side == "lhs" else raw.lhs
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
         quantized = operands.with_sums(quantized, axes.contracting)
