@@ -29,6 +29,7 @@ def test_clips_to_the_range():
     np.testing.assert_allclose(values, [-0.7, -0.7, 0, 1, 1.3], atol=0.01)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("name", ["constant", "constant_range"])
 def test_nothing_of_the_operand_is_reduced(name):
     cfg = members.TENSORS[name]

@@ -78,6 +78,7 @@ def test_gradient_goes_to_the_elements_of_that_magnitude():
     assert gradient.tolist() == [[0.0, -0.5, 0.5, 0.0], [0.0, 0.0, -1.0, 0.0]]
 
 
+@pytest.mark.code("users")
 def test_nothing_is_sorted():
     def compiled(function):
         return jax.jit(function).lower(normal((64, 32))).compile().as_text()

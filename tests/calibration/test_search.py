@@ -155,6 +155,7 @@ def test_gradient_takes_the_choice_as_a_constant():
     np.testing.assert_allclose(np.abs(gradient).sum(1), chosen(x, GRIDS["int4"]))
 
 
+@pytest.mark.code("users")
 def test_memory_does_not_grow_with_the_candidates():
     x = normal((256, 64))
 

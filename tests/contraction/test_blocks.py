@@ -14,6 +14,8 @@ from aqtlite import calibration, config, numerics
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
 from tests.common import normal, quick_jit, relative_error
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = numerics.IntSymmetric(bits=8)
 E4M3 = numerics.Float.from_dtype("float8_e4m3fn")
 MATMUL = (((1,), (0,)), ((), ()))
@@ -43,6 +45,7 @@ def int8(**blocks):
 
 
 class TestStored:
+    @pytest.mark.code("users")
     def test_each_block_is_quantized_alone(self):
         x = spread((8, 12))
         q = aqtlite.quantize(x, int8(size=4), 0)
@@ -53,6 +56,7 @@ class TestStored:
             np.testing.assert_array_equal(q.qvalue[rows], alone.qvalue)
             np.testing.assert_array_equal(q.scale[block], alone.scale[0])
 
+    @pytest.mark.code("users")
     def test_two_dimensional(self):
         x = spread((8, 12))
         q = aqtlite.quantize(x, int8(count=2, remaining_size=3), 0)
@@ -67,6 +71,7 @@ class TestStored:
         q = aqtlite.quantize(normal((3, 8, 5)), int8(size=4), (0, 1))
         assert q.scale.shape == (3, 2, 5)
 
+    @pytest.mark.code("users")
     def test_one_block_and_blocks_of_one(self):
         x = spread((8, 12))
         one = aqtlite.quantize(x, int8(size=8), 0)
@@ -99,6 +104,7 @@ class TestStored:
         step = jnp.repeat(q.scale, 4, 0)
         assert (jnp.abs(q.dequant() - x) <= 0.501 * step).all()
 
+    @pytest.mark.code("users")
     @pytest.mark.parametrize(
         ("grid", "dtype"),
         [
@@ -205,6 +211,7 @@ class TestContraction:
             wanted = dequantized(g, int8(size=4), 1) @ dequantized(w, weight, 0).T
             assert relative_error(dlhs, wanted) < 3e-6
 
+    @pytest.mark.code("users")
     @pytest.mark.parametrize("stored", [INT8, E4M3, numerics.NormalFloat()])
     @pytest.mark.parametrize("own", [INT8, numerics.IntSymmetric(bits=2), E4M3])
     def test_the_own_numerics_beside_use_fwd_quant(self, stored, own):
@@ -322,6 +329,7 @@ class TestContraction:
         with pytest.raises(ValueError, match=r"local_aqt and lhs.blocks=.* both say"):
             DotGeneralRaw(lhs=int8(size=4), local_aqt=tiles)
 
+    @pytest.mark.code("users")
     def test_a_given_qtensor(self):
         x, w = normal((6, 16)), spread((16, 12))
         cfg = DotGeneral(fwd=DotGeneralRaw(lhs=Tensor(numerics=INT8), rhs=int8(size=4)))

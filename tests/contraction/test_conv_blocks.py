@@ -15,6 +15,8 @@ from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, LocalAqt, Tensor
 from tests.common import normal, quick_jit, rms_error
 from tests.convolutions import Case, reference
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
 REUSED = Tensor(numerics=INT8.numerics, use_fwd_quant=True)
 
@@ -204,6 +206,7 @@ def test_noise_of_gradients_beside_squares_across_groups(case):
         assert 0 < rms_error(got, one) < 0.05
 
 
+@pytest.mark.code("users")
 def test_tiles_are_blocks():
     """``local_aqt`` cuts what ``blocks`` of as many would."""
     tiles = DotGeneral(
@@ -238,6 +241,7 @@ def test_what_the_forward_pass_cannot_leave_is_quantized_again():
         assert rms_error(got, one) < 1e-6
 
 
+@pytest.mark.code("users")
 def test_a_depthwise_convolution_has_nothing_to_cut():
     case = Case(lhs=(4, 5, 6, 3), rhs=(3, 2, 1, 3), feature_groups=3)
     arrays = operands(case)
@@ -248,6 +252,7 @@ def test_a_depthwise_convolution_has_nothing_to_cut():
     )
 
 
+@pytest.mark.code("users")
 def test_one_dimension_and_transformations():
     cfg = DotGeneral(fwd=raw(int8(size=2), int8(size=4)))
     conv = aqtlite.make_conv_general_dilated(cfg)
@@ -274,6 +279,7 @@ def test_half_precision():
         assert got.dtype == "bfloat16" and rms_error(got, one) < 4e-3
 
 
+@pytest.mark.code("users")
 def test_a_given_qtensor():
     cfg = DotGeneral(fwd=raw(int8(size=2), int8(size=4)))
     conv = jax.jit(

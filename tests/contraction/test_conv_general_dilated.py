@@ -15,6 +15,8 @@ from aqtlite.config import DotGeneral, DotGeneralRaw, Smoothing, Tensor
 from tests.common import nearest, normal, rms_error
 from tests.convolutions import CASES, reference
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
 PLAIN = CASES["plain"]
 
@@ -77,6 +79,7 @@ def test_zero_points():
     assert rms_error(evaluate(cfg, PLAIN, x, w, g)[0], out) < 0.02
 
 
+@pytest.mark.code("users")
 def test_result_is_that_of_the_integers():
     x, w, g = floats(PLAIN)
     qx, qw = aqtlite.quantize(x, INT8, (1, 2, 3)), aqtlite.quantize(w, INT8, (0, 1, 2))
@@ -85,6 +88,7 @@ def test_result_is_that_of_the_integers():
     np.testing.assert_array_equal(evaluate(nearest(), PLAIN, x, w, g)[0], wanted)
 
 
+@pytest.mark.code("users")
 def test_a_weight_given_quantized_and_stored_in_another_order():
     cfg = nearest()
     conv = aqtlite.make_conv_general_dilated(cfg)
@@ -109,6 +113,7 @@ def test_saves_integers_alone():
     ]
 
 
+@pytest.mark.code("users")
 def test_noise_follows_the_key():
     conv = aqtlite.make_conv_general_dilated(config.fully_quantized())
     x, w, g = floats(PLAIN)
@@ -124,6 +129,7 @@ def test_noise_follows_the_key():
         assert (a != c).any()
 
 
+@pytest.mark.code("users")
 def test_is_hashable_and_maps():
     cfg = nearest()
     conv = aqtlite.make_conv_general_dilated(cfg)
@@ -166,6 +172,7 @@ def test_empty_result(case):
     np.testing.assert_array_equal(dw, jnp.zeros_like(w))
 
 
+@pytest.mark.code("users")
 def test_exports_symbolic_spatial_sizes():
     # Whether the window or the result is larger depends on the symbolic size.
     case = PLAIN._replace(rhs=(3, 3, 3, 4), strides=(2, 1))
@@ -177,6 +184,7 @@ def test_exports_symbolic_spatial_sizes():
     np.testing.assert_array_equal(exported.call(x), run(x))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
 def test_exports_a_symbolic_padding(padding):
     """With a stride, how much depends on the size."""

@@ -22,6 +22,8 @@ from tests.common import (
     tensor,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((4, 8)), normal((8, 3), 1)
 DOT = aqtlite.make_dot_general(nearest())
 
@@ -64,11 +66,13 @@ def test_same_function_for_equal_configs_and_hashable():
     assert aqtlite.make_dot_general(nearest(4)) != DOT
 
 
+@pytest.mark.code("users")
 def test_jnp_einsum_takes_it():
     got = jnp.einsum("bk,kn->bn", X, W, _dot_general=DOT)
     np.testing.assert_array_equal(got, DOT(X, W, MATMUL))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("cfg", [None, config.unquantized()])
 def test_unquantized_is_lax_dot_general(cfg):
     dot = aqtlite.make_dot_general(cfg)
@@ -123,6 +127,7 @@ def test_contraction_dtypes(fields):
     assert relative_error(got, DOT(X, W, MATMUL)) < 1e-6
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     ("lhs", "rhs", "wanted"),
     [
@@ -180,6 +185,7 @@ def test_a_precision_of_what_stays_in_float(cfg, how_often):
     assert sum("HIGHEST, HIGHEST" in line for line in dots) == how_often
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("precision", [None, "default", jax.lax.Precision.DEFAULT])
 def test_takes_the_default_precision(precision):
     assert_same(DOT(X, W, MATMUL, precision), DOT(X, W, MATMUL))
@@ -221,6 +227,7 @@ def test_very_long_contraction():
     np.testing.assert_allclose(got, (127 * scale) ** 2 * size, rtol=5e-7)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [((0, 8), (8, 3)), ((4, 0), (0, 3)), ((4, 8), (8, 0)), ((0, 0), (0, 0))],
@@ -230,11 +237,13 @@ def test_empty_axes(lhs, rhs):
     assert_same(got, jnp.zeros((lhs[0], rhs[1])))
 
 
+@pytest.mark.code("users")
 def test_zeros():
     assert_same(DOT(jnp.zeros((4, 8)), W, MATMUL), jnp.zeros((4, 3)))
     assert_same(DOT(X.at[1].set(0), W, MATMUL), DOT(X, W, MATMUL).at[1].set(0))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
 def test_what_is_not_finite_poisons_its_channel_alone(value):
     clean = DOT(X, W, MATMUL)
@@ -280,6 +289,7 @@ def test_refuses_shared_axes_that_are_not_there():
         run(forward(rhs=tensor(8, calib_shared_axes=(2,))))
 
 
+@pytest.mark.code("users")
 def test_po2_scale():
     po2 = tensor(8, po2_scale=True)
     lhs, rhs = aqtlite.quantize(X, po2, 1), aqtlite.quantize(W, po2, 0)
@@ -290,6 +300,7 @@ def test_po2_scale():
 
 
 class TestQTensorOperands:
+    @pytest.mark.code("users")
     def test_is_what_the_float_operand_gives(self):
         lhs = aqtlite.quantize(X, tensor(8), 1)
         rhs = aqtlite.quantize(W, tensor(8), 0)
@@ -298,6 +309,7 @@ class TestQTensorOperands:
             assert_same(DOT(*args, MATMUL), wanted)
             assert_same(jax.jit(lambda a, b: DOT(a, b, MATMUL))(*args), wanted)
 
+    @pytest.mark.code("users")
     def test_int4_and_bfloat16(self):
         x, w = X.astype("bfloat16"), W.astype("bfloat16")
         cfg = forward(tensor(8), tensor(4))
@@ -316,6 +328,7 @@ class TestQTensorOperands:
         with pytest.raises(ValueError, match="varies along the contracting axes"):
             DOT(X, aqtlite.quantize(W, blocks, 0), MATMUL)
 
+    @pytest.mark.code("users")
     def test_has_no_gradient_but_lets_the_other_have_one(self):
         rhs = aqtlite.quantize(W, tensor(8), 0)
         got = jax.grad(lambda x: DOT(x, rhs, MATMUL).sum())(X)
@@ -342,6 +355,7 @@ def test_gradients_with_debug_nans():
     assert got.shape == x.shape
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("preset", [config.fully_quantized(), config.weight_only()])
 def test_a_sum_behind_the_contraction_is_rounded_on_its_own(preset):
     """Not in one step with the scale, wherever the compiler finds both in one loop."""
@@ -359,6 +373,7 @@ def test_a_large_lhs_does_not_overflow(magnitude):
     np.testing.assert_allclose(out, magnitude, rtol=0.01)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1)])
 def test_axes_of_the_result_do_not_depend_on_how_a_qtensor_is_stored(order):
     cfg = nearest()

@@ -21,6 +21,8 @@ from tests.common import (
     value_and_gradients,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 X, W, G = normal((4, 8)), normal((8, 3), 1), normal((4, 3), 2)
 
 
@@ -128,6 +130,7 @@ def test_each_gradient_has_its_own_config():
     assert relative_error(drhs, exact_drhs) > 0.05
 
 
+@pytest.mark.code("users")
 def test_clip_gradient():
     """No gradient to what a clipping calibration cut away; all of it otherwise."""
     clipping = calibration.AbsMax(clipping_scale=0.5)
@@ -145,6 +148,7 @@ def test_clip_gradient():
     assert np.all(dlhs(False) != 0)
 
 
+@pytest.mark.code("users")
 def test_gradient_of_zeros_and_empty_axes():
     dot = aqtlite.make_dot_general(nearest())
     grad = jax.grad(lambda *xs: dot(*xs, MATMUL).sum(), (0, 1))
@@ -155,6 +159,7 @@ def test_gradient_of_zeros_and_empty_axes():
         assert_same(got, (jnp.zeros(lhs), jnp.zeros(rhs)))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("preferred", [None, "float32"])
 @pytest.mark.parametrize(
     ("lhs", "rhs"), [("bfloat16", "bfloat16"), ("bfloat16", "float32")]

@@ -14,6 +14,8 @@ from tests.common import (
     tensor,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 # Equation and shapes: what attention, experts and convolution-like models write, then
 # the corners of the notation.
 EQUATIONS = {
@@ -148,6 +150,7 @@ def test_lhs_gradient_config_belongs_to_the_first_operand():
     assert relative_error(dsecond, exact_second) < 1e-5
 
 
+@pytest.mark.code("users")
 def test_is_the_dot_general_where_it_is_one():
     x, w = normal((4, 8)), normal((8, 3), 1)
     got = aqtlite.einsum("bk,kn->bn", x, w, cfg=nearest())

@@ -10,6 +10,8 @@ from aqtlite.contraction import execution
 from tests.common import normal, tensor
 from tests.extensions import e4m3
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((4, 8)), normal((8, 3), 1)
 MATMUL = operations.DotGeneral((((1,), (0,)), ((), ())), 2, 2)
 

@@ -14,6 +14,8 @@ from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import MATMUL, normal
 
+pytestmark = pytest.mark.code("quick")
+
 X = normal((4, 16))
 STATIC = config.static_int8()
 AFFINE = config.update(
@@ -101,6 +103,7 @@ def test_of_statistics_that_can_be_updated_any_element_counts(name):
         assert np.isnan(apply(variables, X.at[1, 5].set(bad))).all()
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("cfg", [STATIC, AFFINE, CONSTANT, config.lsq()])
 @pytest.mark.parametrize("find_nan", [False, True])
 def test_served_rows_are_poisoned_by_themselves(cfg, find_nan):
@@ -119,6 +122,7 @@ def test_served_rows_are_poisoned_by_themselves(cfg, find_nan):
     np.testing.assert_array_equal(out[3], wanted[3])
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("shared", [None, "per_tensor"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_weight_that_is_not_finite_is_frozen_with_its_scale(shared, value):

@@ -16,6 +16,8 @@ from aqtlite import numerics
 from aqtlite.config import DotGeneral, DotGeneralRaw, Tensor
 from tests.common import nearest, normal, rms_error
 
+pytestmark = pytest.mark.code("quick")
+
 # Families of equations, with who writes them so. Sizes are those of `SIZES`.
 EQUATIONS = {
     "attention": [

@@ -15,6 +15,8 @@ from aqtlite import calibration, config, kv_cache, numerics
 from aqtlite.flax import QuantizedCache
 from tests.common import assert_same, normal, quick_jit, relative_error
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = config.qat(8)
 INT4 = config.update(INT8, {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)})
 HEADS, LENGTH, WIDTH = 2, 6, 16
@@ -71,6 +73,7 @@ def test_decoding_is_causal_attention_within_the_error_of_the_grid():
     assert int(cache["cache_index"]) == LENGTH
 
 
+@pytest.mark.code("users")
 def test_a_prompt_in_one_call_gives_what_single_positions_give():
     out, cache = decode(LAYER, X, variables()["cache"], (4, 1, 1))
     wanted, wanted_cache = decoded()
@@ -78,6 +81,7 @@ def test_a_prompt_in_one_call_gives_what_single_positions_give():
     np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.code("users")
 def test_through_scan_and_vmap():
     cache, params = variables()["cache"], variables()["params"]
 
@@ -101,6 +105,7 @@ def test_through_scan_and_vmap():
     )
 
 
+@pytest.mark.code("users")
 def test_vmap_over_a_cache_made_outside():
     """Over batch axes, in a scan that carries the cache."""
     empty = kv_cache.empty((2, 4, 2, 8), jnp.float32, INT8)

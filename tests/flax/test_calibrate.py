@@ -22,6 +22,8 @@ from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
 from tests.flax.support import init
 
+pytestmark = pytest.mark.code("quick")
+
 BATCHES = [normal((4, 8), i) * (1 + i) for i in range(3)]
 X = BATCHES[0]
 
@@ -95,6 +97,7 @@ def test_statistic(how, wanted):
     assert int(entry["lhs"].batches) == 3
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     "how",
     [
@@ -111,6 +114,7 @@ def test_is_served_bit_for_bit(how):
     assert_served_equals_trained(model, variables, X, serving=serving)
 
 
+@pytest.mark.code("users")
 def test_no_reduction_over_activations_is_served():
     """A dynamic scale takes the maximum of each row; a static one is given."""
 
@@ -131,6 +135,7 @@ def test_no_reduction_over_activations_is_served():
     assert kernels < kernels_of_dynamic
 
 
+@pytest.mark.code("users")
 def test_the_order_and_the_steps_do_not_matter():
     model = dense()
     variables = init(model, X)
@@ -187,6 +192,7 @@ class Two(nn.Module):
         return second(jnp.abs(first(x, w, dims)), v, dims)
 
 
+@pytest.mark.code("users")
 def test_two_contractions_of_one_module_need_names():
     with pytest.raises(ValueError, match="makes two contractions of the same axes"):
         Two((None, None)).init(jax.random.key(0), X)
@@ -215,6 +221,7 @@ class Scanned(nn.Module):
         return body()(x, None)[0]
 
 
+@pytest.mark.code("users")
 def test_under_a_scan_each_layer_has_its_own():
     model = Scanned()
     variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), BATCHES)
@@ -226,6 +233,7 @@ def test_under_a_scan_each_layer_has_its_own():
     assert_served_equals_trained(model, variables, X, serving=serving)
 
 
+@pytest.mark.code("users")
 def test_weights_with_statistics_are_frozen_with_them():
     search = calibration.MseSearch((1.0, 0.8))
     cfg = config.update(
@@ -242,6 +250,7 @@ def test_weights_with_statistics_are_frozen_with_them():
     assert_served_equals_trained(model, variables, X, serving=serving)
 
 
+@pytest.mark.code("users")
 def test_merged_statistics_are_those_of_all_batches():
     by_rules = quantize_model(nn.Dense(8), static(calibration.MaxOverBatches()))
     for model in (by_rules, dense(), Scanned()):

@@ -12,6 +12,8 @@ from aqtlite.flax.linen import caller, recording
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_no_caller_outside_a_module():
     assert caller.find_caller() is None

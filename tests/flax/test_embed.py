@@ -12,6 +12,8 @@ from tests.checkpoint.support import save
 from tests.common import quick_jit, rms_error
 from tests.flax.support import INT8, apply, assert_equal, check_served, init
 
+pytestmark = pytest.mark.code("quick")
+
 TOKENS = jnp.array([[3, 1, 19], [0, 7, 7]])
 
 
@@ -35,6 +37,7 @@ class Tied(nn.Module):
         return embed.attend(nn.LayerNorm()(embed(tokens)))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     ("cfg", "dtype"),
     [(INT8, jnp.bfloat16), (config.weight_only(bits=4), None)],
@@ -47,11 +50,13 @@ def test_one_frozen_table_serves_both(cfg, dtype):
     assert table.shape == (20, 8) and table.scale.shape == (20, 1)
 
 
+@pytest.mark.code("users")
 def test_float_lookups_keep_the_float_table():
     serving = check_served(Tied(take=None), TOKENS, frozen=0)
     assert serving["params"]["Embed_0"]["embedding"].shape == (20, 8)
 
 
+@pytest.mark.code("users")
 def test_lookups_alone_are_frozen():
     serving = check_served(AqtEmbed(20, 8, take=AqtTake(INT8)), TOKENS, frozen=1)
     assert not jax.tree.leaves(serving["params"])
@@ -82,6 +87,7 @@ def test_values_and_gradients():
     assert (jnp.abs(rows - table[TOKENS]) <= 0.501 * step_size).all()
 
 
+@pytest.mark.code("users")
 def test_without_a_config_it_is_an_embed():
     variables = nn.Embed(20, 8).init(jax.random.key(0), TOKENS)
     x = jnp.ones((2, 8))
@@ -105,6 +111,7 @@ def test_rows_out_of_range_are_nan():
         assert jnp.isnan(out[1]).all() and not jnp.isnan(out[0]).any()
 
 
+@pytest.mark.code("users")
 def test_converted_on_disk(tmp_path):
     model = Tied()
     variables = init(model, TOKENS)

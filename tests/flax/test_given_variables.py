@@ -11,6 +11,8 @@ from aqtlite import config, convert_function, quantize_function
 from aqtlite.flax import AqtDotGeneral, Call, calibrate, convert, quantize_model
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 X, STATIC, INT8 = normal((3, 8)), config.static_int8(), config.fully_quantized()
 
 

@@ -10,6 +10,8 @@ from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.common import normal, quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 X = normal((8, 16))
 CONFIGS = {
     "fp8": config.fp8(delayed=True),

@@ -28,6 +28,8 @@ from tests.flax.support import (
 )
 from tests.flax.support import quick_apply as apply
 
+pytestmark = pytest.mark.code("quick")
+
 EINSUM = AqtEinsum(INT8)
 
 
@@ -250,6 +252,7 @@ def test_a_parameter_that_stays_under_a_scan(axis):
 CLS = functools.partial(AqtDotGeneral, INT8)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     ("model", "args"),
     [

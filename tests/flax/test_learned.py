@@ -16,6 +16,8 @@ from tests.checkpoint.support import assert_same, save
 from tests.common import normal, quick_jit
 from tests.flax.support import LAST_BY_FIRST, init
 
+pytestmark = pytest.mark.code("quick")
+
 X = normal((16, 8))
 LSQ4 = config.lsq(4)
 UINT4 = numerics.IntAffine(bits=4)
@@ -95,6 +97,7 @@ def test_two_bits_train_better_than_with_absmax():
     assert loss_after_training(config.lsq(2)) < 0.8 * loss_after_training(absmax)
 
 
+@pytest.mark.code("users")
 def test_runs_in_the_same_kernels():
     """The contractions that are compiled are those of `AbsMax`, in both directions."""
     lsq = config.lsq(8)
@@ -113,6 +116,7 @@ def test_runs_in_the_same_kernels():
     assert dots(lsq) == dots(absmax) and "i8>" in dots(lsq)[0]
 
 
+@pytest.mark.code("users")
 def test_is_served_bit_for_bit():
     """Also where a step is negative, as some of these are."""
     model = Mlp()
@@ -123,6 +127,7 @@ def test_is_served_bit_for_bit():
             assert_served_equals_trained(model, variables, x, serving=serving)
 
 
+@pytest.mark.code("users")
 def test_serving_reads_activation_steps_and_reduces_nothing():
     model = dense()
     variables = init(model, X)
@@ -151,6 +156,7 @@ def test_what_is_left_in_serving_trains():
     )
 
 
+@pytest.mark.code("users")
 def test_converts_on_disk(tmp_path):
     model = Mlp()
     variables = init(model, X)
@@ -178,6 +184,7 @@ class Scanned(nn.Module):
         return body()(x, None)[0]
 
 
+@pytest.mark.code("users")
 def test_under_a_scan_each_layer_has_its_own():
     model = Scanned()
     variables = init(model, X)
@@ -194,6 +201,7 @@ def test_under_a_scan_each_layer_has_its_own():
     assert_served_equals_trained(model, variables, X)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("model", [dense(), Scanned()], ids=["dense", "scan"])
 def test_starts_from_float_parameters(model):
     """As `init` does, given other weights."""
@@ -210,6 +218,7 @@ def test_starts_from_float_parameters(model):
     assert_same(jax.tree.map(jnp.asarray, made), {"params": variables["params"]})
 
 
+@pytest.mark.code("users")
 def test_rules_start_as_injected_models_do():
     """From the batch, as contractions before them give it, and from float weights."""
     cfg = config.lsq(4)
@@ -242,6 +251,7 @@ class Twice(nn.Module):
         return x
 
 
+@pytest.mark.code("users")
 def test_one_weight_on_two_steps_is_not_confused():
     model = Twice(("one", "two"))
     variables = init(model, X)
@@ -251,6 +261,7 @@ def test_one_weight_on_two_steps_is_not_confused():
     np.testing.assert_array_equal(model.apply(serving, X), model.apply(variables, X))
 
 
+@pytest.mark.code("users")
 def test_calls_of_one_name_share_a_step():
     model = Twice(("one", "one"))
     variables = init(model, X)

@@ -15,6 +15,8 @@ from tests.common import normal
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, apply, init
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _serving(model, x=X):
     return convert(model, init(model, x), x)
@@ -178,6 +180,7 @@ def test_gradients_of_frozen_weights():
         jax.grad(loss_of_scale)(serving["aqt"]["kernel"]["rhs"].scale)
 
 
+@pytest.mark.code("users")
 def test_gradients_of_inputs_and_biases_pass_frozen_weights():
     model = models.MlpBlock(INT8)
     variables = init(model, X)

@@ -14,6 +14,8 @@ from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, NORMAL, X, check_served, init
 
+pytestmark = pytest.mark.code("quick")
+
 WRAPPERS = {
     "partitioning": nn.with_partitioning,
     "logical": nn.with_logical_partitioning,
@@ -158,6 +160,7 @@ def test_scan_over_boxed_layers_along_another_axis():
     assert _specs(specs) == stored
 
 
+@pytest.mark.code("users")
 def test_abstract_boxes():
     kernel_init = nn.with_partitioning(NORMAL, ("in", "out"))
     model = nn.Dense(24, dot_general=DG, kernel_init=kernel_init)

@@ -24,6 +24,8 @@ from tests.flax.support import (
     placeholders,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 EINSUM = AqtEinsum(INT8)
 
 

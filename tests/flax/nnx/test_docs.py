@@ -4,6 +4,10 @@ import pathlib
 import re
 import runpy
 
+import pytest
+
+pytestmark = pytest.mark.code("quick")
+
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "nnx.md"
 
 
