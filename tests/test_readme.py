@@ -35,7 +35,7 @@ def test_modules_that_it_runs_exist(module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/ideas.md", "docs/serving.md"])
 def test_python_blocks_run_in_order(page, tmp_path):
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
