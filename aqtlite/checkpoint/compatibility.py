@@ -86,9 +86,9 @@ def check(manifest: Manifest, serving: Any, where: str) -> None:
     """Checks that a checkpoint holds serving variables.
 
     Args:
-        manifest: its manifest.
+        manifest: manifest of the checkpoint.
         serving: the variables, as shapes.
-        where: its path, for error messages.
+        where: path of the checkpoint, for error messages.
 
     Raises:
         CheckpointError: naming the first difference.

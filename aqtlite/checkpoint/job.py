@@ -12,16 +12,16 @@ class Task:
     """One weight to freeze."""
 
     path: str
-    """Path of its node in the serving variables."""
+    """Path of the weight in the serving variables."""
 
     inputs: tuple[str, ...]
-    """The arrays of the source that it is a function of."""
+    """Names of the arrays of the source that the weight is a function of."""
 
     fields: Mapping[str, str]
-    """The names of its arrays in the target: of "qvalue", "scale", ..."""
+    """Names of arrays in the target, by field: "qvalue", "scale", ..."""
 
     make: Callable[..., FrozenWeight]
-    """The function of the inputs."""
+    """Function from the inputs to the frozen weight."""
 
 
 @dataclasses.dataclass(frozen=True)

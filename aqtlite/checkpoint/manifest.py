@@ -26,17 +26,17 @@ class Stored:
     """One array of the checkpoint."""
 
     info: ArrayInfo
-    """Its shape and dtype in memory."""
+    """Shape and dtype in memory."""
 
     packing: Packing | None = None
-    """The packing of its integers on disk; None if they are stored as they are."""
+    """Packing of integers on disk; None if they are stored as they are."""
 
     checksum: int | None = None
-    """CRC-32 of its bytes on disk, in row-major order; None until it is written."""
+    """CRC-32 of the bytes on disk, in row-major order; None until they are written."""
 
     @property
     def on_disk(self) -> ArrayInfo:
-        """Its shape and dtype on disk."""
+        """Shape and dtype on disk."""
         return self.packing.packed(self.info) if self.packing else self.info
 
 
@@ -52,7 +52,7 @@ class Frozen:
     """A node that is a `QTensor`."""
 
     qvalue: str
-    """The name of an array, as are these two:"""
+    """Name of an array, as are the next three."""
 
     scale: str
     zero_point: str | None
@@ -60,20 +60,20 @@ class Frozen:
     dtype: np.dtype
     order: tuple[int, ...] | None
     numerics: Numerics | None
-    """Its grid."""
+    """Grid of the integers; None if it is not known."""
 
     origin: Mapping[str, ArrayInfo]
-    """The parameters that it is a function of."""
+    """Parameters that the weight is a function of."""
 
     padding: tuple[int, ...] | None = None
-    """Of the `QTensor`."""
+    """Padding of the `QTensor`."""
 
     decibels: float | None = None
     """Signal-to-noise ratio of the quantization; None without noise, and until it is
     known."""
 
     def fields(self) -> dict[str, str]:
-        """The names of its arrays, by field of the `QTensor`."""
+        """Names of the arrays, by field of the `QTensor`."""
         names = {
             "qvalue": self.qvalue,
             "scale": self.scale,
@@ -91,10 +91,10 @@ class Manifest:
     """The nodes and arrays of a checkpoint, and their origin."""
 
     nodes: Mapping[str, Node]
-    """By path in the tree of serving variables, as `names.name_of` writes it."""
+    """Nodes by path in the tree of serving variables, as `names.name_of` writes it."""
 
     arrays: Mapping[str, Stored]
-    """By name in the checkpoint."""
+    """Arrays by name in the checkpoint."""
 
     model: str = ""
     """The `repr` of the model."""
@@ -103,7 +103,7 @@ class Manifest:
     """The shapes of the inputs with which the model was traced, as JSON."""
 
     framework: str = LINEN
-    """That of the model."""
+    """Framework of the model, one of `FRAMEWORKS`."""
 
     version: str = aqtlite.__version__
     """The version of the library that wrote it."""

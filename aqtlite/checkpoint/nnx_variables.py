@@ -20,7 +20,7 @@ from aqtlite.program.freezing import FrozenParameter
 from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE
 
 MODEL = "model"
-"""The first step of the names of variables of the model itself. Those of its
+"""First step of the names of variables of the model itself. The collections of
 quantization are beside it: "aqt", "statistics"."""
 
 _FROZEN = "frozen"
@@ -61,7 +61,7 @@ def tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
     parameter, and everything else is where the model has it.
 
     Args:
-        model: with shapes in its variables.
+        model: model with shapes in its variables.
         without: the names of variables that the checkpoint has not.
     """
     nodes: dict[tuple[str, ...], Any] = {}
@@ -117,7 +117,7 @@ def _value(variable: Any) -> Any:
 
 
 def as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a leaf in a checkpoint: of a key, those of its data."""
+    """Shape and dtype of a leaf in a checkpoint, which stores the data of keys."""
     if keys.is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -158,7 +158,7 @@ def as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedMode
 
     Args:
         model: the model.
-        dtypes: of variables that are to have another dtype than they have, by name.
+        dtypes: new dtypes of variables, by name; the others stay.
     """
 
     def shape(name: str, leaf: Any, variable: Any) -> jax.ShapeDtypeStruct:
@@ -180,8 +180,8 @@ def match(
         model: the model.
 
     Returns:
-        A copy of the model with shapes, of the dtypes of the source; and for each name
-        of its variables the source's.
+        A copy of the model with shapes, of the dtypes of the source; and for the name
+        of each variable the name in the source.
 
     Raises:
         CheckpointError: if the source lacks an array, or holds something else.

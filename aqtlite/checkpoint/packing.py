@@ -106,8 +106,8 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
     """Selects the narrowest packing of an array.
 
     Args:
-        info: its shape and dtype.
-        grid: the grid that its values are on; None if it is not known. Of a user's own
+        info: shape and dtype of the array.
+        grid: grid of the values; None if it is not known. Of a user's own
             grid without a zero point, the storage dtype alone counts.
 
     Returns:

@@ -27,7 +27,7 @@ class Done:
     """Checksums and noise, filled in while a conversion runs."""
 
     checksums: dict[str, int] = dataclasses.field(default_factory=dict)
-    """By name of the array in the target."""
+    """Checksums by name of the array in the target."""
 
     decibels: dict[str, float | None] = dataclasses.field(default_factory=dict)
     """Signal-to-noise ratios, by path of the frozen weight."""

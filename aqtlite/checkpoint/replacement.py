@@ -70,7 +70,7 @@ def publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> No
 
     Args:
         out: the new checkpoint.
-        target: its path from now on.
+        target: path of the checkpoint from now on.
         folder: the staging folder, which this process has locked.
     """
     if target.exists():

@@ -16,15 +16,15 @@ class Row:
 
     path: str
     origin: tuple[str, ...]
-    """The parameters that it is a function of."""
+    """Parameters that the weight is a function of."""
     shape: tuple[int, ...]
     """The shape in which it is stored."""
     grid: str
     scales: int
-    """The number of its scales."""
+    """Number of scales."""
     bytes_before: int
     bytes_after: int
-    """Bytes of its arrays on disk, where integers are packed."""
+    """Bytes of the arrays on disk, where integers are packed."""
     decibels: float | None
     """Signal-to-noise ratio of the quantization; None if there is no noise, or if it
     is not converted yet."""

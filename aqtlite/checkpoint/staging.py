@@ -36,7 +36,7 @@ class Staging:
         """Makes the folder if need be, and locks it until it is closed.
 
         Args:
-            folder: its path.
+            folder: path of the folder.
 
         Raises:
             CheckpointError: if another conversion has locked it, or if no conversion

@@ -87,7 +87,7 @@ def match(
         kwargs: sample inputs by name; shapes will do.
 
     Returns:
-        The shapes of the variables, and for each of their names the source's.
+        The shapes of the variables, and for the name of each the name in the source.
 
     Raises:
         CheckpointError: if the source lacks an array, or holds something else.
@@ -155,8 +155,8 @@ def refuse(wrong: list[str], advice: Callable[[], str]) -> None:
     """Refuses a source that is not of a model.
 
     Args:
-        wrong: what it holds or lacks.
-        advice: says what to do.
+        wrong: differences from the model.
+        advice: function that says what to do.
 
     Raises:
         CheckpointError: if there is something wrong.

@@ -42,8 +42,7 @@ subtree; several are collections:
 SHOW_DESCRIPTION = """\
 List the frozen weights of a converted checkpoint: the shape in which each is stored,
 its grid, its number of scales, its megabytes in float and now, and the signal-to-noise
-ratio of its quantization in dB (6 dB are one bit). --json adds the parameters that it
-is made of.
+ratio of its quantization in dB (6 dB are one bit). --json adds the parameters of each.
 """
 
 

@@ -25,7 +25,7 @@ class Examples:
             path: path of the file.
             args: sample arguments; shapes will do. Those that are no arrays are the
                 same for all batches.
-            batch_size: how many examples a batch has; the last one may have fewer.
+            batch_size: number of examples in a batch; the last one may have fewer.
 
         Raises:
             UserError: if the file cannot be read, or holds other arrays than the model

@@ -36,7 +36,7 @@ def import_module(name: str, option: str) -> Any:
 
     Args:
         name: name of the module.
-        option: that names it, for error messages.
+        option: option that names the module, for error messages.
 
     Raises:
         UserError: if that raises.
@@ -56,8 +56,8 @@ def call(
 
     Args:
         name: ``package.module:factory``, for error messages.
-        factory: what `find` returned.
-        cfg: its argument; None calls it without one.
+        factory: the factory, from `find`.
+        cfg: argument of the factory; None calls it without one.
 
     Returns:
         The model, its sample arguments and its sample keyword arguments.

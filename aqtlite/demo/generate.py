@@ -30,8 +30,8 @@ def init_cache(model: Transformer, batch: int = 1) -> Any:
     """An empty ``cache`` collection.
 
     Args:
-        model: with ``decode=True``.
-        batch: how many sequences.
+        model: a model with ``decode=True``.
+        batch: number of sequences.
     """
     tokens = jnp.zeros((batch, model.length), jnp.int32)
     abstract = jax.eval_shape(model.init, jax.random.key(0), tokens)["cache"]
@@ -46,8 +46,8 @@ def decode_step(model: Transformer, variables: Any) -> functools.partial[Any]:
     small model, the way through their tree takes Python a tenth of a token's time.
 
     Args:
-        model: with ``decode=True``.
-        variables: trained or serving variables of it.
+        model: a model with ``decode=True``.
+        variables: trained or serving variables of the model.
     """
     leaves, structure = jax.tree.flatten(variables)
     return functools.partial(_decode_step, model, structure, leaves)
@@ -78,7 +78,7 @@ def generate(
     Args:
         model: as trained, with the config of the cache; it is cloned with
             ``decode=True`` here.
-        variables: trained or serving variables of it.
+        variables: trained or serving variables of the model.
         prompt: token ids, at least one; with `new_tokens` no longer than the
             model's context.
         new_tokens: number of tokens to sample, at least two.

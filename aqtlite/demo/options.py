@@ -21,7 +21,7 @@ generate text from it. Ends with a table that compares float32 with int8.
 """
 
 CACHES = ("float32", "int8", "int4")
-"""What a KV cache may hold."""
+"""Dtypes of a KV cache."""
 
 PROMPT_FRACTION = 4
 """A quarter of the context is the prompt of the generated sample."""
@@ -46,7 +46,7 @@ class Options:
     fwd_bits: int = 8
     bwd_bits: int = 8
     cache: str = "int8"
-    """What the quantized model's KV cache holds, one of `CACHES`."""
+    """Dtype of the quantized model's KV cache, one of `CACHES`."""
     validation_batches: int = 32
     """Fixed batches on which both models' validation loss is measured."""
     new_tokens: int | None = None

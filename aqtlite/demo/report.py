@@ -121,7 +121,7 @@ def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> boo
 
     Args:
         path: the picture.
-        runs: two runs on the same batches: the baseline, and what is compared with it.
+        runs: two runs on equal batches: the baseline, and the one compared with it.
 
     Returns:
         True, or False where matplotlib is not installed.

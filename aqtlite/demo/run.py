@@ -20,7 +20,7 @@ def run(options: Options, console: rich.console.Console | None = None) -> bool:
     """Train, convert, save, serve and report.
 
     Args:
-        options: those of the user.
+        options: options of the run.
         console: where to print; None is the terminal.
 
     Returns:

@@ -86,7 +86,7 @@ def train_side_by_side(
     comparable where the machine slows down meanwhile.
 
     Args:
-        models: by name.
+        models: models by name.
         batches: int32 arrays, ``(batch, length + 1)``.
         validation: arrays like those of training, on which losses are measured.
         steps: optimizer steps of each model.
@@ -95,7 +95,7 @@ def train_side_by_side(
         on_step: called after each step with its number (from 1) and the models.
 
     Returns:
-        The trained models, by the same names.
+        The trained models by name.
     """
     tx = optimizer(lr, steps)
     runs, opt_states, step_fns, evaluations = {}, {}, {}, {}

@@ -37,9 +37,9 @@ def calibrate(
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
-        batches: its inputs: each a tuple of positional arguments, or a single one.
-        rules: which integers.
-        calibration: what is kept of the batches. `MaxOverBatches`, the default, clips
+        batches: inputs of the model, each a tuple of arguments, or a single one.
+        rules: integers of each operator.
+        calibration: statistics of the batches. `MaxOverBatches`, the default, clips
             nothing that was seen; `MovingAverage`, `MeanOverBatches` and
             `PercentileOverBatches` clip the largest values; `MseOverBatches` clips
             where the squared error is least. They cannot reach beyond what was seen.

@@ -86,7 +86,7 @@ def mark(x: jax.Array, grid: Grid, user: int | None = None) -> jax.Array:
 
     Args:
         x: the value.
-        grid: its grid.
+        grid: grid of the value.
         user: the output of the only operator that takes it so; None for any.
     """
     attributes = _attributes(grid)

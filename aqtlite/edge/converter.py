@@ -35,7 +35,7 @@ def convert(
 
     Args:
         function: function of arrays, returns a sequence of arrays.
-        inputs: its arguments' shapes.
+        inputs: shapes of the arguments.
         input_names: input names of the signature.
         output_names: output names of the signature.
 

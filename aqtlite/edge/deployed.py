@@ -31,7 +31,7 @@ class Deployed:
 
     program: Program
     grids: Mapping[int, Grid]
-    """Of the values that are computed from the inputs."""
+    """Grids of the values that are computed from the inputs."""
 
     operands: Mapping[int, Mapping[int, Quantized]]
     """The known operands of each operator, by its output and their position."""
@@ -54,7 +54,7 @@ def deploy(
         variables: variables of the model, arrays.
         ranges: ranges of the model's values.
         args: sample arguments, or their shapes.
-        rules: which integers.
+        rules: integers of each operator.
     """
     program = program_lib.make(model, variables, args, rules)
     grids = grids_lib.resolve(program, ranges)

@@ -45,10 +45,10 @@ def export(
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
         ranges: ranges of the model's values, as `calibrate` finds them.
-        sample_args: a tuple of its arguments, or a single one; or their shapes
+        sample_args: arguments of the model, a tuple or a single one, or shapes of them
             (`jax.ShapeDtypeStruct`). The file is for these shapes.
         path: path of the file; its suffix says for which runtime it is.
-        rules: which integers.
+        rules: integers of each operator.
         interface: whether floating inputs and outputs of the model are integers of the
             file ("integer"), which `Report.inputs` and `Report.outputs` describe, or
             stay float32 ("float").

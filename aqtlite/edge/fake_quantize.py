@@ -103,7 +103,7 @@ def fake_quantize(
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
         ranges: ranges of the model's values, as `calibrate` finds them.
-        rules: which integers.
+        rules: integers of each operator.
         kernels: whose roundings, as for `simulate`: the result is bit for bit what a
             file of LiteRT computes. None for floats rounded to nearest, which is what
             onnxruntime comes closest to.

@@ -29,7 +29,7 @@ class Tensor:
         return self.dtype.startswith(("float", "bfloat"))
 
     def array(self) -> np.ndarray:
-        """The constant that it is."""
+        """The elements of a constant."""
         if self.data is None:
             raise ValueError(f"the tensor {self.name!r} is computed")
         if self.dtype in ("int4", "int2"):
@@ -42,7 +42,7 @@ class FileOperator:
     """An operator of a file."""
 
     name: str
-    """Of the builtin, such as "CONV_2D"."""
+    """Name of the builtin, such as "CONV_2D"."""
 
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
@@ -56,7 +56,7 @@ class File:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 def read(data: bytes) -> File:

@@ -84,7 +84,7 @@ class Graph:
         return found
 
     def without_unused(self) -> "Graph":
-        """The same graph, without nodes that no output depends on."""
+        """The graph without nodes that no output depends on."""
         needed, kept = set(self.outputs), []
         for node in reversed(self.nodes):
             if needed.intersection(node.outputs):

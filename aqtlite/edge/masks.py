@@ -74,7 +74,7 @@ def counted(
     Args:
         graph: the program.
         known: floats of all values of the program.
-        values: those that are `maskable`.
+        values: values that are `maskable`.
     """
     found: dict[int, jax.Array] = {}
 

@@ -44,7 +44,7 @@ class Observer:
             states: the statistics before it; None for the first batch.
             variables: variables of the model.
             args: the batch.
-            batch: its number.
+            batch: number of the batch.
 
         Raises:
             ValueError: if a value is NaN or infinite.

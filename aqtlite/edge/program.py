@@ -30,7 +30,7 @@ class Program:
     traced: tracing.Traced
     rules: tuple[Rule, ...]
     names: Mapping[int, str]
-    """Of the inputs, and of the outputs of operators."""
+    """Names of the inputs, and of the outputs of operators."""
 
     groups: Mapping[int, Group]
     """Which values share their integers."""
@@ -118,7 +118,7 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model, or their shapes.
         args: sample arguments, or their shapes.
-        rules: which integers.
+        rules: integers of each operator.
 
     Raises:
         TypeError: if a value is of another floating dtype than float32.

@@ -8,7 +8,7 @@ def publish(data: bytes, path: pathlib.Path) -> None:
     """Writes a file, in place of one that is there; makes the folders around it.
 
     Args:
-        data: what it holds.
+        data: contents of the file.
         path: path of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,16 +35,16 @@ class Rule:
     for `is_float`, that of the primitive of JAX. None for any."""
 
     activations: Activations = "int8"
-    """The integers of its output, and of its inputs."""
+    """Integers of inputs and output."""
 
     weights: Weights = "int8"
-    """The integers of its weight, if it has one: symmetric, a scale per channel."""
+    """Integers of the weight, if there is one: symmetric, a scale per channel."""
 
     is_float: bool = False
-    """It stays in float."""
+    """Whether the operator stays in float."""
 
     is_required: bool = True
-    """A program without any operator that fulfils the conditions is an error."""
+    """Whether a program without such an operator is an error."""
 
     def __post_init__(self) -> None:
         for name, options in (("activations", Activations), ("weights", Weights)):
@@ -69,7 +69,7 @@ class Rule:
 
         Args:
             path: the name scopes around it.
-            *names: those that it goes by.
+            *names: names of the operator.
         """
         has_name = self.op is None or self.op in names
         return has_name and patterns.fullmatch(self.path, path)

@@ -28,7 +28,7 @@ class Simulation:
         """The outputs of the file: integers, where the program has them.
 
         Args:
-            *args: of the model. Floats are rounded to the integers of the input;
+            *args: inputs of the model. Floats are rounded to the integers of the input;
                 integers of the grid's dtype are taken as they are.
         """
         return self.deployed.program.result(self._run(args))
@@ -51,7 +51,7 @@ class Simulation:
 
         Args:
             name: name of the value, as `values` has it.
-            integers: of it.
+            integers: integers of the value.
 
         Raises:
             KeyError: if there is no value of that name.
@@ -105,8 +105,8 @@ def simulate(
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
         ranges: ranges of the model's values, as `calibrate` finds them.
-        sample_args: a tuple of its arguments, or a single one; or their shapes.
-        rules: which integers.
+        sample_args: arguments of the model, a tuple or a single one; shapes will do.
+        rules: integers of each operator.
         kernels: whose roundings: "xnnpack", which LiteRT uses by default, "builtin",
             without it, or "reference".
 

@@ -24,14 +24,14 @@ Axes = tuple[Axis | None, ...]
 
 
 class _Piece(NamedTuple):
-    """An axis that a reshape made of a part of another one."""
+    """An axis that a reshape split off another one."""
 
     whole: Axis
     sizes: tuple[int, ...]
-    """Of all the parts."""
+    """Sizes of all the pieces."""
 
     number: int
-    """Which of them it is."""
+    """Place among the pieces."""
 
     @property
     def input(self) -> int:
@@ -40,7 +40,7 @@ class _Piece(NamedTuple):
 
 
 _Fact = tuple[Axis | _Piece | None, ...]
-"""The same, while values are reshaped."""
+"""`Axes`, or pieces of axes, as values are reshaped."""
 
 # These keep the shape of an operand but not the order along its axes.
 _REORDERING = frozenset({"rev", "sort", "dot_general", "fft", "cholesky"})
@@ -135,7 +135,7 @@ def _same_sizes(
 ) -> list[tuple[list[int], list[int]]]:
     """The smallest runs of axes of both shapes that have the same number of elements.
 
-    _Fact of size one are in none.
+    Axes of size one are in none.
     """
     runs = []
     before, after = (

@@ -1,8 +1,8 @@
 """Functions that are differentiated by the rules of other functions.
 
 The rules are those that `jax.custom_jvp` or `jax.custom_vjp` gave an original. What
-takes its place computes something else, of the same inputs and of what it is given,
-and leaves something beside its outputs; neither of these has a derivative.
+takes the original's place computes other outputs from these inputs and from further
+arrays, and leaves arrays beside the outputs; what is given and left has no derivative.
 """
 
 import itertools
@@ -24,8 +24,8 @@ def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Repl
     """Gives a function the derivative of another one.
 
     Args:
-        original: with a rule from `jax.custom_jvp`.
-        run: what takes its place.
+        original: function with a rule from `jax.custom_jvp`.
+        run: function in place of the original.
         symbolic_zeros: the rule takes them.
     """
 
@@ -61,10 +61,10 @@ def with_vjp_of(
     """Gives a function the gradients of another one.
 
     Args:
-        original: with rules from `jax.custom_vjp`.
-        run: what takes its place.
-        num_consts: how many of the first arrays the original closes over: its rules
-            know nothing of them.
+        original: function with rules from `jax.custom_vjp`.
+        run: function in place of the original.
+        num_consts: number of arrays, the first ones, that the original closes over:
+            its rules know nothing of them.
         symbolic_zeros: the rules take them. Which inputs are perturbed they are told;
             gradients of outputs they get as arrays.
     """

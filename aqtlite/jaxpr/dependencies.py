@@ -47,11 +47,11 @@ def read_inputs(
     inputs: Collection[int],
     unread: Mapping[Location, Collection[int]],
 ) -> Dependencies:
-    """Returns those of some inputs that the outputs depend on.
+    """Returns the inputs, out of some, that the outputs depend on.
 
     Args:
         closed: the jaxpr.
-        inputs: their indices.
+        inputs: indices of these inputs.
         unread: operands of equations on which nothing depends, by their indices.
     """
     places = {((0, 0), *location): operands for location, operands in unread.items()}
@@ -147,7 +147,7 @@ class _WithUnread(_Dependencies):
         return super().equation(eqn, read)
 
     def _of_body(self, number: int) -> "_WithUnread":
-        """The same, in one of the bodies of the equation."""
+        """The analysis of one of the bodies of the equation."""
         return _WithUnread(
             {
                 place: operands
@@ -222,7 +222,7 @@ class _NamedDependencies(_Dependencies):
 
 
 class _Occurrences(_NamedDependencies):
-    """Collects them by the equations that give the names."""
+    """Collects the named values, an entry for each equation that gives a name."""
 
     def _key(self, eqn: Any) -> str:
         return f"{eqn.params['name']} {id(eqn)}"

@@ -1,4 +1,4 @@
-"""Evaluation of those equations of a jaxpr that some of its outputs need."""
+"""Evaluation of the part of a jaxpr that some outputs need."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -56,7 +56,7 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
             `jax.custom_jvp`, of a Pallas kernel (its ``name=``, else that of its
             function), of a `jax.lax.composite`, or of a primitive that is not JAX's. Of
             nested calls the outermost with a registered name is taken.
-        reference: a function of plain JAX that computes the same. It takes the inputs
+        reference: a function of plain JAX with equal results. It takes the inputs
             of the call as the traced program has them: arrays alone, pytrees flattened,
             in order, and nothing that is static; for a function with a custom
             derivative, behind the arrays that it closes over. Its results are those of

@@ -15,7 +15,7 @@ Location = tuple[Step, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """A function evaluated in place of an equation, with arrays of its own.
+    """A function evaluated in place of an equation, with further arrays.
 
     Arrays may be given to it (weights that are served) and left by it (weights that are
     recorded), through all loops around the equation.
@@ -33,9 +33,9 @@ class Replacement:
     false, the second result of the function is dropped."""
 
     per_step: tuple[bool, ...] = ()
-    """For each scan around the equation, the outermost first: whether each step has
-    arrays of its own. If not, all steps are given the same arrays, or each step is
-    given what the step before left, and the last step leaves the result."""
+    """For each scan around the equation, the outermost first: whether every step has
+    other arrays. If not, all steps are given equal arrays, or each step is given what
+    the step before left, and the last step leaves the result."""
 
 
 Replacements = Mapping[Location, Replacement]

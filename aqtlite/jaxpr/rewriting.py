@@ -4,7 +4,7 @@ All other equations run as they are: neighbours together, as one jaxpr, and an e
 with a body is built anew only where something inside is replaced, by the function of
 JAX that made it. The result is ordinary traceable code.
 
-A replacement may take arrays of its own and leave some behind. The loops around it
+A replacement may be given further arrays, and leave some behind. The loops around it
 pass them on: a scan slices and stacks them along its steps, or carries them.
 """
 

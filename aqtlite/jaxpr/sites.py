@@ -17,14 +17,14 @@ from aqtlite.jaxpr.replacement import Location
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop around a site, as a dependency of what is inside."""
+    """A loop around a contraction, as a dependency of values inside."""
 
     depth: int
-    """How many scans are around it."""
+    """Number of scans around the loop."""
 
     is_carried: bool
-    """What depends on it changes from step to step by what the step before made.
-    Otherwise every step has a slice of it."""
+    """Whether a value that depends on the loop is computed from the step before.
+    Otherwise every step has a slice of an array."""
 
 
 Dependency = int | Loop
@@ -61,11 +61,11 @@ class Site:
     """Primitives whose bodies hold the contraction, the outermost first."""
 
     per_step: tuple[bool, ...] = ()
-    """For each scan around it, the outermost first, whether every step has parameters
-    of its own."""
+    """For each scan around it, the outermost first, whether every step has other
+    parameters."""
 
     lengths: tuple[int, ...] = ()
-    """Of the scans around it, the outermost first."""
+    """Lengths of the scans around it, the outermost first."""
 
     obstacle: str | None = None
     """Why it cannot be replaced, if so."""
@@ -164,7 +164,7 @@ def _walk(
     place: _Place,
     found: list[Site],
 ) -> list[Origin]:
-    """Adds the sites of a jaxpr; returns what its outputs come from."""
+    """Adds the contractions of a jaxpr; returns origins of the outputs."""
     jaxpr = closed.jaxpr
     known = {
         var: Origin(identity=_of_constant(value))
@@ -201,7 +201,7 @@ def _walk(
 def _walk_inside(
     eqn: Any, index: int, values: list[Origin], place: _Place, found: list[Site]
 ) -> list[Origin]:
-    """Adds the sites inside of an equation; returns what its outputs come from."""
+    """Adds the contractions inside of an equation; returns origins of the outputs."""
     name = registry.name_of(eqn)
     if name is not None:
         scope = scopes.parse(place.scope_of(eqn))
@@ -300,10 +300,10 @@ def _carried(
 
     Args:
         body: body of the loop.
-        values: origins of its constants and of the initial carry.
-        first: the index of the first that is carried.
-        scanned: what it takes slices of.
-        depth: how many scans are around it.
+        values: origins of constants and of the initial carry.
+        first: index of the first value that is carried.
+        scanned: origins of arrays that the loop takes slices of.
+        depth: number of scans around the loop.
     """
     count = len(values) - first
     inputs = [*(x.needed for x in values), *(_slice(x, depth).needed for x in scanned)]

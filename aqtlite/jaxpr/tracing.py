@@ -38,7 +38,7 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
 
     Args:
         function: returns a pytree of arrays.
-        args: its arguments; `jax.ShapeDtypeStruct`s may stand for arrays.
+        args: arguments of the function; `jax.ShapeDtypeStruct`s may stand for arrays.
     """
     if any(map(_is_number, jax.tree.leaves(args))):
         # What a function says of a tracer in place of a number depends on where it

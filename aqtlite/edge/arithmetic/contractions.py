@@ -184,7 +184,7 @@ def _requantized(
         weights: weights, whose scales are known or computed in a program.
         grid: grid of the result.
         clamp: the range of a fused activation.
-        rounding: of fixed point; None for XNNPACK's float32.
+        rounding: rounding in fixed point; None for XNNPACK's float32.
     """
     if bias is not None:
         sums += bias.qvalue

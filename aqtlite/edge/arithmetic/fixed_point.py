@@ -77,7 +77,7 @@ def multiply(
         x: int32.
         multiplier: int32, not negative; broadcasts to x.
         shift: int32 from -31 to 30; broadcasts to x.
-        rounding: how.
+        rounding: rounding of the product.
     """
     run = {
         "once": rounded_once,

@@ -44,10 +44,10 @@ class Array:
     name: str
     shape: tuple[int, ...]
     dtype: Any
-    """Of the values: float32 where there is a grid, whatever it is stored as."""
+    """Dtype of the values: float32 where there is a grid, whatever is stored."""
 
     grid: Grid | None = None
-    """Of what it stores; None if it stores the values themselves."""
+    """Grid of the stored integers; None if the values themselves are stored."""
 
     known: np.ndarray | None = None
     """The values, if it is a constant without a grid."""
@@ -210,13 +210,13 @@ class Writer:
         """Adds an operator of values, rounded to a grid if there is one.
 
         Args:
-            operator: of ONNX.
-            inputs: its first inputs.
-            shape: shape of its output.
-            grid: grid of its output.
-            name: name of its output.
-            *more: the names of further inputs.
-            **attributes: of the operator.
+            operator: name of the operator in ONNX.
+            inputs: first inputs.
+            shape: shape of the output.
+            grid: grid of the output.
+            name: name of the output.
+            *more: names of further inputs.
+            **attributes: attributes of the operator.
         """
         names = [*map(self.floats, inputs), *more]
         if grid is None:

@@ -22,7 +22,7 @@ def fold(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
     by its channels alone.
 
     Args:
-        graph: of operators.
+        graph: graph of operators.
         is_float: tells of an operator whether it stays in float. What does, and what
             does not, are never made one.
     """
@@ -213,7 +213,7 @@ def _channels(
 
     Args:
         of_value: the shape of the value.
-        shape: to which it broadcasts: that of the contraction behind the layouts.
+        shape: shape that the value broadcasts to, behind the layouts.
         layouts: between the contraction and there.
         builder: knows the shapes.
         sums: the shape of the contraction.

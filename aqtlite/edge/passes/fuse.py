@@ -18,7 +18,7 @@ def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
     """Makes the clips that runtimes have as activations part of the operator before.
 
     Args:
-        graph: of operators.
+        graph: graph of operators.
         is_float: tells of an operator whether it stays in float. What does, and what
             does not, are never made one.
     """

@@ -106,7 +106,7 @@ def _match(
 
 
 def _is_same(one: Node, other: Node) -> bool:
-    """Whether two nodes do the same to their inputs."""
+    """Whether two nodes compute one function of their inputs."""
     first, second = one.operator, other.operator
     if not (isinstance(first, Equation) and isinstance(second, Equation)):
         return first == second and len(one.inputs) == len(other.inputs)

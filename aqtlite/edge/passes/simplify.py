@@ -30,7 +30,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def _merged(builder: Builder, node: Node) -> Node:
-    """A reshape of a reshape, or a transposition of one, as one of its input."""
+    """Two reshapes, or two transpositions, as one."""
     before = builder.producers.get(node.inputs[0])
     if before is None or type(before.operator) is not type(node.operator):
         return node

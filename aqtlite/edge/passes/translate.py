@@ -35,7 +35,7 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
     """Puts operators in place of the equations of floats that depend on inputs.
 
     Args:
-        graph: of equations, and of operators that have been recognised.
+        graph: graph of equations, and of operators that have been recognised.
         rule_of: says of an equation which integers. One that a rule for its primitive
             leaves in float stays as it is, and so does one without an operator that
             any rule leaves in float.

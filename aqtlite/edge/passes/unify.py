@@ -19,7 +19,7 @@ class Group:
 
     members: tuple[int, ...]
     sources: tuple[int, ...]
-    """Those whose elements come from no other value of the group."""
+    """Members whose elements come from no other member."""
 
     dtype: str
     fixed: Grid | None = None
