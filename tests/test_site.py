@@ -35,6 +35,13 @@ def test_first_page_is_the_readme_with_links(site):
 
 
 @pytest.mark.slow
+def test_examples_of_the_reference_are_code(site):
+    page = (site / "api" / "config" / "index.html").read_text()
+    assert '<span class="gp">' in page
+    assert "<blockquote>" not in page
+
+
+@pytest.mark.slow
 def test_reference_has_every_public_name(site):
     names = reference(site)
     modules = [*(f"aqtlite.{name}" for name in aqtlite.__dir__()), "aqtlite.flax.nnx"]
