@@ -21,13 +21,14 @@ from tests.program.serving.ways import (
     Linen,
     Mlp,
     NnxInjected,
+    NnxInPlace,
     NnxRules,
     Rules,
     X,
 )
 
 OTHER = config.weight_only()
-WAYS = (Linen, Rules, Function, NnxInjected, NnxRules)
+WAYS = (Linen, Rules, Function, NnxInjected, NnxRules, NnxInPlace)
 every_way = pytest.mark.parametrize("way", WAYS)
 CONVERTERS = {
     Linen: "aqtlite.flax.convert(",
@@ -35,6 +36,7 @@ CONVERTERS = {
     Function: "aqtlite.convert_function(",
     NnxInjected: "aqtlite.flax.nnx.convert(",
     NnxRules: "aqtlite.flax.nnx.convert(",
+    NnxInPlace: "aqtlite.flax.nnx.convert(",
 }
 
 

@@ -256,5 +256,17 @@ class NnxRules(NnxInjected):
         return aqtlite_nnx.convert(model, TOKENS)
 
 
+class NnxInPlace(NnxRules):
+    """An NNX model by rules, frozen without a copy."""
+
+    def convert(self, floats):
+        return aqtlite_nnx.convert_in_place(floats, X)
+
+    def converted_tied(self):
+        rules = [Rule(operands="weight", cfg=self.cfg)]
+        model = aqtlite_nnx.quantize_model(NnxTied(nnx.Rngs(0)), rules)
+        return aqtlite_nnx.convert_in_place(model, TOKENS)
+
+
 def _half(x):
     return x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x
