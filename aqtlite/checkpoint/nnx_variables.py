@@ -12,7 +12,13 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.names import name_of, path_name, steps_of
 from aqtlite.checkpoint.nodes import info_of
-from aqtlite.checkpoint.variables import advice_of, refuse, subtrees_of, unknown
+from aqtlite.checkpoint.variables import (
+    advice_of,
+    differences,
+    refuse,
+    subtrees_of,
+    unknown,
+)
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel
 from aqtlite.flax.nnx.variables import Sample, is_weight
@@ -188,21 +194,18 @@ def match(
     """
     leaves: dict[str, Any] = {}
     with_leaves(model, lambda name, leaf, _: leaves.setdefault(name, leaf))
-    arrays, others = source.arrays, source.others
-    places = _places(leaves, {*arrays, *others})
+    arrays = source.arrays
+    present = {*arrays, *source.others}
+    places = _places(leaves, present)
     may_lack = made_by_serving(model)
     origin: dict[str, str] = {}
     wrong: list[str] = []
     for name, leaf in leaves.items():
-        place, wanted = places[name], info_of(as_stored(leaf))
-        if place in others:
-            wrong.append(f"{place} is {others[place]}, the model's an array")
-        elif place in arrays and arrays[place].shape != wanted.shape:
-            wrong.append(f"{place} is {arrays[place]}, the model's is {wanted}")
-        elif place not in arrays and name not in may_lack:
-            wrong.append(f"{place} is missing")
-        if place in arrays or place in others:
+        place = places[name]
+        if place in present:
             origin[name] = place
+        if place in present or name not in may_lack:
+            wrong += differences(source, place, info_of(as_stored(leaf)))
     if any(_FROZEN in name.split("/")[:2] for name in unknown(source, origin.values())):
         raise CheckpointError(
             "the source holds frozen weights already ('frozen'); convert the float "

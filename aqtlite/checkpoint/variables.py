@@ -7,6 +7,7 @@ import jax
 from flax import errors
 from flax import linen as nn
 
+from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.names import path_name
@@ -93,7 +94,7 @@ def match(
         CheckpointError: if the source lacks an array, or holds something else.
     """
     template = abstract_variables(model, args, kwargs)
-    arrays, others = source.arrays, source.others
+    arrays = source.arrays
     if any(name.startswith(f"{COLLECTION}/") for name in arrays):
         raise CheckpointError(
             f"the source holds frozen weights already (collection '{COLLECTION}'); "
@@ -118,21 +119,25 @@ def match(
         )
         found_as = boxed if boxed in arrays else unboxed
         origin[name] = found_as
-        if found_as in others:
-            wrong.append(f"{found_as} is {others[found_as]}, the model's an array")
-            return leaf
-        if found_as not in arrays:
-            wrong.append(f"{found_as} is missing")
-            return leaf
-        info = arrays[found_as]
-        if info.shape != tuple(leaf.shape):
-            wrong.append(f"{found_as} is {info}, the model's is {info_of(leaf)}")
-        return jax.ShapeDtypeStruct(leaf.shape, info.dtype)
+        wrong.extend(differences(source, found_as, info_of(leaf)))
+        dtype = arrays[found_as].dtype if found_as in arrays else leaf.dtype
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
     variables = jax.tree_util.tree_map_with_path(look_up, found)
     wrong += unknown(source, origin.values())
     refuse(wrong, lambda: _advice(template, arrays))
     return variables, origin
+
+
+def differences(source: Reader, name: str, wanted: ArrayInfo) -> list[str]:
+    """Says how a leaf of a source differs from a variable; empty if it is equal."""
+    if name in source.others:
+        return [f"{name} is {source.others[name]}, the model's an array"]
+    if name not in source.arrays:
+        return [f"{name} is missing"]
+    found = source.arrays[name]
+    is_equal = found.shape == wanted.shape
+    return [] if is_equal else [f"{name} is {found}, the model's is {wanted}"]
 
 
 def unknown(source: Reader, names: Iterable[str]) -> list[str]:

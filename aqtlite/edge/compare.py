@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 import rich.box
-import rich.console
 import rich.table
 
 from aqtlite.edge import masks
 from aqtlite.edge.graph import Node
+from aqtlite.edge.report import text_of
 from aqtlite.edge.simulate import Simulation
 
 
@@ -55,10 +55,7 @@ class Comparison:
         return table
 
     def __str__(self) -> str:
-        console = rich.console.Console(width=120, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return text_of(self)
 
     def plot(self) -> Any:
         """Draws the signal to noise ratio of every value; returns a Matplotlib figure.

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from typing import Any
 
 import rich.box
 import rich.console
@@ -62,10 +63,15 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        console = rich.console.Console(width=120, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return text_of(self)
+
+
+def text_of(table: Any) -> str:
+    """A table as text of 120 columns."""
+    console = rich.console.Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def _type(tensor: Tensor) -> str:

@@ -134,5 +134,7 @@ def in_grid(x: Any, grid: Grid) -> Quantized:
     smallest, largest = (np.float32(end - grid.zero_point) for end in grid.limits)
     # As in `_with_bias`, a product; and clipped first, since a mask may be -1e9.
     steps = jnp.asarray(x) * (np.float32(1) / np.float32(grid.scale))
-    steps = exact.nearest_integer(jnp.clip(steps, smallest, largest))
+    # A variance has NaN where there are no degrees of freedom, selected nowhere.
+    steps = jnp.clip(jnp.nan_to_num(steps, posinf=largest), smallest, largest)
+    steps = exact.nearest_integer(steps)
     return Quantized(steps.astype(jnp.int32) + grid.zero_point, grid)

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax import lax
 
 from aqtlite.edge.operators.arithmetic import Multiply
+from aqtlite.edge.operators.base import Operator
 from aqtlite.edge.operators.layout import Pad
 from aqtlite.edge.operators.reductions import (
     AveragePool2D,
@@ -19,16 +20,9 @@ from aqtlite.edge.operators.reductions import (
 from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
 
 
-def _reduce_sum(site: Site) -> Sequence[int]:
-    return [site.add(Sum(tuple(site.params["axes"])), *site.inputs)]
-
-
-def _reduce_max(site: Site) -> Sequence[int]:
-    return [site.add(ReduceMax(tuple(site.params["axes"])), *site.inputs)]
-
-
-def _reduce_min(site: Site) -> Sequence[int]:
-    return [site.add(ReduceMin(tuple(site.params["axes"])), *site.inputs)]
+def _reduction(operator: Callable[[tuple[int, ...]], Operator]) -> Translation:
+    """A reduction over the axes of the equation."""
+    return lambda site: [site.add(operator(tuple(site.params["axes"])), *site.inputs)]
 
 
 def _reduce_window_sum(site: Site) -> Sequence[int]:
@@ -115,9 +109,9 @@ def _image(site: Site) -> _Image:
 
 
 TRANSLATIONS: dict[str, Translation] = {
-    "reduce_sum": _reduce_sum,
-    "reduce_max": _reduce_max,
-    "reduce_min": _reduce_min,
+    "reduce_sum": _reduction(Sum),
+    "reduce_max": _reduction(ReduceMax),
+    "reduce_min": _reduction(ReduceMin),
     "reduce_window_sum": _reduce_window_sum,
     "reduce_window_max": _reduce_window_max,
 }
