@@ -17,6 +17,8 @@ from aqtlite import calibration, config, flax, numerics
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from tests.common import MATMUL, normal, relative_error, value_and_gradients
 
+pytestmark = pytest.mark.code("quick")
+
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "coming_from_aqt.md"
 TOLERANCE = 2e-6  # which the page states
 NEAREST = numerics.IntSymmetric(bits=8)
@@ -260,6 +262,7 @@ def test_errors_are_those_of_the_table():
             mistake()
 
 
+@pytest.mark.code("users")
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", "intmp", "fp8"])
 def test_recipes_train_and_are_served(page, recipe):

@@ -8,7 +8,7 @@ from aqtlite import config
 from aqtlite.flax import convert, fold_batch_norm
 from benchmarks import digits
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def test_a_cnn_learns_and_serves_in_8_bits():

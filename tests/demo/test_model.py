@@ -12,6 +12,8 @@ from aqtlite.demo import generate
 from aqtlite.demo.model import Transformer
 from tests.flax.support import init
 
+pytestmark = pytest.mark.code("quick")
+
 CONFIGS = [None, config.fully_quantized(fwd_bits=8, bwd_bits=8)]
 
 

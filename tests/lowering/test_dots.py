@@ -304,7 +304,14 @@ def test_tpus_get_the_contraction_as_it_is(case):
 
 
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        pytest.param("bfloat16", marks=pytest.mark.code("quick")),
+        pytest.param("float16", marks=pytest.mark.code("quick")),
+    ],
+)
 @pytest.mark.usefixtures("unsigned")
 def test_mixed_dot(case, dtype):
     """Floats in digits: within 2^-22 of the largest magnitude, 2^-14 for two."""

@@ -10,7 +10,7 @@ import aqtlite
 from aqtlite import calibration
 from tests.common import normal, tensor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def aqtp_scale(theirs, x, bits=8):

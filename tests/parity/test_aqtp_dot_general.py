@@ -19,7 +19,7 @@ from tests.common import (
     value_and_gradients,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 TOLERANCE = 2e-6
 NAMES = ("out", "dlhs", "drhs")
@@ -93,6 +93,7 @@ def test_forward_with_use_fwd_quant(bits):
     assert relative_error(got, wanted) <= TOLERANCE
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_dtypes(dtype):
     """Ours is aqtp's float32 result, rounded once at the end."""

@@ -12,7 +12,7 @@ from aqtlite import config
 from aqtlite.quantization import smoothing
 from tests.common import MATMUL, normal, operands, rms_error, tensor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def aqtp_config_with(alpha, bits=8):

@@ -11,7 +11,7 @@ from aqtlite import calibration, numerics
 from tests.calibration.gathered import after, before_first
 from tests.common import normal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 AXES = (0,)
 BATCHES = [

@@ -16,7 +16,7 @@ import aqtlite
 from tests.common import nearest, normal, relative_error, rms_error
 from tests.convolutions import CASES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 QWIX = conv_general_qt.ConvGeneralQtConfig(
     lhs_qtype="int8",

@@ -14,7 +14,7 @@ from qwix._src.core import dot_general_qt
 import aqtlite
 from tests.common import MATMUL, nearest, rms_error, value_and_gradients
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 LHS_SHAPE, RHS_SHAPE = (128, 256), (256, 64)
 

@@ -13,7 +13,7 @@ import aqtlite
 from aqtlite import config
 from tests.common import nearest, normal, relative_error, rms_error
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 M, K, N, G = 64, 128, 32, 4
 X, W, COTANGENT = normal((M, K)), normal((G, K, N), 1), normal((M, N), 2)

@@ -5,6 +5,9 @@ import re
 import runpy
 
 import jax
+import pytest
+
+pytestmark = pytest.mark.code("quick")
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 

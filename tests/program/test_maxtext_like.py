@@ -80,6 +80,7 @@ def test_frozen_weights_keep_logical_axes():
     assert specs.scale == PartitionSpec("layers", "mlp", None)
 
 
+@pytest.mark.code("quick")
 def test_decoding_with_a_quantized_cache():
     quant = dataclasses.replace(INT8, mode=QuantMode.SERVE)
     model = Decoder(quant, decode=True)

@@ -27,6 +27,8 @@ from tests.program.serving.ways import (
     X,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 OTHER = config.weight_only()
 WAYS = (Linen, Rules, Function, NnxInjected, NnxRules, NnxInPlace)
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -49,6 +51,7 @@ def refuses(way, variables, words):
         assert CONVERTERS[type(way)] in text or "leave the collection" in text
 
 
+@pytest.mark.code("users")
 @every_way
 def test_what_is_trained_is_served(way):
     """Float variables without frozen weights are not refused."""

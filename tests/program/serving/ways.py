@@ -10,6 +10,7 @@ from aqtlite import Rule, config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, quantize_model
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.common import normal
+from tests.flax.support import init
 
 CFG = config.fully_quantized(use_stochastic_rounding=False)
 X = normal((4, 8))
@@ -49,7 +50,7 @@ class Linen:
         self.tied = Tied(AqtEinsum(cfg))
 
     def floats(self, seed=0):
-        return self.model.init(jax.random.key(seed), X)
+        return _of_seed(init(self.model, X), seed)
 
     def convert(self, floats):
         return convert(self.model, floats, X)
@@ -72,8 +73,7 @@ class Linen:
         return jax.tree.map(_half, serving)
 
     def converted_tied(self):
-        variables = self.tied.init(jax.random.key(0), TOKENS)
-        return convert(self.tied, variables, TOKENS)
+        return convert(self.tied, init(self.tied, TOKENS), TOKENS)
 
     def run_tied(self, serving):
         return self.tied.apply(serving, TOKENS)
@@ -135,7 +135,7 @@ class Function(Rules):
         return jnp.einsum(SUM, table[tokens], table) + params["bias"]
 
     def floats(self, seed=0):
-        return Mlp(None, self.names, self.width).init(jax.random.key(seed), X)["params"]
+        return _of_seed(init(Mlp(None, self.names, self.width), X)["params"], seed)
 
     def convert(self, floats):
         return aqtlite.convert_function(self.function, floats, X)[1]
@@ -150,7 +150,7 @@ class Function(Rules):
         return {**serving, "params": floats}
 
     def converted_tied(self):
-        params = Tied().init(jax.random.key(0), TOKENS)["params"]
+        params = init(Tied(), TOKENS)["params"]
         self.serve_tied, serving = aqtlite.convert_function(self.tied, params, TOKENS)
         return serving
 
@@ -270,3 +270,8 @@ class NnxInPlace(NnxRules):
 
 def _half(x):
     return x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x
+
+
+def _of_seed(variables, seed):
+    """Others for every seed."""
+    return jax.tree.map(lambda leaf: leaf * 2**seed, variables) if seed else variables
