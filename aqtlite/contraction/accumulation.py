@@ -47,14 +47,12 @@ def sum_products(
         The bare sums, of integers where there are any; scaled ones, in float32, if
         scales vary along contracting axes (`tile_counts`).
     """
-    left = _dot_input(lhs, lhs_q, how.lhs.form, how.in_dtype)
-    right = _dot_input(rhs, rhs_q, how.rhs.form, how.in_dtype)
+    left = _dot_input(how, operation, "lhs", lhs, lhs_q)
+    right = _dot_input(how, operation, "rhs", rhs, rhs_q)
     if how.kind == "narrow" and how.path == "fwd":
         left, right = _as_if_given(left, right)
     counts = tile_counts(how, operation, lhs_q, rhs_q)
     if math.prod(counts) == 1:
-        left = _with_own_zero_points(operation, "lhs", left)
-        right = _with_own_zero_points(operation, "rhs", right)
         return _dot(how, operation, left, right)
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
@@ -96,25 +94,32 @@ def _multiplied(
 
 
 def _dot_input(
-    x: Operand, q: QTensor | None, form: Form, in_dtype: np.dtype | None
+    how: ContractionExecution,
+    operation: Operation,
+    side: Side,
+    x: Operand,
+    q: QTensor | None,
 ) -> DotInput:
     """Makes the input to the dot of one operand.
 
     Args:
+        how: what runs in what.
+        operation: the contraction.
+        side: side of the operand.
         x: the operand.
         q: its stored values, None if it stays in floating point.
-        form: how it enters the dot.
-        in_dtype: to which floats are cast, None for none.
     """
+    form = (how.lhs if side == "lhs" else how.rhs).form
     if q is not None and form == "stored":
-        return _stored(q)
+        return _stored(operation, side, q)
     if q is not None and form == "narrow":
         return _narrow(q)
     values = jnp.asarray(x) if q is None else _floats(q, form)
-    return DotInput(values if in_dtype is None else values.astype(in_dtype), None, None)
+    values = values if how.in_dtype is None else values.astype(how.in_dtype)
+    return DotInput(values)
 
 
-def _stored(q: QTensor) -> DotInput:
+def _stored(operation: Operation, side: Side, q: QTensor) -> DotInput:
     """Stored integers, signed, beside their zero point."""
     values, zero_point, grid = q.qvalue, q.zero_point, q.numerics
     if values.dtype == jnp.uint8:
@@ -126,6 +131,12 @@ def _stored(q: QTensor) -> DotInput:
         zero_point = before - 128
     elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
         values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
+    if zero_point is not None:
+        # Blocks along kept axes share them, and groups.
+        axes = operation.axes(side)
+        zero_point = of_elements(operation, side, zero_point, values.shape)
+        if axes.groups > 1:
+            zero_point = block_shapes.repeat(zero_point, values.shape, axes.cuttable)
     largest = int(jnp.iinfo(values.dtype).max) if grid is None else grid.largest_stored
     return DotInput(values, zero_point, largest, sums=q.sums)
 
@@ -134,7 +145,7 @@ def _narrow(q: QTensor) -> DotInput:
     """Stored floats of 8 bits."""
     grid = q.numerics
     if not isinstance(grid, numerics.Float):
-        return DotInput(q.qvalue, None, None)
+        return DotInput(q.qvalue)
     largest = grid.bound / grid.smallest
     return DotInput(q.qvalue, None, int(largest), grid.smallest)
 
@@ -166,20 +177,17 @@ def _dot(
     how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
 ) -> jax.Array:
     """The bare dot."""
-    sums = operation.contract(_kind_of_dot(how), left, right, how.out_sharding)
-    return sums if how.accumulator is None else sums.astype(how.accumulator)
-
-
-def _kind_of_dot(how: ContractionExecution) -> lowering.Kind:
+    kind: lowering.Kind = lowering.Floats(how.precision)
     if how.kind == "integers":
-        return lowering.Integers()
-    if how.kind == "integers in float" and how.in_dtype is not None:
-        return lowering.IntegersInFloat(how.in_dtype)
-    if how.kind == "mixed":
-        return lowering.Mixed(how.out_dtype, how.precision)
-    if how.kind == "narrow":
-        return lowering.Narrow()
-    return lowering.Floats(how.precision)
+        kind = lowering.Integers()
+    elif how.kind == "integers in float" and how.in_dtype is not None:
+        kind = lowering.IntegersInFloat(how.in_dtype)
+    elif how.kind == "mixed":
+        kind = lowering.Mixed(how.out_dtype, how.precision)
+    elif how.kind == "narrow":
+        kind = lowering.Narrow()
+    sums = operation.contract(kind, left, right, how.out_sharding)
+    return sums if how.accumulator is None else sums.astype(how.accumulator)
 
 
 def tile_counts(
@@ -236,7 +244,6 @@ def _cut(
 ) -> tuple[DotInput, jax.Array | None]:
     """Cuts the input to the dot of one operand, and its scale laid out for the sums."""
     axes = operation.axes(side)
-    given = _with_own_zero_points(operation, side, given)
 
     def cut(x: jax.Array) -> jax.Array:
         return tiles.cut(x, axes.cuttable, counts, axes.groups)
@@ -248,19 +255,6 @@ def _cut(
         return pieces, None
     scale = cut(of_elements(operation, side, q.scale, given.values.shape))
     return pieces, operation.tiled(counts).scale_to_output(side, scale)
-
-
-def _with_own_zero_points(
-    operation: Operation, side: Side, given: DotInput
-) -> DotInput:
-    """Repeats the zero points that blocks along kept axes, or groups, share."""
-    if given.zero_point is None:
-        return given
-    shape, axes = given.values.shape, operation.axes(side)
-    zero_point = of_elements(operation, side, given.zero_point, shape)
-    if axes.groups > 1:
-        zero_point = block_shapes.repeat(zero_point, shape, axes.cuttable)
-    return given._replace(zero_point=zero_point)
 
 
 def of_elements(

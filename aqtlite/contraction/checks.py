@@ -114,6 +114,8 @@ def precision_of_floats(
         ValueError: if it leaves none, or the operation has none to choose, and more
             than the default precision is asked for.
     """
+    if precision is None:
+        return None
     wanted = tuple(precision) if isinstance(precision, list) else precision
     if operation.takes_precision and arithmetic.contracts_floats(cfg):
         return wanted

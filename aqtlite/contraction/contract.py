@@ -52,7 +52,8 @@ def contract(
     Args:
         cfg: Config; None, or one that quantizes nothing, contracts as `jax.lax` does.
         operation: Contraction of operands of these shapes.
-        lhs: Floating array, or a `QTensor` in place of one that `cfg` quantizes.
+        lhs: Floating array, or a `QTensor` in place of one that `cfg` quantizes, as
+            `checks.as_operands` returns them.
         rhs: Floating array, or a `QTensor`.
         options: Other arguments.
 
@@ -74,7 +75,6 @@ def contract(
         out = operation.in_float(lhs, rhs, *kind, out_sharding)
         return out if order is None else out.transpose(order)
     precision = checks.precision_of_floats(cfg, operation, options.precision)
-    lhs, rhs = checks.as_operands(lhs, rhs)
     checks.check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
     checks.check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
     if not operation.takes_sharding:

@@ -80,7 +80,11 @@ def quantize_and_contract(
         rhs, lhs = scale_moves.move(operation, "rhs", rhs, lhs)
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
-    lhs, rhs = map(_differentiable, (lhs, rhs))
+    lhs, rhs = (
+        # The array that takes the gradient; a `QTensor` that has none stays.
+        x.unrounded if isinstance(x, QTensor) and x.unrounded is not None else x
+        for x in (lhs, rhs)
+    )
     forward_scales = jax.lax.stop_gradient(forward_scales)
     seeds = (
         operands.Seeds(seed, forward_scales, how.fwd.lhs.salt),
@@ -119,13 +123,6 @@ def _constant(x: Operand) -> Operand:
     return fixed
 
 
-def _differentiable(x: Operand) -> Operand:
-    """The array that takes the gradient; a `QTensor` that has none stays."""
-    if isinstance(x, QTensor) and x.unrounded is not None:
-        return x.unrounded
-    return x
-
-
 def _quantize(
     how: ContractionExecution,
     operation: Operation,
@@ -137,7 +134,7 @@ def _quantize(
     """One operand quantized, and a factor of the result: NaN where x hides one."""
     one = how.lhs if side == "lhs" else how.rhs
     axes = operation.axes(side)
-    q = operands.quantize_operand(x, one.quantized_by, axes, one.path, seeds, state)
+    q = operands.quantize_operand(x, one.tensor, axes, one.path, seeds, state)
     if q is None or isinstance(x, QTensor):
         return q, None
     scale = q.scale
@@ -227,8 +224,8 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
     )
-    saved_lhs = lhs if lhs_q is None or how.saves_lhs == "float" else lhs_q
-    saved_rhs = rhs if rhs_q is None or how.saves_rhs == "float" else rhs_q
+    saved_lhs = lhs if lhs_q is None or how.saves("lhs") == "float" else lhs_q
+    saved_rhs = rhs if rhs_q is None or how.saves("rhs") == "float" else rhs_q
     estimators = [
         None if isinstance(x, QTensor) else straight_through.estimator(one, x, q, state)
         for one, x, q, state in (
@@ -242,7 +239,7 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     if "rhs" not in differentiated:
         saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
     scaled: list[QTensor | None] = [None, None]
-    if seed is None and (how.dlhs.needs_noise or how.drhs.needs_noise):
+    if seed is None and any(how.gradient(side).needs_noise for side in SIDES):
         scaled = [lhs_q, rhs_q]
     scales = [None if q is None else q.scale for q in scaled]
     return out, _Residuals(

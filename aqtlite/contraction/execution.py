@@ -7,7 +7,7 @@ reads, too.
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from aqtlite import config
 from aqtlite.config import arithmetic
 from aqtlite.contraction import scale_moves
-from aqtlite.operations import Operation, Side
+from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import granularity, operands
 from aqtlite.shapes.sharding import explicit_sharding
@@ -26,14 +26,8 @@ Saved = Literal["float", "quantized"]
 
 _FLOAT = config.DotGeneral()
 
-_SALTS = {
-    "fwd.lhs": 0,
-    "dlhs.lhs": 1,
-    "drhs.lhs": 2,
-    "fwd.rhs": 3,
-    "dlhs.rhs": 4,
-    "drhs.rhs": 5,
-}
+# The order in which salts number the operands.
+_PATHS = "fwd.lhs", "dlhs.lhs", "drhs.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"
 
 
 class _OperandType(NamedTuple):
@@ -64,34 +58,23 @@ class OperandExecution:
     """The path of its config."""
 
     tensor: config.Tensor
-    """The config by which it is quantized, or was."""
+    """The config by which it is quantized, or was; its blocks those of ``local_aqt``,
+    if there is one."""
 
     form: arithmetic.Form
     """The form in which it enters the dot."""
 
+    salt: int
+    """Tells the noise of this operand from that of its siblings."""
+
     reuse: arithmetic.Reuse | None = None
     """None: the operand is quantized here, if at all."""
-
-    local_blocks: granularity.LocalBlocks | None = None
-    """Blocks of ``local_aqt``, None for the granularity of the config."""
 
     is_given: bool = False
     """It is given quantized, as a `QTensor`."""
 
     scale_moves: bool = False
     """Its scale multiplies the other operand before that one is quantized."""
-
-    @property
-    def quantized_by(self) -> config.Tensor:
-        """The config by which it is quantized here."""
-        if self.local_blocks is None or not self.tensor.is_quantized:
-            return self.tensor
-        return dataclasses.replace(self.tensor, blocks=self.local_blocks)
-
-    @property
-    def salt(self) -> int:
-        """Tells the noise of this operand from that of its siblings."""
-        return _SALTS[self.path]
 
     @property
     def scales_output(self) -> bool:
@@ -129,27 +112,31 @@ class ContractionExecution:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """A contraction and its gradients."""
+    """A contraction, and what its gradients are resolved from."""
 
     fwd: ContractionExecution
-    dlhs: ContractionExecution
-    drhs: ContractionExecution
-    saves_lhs: Saved
-    """The residual of lhs, which `drhs` reads."""
+    cfg: config.DotGeneral
+    """The config of the gradients."""
 
-    saves_rhs: Saved
-    """The residual of rhs, which `dlhs` reads."""
+    structure: Any
+    """The operation, less its arrays."""
 
+    lhs: _OperandType
+    rhs: _OperandType
     differentiated: tuple[Side, ...] = ()
     """The operands that an enclosing differentiation differentiates."""
 
     def gradient(self, side: Side) -> ContractionExecution:
         """The contraction that gives the gradient of an operand."""
-        return self.dlhs if side == "lhs" else self.drhs
+        own, other = (self.lhs, self.rhs) if side == "lhs" else (self.rhs, self.lhs)
+        precision = self.fwd.precision
+        return _gradient(self.cfg, self.structure, side, own, other, precision)
 
     def saves(self, side: Side) -> Saved:
         """The residual of an operand, which the gradient of the other one reads."""
-        return self.saves_lhs if side == "lhs" else self.saves_rhs
+        if side == "lhs":
+            return _saved(self.cfg.fwd.lhs, self.cfg.drhs, self.lhs)
+        return _saved(self.cfg.fwd.rhs, self.cfg.dlhs, self.rhs)
 
 
 def resolve(
@@ -207,7 +194,7 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Ex
             )
             for x, is_moved in ((lhs, moves_lhs), (rhs, moves_rhs))
         )
-    return _with_gradients(fwd, cfg, structure, lhs, rhs)
+    return Execution(fwd, cfg, structure, lhs, rhs)
 
 
 def _scale_moves(
@@ -252,19 +239,7 @@ def resolve_gradient(
         other: the other operand.
     """
     structure = jax.tree.structure(operation)
-    return _with_gradients(gradient, _FLOAT, structure, _type_of(g), _type_of(other))
-
-
-@functools.lru_cache(maxsize=4096)
-def _with_gradients(fwd, cfg, structure, lhs, rhs) -> Execution:
-    operation = _without_arrays(structure)
-    return Execution(
-        fwd=fwd,
-        dlhs=_gradient(cfg, operation, "lhs", lhs, rhs, fwd.precision),
-        drhs=_gradient(cfg, operation, "rhs", rhs, lhs, fwd.precision),
-        saves_lhs=_saved(cfg.fwd.lhs, cfg.drhs, lhs),
-        saves_rhs=_saved(cfg.fwd.rhs, cfg.dlhs, rhs),
-    )
+    return Execution(gradient, _FLOAT, structure, _type_of(g), _type_of(other))
 
 
 def _without_arrays(structure) -> Operation:
@@ -293,14 +268,19 @@ def _contraction(
         precision: precision of the contraction, where it is one of floats.
     """
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
-    local = raw.local_aqt
-    blocks = None
-    if local is not None:
-        blocks = granularity.LocalBlocks(count=local.contraction_axis_shard_count)
+    left, right = (
+        OperandExecution(
+            path=f"{path}.{side}",
+            tensor=_in_local_blocks(tensor, raw.local_aqt),
+            form=form,
+            salt=_PATHS.index(f"{path}.{side}"),
+        )
+        for side, tensor, form in zip(SIDES, (raw.lhs, rhs), forms, strict=True)
+    )
     return ContractionExecution(
         path=path,
-        lhs=OperandExecution(f"{path}.lhs", raw.lhs, forms[0], None, blocks),
-        rhs=OperandExecution(f"{path}.rhs", rhs, forms[1], reuse, blocks),
+        lhs=left,
+        rhs=dataclasses.replace(right, reuse=reuse),
         kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
         in_dtype=raw.dg_in_dtype,
         accumulator=None if reuse else arithmetic.float_accumulator(raw),
@@ -311,6 +291,15 @@ def _contraction(
     )
 
 
+def _in_local_blocks(
+    tensor: config.Tensor, local: config.LocalAqt | None
+) -> config.Tensor:
+    if local is None or not tensor.is_quantized:
+        return tensor
+    blocks = granularity.LocalBlocks(count=local.contraction_axis_shard_count)
+    return dataclasses.replace(tensor, blocks=blocks)
+
+
 def _saved(
     tensor: config.Tensor, backward: config.DotGeneralRaw, x: _OperandType
 ) -> Saved:
@@ -318,15 +307,17 @@ def _saved(
     return "quantized" if is_reused or x.scale_shape is not None else "float"
 
 
+@functools.lru_cache(maxsize=4096)
 def _gradient(
     cfg: config.DotGeneral,
-    operation: Operation,
+    structure: Any,
     side: Side,
     own: _OperandType,
     other: _OperandType,
     precision: lax.PrecisionLike,
 ) -> ContractionExecution:
     """Resolves the contraction that gives the gradient of `own`."""
+    operation = _without_arrays(structure)
     other_side: Side
     if side == "lhs":
         path, raw, forward, other_side = "dlhs", cfg.dlhs, cfg.fwd.rhs, "rhs"

@@ -22,13 +22,15 @@ def resolve(cfg, lhs=X, rhs=W):
 
 def test_fully_quantized():
     how = resolve(config.fully_quantized())
-    assert [how.fwd.kind, how.dlhs.kind, how.drhs.kind] == ["integers"] * 3
-    assert how.saves_lhs == how.saves_rhs == "quantized"
-    assert how.dlhs.rhs.reuse == how.drhs.rhs.reuse == "stored"
-    assert how.dlhs.needs_noise and not how.fwd.needs_noise
+    assert [how.fwd.kind, how.gradient("lhs").kind, how.gradient("rhs").kind] == [
+        "integers"
+    ] * 3
+    assert how.saves("lhs") == how.saves("rhs") == "quantized"
+    assert how.gradient("lhs").rhs.reuse == how.gradient("rhs").rhs.reuse == "stored"
+    assert how.gradient("lhs").needs_noise and not how.fwd.needs_noise
     operands = [
         getattr(one, side)
-        for one in (how.fwd, how.dlhs, how.drhs)
+        for one in (how.fwd, how.gradient("lhs"), how.gradient("rhs"))
         for side in ("lhs", "rhs")
     ]
     assert len({operand.salt for operand in operands}) == 6
@@ -37,15 +39,20 @@ def test_fully_quantized():
 def test_weight_only():
     how = resolve(config.weight_only())
     assert how.fwd.kind == "mixed" and how.fwd.lhs.form == "float"
-    assert how.dlhs.kind == how.drhs.kind == "float"
-    assert how.dlhs.rhs.reuse == "dequantized" and how.drhs.rhs.reuse is None
-    assert (how.saves_lhs, how.saves_rhs) == ("float", "quantized")
+    assert how.gradient("lhs").kind == how.gradient("rhs").kind == "float"
+    assert (
+        how.gradient("lhs").rhs.reuse == "dequantized"
+        and how.gradient("rhs").rhs.reuse is None
+    )
+    assert (how.saves("lhs"), how.saves("rhs")) == ("float", "quantized")
 
 
 def test_quantized_afresh():
     how = resolve(config.fully_quantized(use_fwd_quant=False))
-    assert how.dlhs.rhs.reuse is None and how.dlhs.kind == "integers"
-    assert how.saves_lhs == how.saves_rhs == "float"
+    assert (
+        how.gradient("lhs").rhs.reuse is None and how.gradient("lhs").kind == "integers"
+    )
+    assert how.saves("lhs") == how.saves("rhs") == "float"
 
 
 def test_fake_quantization_reuses_what_can_move():
@@ -56,12 +63,15 @@ def test_fake_quantization_reuses_what_can_move():
     both = config.DotGeneralRaw(lhs=fake, rhs=fake)
     how = resolve(config.DotGeneral(fwd=both, dlhs=backward, drhs=backward))
     assert how.fwd.lhs.form == "dequantized" and how.fwd.kind == "float"
-    assert how.dlhs.rhs.reuse == "stored" and how.dlhs.rhs.tensor.use_fake_quant
+    assert (
+        how.gradient("lhs").rhs.reuse == "stored"
+        and how.gradient("lhs").rhs.tensor.use_fake_quant
+    )
     varying = tensor(8, use_fake_quant=True, calib_shared_axes=(1,))
     both = config.DotGeneralRaw(lhs=fake, rhs=varying)
     how = resolve(config.DotGeneral(fwd=both, dlhs=backward, drhs=backward))
-    assert how.dlhs.rhs.reuse == "dequantized"
-    assert how.dlhs.rhs.tensor.numerics == tensor(4).numerics
+    assert how.gradient("lhs").rhs.reuse == "dequantized"
+    assert how.gradient("lhs").rhs.tensor.numerics == tensor(4).numerics
 
 
 @pytest.mark.parametrize(
@@ -83,16 +93,18 @@ def test_kinds(fields, kind):
 def test_a_qtensor_is_saved_as_it_is():
     q = aqtlite.quantize(W, tensor(8), 0)
     how = resolve(config.fully_quantized(use_fwd_quant=False), X, q)
-    assert how.saves_rhs == "quantized" and how.dlhs.rhs.reuse == "stored"
+    assert how.saves("rhs") == "quantized" and how.gradient("lhs").rhs.reuse == "stored"
 
 
 def test_gradients_of_a_gradient_are_float():
     how = resolve(config.fully_quantized())
     g = jnp.ones((4, 3))
     q = aqtlite.quantize(W, tensor(8), 0)
-    inner = execution.resolve_gradient(how.dlhs, MATMUL.gradient("lhs"), g, q)
-    assert inner.fwd == how.dlhs
-    assert inner.dlhs.kind == inner.drhs.kind == "float"
+    inner = execution.resolve_gradient(
+        how.gradient("lhs"), MATMUL.gradient("lhs"), g, q
+    )
+    assert inner.fwd == how.gradient("lhs")
+    assert inner.gradient("lhs").kind == inner.gradient("rhs").kind == "float"
 
 
 def test_records_are_static():
@@ -105,6 +117,9 @@ def test_tiles_and_dtypes():
     tiles = config.LocalAqt(contraction_axis_shard_count=2)
     cfg = config.update(config.fully_quantized(), {"drhs.local_aqt": tiles})
     how = resolve(cfg, X.astype("bfloat16"))
-    assert how.drhs.lhs.quantized_by.blocks.count == 2
-    assert how.dlhs.lhs.quantized_by.blocks is None
-    assert how.dlhs.out_dtype == jnp.bfloat16 and how.drhs.out_dtype == np.float32
+    assert how.gradient("rhs").lhs.tensor.blocks.count == 2
+    assert how.gradient("lhs").lhs.tensor.blocks is None
+    assert (
+        how.gradient("lhs").out_dtype == jnp.bfloat16
+        and how.gradient("rhs").out_dtype == np.float32
+    )

@@ -50,7 +50,7 @@ def test_it_is_one_contraction_of_integers():
     operation = operations.DotGeneral((((3,), (1,)), ((0, 1), (0, 2))), 4, 4)
     how = execution.resolve(INT8, operation, P, CACHE, np.dtype("float32"))
     assert how.fwd.rhs.scale_moves and not how.fwd.lhs.scale_moves
-    assert how.fwd.kind == "integers" and how.dlhs.rhs.reuse == "stored"
+    assert how.fwd.kind == "integers" and how.gradient("lhs").rhs.reuse == "stored"
     jaxpr = str(jax.make_jaxpr(lambda: aqtlite.einsum(PV, P, CACHE, cfg=INT8))())
     assert "scan" not in jaxpr and "while" not in jaxpr
 
