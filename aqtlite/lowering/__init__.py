@@ -6,10 +6,9 @@ in `kinds`, and how a platform sums the products of a contraction in `dot`, `con
 `ragged`. Read `kinds` first, then `dot`.
 """
 
-from aqtlite.lowering.contraction import Contraction
+from aqtlite.lowering.contraction import Contraction, DotInput
 from aqtlite.lowering.conv import Conv
 from aqtlite.lowering.dot import Dot
-from aqtlite.lowering.dot_input import DotInput
 from aqtlite.lowering.kinds import (
     Floats,
     Integers,

@@ -1,4 +1,4 @@
-"""The interface of a contraction to the kinds of dots.
+"""The interface of a contraction and its operands to the kinds of dots.
 
 A contraction knows which elements of two arrays meet, and the form in which each
 platform sums their products. What is done to values before and after is written once,
@@ -8,7 +8,7 @@ in `kinds`.
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jax import lax
 
 from aqtlite.lowering import exact, plain
 from aqtlite.lowering.digits import Digits
-from aqtlite.lowering.dot_input import DotInput
 from aqtlite.lowering.target import Target, TargetDependent
 
 Side = Literal["lhs", "rhs"]
@@ -24,6 +23,34 @@ Shape = tuple[int, ...]
 Cut = Callable[[jax.Array], jax.Array]
 Split = tuple[bool, bool]
 """Whether lhs, and rhs, have digits on a leading axis."""
+
+
+class DotInput(NamedTuple):
+    """The input to the dot of one operand: stored integers, or floats."""
+
+    values: jax.Array
+    zero_point: jax.Array | None = None
+    """int32, keepdims; None for none."""
+
+    largest: int | None = None
+    """The largest magnitude of an integer less its zero point, None for that of the
+    dtype without its minimum. Of a float, in units; None if it has no unit."""
+
+    unit: float | None = None
+    """The power of two of which floats are multiples; None if it is not known."""
+
+    sums: jax.Array | None = None
+    """int32, keepdims: the sums of integers less their zero point over the contracting
+    axes; None if they are not known."""
+
+    def less_zero_point(self) -> "DotInput":
+        """Subtracts the zero point, which makes int16 or int32 of the values."""
+        if self.zero_point is None:
+            return self
+        values = self.values.astype(jnp.int32) - self.zero_point
+        if self.largest is not None and self.largest <= jnp.iinfo(jnp.int16).max:
+            values = values.astype(jnp.int16)
+        return DotInput(values, None, self.largest)
 
 
 class Contraction(abc.ABC):
@@ -118,8 +145,13 @@ class Contraction(abc.ABC):
         """The axes along which the floats of an operand share a unit of digits."""
 
     @abc.abstractmethod
-    def unit_to_result(self, side: Side, unit: jax.Array) -> jax.Array:
-        """Lays a unit of digits, keepdims, out so that it multiplies the result."""
+    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
+        """Lays a scale of an operand out so that it multiplies the output.
+
+        Args:
+            side: the operand.
+            scale: keepdims, of size 1 along contracting axes.
+        """
 
     def narrow(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """Contracts floats of 8 bits on GPUs and TPUs: bfloat16 holds them."""

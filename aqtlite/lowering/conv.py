@@ -106,12 +106,12 @@ class Conv(Contraction):
         ndim = len(self.convolution.lhs_spec)
         return tuple(axis for axis in range(ndim) if axis != kept)
 
-    def unit_to_result(self, side, unit):
-        kept, shape = self._kept(side), [1] * unit.ndim
+    def scale_to_output(self, side, scale):
+        kept, shape = self._kept(side), [1] * scale.ndim
         if kept is not None:
             axis = self.convolution.out_spec[0 if side == "lhs" else 1]
-            shape[axis] = unit.shape[kept]
-        return unit.reshape(shape)
+            shape[axis] = scale.shape[kept]
+        return scale.reshape(shape)
 
     def _kept(self, side: Side) -> int | None:
         """The axis of an operand that is one of the result's; None with groups."""

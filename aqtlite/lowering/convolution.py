@@ -112,9 +112,6 @@ class Convolution:
             # `lax` makes symbolic amounts itself, and takes none.
             run, lhs = self.of_padded(), self.pad(lhs, 0)
             return run(lhs, rhs, accumulator, out_sharding, precision)
-        sharding: dict[str, Any] = (
-            {} if out_sharding is None else {"out_sharding": out_sharding}
-        )
         return lax.conv_general_dilated(
             lhs,
             rhs,
@@ -127,7 +124,7 @@ class Convolution:
             self.batch_groups,
             precision=precision,
             preferred_element_type=accumulator,
-            **sharding,
+            out_sharding=out_sharding,
         )
 
     def output_shape(

@@ -1,14 +1,18 @@
 """int8 contractions on XLA:CPU's fast path, off which it runs a plain loop."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from aqtlite.lowering import plain, processor, unsigned
+from aqtlite.lowering import plain, processor
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import explicit_sharding
+
+Shape = tuple[int, ...]
 
 # Up to so many rows, reading rhs is what takes time.
 _FEW_ROWS = 64
@@ -31,14 +35,57 @@ def is_fast(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
     """Returns True if the contraction is on the fast path as it stands."""
+    of = _Layout.of(lhs_shape, rhs_shape, dims)
     return not (
         processor.multiplies_unsigned()
-        or _is_transposed(len(lhs_shape), dims)
-        or _contracts_last_axes(lhs_shape, rhs_shape, dims)
-        or _contracts_in_the_middle(lhs_shape, rhs_shape, dims)
-        or _rows(lhs_shape, dims) == 1
-        or _rows(rhs_shape, dn.transpose(dims)) == 1
+        or of.is_transposed
+        or of.is_matrix_of_rows
+        or of.is_in_the_middle
+        or 1 in (of.rows, of.columns)
     )
+
+
+class _Layout(NamedTuple):
+    """The order in which a contraction finds the axes of its operands."""
+
+    rows: int
+    """Number of rows of lhs as a matrix."""
+
+    columns: int
+    """Number of columns of rhs as a matrix."""
+
+    is_transposed: bool
+    """lhs has a remaining axis after a contracting one."""
+
+    is_matrix_of_rows: bool
+    """rhs has over two axes, and both operands contract their last ones."""
+
+    is_in_the_middle: bool
+    """lhs contracts its last axes, and rhs others than first or last.
+
+    So do the stacked digits of a weight, unless the weight is stored transposed."""
+
+    @classmethod
+    def of(cls, lhs_shape: Shape, rhs_shape: Shape, dims: dn.DimensionNumbers):
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+        lhs_ra = dn.remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
+        rhs_ra = dn.remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)
+        count = len(lhs_ca)
+        first = tuple(range(count))
+        lhs_last, rhs_last = (
+            tuple(range(len(shape) - count, len(shape)))
+            for shape in (lhs_shape, rhs_shape)
+        )
+        is_last = lhs_ca == lhs_last and not lhs_ba
+        return cls(
+            rows=math.prod(lhs_shape[axis] for axis in lhs_ra),
+            columns=math.prod(rhs_shape[axis] for axis in rhs_ra),
+            is_transposed=bool(lhs_ra and lhs_ca) and max(lhs_ra) > min(lhs_ca),
+            is_matrix_of_rows=(
+                is_last and rhs_ca == rhs_last and count > 0 and len(rhs_shape) > 2
+            ),
+            is_in_the_middle=is_last and rhs_ca not in (first, rhs_last),
+        )
 
 
 def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
@@ -50,16 +97,16 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
       back into it; but not in a loop, nor with a second contracting axis, which may
       have size one.
     - rhs's contracting axes are moved to its front, by a copy, unless they are last.
-    - Some processors multiply only uint8 by int8 fast (`unsigned`).
+    - Some processors multiply only uint8 by int8 fast (`unsigned_dot`).
     """
-    if _contracts_last_axes(lhs.shape, rhs.shape, dims) and can_reshape(lhs, rhs):
+    of = _Layout.of(lhs.shape, rhs.shape, dims)
+    if of.is_matrix_of_rows and can_reshape(lhs, rhs):
         return _dot_with_matrix(lhs, rhs, contracted=len(dims[0][0]))
-    if _contracts_in_the_middle(lhs.shape, rhs.shape, dims) and can_reshape(lhs, rhs):
+    if of.is_in_the_middle and can_reshape(lhs, rhs):
         return _dot_with_leading_axes(lhs, rhs, dims[0][1])
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
-    rows = _rows(lhs.shape, dims)
-    has_one_column = _rows(rhs.shape, dn.transpose(dims)) == 1
-    if has_one_column and _is_transposed(lhs.ndim, dims) and rows != 1:
+    rows, has_one_column = of.rows, of.columns == 1
+    if has_one_column and of.is_transposed and rows != 1:
         return dot(rhs, lhs, dn.transpose(dims)).reshape(shape)
     # For one column, reading lhs is what takes time, and raising it reads it once more.
     is_unsigned = processor.multiplies_unsigned() and not has_one_column
@@ -67,27 +114,28 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     has_few_rows = isinstance(rows, int) and rows <= few
     if (
         not (has_few_rows or has_one_column)
-        and _contracts_leading_axes(dims)
+        and dims[0][0] == dims[0][1] == tuple(range(len(dims[0][0])))
+        and not dims[1][0]
         and can_reshape(lhs, rhs)
         and is_transposed_in_blocks(dn.contraction_size(dims, lhs.shape))
     ):
         return _dot_of_transposed(lhs, rhs, contracted=len(dims[0][0]))
     if has_few_rows:
-        lhs, dims = _with_row_of_zeros(lhs, dims)
+        lhs, dims = _with_row_of_zeros(lhs, dims, rows)
     if has_one_column:
-        rhs, exchanged = _with_row_of_zeros(rhs, dn.transpose(dims))
+        rhs, exchanged = _with_row_of_zeros(rhs, dn.transpose(dims), 1)
         dims = dn.transpose(exchanged)
-    if len(dims[0][0]) == 1 and _is_transposed(lhs.ndim, dims):
+    if len(dims[0][0]) == 1 and of.is_transposed and not has_few_rows:
         lhs, rhs, dims = _with_unit_axis(lhs, rhs, dims)
     batch_rank = len(dims[1][0])
     if not is_unsigned:
-        out = plain.dot(lhs, rhs, dims, jnp.int32)
+        out = plain.dot(lhs, rhs, dims)
     elif rows == 1 and _is_halved(rhs, dims):
-        out = _dot_with_halves(unsigned.offset(lhs), rhs)
+        out = _dot_with_halves(offset_by_128(lhs), rhs)
     elif has_few_rows:
-        out = unsigned.dot_with_last_row_zero(unsigned.offset(lhs), rhs, dims)
+        out = unsigned_dot_of_zeros(offset_by_128(lhs), rhs, dims)
     else:
-        out = unsigned.dot(unsigned.offset(lhs), rhs, dims)
+        out = unsigned_dot(offset_by_128(lhs), rhs, dims)
     if has_few_rows:
         out = lax.slice_in_dim(out, 0, rows, axis=batch_rank)
     if has_one_column:
@@ -101,7 +149,7 @@ def holds_pairs(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bo
     if rhs.dtype != jnp.int4 or batch or len(lhs_ca) != 1 or not can_reshape(lhs, rhs):
         return False
     is_last = lhs_ca == (lhs.ndim - 1,) and rhs_ca == (rhs.ndim - 1,)
-    rows, is_large = _rows(lhs.shape, dims), math.prod(rhs.shape) > _WIDENED_BYTES
+    rows, is_large = math.prod(lhs.shape[:-1]), math.prod(rhs.shape) > _WIDENED_BYTES
     return is_last and is_large and lhs.shape[-1] % 2 == 0 and rows <= _ROWS_OF_PAIRS
 
 
@@ -156,33 +204,6 @@ def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bo
     return is_wide or (is_matrices and is_row_by_column)
 
 
-def _is_transposed(lhs_ndim: int, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if lhs has a remaining axis after a contracting one."""
-    (lhs_ca, _), (lhs_ba, _) = dims
-    remaining = dn.remaining_axes(lhs_ndim, lhs_ca, lhs_ba)
-    return bool(remaining and lhs_ca) and max(remaining) > min(lhs_ca)
-
-
-def _rows(lhs_shape: tuple[int, ...], dims: dn.DimensionNumbers) -> int:
-    """The number of rows of lhs as a matrix."""
-    (lhs_ca, _), (lhs_ba, _) = dims
-    remaining = dn.remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
-    return math.prod(lhs_shape[axis] for axis in remaining)
-
-
-def _contracts_last_axes(
-    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
-) -> bool:
-    """Returns True if rhs has over two axes, and both contract their last ones."""
-    (lhs_ca, rhs_ca), (batch, _) = dims
-    lhs_last, rhs_last = (
-        tuple(range(len(shape) - len(rhs_ca), len(shape)))
-        for shape in (lhs_shape, rhs_shape)
-    )
-    is_last = (lhs_ca, rhs_ca) == (lhs_last, rhs_last)
-    return is_last and bool(rhs_ca) and not batch and len(rhs_shape) > 2
-
-
 def _dot_with_matrix(lhs, rhs, contracted):
     """Contracts the last axes, the remaining ones of rhs taken as one."""
     products = math.prod(rhs.shape[-contracted:])
@@ -192,20 +213,6 @@ def _dot_with_matrix(lhs, rhs, contracted):
         (((lhs.ndim - contracted,), (1,)), ((), ())),
     )
     return out.reshape(lhs.shape[:-contracted] + rhs.shape[:-contracted])
-
-
-def _contracts_in_the_middle(
-    lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
-) -> bool:
-    """Returns True if lhs contracts its last axes, and rhs others than first or last.
-
-    So do the stacked digits of a weight, unless the weight is stored transposed.
-    """
-    (lhs_ca, rhs_ca), (batch, _) = dims
-    count = len(rhs_ca)
-    is_last = lhs_ca == tuple(range(len(lhs_shape) - count, len(lhs_shape)))
-    at_ends = range(count), range(len(rhs_shape) - count, len(rhs_shape))
-    return is_last and not batch and rhs_ca not in map(tuple, at_ends)
 
 
 def _dot_with_leading_axes(lhs, rhs, contracting):
@@ -227,12 +234,6 @@ def _dot_with_leading_axes(lhs, rhs, contracting):
     return out.reshape(rows + shape)
 
 
-def _contracts_leading_axes(dims):
-    """Returns True if both operands contract their leading axes, and batch none."""
-    (lhs_ca, rhs_ca), (batch, _) = dims
-    return lhs_ca == rhs_ca == tuple(range(len(lhs_ca))) and not batch
-
-
 def can_reshape(*operands: jax.Array) -> bool:
     """Returns True if all sizes are known, and no axis has an explicit sharding."""
     sizes = [size for x in operands for size in x.shape]
@@ -250,9 +251,9 @@ def _dot_of_transposed(lhs, rhs, contracted):
 
     dims = ((1,), (0,)), ((), ())
     if processor.multiplies_unsigned():
-        out = unsigned.dot(_transpose(unsigned.offset(matrix(lhs))), matrix(rhs), dims)
+        out = unsigned_dot(_transpose(offset_by_128(matrix(lhs))), matrix(rhs), dims)
     else:
-        out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims, jnp.int32)
+        out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims)
     return out.reshape(lhs.shape[contracted:] + rhs.shape[contracted:])
 
 
@@ -290,13 +291,13 @@ def _transpose(x):
     return lax.fori_loop(0, rows // _BLOCK, insert, out)
 
 
-def _with_row_of_zeros(lhs, dims):
+def _with_row_of_zeros(lhs, dims, rows):
     """Lays lhs out as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     sizes = [lhs.shape[axis] for axis in lhs_ba], [lhs.shape[axis] for axis in lhs_ca]
     remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)
     ordered = lhs.transpose(lhs_ba + remaining + lhs_ca)
-    matrix = ordered.reshape(*sizes[0], _rows(lhs.shape, dims), *sizes[1])
+    matrix = ordered.reshape(*sizes[0], rows, *sizes[1])
     row, last = len(lhs_ba), len(lhs_ba) + len(lhs_ca)
     dims = (tuple(range(row + 1, last + 1)), rhs_ca), (tuple(range(row)), rhs_ba)
     return plain.with_zeros(matrix, row, 1), dims
@@ -317,7 +318,7 @@ def _dot_with_halves(lhs, rhs):
     columns, products = rhs.shape
     halves = rhs.reshape(2, columns // 2, products)
     rows = jnp.broadcast_to(lhs, (2, 2, products))
-    out = unsigned.dot_with_last_row_zero(rows, halves, (((2,), (2,)), ((0,), (0,))))
+    out = unsigned_dot_of_zeros(rows, halves, (((2,), (2,)), ((0,), (0,))))
     return out.transpose(1, 0, 2).reshape(2, columns)
 
 
@@ -329,3 +330,59 @@ def _with_unit_axis(lhs, rhs, dims):
         sides.append((jnp.expand_dims(x, axis), (axis, axis + 1), after))
     operands, contracting, batch = zip(*sides, strict=True)
     return *operands, (contracting, batch)
+
+
+def offset_by_128(x: jax.Array) -> jax.Array:
+    """Adds 128 to int8, as uint8: flips the sign bit.
+
+    Some processors multiply uint8 by int8 only: ``lhs . rhs = (lhs + 128) . rhs - 128 .
+    rhs``. All of it is modulo 2^32, so that the sums are exact wherever int32 holds the
+    result.
+    """
+    return lax.bitcast_convert_type(x ^ np.int8(-128), jnp.uint8)
+
+
+def unsigned_dot(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """Contracts an offset lhs with int8 to int32, and takes the offset off the sums.
+
+    The offset's share of the sums, 128 . rhs, is contracted as two rows: XLA:CPU has no
+    fast path for one.
+    """
+    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
+    rank = len(lhs_ba)
+    batch, products = (tuple(lhs.shape[a] for a in axes) for axes in (lhs_ba, lhs_ca))
+    rows = jnp.full((*batch, 2, *products), 128, jnp.uint8)
+    rows_ca, rows_ba = tuple(range(rank + 1, rows.ndim)), tuple(range(rank))
+    excess = mixed_dot(rows, rhs, ((rows_ca, rhs_ca), (rows_ba, rhs_ba)))
+    excess = lax.index_in_dim(excess, 0, axis=rank, keepdims=False)
+    remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)
+    axes = tuple(range(rank, rank + len(remaining)))
+    return mixed_dot(lhs, rhs, dims) - jnp.expand_dims(excess, axes)
+
+
+def unsigned_dot_of_zeros(
+    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
+) -> jax.Array:
+    """Contracts an offset lhs whose last row was zeros before the offset.
+
+    That row's sums are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
+    """
+    out = mixed_dot(lhs, rhs, dims)
+    return out - lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))
+
+
+def mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
+    """Contracts uint8 with int8 to int32.
+
+    With a preset, JAX leaves the operands their dtypes; otherwise it casts both to
+    int32 on CPUs.
+    """
+    return lax.dot_general(
+        lhs,
+        rhs,
+        dims,
+        precision=lax.DotAlgorithmPreset.DEFAULT,
+        preferred_element_type=jnp.int32,
+    )

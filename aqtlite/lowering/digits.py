@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact, reduction
-from aqtlite.lowering.dot_input import DotInput
 
 LARGEST = 128
 """The largest magnitude of a digit."""
@@ -46,12 +45,17 @@ class Digits:
     """Of the lowest digit of floats, float32 and keepdims; None for integers."""
 
     @classmethod
-    def of_integers(cls, x: DotInput) -> "Digits":
-        """Integers, in as many digits as their largest magnitude takes."""
-        info = jnp.iinfo(x.values.dtype)
-        largest = int(info.max) if x.largest is None else x.largest
+    def of_integers(cls, x: jax.Array, largest: int | None) -> "Digits":
+        """Integers, in as many digits as their largest magnitude takes.
+
+        Args:
+            x: int4, int8, int16 or int32.
+            largest: largest magnitude; None for that of the dtype.
+        """
+        info = jnp.iinfo(x.dtype)
+        largest = int(info.max) if largest is None else largest
         count = 2 if largest <= LARGEST_OF_TWO else 3
-        return cls(x.values, largest, 1 if info.bits <= 8 else count)
+        return cls(x, largest, 1 if info.bits <= 8 else count)
 
     @classmethod
     def of_floats(

@@ -44,6 +44,11 @@ class Dot(Contraction):
     out_sharding: NamedSharding | None = None
     """Of the permuted result."""
 
+    @property
+    def lhs_rank(self) -> int:
+        """The number of axes of lhs in the result."""
+        return self.lhs_ndim - len(self.dims[0][0])
+
     def anywhere(self, lhs, rhs, precision):
         lhs, rhs = plain.without_int4(lhs, rhs)
         return self._plain(lhs, rhs, precision)
@@ -73,19 +78,21 @@ class Dot(Contraction):
 
     def sums_of_digits(self, lhs, rhs, split):
         """Contracts all digits at once: they are remaining axes."""
+        if not any(split):
+            return [[self.sums(lhs, rhs)]]
         order = self.order
         if order is not None:
             rows = self._unordered().sums_of_digits(lhs, rhs, split)
             return [[one.transpose(order) for one in row] for row in rows]
         sums = self._of_digits(split).sums(lhs, rhs)
-        lhs_axis, rhs_axis = len(self.dims[1][0]), self._lhs_rank
+        lhs_axis, rhs_axis = len(self.dims[1][0]), self.lhs_rank
         rows = plain.unstacked(sums, lhs_axis) if split[0] else [sums]
         return [plain.unstacked(x, rhs_axis) if split[1] else [x] for x in rows]
 
     def in_best_order(self, lhs, rhs):
         """Exchanges the operands where that spares a transposition of the sums."""
         (_, rhs_ca), (batch, _) = self.dims
-        first, rank = len(batch), self._lhs_rank
+        first, rank = len(batch), self.lhs_rank
         is_row = self.rhs_ndim == len(rhs_ca) + first
         if self.order is None or is_row or not first <= self.order[-1] < rank:
             return self, lhs, rhs
@@ -127,7 +134,7 @@ class Dot(Contraction):
             return contract(self, lhs, rhs)
         (_, rhs_ca), _ = self.dims
         shape = dn.output_shape(self.dims, lhs.shape, rhs.shape)
-        rank = self._lhs_rank
+        rank = self.lhs_rank
         rows, columns = math.prod(shape[:rank]), math.prod(shape[rank:])
         size = max(_BLOCK_ROWS, _BLOCK_SUMS // (3 * columns))
         blocks = -(-rows // size)
@@ -151,12 +158,9 @@ class Dot(Contraction):
     def unit_axes(self, side):
         return self.dims[0][0 if side == "lhs" else 1]
 
-    def unit_to_result(self, side, unit):
-        if side == "lhs":
-            unit = dn.lhs_scale_to_output(unit, self.dims, self.rhs_ndim)
-        else:
-            unit = dn.rhs_scale_to_output(unit, self.dims, self.lhs_ndim)
-        return unit if self.order is None else unit.transpose(self.order)
+    def scale_to_output(self, side, scale):
+        out = dn.scale_to_output(side, scale, self.dims, self.lhs_ndim, self.rhs_ndim)
+        return out if self.order is None else out.transpose(self.order)
 
     def narrow(self, lhs, rhs):
         """Contracts floats of 8 bits as they are.
@@ -176,16 +180,10 @@ class Dot(Contraction):
                 return out
         return super().narrow_on_cpu(lhs, rhs, is_whole)
 
-    @property
-    def _lhs_rank(self) -> int:
-        """The number of axes of lhs in the result."""
-        return self.lhs_ndim - len(self.dims[0][0])
-
     def _plain(
         self, lhs: jax.Array, rhs: jax.Array, precision: lax.PrecisionLike
     ) -> jax.Array:
-        accumulator, sharding = plain.accumulator(lhs), self.out_sharding
-        return plain.dot(lhs, rhs, self.dims, accumulator, sharding, precision)
+        return plain.dot(lhs, rhs, self.dims, self.out_sharding, precision)
 
     def _is_plain(self, lhs: jax.Array, rhs: jax.Array) -> bool:
         """Returns True if the plain form is the one of every target."""
@@ -205,7 +203,7 @@ class Dot(Contraction):
 
     def _of_digits(self, split: tuple[bool, bool]) -> "Dot":
         """The contraction of operands with digits on a leading axis, in no order."""
-        at = len(self.dims[1][0]), self._lhs_rank + split[0]
+        at = len(self.dims[1][0]), self.lhs_rank + split[0]
         new = [axis for axis, is_new in zip(at, split, strict=True) if is_new]
         sharding = self.out_sharding
         return Dot(
@@ -218,7 +216,7 @@ class Dot(Contraction):
     def _has_large_sums(self, lhs: digits.Digits, rhs: digits.Digits) -> bool:
         """Returns True if a loop contracts digits of floats sooner."""
         (lhs_ca, _), (batch, _) = self.dims
-        rank = self._lhs_rank
+        rank = self.lhs_rank
         is_last = lhs_ca == tuple(range(rank, self.lhs_ndim)) and not batch
         is_whole = self.out_sharding is None and cpu.can_reshape(lhs.values, rhs.values)
         if lhs.unit is None or not is_last or not is_whole:

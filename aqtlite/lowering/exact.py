@@ -101,24 +101,20 @@ class _FusionBarrier(OnCpu):
         return lax.optimization_barrier(x)
 
     def on_cpu(self, is_whole, x):
-        return _last_of_two(x)
+        """Selects x from itself and itself by a reduction."""
+        if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
+            # XLA:CPU computes with such floats by widening them.
+            bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
+            return lax.bitcast_convert_type(bits, x.dtype)
+        pair = jnp.broadcast_to(x, (2, *x.shape))
+        position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
 
+        def later(one, other):
+            is_later = other[1] >= one[1]
+            return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
 
-def _last_of_two(x: jax.Array) -> jax.Array:
-    """Selects x from itself and itself by a reduction."""
-    if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
-        # XLA:CPU computes with such floats by widening them.
-        bits = _last_of_two(lax.bitcast_convert_type(x, jnp.uint8))
-        return lax.bitcast_convert_type(bits, x.dtype)
-    pair = jnp.broadcast_to(x, (2, *x.shape))
-    position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
-
-    def later(one, other):
-        is_later = other[1] >= one[1]
-        return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
-
-    start = np.zeros((), x.dtype), np.int32(-1)
-    return lax.reduce((pair, position), start, later, (0,))[0]
+        start = np.zeros((), x.dtype), np.int32(-1)
+        return lax.reduce((pair, position), start, later, (0,))[0]
 
 
 def float32(x: jax.Array) -> jax.Array:

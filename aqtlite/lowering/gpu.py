@@ -60,7 +60,7 @@ def dot(
         rhs, rhs_ca, rhs_ba = _contracting_last(rhs, rhs_ca, rhs_ba)
     dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
     # Or XLA takes the next conversion into the product, and runs it as one more pass.
-    out = lax.optimization_barrier(plain.dot(lhs, rhs, dims, jnp.int32))
+    out = lax.optimization_barrier(plain.dot(lhs, rhs, dims))
     return lax.slice(out, (0,) * out.ndim, shape)
 
 

@@ -24,9 +24,8 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import digits, gpu, narrow
-from aqtlite.lowering.contraction import Contraction
+from aqtlite.lowering.contraction import Contraction, DotInput
 from aqtlite.lowering.digits import Digits
-from aqtlite.lowering.dot_input import DotInput
 from aqtlite.lowering.target import OnCpu
 
 _LARGEST_SUM = 2**31 - 1
@@ -99,7 +98,8 @@ class Integers(Kind):
 
     def __call__(self, contraction, lhs, rhs):
         contraction, lhs, rhs = contraction.in_best_order(lhs, rhs)
-        return _sums(contraction, Digits.of_integers(lhs), Digits.of_integers(rhs))
+        left, right = (Digits.of_integers(x.values, x.largest) for x in (lhs, rhs))
+        return _sums(contraction, left, right)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Mixed(_SpecialOnCpu):
         left, right = (
             Digits.of_floats(x.values, contraction.unit_axes(side), self.out_dtype)
             if _is_float(x)
-            else Digits.of_integers(x)
+            else Digits.of_integers(x.values, x.largest)
             for side, x in (("lhs", lhs), ("rhs", rhs))
         )
         if is_whole:
@@ -153,8 +153,8 @@ class Mixed(_SpecialOnCpu):
         else:
             sums = _sums(contraction, left, right)
         if left.unit is not None:
-            return sums * contraction.unit_to_result("lhs", left.unit)
-        return sums * contraction.unit_to_result("rhs", right.unit)
+            return sums * contraction.scale_to_output("lhs", left.unit)
+        return sums * contraction.scale_to_output("rhs", right.unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,27 +217,21 @@ def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:
 def _parts(contraction: Contraction, lhs: Digits, rhs: Digits) -> list[jax.Array]:
     """The sums for each digit of floats; if there are none, those of all digits."""
     products = contraction.products(lhs.shape, rhs.shape)
+    limit = _LARGEST_SUM // (lhs.largest_digit * rhs.largest_digit)
     # A symbolic size (jax.export) is taken to fit: it cannot be cut.
     is_known = isinstance(products, int)
-    if not is_known or products * lhs.largest * rhs.largest <= _LARGEST_SUM:
-        return _put_together(contraction, lhs, rhs, jnp.int32)
-    limit = _LARGEST_SUM // (lhs.largest_digit * rhs.largest_digit)
-    if products <= limit:
-        return _put_together(contraction, lhs, rhs, jnp.float32)
-    pieces = contraction.pieces(lhs.shape, rhs.shape, limit)
-    of_pieces = [
-        [part.astype(jnp.float32) for part in _parts(piece, lhs.cut(a), rhs.cut(b))]
-        for piece, a, b in pieces
-    ]
-    return [
-        functools.reduce(operator.add, parts) for parts in zip(*of_pieces, strict=True)
-    ]
-
-
-def _put_together(
-    contraction: Contraction, lhs: Digits, rhs: Digits, dtype: Any
-) -> list[jax.Array]:
-    """The parts, of which int32 holds the sums of each digit."""
+    fits = not is_known or products * lhs.largest * rhs.largest <= _LARGEST_SUM
+    if not fits and products > limit:
+        of_pieces = [
+            [part.astype(jnp.float32) for part in _parts(piece, lhs.cut(a), rhs.cut(b))]
+            for piece, a, b in contraction.pieces(lhs.shape, rhs.shape, limit)
+        ]
+        return [
+            functools.reduce(operator.add, parts)
+            for parts in zip(*of_pieces, strict=True)
+        ]
+    # If int32 does not hold the sums, it holds those of each digit.
+    dtype = jnp.int32 if fits else jnp.float32
     split = lhs.is_split, rhs.is_split
     sums = contraction.sums_of_digits(lhs.split(), rhs.split(), split)
     # The digits of integers first.

@@ -77,7 +77,7 @@ def dot_of_matrices(
         # The order of its sums depends on the layout of what is fused into the dot.
         left, right = exact.fusion_barrier(left), exact.fusion_barrier(right)
     matmul = ((lhs_axis,), (rhs_axis,)), ((), ())
-    out = plain.dot(left, right, matmul, jnp.float32)
+    out = plain.dot(left, right, matmul)
     return lax.slice(out, (0, 0), (rows, columns)).reshape(shape)
 
 

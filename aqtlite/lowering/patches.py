@@ -3,7 +3,7 @@
 The part of lhs under the window at one position is a patch; the convolution contracts
 all patches with the kernel. On a CPU a block of examples is taken at a time, whose
 patches stay in the cache. Zeros that pad lhs are real zeros, or 128 for processors that
-multiply uint8 by int8 (`unsigned`).
+multiply uint8 by int8 (`cpu.unsigned_dot`).
 
 A convolution whose kernel is larger than its result, such as the gradient of a kernel,
 contracts along the kernel's window: a patch is then the part of lhs that the kernel
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import cpu, gpu, plain, processor, unsigned
+from aqtlite.lowering import cpu, gpu, plain, processor
 from aqtlite.lowering.convolution import Convolution
 from aqtlite.lowering.target import Target
 
@@ -158,14 +158,14 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
         and x.shape[0] * math.prod(geometry.result) > 1
     )
     if is_unsigned:
-        x = unsigned.offset(x)
+        x = cpu.offset_by_128(x)
     x = geometry.pad(x, 128 if is_unsigned else 0)
 
     def contract(x: jax.Array, rows: int) -> jax.Array:
         patches = lax.concatenate(geometry.slices(x, rows), x.ndim - 1)
         matrix = patches.reshape(-1, products)
         if is_unsigned:
-            return unsigned.mixed_dot(matrix, kernel, _MATMUL)
+            return cpu.mixed_dot(matrix, kernel, _MATMUL)
         return _dot(matrix, kernel, geometry.target)
 
     first = geometry.result[0]
@@ -178,7 +178,7 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
     out = out.reshape(x.shape[0], *geometry.result, columns)
     if not is_unsigned:
         return out
-    excess = unsigned.mixed_dot(jnp.full((2, products), 128, x.dtype), kernel, _MATMUL)
+    excess = cpu.mixed_dot(jnp.full((2, products), 128, x.dtype), kernel, _MATMUL)
     return out - excess[0]
 
 
@@ -244,7 +244,7 @@ def _rows_of(x, index, examples, rows, geometry, *, by_result=False):
 
 def _dot(lhs: jax.Array, rhs: jax.Array, target: Target) -> jax.Array:
     if target.partitions > 1:
-        return plain.dot(lhs, rhs, _MATMUL, jnp.int32)
+        return plain.dot(lhs, rhs, _MATMUL)
     if target.platform == "cpu":
         return cpu.dot(lhs, rhs, _MATMUL)
     return gpu.dot(lhs, rhs, _MATMUL, target)

@@ -1,7 +1,5 @@
 """Building blocks of the forms of all platforms."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,21 +12,17 @@ def dot(
     lhs: jax.Array,
     rhs: jax.Array,
     dims: dn.DimensionNumbers,
-    accumulator: DTypeLike,
     out_sharding: jax.sharding.NamedSharding | None = None,
     precision: lax.PrecisionLike = None,
 ) -> jax.Array:
-    """The contraction as it stands, summed in `accumulator`."""
-    sharding: dict[str, Any] = (
-        {} if out_sharding is None else {"out_sharding": out_sharding}
-    )
+    """The contraction as it stands, summed in its `accumulator`."""
     return lax.dot_general(
         lhs,
         rhs,
         dims,
         precision=precision,
-        preferred_element_type=accumulator,
-        **sharding,
+        preferred_element_type=accumulator(lhs),
+        out_sharding=out_sharding,
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite.lowering import plain, ragged_blocks
-from aqtlite.lowering.contraction import Contraction
+from aqtlite.lowering.contraction import Contraction, Side
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import ragged_axes
 from aqtlite.shapes.ragged_axes import RaggedAxes
@@ -16,27 +16,27 @@ from aqtlite.shapes.ragged_axes import RaggedAxes
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["sizes"],
-    meta_fields=["axes", "rows"],
+    data_fields=["group_sizes"],
+    meta_fields=["rows", "axes_of"],
 )
 @dataclasses.dataclass(frozen=True)
 class Ragged(Contraction):
     """A `lax.ragged_dot`, or one of its gradients."""
 
-    axes: RaggedAxes
-    """Of both operands, and of the result."""
+    group_sizes: jax.Array
+    """Integers, one for each group."""
 
     rows: int
     """How many there are."""
 
-    sizes: jax.Array
-    """Of the groups."""
+    axes_of: RaggedAxes = RaggedAxes("mk", "gkn", "mn")
+    """Of both operands, and of the result."""
 
     def anywhere(self, lhs, rhs, precision):
-        return self._of_stacks(None, lhs, rhs, self.axes)
+        return self._of_stacks(None, lhs, rhs, self.axes_of)
 
     def on_target(self, target, lhs, rhs, precision):
-        return self._of_stacks(target, lhs, rhs, self.axes)
+        return self._of_stacks(target, lhs, rhs, self.axes_of)
 
     def sums(self, lhs, rhs, precision=None):
         del precision  # Operations of it do not take one.
@@ -52,16 +52,16 @@ class Ragged(Contraction):
         return [plain.unstacked(row, 0) for row in plain.unstacked(sums, 0)]
 
     def products(self, lhs, rhs):
-        return lhs[self.axes.lhs.index(self.axes.contracted)]
+        return lhs[self.axes_of.lhs.index(self.axes_of.contracted)]
 
     def pieces(self, lhs, rhs, limit):
-        contracted, size = self.axes.contracted, self.products(lhs, rhs)
+        contracted, size = self.axes_of.contracted, self.products(lhs, rhs)
         step = -(-size // -(-size // limit))
         for start in range(0, size, step):
             stop, piece = min(start + step, size), self
             if contracted == "m":
-                sizes = ragged_axes.sizes_between(self.sizes, start, stop)
-                piece = Ragged(self.axes, stop - start, sizes)
+                sizes = ragged_axes.sizes_between(self.group_sizes, start, stop)
+                piece = Ragged(sizes, stop - start, self.axes_of)
             lhs_cut, rhs_cut = (
                 functools.partial(
                     lax.slice_in_dim,
@@ -69,17 +69,24 @@ class Ragged(Contraction):
                     limit_index=stop,
                     axis=letters.index(contracted),
                 )
-                for letters in self.axes[:2]
+                for letters in self.axes_of[:2]
             )
             yield piece, lhs_cut, rhs_cut
 
     def unit_axes(self, side):
-        letters = self.axes.lhs if side == "lhs" else self.axes.rhs
-        return (letters.index(self.axes.contracted),)
+        letters = self.letters(side)
+        return (letters.index(self.axes_of.contracted),)
 
-    def unit_to_result(self, side, unit):
-        letters = self.axes.lhs if side == "lhs" else self.axes.rhs
-        return ragged_axes.laid_out(unit, letters, self.axes.out, self.sizes, self.rows)
+    def scale_to_output(self, side, scale):
+        return self.laid_out(scale, self.letters(side), self.axes_of.out)
+
+    def letters(self, side: Side) -> str:
+        """The letters of the axes of an operand."""
+        return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs
+
+    def laid_out(self, scale: jax.Array, axes: str, wanted: str) -> jax.Array:
+        """Lays a scale of an array with these axes out for one with others."""
+        return ragged_axes.laid_out(scale, axes, wanted, self.group_sizes, self.rows)
 
     def _of_stacks(
         self, target: Target | None, lhs: jax.Array, rhs: jax.Array, axes: RaggedAxes
@@ -99,7 +106,7 @@ class Ragged(Contraction):
             return self._of_stacks(target, rhs, lhs, axes.exchanged()).swapaxes(0, 1)
         if "m" not in axes.out:
             left, right = _side_by_side(lhs, 1), _side_by_side(rhs, 1)
-            sums = ragged_blocks.group_sums(target, left, right, self.sizes)
+            sums = ragged_blocks.group_sums(target, left, right, self.group_sizes)
             stacks = (lhs.shape[0], lhs.shape[2]), (rhs.shape[0], rhs.shape[2])
             sums = sums.reshape(sums.shape[0], *stacks[0], *stacks[1])
             return sums.transpose(1, 3, 0, 2, 4)
@@ -107,7 +114,9 @@ class Ragged(Contraction):
         count, column = rhs.shape[0], 3 - contracted
         columns = rhs.shape[1 + column]
         matrices = _side_by_side(rhs, column)
-        sums = ragged_blocks.row_products(target, lhs, matrices, self.sizes, contracted)
+        sums = ragged_blocks.row_products(
+            target, lhs, matrices, self.group_sizes, contracted
+        )
         sums = sums.reshape(*sums.shape[:2], count, columns)
         return sums.transpose(0, 2, 1, 3)
 

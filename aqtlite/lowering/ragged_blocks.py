@@ -54,7 +54,7 @@ def row_products(
     is_own = group == jnp.arange(groups, dtype=jnp.int32)[:, None]
     masked = jnp.where(is_own[:, :, None], jnp.expand_dims(x, 1), 0)
     dims = ((1, 3), (0, contracted)), ((), ())
-    return plain.dot(masked, w, dims, plain.accumulator(x))
+    return plain.dot(masked, w, dims)
 
 
 def group_sums(
@@ -79,7 +79,7 @@ def group_sums(
     is_own = group[:, None] == jnp.arange(sizes.shape[0], dtype=jnp.int32)
     masked = jnp.where(is_own[:, :, None], jnp.expand_dims(a, 1), 0)
     b = jnp.where((group < sizes.shape[0])[:, None], b, 0)
-    return plain.dot(masked, b, (((0,), (0,)), ((), ())), plain.accumulator(a))
+    return plain.dot(masked, b, (((0,), (0,)), ((), ())))
 
 
 def _row_products_in_blocks(target, x, w, sizes, contracted):
@@ -137,7 +137,7 @@ def _dot(target: Target, x: jax.Array, y: jax.Array, dims: Any) -> jax.Array:
     """Contracts two matrices."""
     if target.platform == "cpu" and x.dtype == jnp.int8:
         return cpu.dot(x, y, dims)
-    return plain.dot(x, y, dims, plain.accumulator(x))
+    return plain.dot(x, y, dims)
 
 
 @dataclasses.dataclass(frozen=True)

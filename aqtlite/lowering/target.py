@@ -99,15 +99,12 @@ def _run(*args: jax.Array, function: TargetDependent) -> jax.Array:
 
 @_target_dependent_p.def_abstract_eval
 def _result_type(*args: Any, function: TargetDependent) -> Any:
-    return _reference_jaxpr(function, args).out_avals[0]
-
-
-def _reference_jaxpr(function: TargetDependent, args: tuple[Any, ...]) -> ClosedJaxpr:
-    return _traced_reference(function, args, jax.sharding.get_abstract_mesh())
+    mesh = jax.sharding.get_abstract_mesh()
+    return _reference_jaxpr(function, args, mesh).out_avals[0]
 
 
 @functools.lru_cache(maxsize=4096)
-def _traced_reference(
+def _reference_jaxpr(
     function: TargetDependent, args: tuple[Any, ...], mesh: Any
 ) -> ClosedJaxpr:
     del mesh  # Only tells calls apart.
@@ -175,7 +172,8 @@ def _partial_eval_under_policy(saveable, unknown, instantiated, eqn):
 
 
 def _is_saved(saveable: Any, function: TargetDependent, args: tuple[Any, ...]) -> bool:
-    for eqn in _reference_jaxpr(function, args).jaxpr.eqns:
+    mesh = jax.sharding.get_abstract_mesh()
+    for eqn in _reference_jaxpr(function, args, mesh).jaxpr.eqns:
         types = tuple(x.aval for x in eqn.invars)
         if eqn.primitive is _target_dependent_p:
             decision = _is_saved(saveable, eqn.params["function"], types)

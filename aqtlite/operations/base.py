@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import DotInput, Kind
+from aqtlite.lowering import Contraction, DotInput, Kind
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -233,3 +233,7 @@ class Operation(abc.ABC):
             rhs: stored integers, or floats.
             out_sharding: sharding of the result.
         """
+
+
+class Lowered(Contraction, Operation):
+    """An operation that kinds of dots take as it is."""

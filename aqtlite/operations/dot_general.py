@@ -10,17 +10,17 @@ from jax import lax
 
 from aqtlite import lowering
 from aqtlite.operations import zero_points
-from aqtlite.operations.base import OperandAxes, Operation, Side
+from aqtlite.operations.base import Lowered, OperandAxes, Side
 from aqtlite.shapes import dimension_numbers as dn
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["dims", "lhs_ndim", "rhs_ndim", "order"],
+    meta_fields=["dims", "lhs_ndim", "rhs_ndim", "order", "out_sharding"],
 )
 @dataclasses.dataclass(frozen=True)
-class DotGeneral(Operation):
+class DotGeneral(lowering.Dot, Lowered):
     """A `lax.dot_general` with these dimension numbers.
 
     >>> matmul = DotGeneral((((1,), (0,)), ((), ())), 2, 2)
@@ -29,14 +29,6 @@ class DotGeneral(Operation):
     >>> matmul.gradient("lhs").dims
     (((1,), (1,)), ((), ()))
     """
-
-    dims: dn.DimensionNumbers
-    """Canonical dimension numbers."""
-
-    lhs_ndim: int
-    rhs_ndim: int
-    order: dn.Axes | None = None
-    """A permutation of the axes of `lax.dot_general`'s result; None for none."""
 
     pairs_elements: ClassVar[bool] = True
 
@@ -89,8 +81,8 @@ class DotGeneral(Operation):
     def gradient(self, side: Side) -> "DotGeneral":
         gradient_of = dn.for_dlhs if side == "lhs" else dn.for_drhs
         dims, order = gradient_of(self.dims, self.lhs_ndim, self.rhs_ndim, self.order)
-        (lhs_ca, _), (lhs_ba, _) = self.dims
-        out_ndim = self.lhs_ndim + self.rhs_ndim - 2 * len(lhs_ca) - len(lhs_ba)
+        (lhs_ca, _), (batch, _) = self.dims
+        out_ndim = self.lhs_rank + self.rhs_ndim - len(lhs_ca) - len(batch)
         other_ndim = self.rhs_ndim if side == "lhs" else self.lhs_ndim
         return DotGeneral(dims, out_ndim, other_ndim, order)
 
@@ -120,13 +112,6 @@ class DotGeneral(Operation):
         contracting, batch = self.dims
         return dataclasses.replace(self, dims=(stored(*contracting), stored(*batch)))
 
-    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
-        if side == "lhs":
-            out = dn.lhs_scale_to_output(scale, self.dims, self.rhs_ndim)
-        else:
-            out = dn.rhs_scale_to_output(scale, self.dims, self.lhs_ndim)
-        return out if self.order is None else out.transpose(self.order)
-
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
         return dn.rhs_scale_to_lhs(scale, self.dims, self.lhs_ndim)
 
@@ -144,8 +129,5 @@ class DotGeneral(Operation):
         return DotGeneral(dims, self.lhs_ndim + front, self.rhs_ndim + front, order)
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
-        dot = lowering.Dot(
-            self.dims, self.lhs_ndim, self.rhs_ndim, self.order, out_sharding
-        )
-        products = dn.contraction_size(self.dims, lhs.values.shape)
-        return zero_points.contract(self, kind, dot, lhs, rhs, products)
+        sharded = dataclasses.replace(self, out_sharding=out_sharding)
+        return zero_points.contract(sharded, kind, lhs, rhs)

@@ -10,7 +10,7 @@ from jax import lax
 
 from aqtlite import lowering
 from aqtlite.operations import zero_points
-from aqtlite.operations.base import OperandAxes, Operation, Side
+from aqtlite.operations.base import Lowered, OperandAxes, Side
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import ragged_axes
 from aqtlite.shapes.dimension_numbers import Axes
@@ -23,7 +23,7 @@ from aqtlite.shapes.ragged_axes import RaggedAxes
     meta_fields=["rows", "axes_of"],
 )
 @dataclasses.dataclass(frozen=True)
-class RaggedDot(Operation):
+class RaggedDot(lowering.Ragged, Lowered):
     """A `lax.ragged_dot`, or one of its gradients.
 
     The groups of rows beside those of weights are batch axes: scales of weights move to
@@ -36,15 +36,6 @@ class RaggedDot(Operation):
     >>> operation.gradient("rhs").axes_of
     RaggedAxes(lhs='mn', rhs='mk', out='gkn')
     """
-
-    group_sizes: jax.Array
-    """Integers, one for each group."""
-
-    rows: int
-    """How many there are."""
-
-    axes_of: RaggedAxes = RaggedAxes("mk", "gkn", "mn")
-    """Of both operands, and of the result."""
 
     takes_precision: ClassVar[bool] = False
     takes_sharding: ClassVar[bool] = False
@@ -62,7 +53,7 @@ class RaggedDot(Operation):
         return tuple(sizes[letter] for letter in self.axes_of.out)
 
     def axes(self, side: Side) -> OperandAxes:
-        letters = self._letters(side)
+        letters = self.letters(side)
         is_paired = "m" in self.axes_of.lhs and "g" in self.axes_of.rhs
         paired = "mg" if is_paired else ""
         contracting, batch, remaining = [], [], []
@@ -76,7 +67,7 @@ class RaggedDot(Operation):
         return OperandAxes(tuple(contracting), tuple(batch), tuple(remaining))
 
     def ndim(self, side: Side) -> int:
-        return len(self._letters(side))
+        return len(self.letters(side))
 
     def gradient(self, side: Side) -> "RaggedDot":
         lhs, rhs, out = self.axes_of
@@ -108,11 +99,8 @@ class RaggedDot(Operation):
         is_in_group = ragged_axes.are_in_groups(self.group_sizes, self.rows)
         return jnp.where(is_in_group[:, None], x, 0)
 
-    def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
-        return self._laid_out(scale, self._letters(side), self.axes_of.out)
-
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
-        return self._laid_out(scale, self.axes_of.rhs, self.axes_of.lhs)
+        return self.laid_out(scale, self.axes_of.rhs, self.axes_of.lhs)
 
     def tiled(self, counts: tuple[int, ...]) -> Tiled:
         return Tiled(self.of_tiles(counts), *counts)
@@ -132,16 +120,7 @@ class RaggedDot(Operation):
         return dataclasses.replace(self, group_sizes=jnp.stack(sizes), rows=rows)
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
-        ragged = lowering.Ragged(self.axes_of, self.rows, self.group_sizes)
-        (axis,) = self.axes("lhs").contracting
-        products = lhs.values.shape[axis]
         if "m" not in self.axes_of.out:
             # Sums over the rows of a group would be sums by segments.
-            return kind(ragged, lhs.less_zero_point(), rhs.less_zero_point())
-        return zero_points.contract(self, kind, ragged, lhs, rhs, products)
-
-    def _letters(self, side: Side) -> str:
-        return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs
-
-    def _laid_out(self, scale: jax.Array, axes: str, wanted: str) -> jax.Array:
-        return ragged_axes.laid_out(scale, axes, wanted, self.group_sizes, self.rows)
+            return kind(self, lhs.less_zero_point(), rhs.less_zero_point())
+        return zero_points.contract(self, kind, lhs, rhs)

@@ -5,32 +5,24 @@ import math
 import jax
 import jax.numpy as jnp
 
-from aqtlite.lowering import Contraction, DotInput, Integers, Kind
-from aqtlite.operations.base import Operation
+from aqtlite.lowering import DotInput, Integers, Kind
+from aqtlite.operations.base import Lowered, Operation
 from aqtlite.shapes.dimension_numbers import Axes
 
 
-def contract(
-    operation: Operation,
-    kind: Kind,
-    contraction: Contraction,
-    lhs: DotInput,
-    rhs: DotInput,
-    products: int,
-) -> jax.Array:
+def contract(operation: Lowered, kind: Kind, lhs: DotInput, rhs: DotInput) -> jax.Array:
     """Contracts values less their zero points, taken off the sums where they may be.
 
     Args:
         operation: a contraction that sums over its contracting axes alone.
         kind: kind of dot.
-        contraction: the operation as `kind` takes it.
         lhs: input to the dot.
         rhs: input to the dot.
-        products: number of products in a sum, as for `leave_sums`.
     """
+    products = operation.products(lhs.values.shape, rhs.values.shape)
     if not leave_sums(kind, lhs, rhs, products):
-        return kind(contraction, lhs.less_zero_point(), rhs.less_zero_point())
-    sums = kind(contraction, DotInput(lhs.values), DotInput(rhs.values))
+        return kind(operation, lhs.less_zero_point(), rhs.less_zero_point())
+    sums = kind(operation, DotInput(lhs.values), DotInput(rhs.values))
     # All of it modulo 2^32: the result is within int32.
     return operation.masked(sums.astype(jnp.int32) - terms(operation, lhs, rhs))
 

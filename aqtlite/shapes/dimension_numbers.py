@@ -8,11 +8,12 @@ are the batch axes, then lhs's remaining axes, then rhs's.
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+Side = Literal["lhs", "rhs"]
 Axes = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
 
@@ -175,32 +176,19 @@ def _output_axes(
     return axes[:first], axes[first:second], axes[second:]
 
 
-def lhs_scale_to_output(
-    scale: jax.Array, dims: DimensionNumbers, rhs_ndim: int
+def scale_to_output(
+    side: Side, scale: jax.Array, dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
 ) -> jax.Array:
-    """Lays a keepdims scale of lhs out so that it multiplies the output.
-
-    The scale must have size 1 along the contracting axes.
-    """
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    lhs_ra = remaining_axes(scale.ndim, lhs_ca, lhs_ba)
-    rhs_rank = rhs_ndim - len(rhs_ca) - len(rhs_ba)
-    permuted = scale.transpose(lhs_ba + lhs_ra + lhs_ca)
-    shape = permuted.shape[: len(lhs_ba) + len(lhs_ra)] + (1,) * rhs_rank
-    return permuted.reshape(shape)
-
-
-def rhs_scale_to_output(
-    scale: jax.Array, dims: DimensionNumbers, lhs_ndim: int
-) -> jax.Array:
-    """Lays a keepdims scale of rhs out so that it multiplies the output."""
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    rhs_ra = remaining_axes(scale.ndim, rhs_ca, rhs_ba)
-    lhs_rank = lhs_ndim - len(lhs_ca) - len(lhs_ba)
-    permuted = scale.transpose(rhs_ba + rhs_ra + rhs_ca)
-    batch = permuted.shape[: len(rhs_ba)]
-    rest = permuted.shape[len(rhs_ba) : len(rhs_ba) + len(rhs_ra)]
-    return permuted.reshape(batch + (1,) * lhs_rank + rest)
+    """Lays a keepdims scale of an operand out so that it multiplies the output."""
+    is_lhs = side == "lhs"
+    contracting, batch = (pair[0 if is_lhs else 1] for pair in dims)
+    remaining = remaining_axes(scale.ndim, contracting, batch)
+    permuted = scale.transpose(batch + remaining + contracting)
+    shared, own = len(batch), len(batch) + len(remaining)
+    others = (rhs_ndim if is_lhs else lhs_ndim) - shared - len(contracting)
+    sizes, ones = permuted.shape[shared:own], (1,) * others
+    rest = sizes + ones if is_lhs else ones + sizes
+    return permuted.reshape(permuted.shape[:shared] + rest)
 
 
 def rhs_scale_to_lhs(

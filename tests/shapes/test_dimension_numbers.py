@@ -96,8 +96,8 @@ def test_scales_move_to_the_output(contraction):
     )
     got = (
         numpy_dot(lhs, rhs, dims)
-        * dn.lhs_scale_to_output(lhs_scale, dims, rhs.ndim)
-        * dn.rhs_scale_to_output(rhs_scale, dims, lhs.ndim)
+        * dn.scale_to_output("lhs", lhs_scale, dims, lhs.ndim, rhs.ndim)
+        * dn.scale_to_output("rhs", rhs_scale, dims, lhs.ndim, rhs.ndim)
     )
     wanted = numpy_dot(lhs * lhs_scale, rhs * rhs_scale, dims)
     np.testing.assert_array_equal(got, wanted)
