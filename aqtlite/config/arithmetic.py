@@ -8,7 +8,6 @@ import dataclasses
 import functools
 from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
@@ -82,12 +81,6 @@ def sums_integers(raw: DotGeneralRaw) -> bool:
     forms = forms_of(raw.lhs, raw.rhs, raw.dg_in_dtype)
     kind = kind_of(*forms, raw.dg_in_dtype)
     return kind in ("integers", "integers in float", "mixed")
-
-
-def float_accumulator(raw: DotGeneralRaw) -> np.dtype | None:
-    """The float dtype to which the sums are cast, None for none."""
-    dtype = raw.dg_accumulator_dtype
-    return dtype if dtype is not None and jnp.issubdtype(dtype, jnp.floating) else None
 
 
 def reused(

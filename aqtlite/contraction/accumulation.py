@@ -21,7 +21,7 @@ from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import operands
-from aqtlite.shapes import block_shapes, tiles
+from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import sharded_like
 
 
@@ -246,7 +246,7 @@ def _cut(
     axes = operation.axes(side)
 
     def cut(x: jax.Array) -> jax.Array:
-        return tiles.cut(x, axes.cuttable, counts, axes.groups)
+        return block_shapes.cut(x, axes.cuttable, counts, axes.groups)
 
     zero_point = None if given.zero_point is None else cut(given.zero_point)
     values = cut(given.values)
@@ -263,8 +263,9 @@ def of_elements(
     """Repeats what blocks along kept axes, or several groups, share."""
     axes = operation.axes(side)
     x = block_shapes.repeat(x, shape, axes.batch + axes.remaining)
-    for axis in axes.cuttable:
-        x = block_shapes.repeat_into(x, axis, axes.groups)
+    if axes.groups > 1:
+        for axis in axes.cuttable:
+            x = block_shapes.repeat_into(x, axis, axes.groups)
     return x
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from aqtlite import config, noise
 from aqtlite.contraction import checks, differentiation, execution, requantization
 from aqtlite.operations import Operation, Side
-from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import padding, smoothing
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import before_transposition
@@ -86,8 +86,10 @@ def contract(
     if cfg.fwd.smoothing is not None:
         dims = smoothing.dims_of(operation)
         lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, states.smoothing)
-    operation, lhs = _in_storage(operation, "lhs", lhs, cfg.fwd.lhs)
-    operation, rhs = _in_storage(operation, "rhs", rhs, cfg.fwd.rhs)
+    if isinstance(lhs, QTensor):
+        operation, lhs = _in_storage(operation, "lhs", lhs, cfg.fwd.lhs)
+    if isinstance(rhs, QTensor):
+        operation, rhs = _in_storage(operation, "rhs", rhs, cfg.fwd.rhs)
     if not isinstance(lhs, QTensor):
         lhs = operation.masked(lhs)
     shape = operation.output_shape(lhs.shape, rhs.shape)
@@ -111,13 +113,13 @@ def contract(
 
 
 def _in_storage(
-    operation: Operation, side: Side, x: Operand, tensor: config.Tensor
-) -> tuple[Operation, Operand]:
+    operation: Operation, side: Side, x: QTensor, tensor: config.Tensor
+) -> tuple[Operation, QTensor]:
     """Contracts the axes of a `QTensor` where they lie, if that gives equal sums.
 
     Sums of floats depend on the order of the axes, exact ones do not.
     """
-    if not isinstance(x, QTensor) or x.order is None:
+    if x.order is None:
         return operation, x
     is_exact = tensor.is_integer or operation.pairs_elements
     if is_exact and not tensor.use_fake_quant:

@@ -10,6 +10,7 @@ import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
@@ -267,6 +268,9 @@ def _contraction(
         out_sharding: sharding of the result.
         precision: precision of the contraction, where it is one of floats.
     """
+    accumulator = raw.dg_accumulator_dtype
+    if accumulator is not None and not jnp.issubdtype(accumulator, jnp.floating):
+        accumulator = None  # Sums of integers are of int32 anyway.
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     left, right = (
         OperandExecution(
@@ -283,7 +287,7 @@ def _contraction(
         rhs=dataclasses.replace(right, reuse=reuse),
         kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
         in_dtype=raw.dg_in_dtype,
-        accumulator=None if reuse else arithmetic.float_accumulator(raw),
+        accumulator=None if reuse else accumulator,
         out_dtype=out_dtype,
         out_sharding=out_sharding,
         needs_noise=raw.lhs.needs_noise,

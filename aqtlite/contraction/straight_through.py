@@ -17,7 +17,7 @@ from aqtlite.contraction.execution import OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import quantizer, statistics
-from aqtlite.shapes import block_shapes, tiles
+from aqtlite.shapes import block_shapes
 
 
 @functools.partial(
@@ -101,7 +101,7 @@ class Learned:
         if mask is None:
             mask = gradient_mask(self.x, self.q)
         else:
-            mask = tiles.merge(mask, like=self.x)
+            mask = block_shapes.merge(mask, like=self.x)
         return mask, self._of_parameters(tensor, values, gradient)
 
     def _values(self) -> calibration.Quantized:
@@ -110,16 +110,16 @@ class Learned:
         wide = dataclasses.replace(self.q, dtype=np.dtype("float32"))
         zero_point = self.q.zero_point
         if zero_point is not None:
-            zero_point = tiles.split_keepdims(zero_point, self.x.shape)
+            zero_point = block_shapes.split_keepdims(zero_point, self.x.shape)
         return calibration.Quantized(
             self._in_blocks(self.x),
             self._in_blocks(wide.dequant()),
-            tiles.split_keepdims(self.q.scale, self.x.shape) / np.float32(unit),
+            block_shapes.split_keepdims(self.q.scale, self.x.shape) / np.float32(unit),
             zero_point,
         )
 
     def _in_blocks(self, x: jax.Array) -> jax.Array:
-        return tiles.split(exact.float32(x), self.q.scale.shape)
+        return block_shapes.split(exact.float32(x), self.q.scale.shape)
 
     def _of_parameters(
         self, tensor: config.Tensor, values: calibration.Quantized, gradient: jax.Array

@@ -217,10 +217,10 @@ def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:
 def _parts(contraction: Contraction, lhs: Digits, rhs: Digits) -> list[jax.Array]:
     """The sums for each digit of floats; if there are none, those of all digits."""
     products = contraction.products(lhs.shape, rhs.shape)
-    limit = _LARGEST_SUM // (lhs.largest_digit * rhs.largest_digit)
     # A symbolic size (jax.export) is taken to fit: it cannot be cut.
     is_known = isinstance(products, int)
     fits = not is_known or products * lhs.largest * rhs.largest <= _LARGEST_SUM
+    limit = _LARGEST_SUM // (lhs.largest_digit * rhs.largest_digit)
     if not fits and products > limit:
         of_pieces = [
             [part.astype(jnp.float32) for part in _parts(piece, lhs.cut(a), rhs.cut(b))]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import Contraction, DotInput, Kind
+from aqtlite.lowering import Contraction, DotInput, Integers, Kind
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
@@ -212,7 +213,7 @@ class Operation(abc.ABC):
             counts: as `of_tiles` takes them.
 
         Returns:
-            A contraction of what `aqtlite.shapes.tiles.cut` makes of the operands. Its
+            A contraction of what `block_shapes.cut` makes of the operands. Its
             result has as many axes more in front, over which it is to be summed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no contraction of tiles")
@@ -237,3 +238,85 @@ class Operation(abc.ABC):
 
 class Lowered(Contraction, Operation):
     """An operation that kinds of dots take as it is."""
+
+    def contract(self, kind, lhs, rhs, out_sharding=None):
+        del out_sharding  # Part of an operation that has one.
+        products = self.products(lhs.values.shape, rhs.values.shape)
+        if not zero_points_leave_sums(kind, lhs, rhs, products):
+            return kind(self, lhs.less_zero_point(), rhs.less_zero_point())
+        sums = kind(self, DotInput(lhs.values), DotInput(rhs.values))
+        # All of it modulo 2^32: the result is within int32.
+        return self.masked(sums.astype(jnp.int32) - _zero_point_terms(self, lhs, rhs))
+
+
+def zero_points_leave_sums(
+    kind: Kind, lhs: DotInput, rhs: DotInput, products: int
+) -> bool:
+    """Returns True if zero points may be taken off the sums of what is stored.
+
+    Stored values are then of 8 bits, and int32 holds all sums.
+
+    Args:
+        kind: Kind of dot.
+        lhs: Input to the dot.
+        rhs: Input to the dot.
+        products: Number of products in a sum; a symbolic one (jax.export) is taken to
+            fit.
+    """
+    if not isinstance(kind, Integers):
+        return False
+    if lhs.zero_point is None and rhs.zero_point is None:
+        return False
+    is_wide = any(jnp.iinfo(one.values.dtype).bits > 8 for one in (lhs, rhs))
+    bound = (lhs.largest or 0) * (rhs.largest or 0)
+    is_long = isinstance(products, int) and products * bound >= 2**31
+    return not (is_wide or is_long)
+
+
+def _zero_point_terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:
+    """Computes ``sum a b - sum (a - za) (b - zb)``, modulo 2^32.
+
+    That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
+    frozen operand may be known. Zero points that vary along contracting axes are
+    within the sums.
+
+    Args:
+        operation: a contraction that sums over its contracting axes alone.
+        lhs: stored integers.
+        rhs: the same. One of both has a zero point.
+    """
+    lhs_axes, rhs_axes = (operation.axes(side).contracting for side in ("lhs", "rhs"))
+    found = []
+    if rhs.zero_point is not None:
+        a = lhs.values.astype(jnp.int32)
+        if lhs.zero_point is not None:
+            a = a - lhs.zero_point
+        zb = rhs.zero_point
+        if all(zb.shape[axis] == 1 for axis in rhs_axes):
+            row = a.sum(lhs_axes, keepdims=True) if lhs.sums is None else lhs.sums
+            row = operation.scale_to_output("lhs", row)
+            found.append(row * operation.scale_to_output("rhs", zb))
+        else:
+            a = a * operation.rhs_scale_to_lhs(zb)
+            row = a.sum(lhs_axes, keepdims=True)
+            found.append(operation.scale_to_output("lhs", row))
+    if lhs.zero_point is not None:
+        za = lhs.zero_point
+        if all(za.shape[axis] == 1 for axis in lhs_axes):
+            column = operation.scale_to_output("rhs", _sums_of(rhs, rhs_axes))
+            found.append(operation.scale_to_output("lhs", za) * column)
+        else:
+            b = rhs.values.astype(jnp.int32) * operation.lhs_scale_to_rhs(za)
+            column = b.sum(rhs_axes, keepdims=True)
+            found.append(operation.scale_to_output("rhs", column))
+    return sum(found[1:], start=found[0])
+
+
+def _sums_of(x: DotInput, axes: Axes) -> jax.Array:
+    """The sums of stored integers over some axes, int32 and keepdims."""
+    if x.sums is None:
+        return x.values.astype(jnp.int32).sum(axes, keepdims=True)
+    if x.zero_point is None:
+        return x.sums
+    count = math.prod(x.values.shape[axis] for axis in axes)
+    return x.sums + count * x.zero_point

@@ -12,8 +12,12 @@ from jax import lax
 from aqtlite import lowering
 from aqtlite.lowering import DotInput, Kind
 from aqtlite.lowering.convolution import Convolution
-from aqtlite.operations import zero_points
-from aqtlite.operations.base import OperandAxes, Operation, Side
+from aqtlite.operations.base import (
+    OperandAxes,
+    Operation,
+    Side,
+    zero_points_leave_sums,
+)
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
@@ -242,7 +246,7 @@ class ConvGeneralDilated(Operation):
             return False
         products = self.convolution.products(self._kernel(right.values).shape)
         return (
-            zero_points.leave_sums(kind, left, right, products)
+            zero_points_leave_sums(kind, left, right, products)
             and self.forward.batch_groups == 1
             and isinstance(products, int)
             and all(zero.shape[axis] == 1 for axis in contracting)

@@ -9,7 +9,6 @@ import jax
 from jax import lax
 
 from aqtlite import lowering
-from aqtlite.operations import zero_points
 from aqtlite.operations.base import Lowered, OperandAxes, Side
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -70,9 +69,12 @@ class DotGeneral(lowering.Dot, Lowered):
         return shape if self.order is None else tuple(shape[a] for a in self.order)
 
     def axes(self, side: Side) -> OperandAxes:
-        index = ("lhs", "rhs").index(side)
-        contracting, batch = (pair[index] for pair in self.dims)
-        remaining = dn.remaining_axes(self.ndim(side), contracting, batch)
+        (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = self.dims
+        if side == "lhs":
+            ndim, contracting, batch = self.lhs_ndim, lhs_ca, lhs_ba
+        else:
+            ndim, contracting, batch = self.rhs_ndim, rhs_ca, rhs_ba
+        remaining = dn.remaining_axes(ndim, contracting, batch)
         return OperandAxes(contracting, batch, remaining)
 
     def ndim(self, side: Side) -> int:
@@ -130,4 +132,4 @@ class DotGeneral(lowering.Dot, Lowered):
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
         sharded = dataclasses.replace(self, out_sharding=out_sharding)
-        return zero_points.contract(sharded, kind, lhs, rhs)
+        return super(DotGeneral, sharded).contract(kind, lhs, rhs)

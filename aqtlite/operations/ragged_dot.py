@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from aqtlite import lowering
-from aqtlite.operations import zero_points
 from aqtlite.operations.base import Lowered, OperandAxes, Side
 from aqtlite.operations.tiled import Tiled
 from aqtlite.shapes import ragged_axes
@@ -123,4 +122,4 @@ class RaggedDot(lowering.Ragged, Lowered):
         if "m" not in self.axes_of.out:
             # Sums over the rows of a group would be sums by segments.
             return kind(self, lhs.less_zero_point(), rhs.less_zero_point())
-        return zero_points.contract(self, kind, lhs, rhs)
+        return super().contract(kind, lhs, rhs)

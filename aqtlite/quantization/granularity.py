@@ -8,8 +8,8 @@ import jax
 
 from aqtlite import config
 from aqtlite.operations import OperandAxes
+from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
-from aqtlite.shapes import tiles
 from aqtlite.shapes.dimension_numbers import Axes
 
 
@@ -54,7 +54,9 @@ class Layout(NamedTuple):
         """
         if not self.cut:
             return x, self.shared
-        return tiles.split(x, self.scale_shape(x.shape)), self._shared_in_blocks()
+        return block_shapes.split(
+            x, self.scale_shape(x.shape)
+        ), self._shared_in_blocks()
 
     def _shared_in_blocks(self) -> Axes:
         cut = {axis for axis, _ in self.cut}

@@ -24,8 +24,8 @@ from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import granularity
+from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
-from aqtlite.shapes import tiles
 
 # Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
 _SAFE_BOUND = 4.0
@@ -98,10 +98,10 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         scale: that of the stored values, keepdims.
         grid: the grid.
     """
-    if tiles.has_blocks(x.shape, scale.shape):
-        blocks = tiles.split(x, scale.shape)
-        scale = tiles.split_keepdims(scale, x.shape)
-        return tiles.merge(scaled(blocks, scale, grid), like=x)
+    if block_shapes.has_blocks(x.shape, scale.shape):
+        blocks = block_shapes.split(x, scale.shape)
+        scale = block_shapes.split_keepdims(scale, x.shape)
+        return block_shapes.merge(scaled(blocks, scale, grid), like=x)
     values = exact.algebraic_barrier(exact.float32(x))
     if not grid.has_zero:
         # A channel of zeros has a scale of 0.
@@ -129,7 +129,7 @@ def round_to_grid(
         seed: seed of the noise, the same along axes that share it; None for a grid that
             needs none. See `noise.Noise.bits`.
     """
-    if tiles.has_blocks(x.shape, calibrated.scale.shape):
+    if block_shapes.has_blocks(x.shape, calibrated.scale.shape):
         return _round_blocks(x, calibrated, tensor_config, seed)
     grid = tensor_config.grid
     bits = None if seed is None else _noise(x.shape, seed, tensor_config)
@@ -168,14 +168,16 @@ def _round_blocks(
     seed: jax.Array | None,
 ) -> QTensor:
     """Rounds an array of which the scale has blocks."""
-    blocks = tiles.split(x, calibrated.scale.shape)
-    of_blocks = jax.tree.map(lambda y: tiles.split_keepdims(y, x.shape), calibrated)
+    blocks = block_shapes.split(x, calibrated.scale.shape)
+    of_blocks = jax.tree.map(
+        lambda y: block_shapes.split_keepdims(y, x.shape), calibrated
+    )
     if seed is not None and seed.ndim > 1:
-        seed = tiles.split_keepdims(seed, x.shape, first=1)
+        seed = block_shapes.split_keepdims(seed, x.shape, first=1)
     q = round_to_grid(blocks, of_blocks, tensor_config, seed)
     return dataclasses.replace(
         q,
-        qvalue=tiles.merge(q.qvalue, like=x),
+        qvalue=block_shapes.merge(q.qvalue, like=x),
         scale=calibrated.scale,
         zero_point=calibrated.zero_point,
     )

@@ -145,18 +145,15 @@ def vary_together(trees: Tree) -> Tree:
     As `lax.dot_general` does with its operands. The gradient of an array that did not
     vary over an axis is thereby summed over it.
     """
-    axes = frozenset().union(*map(_varying, jax.tree.leaves(trees)))
-
-    def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - _varying(x)))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, trees)
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-    """The manual axes of the mesh over which an array varies."""
-    return jax.typeof(x).manual_axis_type.varying
+    leaves, structure = jax.tree.flatten(trees)
+    own = [jax.typeof(x).manual_axis_type.varying for x in leaves]
+    axes = frozenset().union(*own)
+    varying = [
+        lax.pcast(x, tuple(sorted(axes - one)), to="varying") if axes - one else x
+        for x, one in zip(leaves, own, strict=True)
+    ]
+    together: Tree = jax.tree.unflatten(structure, varying)
+    return together
 
 
 def is_manual() -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from aqtlite import lowering, operations
 from aqtlite.operations import DotInput
-from aqtlite.shapes import tiles
+from aqtlite.shapes import block_shapes
 from tests.convolutions import CASES, Case, integers, reference
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -147,7 +147,7 @@ def test_tiles_add_up(name):
     @functools.partial(jax.jit, static_argnums=0)
     def run(operation, lhs, rhs):
         a, b = (
-            tiles.cut(x, axes.cuttable, (2,), axes.groups)
+            block_shapes.cut(x, axes.cuttable, (2,), axes.groups)
             for x, axes in zip(
                 (lhs, rhs), map(operation.axes, operations.SIDES), strict=True
             )

@@ -10,7 +10,7 @@ import pytest
 
 from aqtlite import lowering, operations
 from aqtlite.operations import DotInput
-from aqtlite.shapes import tiles
+from aqtlite.shapes import block_shapes
 from tests.common import normal
 
 CASES = {
@@ -96,7 +96,7 @@ def test_tiles_add_up(order):
     lhs, rhs, operation = operands_of(CASES["matmul"])
     operation = dataclasses.replace(operation, order=order)
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in ("lhs", "rhs"))
-    a, b = tiles.cut(lhs, lhs_axes, (2,)), tiles.cut(rhs, rhs_axes, (2,))
+    a, b = block_shapes.cut(lhs, lhs_axes, (2,)), block_shapes.cut(rhs, rhs_axes, (2,))
     out = run(operation.tiled((2,)), a, b)
     assert out.shape[0] == 2
     np.testing.assert_allclose(

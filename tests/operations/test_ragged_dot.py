@@ -10,7 +10,7 @@ import pytest
 
 from aqtlite import lowering, operations
 from aqtlite.operations import DotInput
-from aqtlite.shapes import tiles
+from aqtlite.shapes import block_shapes
 from aqtlite.shapes.ragged_axes import RaggedAxes
 from tests.common import normal
 
@@ -153,7 +153,7 @@ def test_tiles_add_up(axes):
     @jax.jit
     def parts(operation, lhs, rhs):
         a, b = (
-            tiles.cut(x, operation.axes(side).contracting, (2,))
+            block_shapes.cut(x, operation.axes(side).contracting, (2,))
             for side, x in (("lhs", lhs), ("rhs", rhs))
         )
         stacked = operation.of_tiles((2,))
