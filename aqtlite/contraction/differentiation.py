@@ -317,9 +317,11 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
         scales = _scales_on_output(saved)
         others = saved.rhs, saved.lhs
+        # Layers of one shape have one gradient, which is traced once.
+        gradient_of = _traced_once if isinstance(g, jax.core.Tracer) else _gradient
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
             if own is not None and not _is_absent((other, own)):
-                out, states[f"d{side}"] = _gradient(
+                out, states[f"d{side}"] = gradient_of(
                     how.gradient(side),
                     saved.operation.gradient(side),
                     g,
@@ -385,3 +387,6 @@ def _gradient(
         inner, operation, g, other, seed, forward_scales, states
     )
     return padding.crop(out, shape), state
+
+
+_traced_once = jax.jit(_gradient, static_argnums=0, inline=True)
