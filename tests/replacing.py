@@ -27,7 +27,7 @@ def replaced(function, replacement=itself):
 
     def evaluate(*args):
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = [one for one in sites.find(closed) if one.obstacle is None]
+        found = [one for one in sites.find(closed).contractions if one.obstacle is None]
         replacements = {one.location: replacement(one) for one in found}
         out, _ = rewriting.evaluate(closed, jax.tree.leaves(args), replacements)
         return jax.tree.unflatten(jax.tree.structure(shape), out)
@@ -38,7 +38,9 @@ def replaced(function, replacement=itself):
 def evaluated_with(function, replacement, *args):
     """What such a function returns, and what its replacements left."""
     closed = jax.make_jaxpr(function)(*args)
-    replacements = {one.location: replacement(one) for one in sites.find(closed)}
+    replacements = {
+        one.location: replacement(one) for one in sites.find(closed).contractions
+    }
     return rewriting.evaluate(closed, jax.tree.leaves(args), replacements)
 
 

@@ -1,4 +1,8 @@
-"""The contractions of a jaxpr: where they are, and what their operands depend on."""
+"""The contractions and named values of a jaxpr: where they are, what they depend on.
+
+A value of interest that is no operand of a contraction is found again by the name that
+`mark` gave it, which computes nothing.
+"""
 
 import dataclasses
 import hashlib
@@ -8,11 +12,20 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import dependencies, equations, registry, rewriting, scopes
 from aqtlite.jaxpr.replacement import Location
+
+_MARK = "aqtlite mark "
+
+
+def mark(x: jax.Array, name: str) -> jax.Array:
+    """Returns a value with a name, which is no part of how it is computed."""
+    named: jax.Array = checkpoint_name(x, _MARK + name)
+    return named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +58,11 @@ class Origin(NamedTuple):
     """Digest of the computation of a value that depends on parameters and constants
     alone: equal computations of equal parameters have equal digests, wherever they
     are in the jaxpr."""
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """Indices of the inputs that the value depends on."""
+        return frozenset(one for one in self.needed if isinstance(one, int))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +97,31 @@ class Site:
         return registry.OF_PRIMITIVES[self.eqn.primitive.name]
 
 
+class NamedValue(NamedTuple):
+    """A value of a jaxpr that has a name."""
+
+    name: str
+    """Of `mark`, or of `jax.ad_checkpoint.checkpoint_name`."""
+
+    location: Location
+    """Location of the equation that gives the name."""
+
+    origin: Origin
+    is_in_branch: bool
+    """It is inside a branch, a loop other than a scan, or a shard."""
+
+
+class Found(NamedTuple):
+    """The contents of a jaxpr and of all bodies in it, in program order."""
+
+    contractions: list[Site]
+    named: list[NamedValue]
+
+
 def find(
     closed: core.ClosedJaxpr, parameters: Mapping[int, str] = MappingProxyType({})
-) -> list[Site]:
-    """Returns the contractions of a jaxpr and of all bodies in it, in program order.
+) -> Found:
+    """Returns the contractions and the named values of a jaxpr.
 
     Args:
         closed: the jaxpr.
@@ -95,7 +134,7 @@ def find(
         )
         for i in range(len(closed.in_avals))
     ]
-    found: list[Site] = []
+    found = Found([], [])
     _walk(closed, inputs, _Place(frozenset(parameters)), found)
     return found
 
@@ -148,6 +187,12 @@ class _Place:
             registered=name,
         )
 
+    @property
+    def is_in_branch(self) -> bool:
+        """Whether values cannot leave it."""
+        is_branch = {"cond", "while", "shard_map"}.intersection(self.around)
+        return bool(is_branch) or self.obstacle is not None
+
     def scope_of(self, eqn: Any) -> str:
         """The scope of an equation, as JAX writes it."""
         return scopes.join(self.scope, scopes.text_of(eqn))
@@ -162,7 +207,7 @@ def _walk(
     closed: core.ClosedJaxpr,
     inputs: Sequence[Origin],
     place: _Place,
-    found: list[Site],
+    found: Found,
 ) -> list[Origin]:
     """Adds the contractions of a jaxpr; returns origins of the outputs."""
     jaxpr = closed.jaxpr
@@ -179,10 +224,16 @@ def _walk(
 
     for index, eqn in enumerate(jaxpr.eqns):
         values = [read(atom) for atom in eqn.invars]
+        location = (*place.location, (index, 0))
+        if eqn.primitive is primitives.name_p:
+            name = str(eqn.params["name"]).removeprefix(_MARK)
+            found.named.append(
+                NamedValue(name, location, values[0], place.is_in_branch)
+            )
         if eqn.primitive.name in registry.OF_PRIMITIVES:
-            found.append(
+            found.contractions.append(
                 Site(
-                    (*place.location, (index, 0)),
+                    location,
                     eqn,
                     scopes.parse(place.scope_of(eqn)),
                     (values[0], values[1]),
@@ -199,7 +250,7 @@ def _walk(
 
 
 def _walk_inside(
-    eqn: Any, index: int, values: list[Origin], place: _Place, found: list[Site]
+    eqn: Any, index: int, values: list[Origin], place: _Place, found: Found
 ) -> list[Origin]:
     """Adds the contractions inside of an equation; returns origins of the outputs."""
     name = registry.name_of(eqn)
@@ -222,6 +273,8 @@ def _walk_inside(
 
 def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
     """Origins of the outputs of an equation that is no call."""
+    if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_MARK):
+        return values
     identities = [value.identity for value in values if value.identity is not None]
     made = None
     if len(identities) == len(values) and not eqn.effects:

@@ -91,13 +91,13 @@ def convert_function(
         "fn_q(params, *args, **kwargs)",
     )
     call = FunctionCall(fn_q, args, kwargs)
-    planned = call.program(params, state or {}).plan
-    if not planned.quantized():
+    program = call.program(params, state or {})
+    if not program.plan.quantized():
         raise ValueError(
             "nothing to freeze: the rules quantize none of the function's contractions"
-            + planned.reasons()
+            + program.plan.reasons()
         )
-    serving, summary = freezing.plan([call], params, state or {}).run()
+    serving, summary = freezing.plan([program], params, state or {}).run()
     if strict:
         report_lib.check_all_frozen(summary)
     report_lib.log(summary)

@@ -14,9 +14,15 @@ from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, fixed_scales, planning, uses
 from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.call_site import COLLECTION, SITE
-from aqtlite.program.serving.contraction import Recorder
 from aqtlite.program.serving.conversion import Stored
-from aqtlite.program.serving.model import Buffer, CallTrace, Model, Parameter
+from aqtlite.program.serving.model import (
+    Buffer,
+    CallTrace,
+    Discovery,
+    FoundOperand,
+    Model,
+    Parameter,
+)
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan, Weight
 from aqtlite.program.serving.report import ConversionReport
@@ -92,7 +98,8 @@ class FunctionCall:
             planned,
             {traced.leaves.index(i): one for i, one in parameters.items()},
             module_of=lambda one: tuple(filter(None, one.module.split("/"))),
-            states_of=lambda one: states_of(one, state),
+            state=state,
+            states_in=states_of,
             place_of=lambda one: (one.path,),
         )
 
@@ -173,11 +180,11 @@ _QUANTIZED_ELSEWHERE = (
 )
 
 
-def plan(calls: Sequence[FunctionCall], params: Any, state: State) -> Conversion:
+def plan(programs: Sequence[Program], params: Any, state: State) -> Conversion:
     """Plans a conversion from traces alone.
 
     Args:
-        calls: that will be served.
+        programs: the calls that will be served.
         params: their parameters, or their shapes.
         state: state of the calibrations; empty if there is none.
     """
@@ -187,16 +194,16 @@ def plan(calls: Sequence[FunctionCall], params: Any, state: State) -> Conversion
         "call what is quantized with some batches first, and convert with the state "
         "that is left",
     )
-    model = _Model(calls, params, state)
+    model = _Model(programs, params, state)
     return Conversion(params, state, model, planning.plan(model))
 
 
 class _Model(Model):
     """Quantized functions that share their parameters, and the calls of them."""
 
-    def __init__(self, calls: Sequence[FunctionCall], params: Any, state: State):
-        self._calls, self._params, self._state = calls, params, state
-        self.num_calls = len(calls)
+    def __init__(self, programs: Sequence[Program], params: Any, state: State):
+        self._programs, self._state = programs, state
+        self.num_calls = len(programs)
         self.parameters = _parameters_of(params)
         self.uses_of_statistics = Uses()
         flat = jax.tree_util.tree_flatten_with_path(state)[0]
@@ -206,50 +213,18 @@ class _Model(Model):
         """The parameters of weights that functions quantize on their own."""
         return {one for each in self._programs for one in each.quantized_elsewhere()}
 
-    @functools.cached_property
-    def _programs(self) -> list[Program]:
-        """The calls, traced with floats."""
-        return [one.program(self._params, self._state) for one in self._calls]
-
-    def trace(
-        self,
-        call: int,
-        recorder: Recorder,
-        frozen: Mapping[Parameter, Placeholder],
-    ) -> CallTrace:
-        function = self._calls[call].function
-        leaves, treedef = jax.tree.flatten(self._params)
-        placeholders = {parameter.number: one for parameter, one in frozen.items()}
-        kept = {
-            parameter.number: leaves[parameter.number]
-            for parameter in self.parameters
-            if parameter.number not in placeholders
-        }
-
-        def run(kept: Any, state: Any, args: Any, kwargs: Any) -> Any:
-            full = [
-                placeholders[i] if i in placeholders else kept[i]
-                for i in range(len(leaves))
-            ]
-            shapes = [x.struct if isinstance(x, Placeholder) else x for x in full]
-            called = FunctionCall(function, args, kwargs)
-            program = called.program(jax.tree.unflatten(treedef, shapes), state)
-            given = [*full, *jax.tree.leaves((args, kwargs))]
-            values = [given[i] for i in program.traced.leaves]
-            return program.record(values, recorder)
-
-        args, kwargs = self._calls[call].args, dict(self._calls[call].kwargs)
-        arguments = kept, self._state, args, kwargs
+    def discover(self, call: int) -> Discovery:
+        program = dataclasses.replace(self._programs[call], state=self._state)
         with uses.noted_in(self.uses_of_statistics):
-            traced = tracing.trace(run, arguments)
-        kept_in, state_in, _, _ = traced.inputs
+            return program.discovery()
+
+    def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
+        program = self._programs[call]
+        traced = program.traced_record(self._state, {one.key for one in weights})
+        _, state_in = traced.inputs
         return CallTrace(
             traced.jaxpr,
-            {
-                i: self.parameters[number]
-                for number, i in kept_in.items()
-                if i is not None
-            },
+            program.parameters,
             dict(zip(jax.tree.leaves(state_in), self.buffers, strict=True)),
             tuple(traced.outputs[1]),
         )

@@ -16,7 +16,7 @@ from jax.extend import core
 from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.jaxpr import equations, registry, sites
-from aqtlite.jaxpr.sites import Loop, Site
+from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.program import injected, patterns, primitives
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.planned import Kind, PlannedContraction, PlannedOperand
@@ -31,6 +31,8 @@ class Plan:
 
     contractions: tuple[PlannedContraction, ...]
     rules: tuple[Rule, ...] = dataclasses.field(repr=False)
+    named: tuple[NamedValue, ...] = dataclasses.field(repr=False, compare=False)
+    """The values of the program that have names."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
@@ -126,9 +128,10 @@ def make(
     Raises:
         ValueError: if no contraction fulfils the conditions of a rule that is required.
     """
+    contents = sites.find(closed, parameters)
     found = [
         site
-        for site in sites.find(closed, parameters)
+        for site in contents.contractions
         if differentiation.SCOPE not in site.scope.path.split("/")
     ]
     counts: collections.Counter[str] = collections.Counter()
@@ -140,7 +143,7 @@ def make(
         if rule.is_required and not any(_fulfils(one, rule) for one in planned):
             text = _nothing_fulfils(rule, index, planned)
             raise ValueError(text + _not_called(rule, closed))
-    return Plan(tuple(planned), tuple(rules))
+    return Plan(tuple(planned), tuple(rules), tuple(contents.named))
 
 
 _FLOAT = config.unquantized()

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from aqtlite import config
 from aqtlite.jaxpr.sites import Site
+from aqtlite.operations import Side
 
 Kind = Literal["weight", "activation", "constant"]
 
@@ -85,3 +86,7 @@ class PlannedContraction:
         """Returns its inputs with the weight, if it has one, as the second."""
         lhs, rhs, *rest = values
         return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
+
+    def index(self, side: Side) -> int:
+        """Returns the index of an operand among the inputs of its equation."""
+        return int((side == "rhs") != self.is_exchanged)

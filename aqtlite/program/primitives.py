@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from aqtlite import operations
+from aqtlite import config, operations
 from aqtlite.config import DotGeneral, arithmetic
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
@@ -74,6 +74,16 @@ def name_of(eqn: Any, avals: Sequence[Any], *, exchanged: bool) -> str:
     if eqn.primitive.name == "ragged_dot_general":
         return "ragged_dot"
     return operation_of(eqn, avals, exchanged=exchanged).name
+
+
+def in_float(eqn: Any, values: Sequence[Any]) -> list[jax.Array]:
+    """Evaluates a contraction as it was.
+
+    Args:
+        eqn: the equation.
+        values: its inputs.
+    """
+    return [contract(eqn, config.unquantized(), values, States(), exchanged=False)]
 
 
 def contract(

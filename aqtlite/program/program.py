@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,23 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.contraction import remat
-from aqtlite.jaxpr import dependencies, rewriting, sites, tracing
+from aqtlite.jaxpr import rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
 from aqtlite.program import primitives
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.serving import uses
-from aqtlite.program.serving.contraction import (
-    CallingModule,
-    Contraction,
-    Recorder,
+from aqtlite.program.serving import recording, uses
+from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.model import (
+    Discovery,
+    FoundOperand,
+    Parameter,
+    Place,
+    StoredOperand,
 )
-from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.recording import WeightOutputs
 from aqtlite.quantization.state_collections import collections_of
 from aqtlite.quantization.statistics import States
+from aqtlite.shapes import sharding
 
 Path = tuple[str, ...]
 
@@ -44,8 +48,11 @@ class Program:
     module_of: Callable[[PlannedContraction], Path]
     """The path under which the frozen weights of a contraction are kept."""
 
-    states_of: Callable[[PlannedContraction], States]
-    """The states of its calibrations."""
+    state: Any
+    """Arrays of the calibrations, or their shapes."""
+
+    states_in: Callable[[PlannedContraction, Any], States]
+    """The states of the calibrations of a contraction, taken from all of them."""
 
     place_of: Callable[[PlannedContraction], Path]
     """The path of their statistics in the collection of these."""
@@ -53,39 +60,96 @@ class Program:
     first_position: int = 0
     """The number of the first contraction of a module."""
 
-    def record(self, values: Sequence[Any], recorder: Recorder) -> tuple[Any, Any]:
-        """Evaluates the program while a recorder sees every contraction.
+    def states_of(self, one: PlannedContraction) -> States:
+        """The states of the calibrations of a contraction."""
+        return self.states_in(one, self.state)
+
+    def discovery(self, buffers: Collection[int] = ()) -> Discovery:
+        """Returns what the operands are made of that are quantized.
 
         Args:
-            values: the inputs of the jaxpr; a `Placeholder` for a parameter that is
-                frozen.
-            recorder: of `aqtlite.program.serving`.
+            buffers: indices of inputs that are variables, and no parameters.
+        """
+        found: list[FoundOperand] = []
+        for one, module, position in self.numbered():
+            call, obstacle = self.contraction_of_types(one), _obstacle(one)
+            states = self.states_of(one)
+            uses.note_operands(
+                dataclasses.replace(call, states=_of_a_step(one, states)),
+                self.place_of(one),
+                needs_frozen=True,
+            )
+            for side in call.quantized_sides():
+                key = OperandKey(module, position, side)
+                operand = FoundOperand.of(call, key, obstacle, is_injected=False)
+                place = Place(one.site.location, one.index(side))
+                origin = one.site.operands[place.number]
+                found.append(operand.made_of(origin, place, self.parameters, buffers))
+        count = len(self.plan.quantized())
+        return Discovery(
+            self.traced.jaxpr, self.parameters, tuple(found), count, frozenset()
+        )
+
+    def traced_record(
+        self, state: Any, keys: Collection[OperandKey], kept: Any = ()
+    ) -> tracing.Traced:
+        """Traces the program as a function of its inputs and states.
+
+        Args:
+            state: arrays of the calibrations, or their shapes.
+            keys: keys of weights.
+            kept: pytree of indices of outputs of the program.
 
         Returns:
-            The outputs of the jaxpr, and the nodes that were stored.
+            The function, which returns the outputs that are kept, and what `record`
+            stores of the weights.
         """
-        replacements = {}
+
+        def run(values: list[Any], state: Any) -> Any:
+            program = dataclasses.replace(self, state=state)
+            outputs, stored = program.record(values, keys)
+            return jax.tree.map(lambda i: outputs[i], kept), stored
+
+        inputs = [sharding.shape_of(aval) for aval in self.traced.jaxpr.in_avals]
+        return tracing.trace(run, (inputs, state))
+
+    def record(
+        self, values: Sequence[Any], keys: Collection[OperandKey]
+    ) -> tuple[list[Any], list[StoredOperand]]:
+        """Evaluates the program, and stores the `WeightOutputs` of weights.
+
+        A contraction of activations, of which no weight can be made, stays in float.
+
+        Args:
+            values: the inputs of the jaxpr.
+            keys: keys of the weights.
+        """
+        replacements, wanted = {}, {}
         for one, module, position in self.numbered():
-            obstacle, states = _obstacle(one), self.states_of(one)
+            of_sides = [OperandKey(module, position, side) for side in ("lhs", "rhs")]
+            recorded = [key for key in of_sides if key in keys]
+            of_parameters = self.parameters.keys()
+            gives_weight = all(x.inputs <= of_parameters for x in one.site.operands)
+            if not recorded and not gives_weight:
+                continue
+            states = self.states_of(one)
             given: States | None = states
-            record = functools.partial(
-                self._recorded, one, module, position, obstacle, recorder
-            )
+            record = functools.partial(self._recorded, one, recorded, gives_weight)
             has_states = bool(collections_of(one.cfg)) and any(per_step(one))
-            if obstacle is None and not has_states:
+            if recorded and not has_states:
                 # What a loop carries is the weight that the last step leaves.
-                record = functools.partial(_with_states, record, states)
-                given = None
-            replacements[one.site.location] = Replacement(
-                record,
-                given,
-                leaves=obstacle is None,
-                per_step=per_step(one),
+                record, given = functools.partial(_with_states, record, states), None
+            location = one.site.location
+            wanted[location] = recorded
+            replacements[location] = Replacement(
+                record, given, leaves=bool(recorded), per_step=per_step(one)
             )
-        outputs, left = rewriting.evaluate(
-            self.traced.jaxpr, arrays(values), replacements
-        )
-        return outputs, [node for nodes in left.values() for node in nodes]
+        outputs, left = rewriting.evaluate(self.traced.jaxpr, values, replacements)
+        return outputs, [
+            StoredOperand(key, left[location][key.side])
+            for location, recorded in wanted.items()
+            for key in recorded
+        ]
 
     def parameters_of_weights(self) -> set[Parameter]:
         """The parameters of which weights of quantized contractions are made."""
@@ -105,10 +169,10 @@ class Program:
         """
         return {
             self.parameters[i]
-            for name in (remat.LHS, remat.RHS)
-            for value in dependencies.occurrences(self.traced.jaxpr, name)
-            if value.dependencies <= self.parameters.keys()
-            for i in value.dependencies
+            for value in self.plan.named
+            if value.name in (remat.LHS, remat.RHS)
+            if (inputs := value.origin.inputs) <= self.parameters.keys()
+            for i in inputs
         }
 
     def numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
@@ -141,25 +205,28 @@ class Program:
             lhs=lhs,
             rhs=rhs,
             states=states,
-            digests={side: origin.identity for side, origin in origins(one).items()},
         )
+
+    def contraction_of_types(self, one: PlannedContraction) -> Contraction:
+        """A contraction of types of arrays, without states."""
+        lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
+        # The sizes of groups do not matter here, but are to be numbers.
+        sizes = (np.zeros(aval.shape, aval.dtype) for aval in rest)
+        return self.contraction(one, [lhs, rhs, *sizes], States())
 
     def _recorded(
         self,
         one: PlannedContraction,
-        module: Path,
-        position: int,
-        obstacle: str | None,
-        recorder: Recorder,
+        keys: Sequence[OperandKey],
+        gives_weight: bool,
         values: Sequence[Any],
         states: States,
-    ) -> tuple[Sequence[Any], list[Any]]:
-        nodes: list[Any] = []
+    ) -> tuple[Sequence[Any], dict[Side, WeightOutputs]]:
         call = self.contraction(one, values, states)
-        uses.note_operands(call, self.place_of(one), needs_frozen=True)
-        call = recorder(call, CallingModule(module, obstacle, nodes.append), position)
-        states = call.states if call.cfg.is_quantized else States()
-        return [contract(one, call, call.lhs, call.rhs, values, states)], nodes
+        recorded = {key.side: recording.outputs_of(call, key.side) for key in keys}
+        if not gives_weight:
+            return primitives.in_float(one.site.eqn, values), recorded
+        return [contract(one, call, call.lhs, call.rhs, values, states)], recorded
 
 
 def contract(
@@ -204,6 +271,17 @@ def _with_states(
 ) -> Any:
     del given
     return record(values, states)
+
+
+def _of_a_step(one: PlannedContraction, states: States) -> States:
+    """The types of the states of a contraction where it is evaluated."""
+    count = sum(per_step(one))
+
+    def of_a_step(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(jnp.shape(x)[count:], jax.dtypes.result_type(x))
+
+    stepped: States = jax.tree.map(of_a_step, states)
+    return stepped
 
 
 def per_step(one: PlannedContraction) -> tuple[bool, ...]:

@@ -5,8 +5,6 @@ import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from aqtlite.jaxpr import dependencies, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
@@ -15,7 +13,6 @@ from aqtlite.program.plan import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.call_site import IDENTITY, FrozenEntry
-from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
@@ -113,29 +110,24 @@ def _find(
 ) -> dict[Side, _Found]:
     """Finds the frozen weights of a contraction among those of its module."""
     found: dict[Side, _Found] = {}
-    call = _call(program, one)
+    call = program.contraction_of_types(one)
     for side, origin in program_lib.origins(one).items():
         operand = call.operand(side)
+        name = _name(program, origin.inputs)
         similar = [
-            entry
+            (name, entry)
             for entry in frozen
-            if (entry.site.operand.side, entry.site.identity) == (side, origin.identity)
+            if origin.identity is not None
+            and (entry.site.operand.side, entry.site.identity)
+            == (side, origin.identity)
             and entry.site.operand.contracting == operand.contracting
         ]
-        name = _name(program, origin.needed)
-        fitting = [entry for entry in similar if entry.site.cfg == call.cfg]
-        for entry in fitting:
-            if entry.site.operand != operand:
-                converted = entry.site.operand
-                guards.refuse_another_operand(name, converted, operand, converter)
-            qtensor = guards.stored(name, entry, _steps(one), converter)
-            floats = program.parameters.keys() & origin.needed - gone
-            by_number = sorted(floats, key=program.parameters.__getitem__)
-            sampled = entry.values.get(IDENTITY)
-            found[side] = _Found(name, qtensor, tuple(by_number), sampled)
-        if similar and not fitting:
-            cfg = similar[0].site.cfg
-            guards.refuse_another_config(name, cfg, call.cfg, converter)
+        steps = _steps(one)
+        floats = program.parameters.keys() & origin.inputs - gone
+        by_number = tuple(sorted(floats, key=program.parameters.__getitem__))
+        for entry in guards.fitting(similar, call.cfg, operand, steps, converter):
+            qtensor, sampled = entry.values[side], entry.values.get(IDENTITY)
+            found[side] = _Found(name, qtensor, by_number, sampled)
     return found
 
 
@@ -149,26 +141,22 @@ def _check_read(
     """Raises if a result depends on parameters that are gone, but by frozen weights."""
     quantized = program.plan.quantized()
     unread = {
-        one.site.location: {_index(one, side) for side in found[one.site.location]}
+        one.site.location: {one.index(side) for side in found[one.site.location]}
         for one in quantized
     }
     read = dependencies.read_inputs(program.traced.jaxpr, gone, unread)
     if not read:
         return
+    sites = [(path, one.site) for path, of_path in frozen.items() for one in of_path]
     for i in sorted(read):
-        parameter = program.parameters[i]
-        if not any(
-            entry.site.is_made_of(module, parameter.path)
-            for module, entries in frozen.items()
-            for entry in entries
-        ):
-            guards.refuse_missing(str(parameter), converter)
+        name = str(program.parameters[i])
+        guards.check_has_weight(name, sites, converter)
     for one in quantized:
         for side, origin in program_lib.origins(one).items():
             of_weight = read & origin.needed
             if of_weight and origin.identity and side not in found[one.site.location]:
                 name = str(program.parameters[min(of_weight)])
-                operand = _call(program, one).operand(side)
+                operand = program.contraction_of_types(one).operand(side)
                 where = repr(one.path) if one.path else "the root"
                 guards.refuse_another_way(name, operand, where, converter)
     name = str(program.parameters[min(read)])
@@ -202,14 +190,6 @@ def _contract(
     return [program_lib.contract(one, call, lhs, rhs, values, call.states)], None
 
 
-def _call(program: Program, one: PlannedContraction) -> Contraction:
-    """A contraction of types of arrays."""
-    lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
-    # The sizes of groups do not matter here, but are to be numbers.
-    sizes = (np.zeros(aval.shape, aval.dtype) for aval in rest)
-    return program.contraction(one, [lhs, rhs, *sizes], States())
-
-
 def _name(program: Program, needed: Set[Any]) -> str:
     """The names of the parameters among what a weight is made of."""
     numbers = program.parameters.keys() & needed
@@ -220,8 +200,3 @@ def _steps(one: PlannedContraction) -> tuple[int, ...]:
     """The sizes of the leading axes that its frozen weights have for steps of scans."""
     of_weights = program_lib.weights_per_step(one)
     return tuple(itertools.compress(one.site.lengths, of_weights))
-
-
-def _index(one: PlannedContraction, side: Side) -> int:
-    """The index of an operand among those of the equation."""
-    return one.in_order([0, 1]).index(0 if side == "lhs" else 1)

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite import config
 from aqtlite.jaxpr.replacement import Left, Location, Replacement
 from aqtlite.program import primitives
 from aqtlite.program.plan import Plan
@@ -68,7 +67,7 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
         del given
         first = _first_states(one, values)
         if not is_quantized:
-            return _original(one.site.eqn, values), first
+            return primitives.in_float(one.site.eqn, values), first
         now = first
         if STATISTICS in collections_of(one.cfg):
             now = _states_after(one, values, first)
@@ -139,11 +138,13 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
     """Evaluates a contraction in float, and leaves its states with this batch."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        return _original(one.site.eqn, values), _states_after(one, values, states)
+        return primitives.in_float(one.site.eqn, values), _states_after(
+            one, values, states
+        )
 
     def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
         del states
-        return _original(one.site.eqn, values), None
+        return primitives.in_float(one.site.eqn, values), None
 
     if STATISTICS not in collections_of(one.cfg):
         return Replacement(in_float, states, per_step=one.site.per_step)
@@ -166,12 +167,6 @@ def _contract(
     ordered = one.in_order(values)
     eqn, exchanged = one.site.eqn, one.is_exchanged
     return [primitives.contract(eqn, one.cfg, ordered, states, exchanged=exchanged)]
-
-
-def _original(eqn: Any, values: Sequence[Any]) -> list[jax.Array]:
-    """Evaluates a contraction as it was."""
-    float_cfg = config.unquantized()
-    return [primitives.contract(eqn, float_cfg, values, States(), exchanged=False)]
 
 
 def states_of(one: PlannedContraction, state: State) -> States:

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from aqtlite import config, numerics
-from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert
+from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, quantize_model
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -134,6 +134,33 @@ MODELS = {
 def test_models(name):
     model, x, frozen = MODELS[name]
     check_served(model, x, frozen=frozen)
+
+
+def _mapped(**fields):
+    return nn.vmap(
+        nn.Dense,
+        in_axes=None,
+        axis_size=3,
+        variable_axes={"params": 0, "aqt": 0},
+        split_rngs={"params": True},
+    )(8, **fields)
+
+
+def test_a_scale_per_tensor_is_one_for_each_mapped_layer():
+    """A rule sees the contraction of all layers, and an injected function that of one:
+    what is a tensor differs, and each serves what it trains."""
+    cfg = CONFIGS["per_tensor"]
+    injected, by_rules = _mapped(dot_general=AqtDotGeneral(cfg)), _mapped()
+    variables = init(injected, X)
+    serving = check_served(injected, X, frozen=1, variables=variables)
+    quantized = quantize_model(by_rules, cfg)
+    of_rules = check_served(quantized, X, frozen=1, variables=variables)
+    largest = jnp.abs(variables["params"]["kernel"]).max((1, 2))
+    scales = serving["aqt"]["kernel"]["rhs"].scale
+    assert scales.shape == (3, 1, 1)
+    assert_equal(jnp.argsort(scales.ravel()), jnp.argsort(largest))
+    (scale,) = of_rules["aqt"]["kernel"]["rhs"].scale.ravel()
+    assert scale == scales.max()
 
 
 @pytest.mark.parametrize("how", ["plain", "transpose", "reshape", "mask"])

@@ -3,7 +3,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite.jaxpr import dependencies
 
@@ -83,51 +82,16 @@ def test_cond_depends_on_its_predicate():
     assert deps == {0, 1}
 
 
-def _marked(x, w):
-    def mark(value, name):
-        return checkpoint_name(value, name)
+def test_inputs_that_are_read_beside_an_operand():
+    """An operand that is left out is found at its place, in the body of a scan."""
 
-    y = mark(x * 2, "outside")
-    y = jax.jit(lambda y, w: y + mark(w, "called"))(y, w)
-    y, _ = lax.scan(lambda c, _: (mark(c, "carried") + w, None), y, None, length=2)
-    y = lax.cond(x.sum() > 0, lambda w: mark(w, "branch"), lambda w: w, w) + y
-    return lax.while_loop(lambda c: c.sum() < 9, lambda c: c + mark(w, "loop"), y)
-
-
-def test_marks():
-    whole = _trace(_marked, jnp.ones(3), jnp.ones(3))
-    found = dependencies.named_values(whole)
-    assert {name: set(one.dependencies) for name, one in found.items()} == {
-        "outside": {0},
-        "called": {1},
-        "carried": {0, 1},
-        "branch": {1},
-        "loop": {1},
-    }
-    opaque = {name for name, one in found.items() if one.is_in_branch}
-    assert opaque == {"branch", "loop"}
-
-
-def test_dependencies_without_marked_values():
     def function(x, w):
-        w = checkpoint_name(w, "weight")
-        return lax.scan(lambda c, _: (c + w, c), x, None, length=2)
+        return lax.scan(lambda c, _: (c + jnp.sin(w), c), x, None, length=2)
 
     whole = _trace(function, jnp.ones(3), jnp.ones(3))
-    carry, stack = dependencies.output_dependencies(whole, without={"weight"})
-    assert carry == stack == {0}
-    assert dependencies.output_dependencies(whole)[0] == {0, 1}
-
-
-def test_values_of_one_name_are_told_apart():
-    def function(x, w):
-        def step(carry, _):
-            return checkpoint_name(carry + x, "here"), checkpoint_name(2 * w, "here")
-
-        return jax.jit(lambda w: checkpoint_name(w, "here"))(w), lax.scan(
-            step, jnp.zeros(3), None, length=2
-        )
-
-    found = dependencies.occurrences(_trace(function, jnp.ones(3), jnp.ones(3)), "here")
-    needed = sorted(sorted(one.dependencies) for one in found)
-    assert needed == [[0], [1], [1]]
+    (scan,) = (i for i, e in enumerate(whole.eqns) if e.primitive.name == "scan")
+    body = whole.eqns[scan].params["jaxpr"]
+    (sin,) = (i for i, e in enumerate(body.eqns) if e.primitive.name == "sin")
+    unread = {((scan, 0), (sin, 0)): {0}}
+    assert dependencies.read_inputs(whole, {0, 1}, {}) == {0, 1}
+    assert dependencies.read_inputs(whole, {0, 1}, unread) == {0}

@@ -181,7 +181,7 @@ def test_calls_that_no_public_function_makes(primitive, body_of):
     body = body_of(eqn.params["jaxpr"])
     eqn = eqn.replace(primitive=primitive, params={"call_jaxpr": body})
     closed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=[eqn]))
-    (site,) = sites.find(closed)
+    (site,) = sites.find(closed).contractions
     assert site.obstacle is None
     (out,), _ = rewriting.evaluate(closed, [X, W], {site.location: itself(site)})
     assert_bits(out, X @ W)
@@ -495,7 +495,7 @@ def test_every_step_has_its_own():
         return lax.scan(step, x, ws)[0]
 
     closed = jax.make_jaxpr(function)(X, WS)
-    (site,) = sites.find(closed, {1: "ws"})
+    (site,) = sites.find(closed, {1: "ws"}).contractions
     assert site.per_step == (True, False)
     given = jnp.asarray([1.0, 2.0, 3.0])
     replacements = {site.location: adding(given)(site)}

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas
 from jax.extend.core import primitives as jax_primitives
 from jax.sharding import AxisType
@@ -21,7 +22,7 @@ def found(function, w=W, x=X):
     """The contractions of a function whose first argument is its parameters."""
     closed = jax.make_jaxpr(function)(w, x)
     count = len(jax.tree.leaves(w))
-    return sites.find(closed, {i: str(i) for i in range(count)})
+    return sites.find(closed, {i: str(i) for i in range(count)}).contractions
 
 
 def inputs(origin):
@@ -360,3 +361,60 @@ def test_primitives_that_call_functions_are_known():
     entered = set(higher_order.BUILDERS)
     assert calling <= entered | set(LEFT_ALONE)
     assert set(PROGRAMS) <= entered | set(LEFT_ALONE)
+
+
+# --- Values with names ---------------------------------------------------------------
+
+
+def named(function, *args):
+    """The values with names of a function whose second argument is its parameter."""
+    return sites.find(jax.make_jaxpr(function)(*args), {1: "w"}).named
+
+
+def test_named_values():
+    def function(x, w):
+        y = sites.mark(x * 2, "outside")
+        y = jax.jit(lambda y, w: y + checkpoint_name(w, "called"))(y, w)
+        y, _ = lax.scan(
+            lambda c, _: (sites.mark(c, "carried") + w, None), y, None, length=2
+        )
+        y = lax.cond(x.sum() > 0, lambda w: sites.mark(w, "branch"), lambda w: w, w) + y
+        return lax.while_loop(
+            lambda c: c.sum() < 9, lambda c: c + sites.mark(w, "loop"), y
+        )
+
+    found = {one.name: one for one in named(function, jnp.ones(3), jnp.ones(3))}
+    assert {name: set(one.origin.inputs) for name, one in found.items()} == {
+        "outside": {0},
+        "called": {1},
+        "carried": {0, 1},
+        "branch": {1},
+        "loop": {1},
+    }
+    assert {name for name, one in found.items() if one.is_in_branch} == {
+        "branch",
+        "loop",
+    }
+
+
+def test_values_of_one_name_are_told_apart():
+    def function(x, w):
+        def step(carry, _):
+            return checkpoint_name(carry + x, "here"), checkpoint_name(2 * w, "here")
+
+        return jax.jit(lambda w: checkpoint_name(w, "here"))(w), lax.scan(
+            step, jnp.zeros(3), None, length=2
+        )
+
+    found = named(function, jnp.ones(3), jnp.ones(3))
+    assert [one.name for one in found] == ["here"] * 3
+    assert sorted(sorted(one.origin.inputs) for one in found) == [[0], [1], [1]]
+
+
+def test_marks_are_no_part_of_how_a_value_is_made():
+    def function(x, w):
+        return x @ jnp.sin(sites.mark(w, "a")) + x @ jnp.sin(w)
+
+    found = sites.find(jax.make_jaxpr(function)(X, W), {1: "w"}).contractions
+    first, second = (one.operands[1].identity for one in found)
+    assert first == second is not None

@@ -83,7 +83,7 @@ def module_variables(scope: Scope) -> ModuleVariables:
         params,
         frozen,
         functools.partial(_find, scope.root),
-        functools.partial(_is_frozen, scope.root),
+        functools.partial(_sites, scope.root),
     )
 
 
@@ -100,11 +100,10 @@ def _find(root: Scope, path: str) -> Any:
     return _unboxed(node)
 
 
-def _is_frozen(root: Scope, path: str) -> bool:
-    """Whether a module below a root has a weight that is made of a parameter."""
-    steps = tuple(path.split("/"))
+def _sites(root: Scope) -> list[tuple[tuple[str, ...], CallSite]]:
+    """The frozen weights below a root, each with the path of its module."""
     entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
-    return any(entry[SITE].is_made_of(module, steps) for module, _, entry in entries)
+    return [(module, entry[SITE]) for module, _, entry in entries]
 
 
 def _unboxed(value: Any) -> Any:

@@ -11,7 +11,6 @@ from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.linen import given_variables, partitioning
 from aqtlite.flax.linen.parameters import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
-from aqtlite.flax.linen.quantized_tracing import QuantizedLinenModel
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
 from aqtlite.program import arguments
 from aqtlite.program.serving import conversion as conversion_lib
@@ -187,11 +186,7 @@ def plan(
         ValueError: as `convert` does.
     """
     variables = _check_variables(variables)
-    traced: LinenModel | QuantizedLinenModel
-    if isinstance(model, QuantizedModel):
-        traced = QuantizedLinenModel(model, variables, calls)
-    else:
-        traced = LinenModel(model, variables, calls)
+    traced = LinenModel(model, variables, calls)
     return Conversion(variables, planning.plan(traced), traced.uses_of_statistics)
 
 

@@ -211,15 +211,13 @@ def trace(
     modules = {one.path: _module(one, roots, params) for one in planned.contractions}
     found = _numbered_entries(planned, modules)
 
-    def states_of(one: PlannedContraction) -> States:
-        return _states_of(variables, one, found[one.path])
-
     program = Program(
         traced,
         planned,
         parameters,
         module_of=lambda one: modules[one.path],
-        states_of=states_of,
+        state=variables,
+        states_in=lambda one, state: _states_of(state, one, found[one.path]),
         place_of=lambda one: found[one.path],
     )
     return program, traced.leaves

@@ -5,7 +5,8 @@ a conversion traces every call anew, and leaves nothing in what others trace.
 """
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,10 +14,29 @@ from flax.core import Scope
 
 from aqtlite.flax.linen.caller import Caller
 from aqtlite.program.serving.call_site import COLLECTION
-from aqtlite.program.serving.contraction import CallingModule, Contraction, Recorder
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.model import StoredOperand
 
 _RECORDED = "recorded"
 """The name of what a module stores in the collection while it is recorded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallingModule:
+    """The module that makes a call, while its model is traced."""
+
+    path: tuple[str, ...]
+    obstacle: str | None
+    """The reason why nothing can be stored from here, if there is one."""
+
+    store: Callable[[Any], None]
+    """Makes a pytree an output of the trace, under the path of the module.
+    Transformations around the module stack it as they stack its parameters."""
+
+
+Recorder = Callable[[Contraction, CallingModule, int], Contraction]
+"""Takes a contraction, its module and its position among the contractions of the
+module; returns the contraction to go on with."""
 
 
 class _Recording:
@@ -71,7 +91,7 @@ def record(contraction: Contraction, caller: Caller | None) -> Contraction:
     return recording.record(contraction, caller)
 
 
-def recorded_nodes(collection: Any) -> list[Any]:
+def stored_operands(collection: Any) -> list[StoredOperand]:
     """Returns what all modules stored, given the collection after a trace."""
     stored = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
     return [node for nodes in stored for node in nodes]

@@ -1,83 +1,265 @@
 """Traces of the calls of a Linen model."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import recording
+from aqtlite.flax.linen import quantized_call, recording
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.parameters import buffers_of, parameters_of
-from aqtlite.jaxpr import tracing
-from aqtlite.program.serving import uses
+from aqtlite.flax.linen.quantized_call import ModelByRules
+from aqtlite.flax.linen.recording import CallingModule, Recorder
+from aqtlite.jaxpr import sites, tracing
+from aqtlite.operations import Side
+from aqtlite.program.program import Program
+from aqtlite.program.serving import identity, uses
 from aqtlite.program.serving.call_site import COLLECTION
-from aqtlite.program.serving.contraction import Recorder
-from aqtlite.program.serving.model import CallTrace, Model, Parameter
+from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.model import (
+    Buffer,
+    CallTrace,
+    Discovery,
+    FoundOperand,
+    Model,
+    Parameter,
+    Place,
+    StoredOperand,
+)
 from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.recording import outputs_of
+from aqtlite.qtensor.qtensor import QTensor
+
+_FIRST_POSITION = 10**6
+"""Of the contractions that rules name, behind those that are injected."""
+
+_IN_BRANCH = "contracted inside nn.cond, nn.switch, nn.while_loop or the like"
+
+_numbers = itertools.count()
+
+
+_Place = tuple[tuple[str, ...], int]
+"""A contraction that is injected: the path of its module, and its position there."""
 
 
 class LinenModel(Model):
     """A Linen module with its variables, or their shapes, and its calls."""
 
     def __init__(
-        self, module: nn.Module, variables: Mapping[str, Any], calls: Sequence[Call]
+        self,
+        model: nn.Module | ModelByRules,
+        variables: Mapping[str, Any],
+        calls: Sequence[Call],
     ):
-        self._module = module
+        if not isinstance(model, ModelByRules):
+            model = ModelByRules(model, ())
+        self._model = model
         self._variables = variables
         self._calls = calls
+        self._programs: dict[int, Program] = {}
+        self._activations: dict[int, set[_Place]] = {}
+        """For each call, the injected contractions of which no weight can be made."""
         self.parameters = parameters_of(variables["params"])
         self.num_calls = len(calls)
         self.uses_of_statistics = uses.Uses()
 
-    def trace(
+    def discover(self, call: int) -> Discovery:
+        naming = _Naming()
+
+        def name(
+            contraction: Contraction, caller: CallingModule, position: int
+        ) -> Contraction:
+            return self._in_float(naming(contraction, caller, position))
+
+        with uses.noted_in(self.uses_of_statistics):
+            program = self._programs[call] = self._program(call, name)
+            buffers = self._buffers(program.traced.inputs[0])
+            of_rules = program.discovery(buffers)
+        parameters, operands = program.parameters, []
+        learned: set[int] = set()
+        for one in program.plan.quantized():
+            states = program.states_in(one, program.traced.inputs[0])
+            learned.update(jax.tree.leaves(states))
+        activations = self._activations.setdefault(call, set())
+        for value in program.plan.named:
+            if value.name == naming.states:
+                learned |= value.origin.inputs
+            place = naming.places.get(value.name)
+            if place is not None and not value.origin.inputs <= parameters.keys():
+                activations.add(place)
+            if value.name in naming.quantized:
+                found = naming.quantized[value.name]
+                if found.obstacle is None and value.is_in_branch:
+                    found = dataclasses.replace(found, obstacle=_IN_BRANCH)
+                where = Place(value.location, 0)
+                operands.append(found.made_of(value.origin, where, parameters, buffers))
+        return dataclasses.replace(
+            of_rules,
+            operands=(*operands, *of_rules.operands),
+            num_contractions=naming.num_contractions + of_rules.num_contractions,
+            learned=frozenset(parameters[i] for i in learned & parameters.keys()),
+        )
+
+    def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
+        injected = {one.key for one in weights if one.is_injected}
+        of_rules = {one.key for one in weights} - injected
+        program = self._programs[call]
+        traced = program.traced
+        if injected:
+            recorder = _storing(injected, outputs_of, self._go_on(call))
+            if of_rules:
+                program = self._program(call, recorder)
+                traced = program.traced
+            else:
+                traced = self._traced(call, recorder, self._variables)
+        inputs = [traced.inputs[0]]
+        stored = recording.stored_operands(traced.outputs[1])
+        if of_rules:
+            # The states of calibrations are inputs beside those of the call.
+            traced = program.traced_record(self._variables, of_rules, stored)
+            inputs.append(traced.inputs[1])
+            stored = [*itertools.chain(*traced.outputs)]
+        parameters: dict[int, Parameter] = {}
+        buffers: dict[int, Buffer] = {}
+        for variables in inputs:
+            numbers = jax.tree.leaves(variables["params"])
+            parameters.update(zip(numbers, self.parameters, strict=True))
+            buffers.update(self._buffers(variables))
+        return CallTrace(traced.jaxpr, parameters, buffers, tuple(stored))
+
+    def record_corners(
         self,
         call: int,
-        recorder: Recorder,
+        keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
+        of_rules = self._programs[call].parameters_of_weights()
+        injected = {one: x for one, x in frozen.items() if one not in of_rules}
+        params = with_frozen_kernels(self._variables["params"], injected)
+        recorder = _storing(keys, _corners, lambda one, place: one.in_float())
+        traced = self._traced(call, recorder, {**self._variables, "params": params})
+        stored = recording.stored_operands(traced.outputs[1])
+        return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
+
+    def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:
+        """Leaves contractions in float of which no weight can be made."""
+
+        def go_on(contraction: Contraction, place: _Place) -> Contraction:
+            is_activation = place in self._activations[call]
+            return self._in_float(contraction) if is_activation else contraction
+
+        return go_on
+
+    def _traced(
+        self, call: int, recorder: Recorder, variables: Mapping[str, Any]
+    ) -> tracing.Traced:
+        """Traces a call that returns what a recorder stores, too."""
+        apply, arguments = self._call(call, variables)
+        with recording.recorded_by(recorder):
+            return tracing.trace(apply, arguments)
+
+    def _program(self, call: int, recorder: Recorder) -> Program:
+        """Traces such a call, and decides about its contractions."""
+        apply, arguments = self._call(call, self._variables)
+        with recording.recorded_by(recorder):
+            program, _ = quantized_call.trace(self._model, apply, *arguments)
+        return dataclasses.replace(program, first_position=_FIRST_POSITION)
+
+    def _call(
+        self, call: int, variables: Mapping[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A call as a function of arrays, and its arguments."""
         kwargs = dict(self._calls[call].kwargs)
         mutable = mutable_collections(kwargs.pop("mutable", False))
 
-        def apply(params, buffers, call_args, call_kwargs):
-            out, mutated = self._module.apply(
-                {"params": params, **buffers},
-                *call_args,
-                mutable=[*mutable, COLLECTION],
-                **call_kwargs,
+        def apply(variables: Any, args: Any, kwargs: Any) -> Any:
+            out, mutated = self._model.model.apply(
+                variables, *args, mutable=[*mutable, COLLECTION], **kwargs
             )
             mutated = dict(mutated)
             recorded = mutated.pop(COLLECTION, {})
             leaves = jax.tree.leaves((out, mutated))
             return [x for x in leaves if tracing.is_array(x)], recorded
 
-        params = with_frozen_kernels(self._variables["params"], frozen)
-        buffers = {k: v for k, v in self._variables.items() if k != "params"}
-        args = (params, buffers, self._calls[call].args, kwargs)
-        noted = uses.noted_in(self.uses_of_statistics)
-        with recording.recorded_by(recorder), noted:
-            traced = tracing.trace(apply, args)
-        params_in, buffers_in, _, _ = traced.inputs
-        _, recorded = traced.outputs
-        kept = [parameter for parameter in self.parameters if parameter not in frozen]
-        return CallTrace(
-            traced.jaxpr,
-            dict(zip(jax.tree.leaves(params_in), kept, strict=True)),
-            {
-                i: buffer
-                for i, buffer in zip(
-                    _leaves(buffers_in), buffers_of(self._variables), strict=True
+        return apply, (variables, self._calls[call].args, kwargs)
+
+    def _buffers(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
+        """The inputs of a trace that are no parameters, given those of variables."""
+        others = {k: v for k, v in inputs.items() if k != "params"}
+        numbers = jax.tree.leaves(others, is_leaf=_is_none)
+        found = zip(numbers, buffers_of(self._variables), strict=True)
+        return {i: buffer for i, buffer in found if i is not None}
+
+    def _in_float(self, contraction: Contraction) -> Contraction:
+        """The contraction, in float where rules do not take it for one of theirs."""
+        return contraction if self._model.rules else contraction.in_float()
+
+
+class _Naming:
+    """A recorder that names the operands and the states of contractions."""
+
+    def __init__(self) -> None:
+        number = next(_numbers)
+        self.num_contractions = 0
+        self.states = f"states {number}"
+        self.places: dict[str, _Place] = {}
+        """The contractions of the operands, by name."""
+        self.quantized: dict[str, FoundOperand] = {}
+        """Those of the operands that are quantized, by name."""
+        self._operand = f"operand {number}"
+
+    def __call__(
+        self, contraction: Contraction, caller: CallingModule, position: int
+    ) -> Contraction:
+        self.num_contractions += 1
+        operands: dict[Side, Any] = {"lhs": contraction.lhs, "rhs": contraction.rhs}
+        for side, x in operands.items():
+            if isinstance(x, QTensor):
+                continue
+            name = f"{self._operand} {len(self.places)}"
+            operands[side] = sites.mark(x, name)
+            self.places[name] = caller.path, position
+            if side in contraction.quantized_sides():
+                key = OperandKey(caller.path, position, side)
+                self.quantized[name] = FoundOperand.of(
+                    contraction, key, caller.obstacle, is_injected=True
                 )
-                if i is not None
-            },
-            tuple(recording.recorded_nodes(recorded)),
-        )
+        for state in jax.tree.leaves(contraction.states):
+            sites.mark(state, self.states)
+        return dataclasses.replace(contraction, **operands)
 
 
-def _leaves(tree: Any) -> list[Any]:
-    """Returns the leaves of a tree, of which one may be None."""
-    return jax.tree.leaves(tree, is_leaf=_is_none)
+def _storing(
+    keys: Collection[OperandKey],
+    arrays: Callable[[Contraction, Side], Any],
+    go_on: Callable[[Contraction, _Place], Contraction],
+) -> Recorder:
+    """Returns a recorder that stores arrays of operands.
+
+    Args:
+        keys: keys of the operands.
+        arrays: makes what is stored of an operand.
+        go_on: makes the contraction to evaluate, of the one that is recorded.
+    """
+
+    def record(
+        contraction: Contraction, caller: CallingModule, position: int
+    ) -> Contraction:
+        for side in contraction.quantized_sides():
+            key = OperandKey(caller.path, position, side)
+            if key in keys and caller.obstacle is None:
+                caller.store(StoredOperand(key, arrays(contraction, side)))
+        return go_on(contraction, (caller.path, position))
+
+    return record
+
+
+def _corners(contraction: Contraction, side: Side) -> list[jax.Array]:
+    return identity.corners(contraction.array(side))
 
 
 def _is_none(x: Any) -> bool:

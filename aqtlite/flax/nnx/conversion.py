@@ -17,6 +17,7 @@ from aqtlite.flax.nnx.variables import Frozen, Recipe, Sample, Statistics
 from aqtlite.jaxpr import scopes
 from aqtlite.program import freezing
 from aqtlite.program.freezing import FunctionCall
+from aqtlite.program.program import Program
 from aqtlite.program.serving.call_site import IDENTITY, SITE, recipe_name
 from aqtlite.program.serving.conversion import Stored
 from aqtlite.program.serving.model import Parameter
@@ -144,21 +145,21 @@ def plan(model: QuantizedModel, calls: Sequence[Call]) -> Conversion:
         pure.append(one)
         functions.append(FunctionCall(function_of(model, one), tuple(others), {}))
     params = pure[0].params
-    _check_is_quantized(functions, params, state)
-    return Conversion(model, pure[0], freezing.plan(functions, params, state))
+    programs = [call.program(params, state) for call in functions]
+    _check_is_quantized(programs)
+    return Conversion(model, pure[0], freezing.plan(programs, params, state))
 
 
-def _check_is_quantized(calls: Sequence[FunctionCall], params: Any, state: Any) -> None:
+def _check_is_quantized(programs: Sequence[Program]) -> None:
     """Refuses calls without any contraction whose weight could be frozen.
 
     Raises:
         ValueError: if they are such.
     """
-    programs = [call.program(params, state) for call in calls]
     if any(one.plan.quantized() for one in programs):
         return
     why = "no rule names a contraction, and no layer has an AqtDotGeneral"
-    if any(rule.cfg is not None for rule in calls[0].function.rules):
+    if any(rule.cfg is not None for rule in programs[0].plan.rules):
         reasons = "; ".join(one.plan.reasons() for one in programs)
         why = f"the rules quantize none of its contractions{reasons}"
     if any(scopes.occurs(differentiation.SCOPE, one.traced.jaxpr) for one in programs):

@@ -293,7 +293,7 @@ class ModelFunction(QuantizedFunction):
         """
         traced = super().trace(args, kwargs)
         name = self.call.method
-        if name != _CALL and not sites.find(traced.jaxpr):
+        if name != _CALL and not sites.find(traced.jaxpr).contractions:
             raise NothingToQuantize(f"the method {name!r} contracts nothing")
         return self.call.checked(traced)
 

@@ -100,6 +100,12 @@ class CallSite:
         if self.recipe is None:
             object.__setattr__(self, "recipe", {recipe_name([self]): {}})
 
+    @property
+    def is_beside_floats_like_it(self) -> bool:
+        """Whether an operand may be a float although it is like this one. One that is
+        known by how it is made is not."""
+        return self.beside_floats and not isinstance(self.identity, str)
+
     def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
         """Whether the weight may be made of a parameter.
 

@@ -1,7 +1,6 @@
 """Calls of quantized contractions, as a trace of a model shows them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aqtlite import config
@@ -28,10 +27,6 @@ class Contraction:
     rhs: Any
     states: States = States()
     """States of the calibrations."""
-
-    digests: Mapping[Side, str | None] | None = None
-    """Digest of the computation of each operand, None for one that is no weight; None
-    altogether for an injected contraction, which sees its operands alone."""
 
     def in_float(self) -> "Contraction":
         """Returns the contraction without quantization, which takes less to trace.
@@ -76,19 +71,6 @@ class Contraction:
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class CallingModule:
-    """The module that makes a call, while its model is traced."""
-
-    path: tuple[str, ...]
-    obstacle: str | None
-    """The reason why nothing can be stored from here, if there is one."""
-
-    store: Callable[[Any], None]
-    """Makes a pytree an output of the trace, under the path of the module.
-    Transformations around the module stack it as they stack its parameters."""
-
-
 class OperandKey(NamedTuple):
     """An operand of a contraction, the same in every trace of one call of a model."""
 
@@ -98,9 +80,4 @@ class OperandKey(NamedTuple):
     position: int
     """The place of the contraction among those of the module."""
 
-    side: str
-
-
-Recorder = Callable[[Contraction, CallingModule, int], Contraction]
-"""Takes a contraction, its module and its position among the contractions of the
-module; returns the contraction to go on with."""
+    side: Side

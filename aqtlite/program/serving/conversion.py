@@ -110,9 +110,13 @@ class WeightFreezer:
         recorded = weight.recorded
         outputs = weight.outputs, recorded.outputs.smoothed
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
+        sources = {**recorded.trace.parameters, **recorded.trace.buffers}
+        places = [
+            (*weight.sources, *weight.buffers).index(sources[i]) for i in part.inputs
+        ]
 
         def run(*values: jax.Array) -> FrozenWeight:
-            stored, smoothed = part(*values)
+            stored, smoothed = part(*(values[place] for place in places))
             qtensor = stored[weight.site.operand.side]
             measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)

@@ -128,6 +128,26 @@ def check_place(parameter: str, number: int, converted: int, converter: str) -> 
         )
 
 
+def check_has_weight(
+    parameter: str,
+    sites: Iterable[tuple[Sequence[str], CallSite]],
+    converter: str,
+) -> None:
+    """Refuses a frozen parameter that no frozen weight is made of.
+
+    Args:
+        parameter: its path.
+        sites: the frozen weights, each with the path of its module.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    path = tuple(parameter.split("/"))
+    if not any(site.is_made_of(module, path) for module, site in sites):
+        refuse_missing(parameter, converter)
+
+
 def refuse_missing(parameter: str, converter: str) -> NoReturn:
     """Refuses a frozen parameter without any frozen weight that is made of it.
 
@@ -182,6 +202,38 @@ def refuse_float_read(parameter: str, why: str, converter: str) -> NoReturn:
     )
 
 
+def fitting(
+    named: Sequence[tuple[str, FrozenEntry]],
+    cfg: config.DotGeneral,
+    operand: Operand,
+    steps: tuple[int, ...],
+    converter: str,
+) -> list[FrozenEntry]:
+    """Returns the frozen weights that fit an operand.
+
+    Args:
+        named: weights that may stand for it, each with a name for errors.
+        cfg: config of the contraction.
+        operand: the operand.
+        steps: sizes of the leading axes along which steps of scans have their own.
+        converter: how the user converts.
+
+    Raises:
+        ValueError: if one that fits is not stored as it was converted; or if none does,
+            and the operand cannot be a float that was left beside them.
+    """
+    of_config = [(name, entry) for name, entry in named if entry.site.cfg == cfg]
+    found = [one for one in of_config if one[1].site.operand == operand]
+    for name, entry in found:
+        _check_stored(name, entry, steps, converter)
+    if not found and not any(one.site.is_beside_floats_like_it for _, one in named):
+        for name, entry in of_config:
+            refuse_another_operand(name, entry.site.operand, operand, converter)
+        for name, entry in named:
+            refuse_another_config(name, entry.site.cfg, cfg, converter)
+    return [entry for _, entry in found]
+
+
 def refuse_another_config(
     weight: str, converted: config.DotGeneral, called: config.DotGeneral, converter: str
 ) -> NoReturn:
@@ -225,21 +277,9 @@ def refuse_another_operand(
     )
 
 
-def stored(
+def _check_stored(
     weight: str, entry: FrozenEntry, steps: tuple[int, ...], converter: str
-) -> QTensor:
-    """Returns the `QTensor` of a frozen weight.
-
-    Args:
-        weight: its name.
-        entry: the weight as it is stored.
-        steps: the sizes of the leading axes along which steps of scans have theirs.
-        converter: how the user converts.
-
-    Raises:
-        ValueError: if it is not there, has another shape than it was converted with, or
-            has scales that are not float32.
-    """
+) -> None:
     operand = entry.site.operand
     qtensor = entry.values.get(operand.side)
     if not isinstance(qtensor, QTensor):
@@ -257,7 +297,6 @@ def stored(
             "parameters before they are converted, or what is left of them, and leave "
             f"the collection {COLLECTION!r} as it is"
         )
-    return qtensor
 
 
 def refuse_other_values(weight: str, converter: str) -> NoReturn:

@@ -6,7 +6,7 @@ A frozen weight is found by what an operand is made of, never by the order of ca
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,12 @@ from jax import lax
 
 from aqtlite import config
 from aqtlite.program.serving import guards, identity
-from aqtlite.program.serving.call_site import IDENTITY, FrozenEntry, Operand
+from aqtlite.program.serving.call_site import (
+    IDENTITY,
+    CallSite,
+    FrozenEntry,
+    Operand,
+)
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
@@ -36,8 +41,8 @@ class ModuleVariables:
     """Returns a parameter of any module by its path from the root, joined by slashes;
     None where the calling module does not see it."""
 
-    is_frozen: Callable[[str], bool]
-    """Whether any module has a frozen weight that is made of such a parameter."""
+    sites: Callable[[], Iterable[tuple[tuple[str, ...], CallSite]]]
+    """Returns the frozen weights of all modules, each with the path of its module."""
 
     def __str__(self) -> str:
         return "/".join(self.path) or "the root module"
@@ -109,7 +114,7 @@ def check_no_frozen_parameter(
     for x in (contraction.lhs, contraction.rhs):
         name = module.frozen_parameter(x)
         if name is not None:
-            _check_has_weight(module, name)
+            guards.check_has_weight(name, module.sites(), guards.LINEN)
             guards.refuse_float_read(name, why, guards.LINEN)
 
 
@@ -136,7 +141,7 @@ def frozen_operands(
         candidates = _candidates(module, contraction.cfg, operand)
         parameter = module.frozen_parameter(x)
         if not candidates and parameter is not None:
-            _check_has_weight(module, parameter)
+            guards.check_has_weight(parameter, module.sites(), guards.LINEN)
             _check_sizes(module, operand)
             if not module.frozen:
                 guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
@@ -146,12 +151,6 @@ def frozen_operands(
         else:
             operands[side] = _concrete(module, candidates, operand, x)
     return operands["lhs"], operands["rhs"]
-
-
-def _check_has_weight(module: ModuleVariables, parameter: str) -> None:
-    """Refuses a frozen parameter that no frozen weight is made of."""
-    if not module.is_frozen(parameter):
-        guards.refuse_missing(parameter, guards.LINEN)
 
 
 def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
@@ -190,24 +189,10 @@ def _candidates(
 ) -> list[FrozenEntry]:
     """Returns the frozen weights that an operand may be, by all that is static."""
     similar = [one for one in module.frozen if one.site.operand.is_like(operand)]
-    fitting = []
     for weight in similar:
         _check_not_beside_floats(module, weight)
-        if weight.site.cfg == cfg and weight.site.operand.dtype == operand.dtype:
-            fitting.append(_checked(module, weight))
-    if fitting or any(weight.site.beside_floats for weight in similar):
-        return fitting
-    for weight in similar:
-        name, site = module.name(weight.name), weight.site
-        if site.cfg != cfg:
-            guards.refuse_another_config(name, site.cfg, cfg, guards.LINEN)
-        guards.refuse_another_operand(name, site.operand, operand, guards.LINEN)
-    return []
-
-
-def _checked(module: ModuleVariables, weight: FrozenEntry) -> FrozenEntry:
-    guards.stored(module.name(weight.name), weight, (), guards.LINEN)
-    return weight
+    named = [(module.name(weight.name), weight) for weight in similar]
+    return guards.fitting(named, cfg, operand, (), guards.LINEN)
 
 
 def _concrete(

@@ -1,17 +1,25 @@
-"""The interface to a framework: a model that can be traced call by call."""
+"""The interface to a framework: a model that says what its calls contract."""
 
 import abc
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
-from aqtlite.program.serving.contraction import Recorder
+from aqtlite import config
+from aqtlite.jaxpr import dependencies
+from aqtlite.jaxpr.replacement import Location
+from aqtlite.jaxpr.sites import Origin
+from aqtlite.program.serving.call_site import Operand
+from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -60,6 +68,139 @@ class Buffer:
     """JAX's path in the tree of these variables."""
 
 
+class Place(NamedTuple):
+    """An input of an equation of a jaxpr."""
+
+    equation: Location
+    number: int
+    """Index of the input among those of the equation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundOperand:
+    """An operand of a contraction that is quantized there, in the trace of one call."""
+
+    key: OperandKey
+    operand: Operand
+    cfg: config.DotGeneral
+    batch_axes: Axes
+    frozen_operands: str
+    """The operands to freeze, as the contraction says."""
+
+    name: str | None
+    """The name of its frozen weights, in place of their parameters'."""
+
+    obstacle: str | None
+    """The reason why no weight can be frozen here, if there is one."""
+
+    is_injected: bool
+    """The contraction sees its operands alone, and not how they are made."""
+
+    place: Place = Place((), 0)
+    identity: str | None = None
+    """Digest of its computation, if it is made of parameters and constants alone."""
+
+    parameters: frozenset[Parameter] = frozenset()
+    """The parameters that it depends on."""
+
+    depends_on_buffers: bool = False
+    """It depends on variables that are no parameters."""
+
+    depends_on_inputs: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        contraction: Contraction,
+        key: OperandKey,
+        obstacle: str | None,
+        *,
+        is_injected: bool,
+    ) -> "FoundOperand":
+        """An operand of which nothing is known yet but the contraction."""
+        return cls(
+            key=key,
+            operand=contraction.operand(key.side),
+            cfg=contraction.cfg,
+            batch_axes=contraction.operation.axes(key.side).batch,
+            frozen_operands=contraction.frozen_operands,
+            name=contraction.name,
+            obstacle=obstacle,
+            is_injected=is_injected,
+        )
+
+    def made_of(
+        self,
+        origin: Origin,
+        place: Place,
+        parameters: Mapping[int, Parameter],
+        buffers: Collection[int],
+    ) -> "FoundOperand":
+        """The operand at a place of a jaxpr.
+
+        Args:
+            origin: what it comes from.
+            place: place of it, or of the equation that gives it a name.
+            parameters: the inputs of the jaxpr that are parameters, by index.
+            buffers: indices of those that are other variables of the model.
+        """
+        inputs = origin.inputs
+        return dataclasses.replace(
+            self,
+            place=place,
+            identity=origin.identity,
+            parameters=frozenset(parameters[i] for i in inputs & parameters.keys()),
+            depends_on_buffers=not inputs.isdisjoint(buffers),
+            depends_on_inputs=bool(inputs - parameters.keys() - {*buffers}),
+        )
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the contraction names it as one to freeze."""
+        return self.frozen_operands in (self.key.side, "both")
+
+    def __str__(self) -> str:
+        return f"{self.operand} of {'/'.join(self.key.path) or '/'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Discovery:
+    """The operands in the trace of one call."""
+
+    jaxpr: core.ClosedJaxpr
+    parameters: Mapping[int, Parameter]
+    """The inputs that are parameters, by index."""
+
+    operands: tuple[FoundOperand, ...]
+    num_contractions: int
+    """Those in float included."""
+
+    learned: frozenset[Parameter]
+    """The parameters of learned calibrations."""
+
+    def read_parameters(
+        self, frozen: Collection[OperandKey] = ()
+    ) -> frozenset[Parameter]:
+        """Returns the parameters that the call reads if some operands are frozen."""
+        unread: dict[Location, set[int]] = {}
+        for one in self.operands:
+            if one.key in frozen:
+                unread.setdefault(one.place.equation, set()).add(one.place.number)
+        read = dependencies.read_inputs(self.jaxpr, self.parameters.keys(), unread)
+        return frozenset(self.parameters[i] for i in read)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["key"]
+)
+@dataclasses.dataclass(frozen=True)
+class StoredOperand:
+    """Arrays that were stored of an operand, which become outputs of a trace."""
+
+    key: OperandKey
+    arrays: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class CallTrace:
     """The trace of one call of a model."""
@@ -71,9 +212,8 @@ class CallTrace:
     buffers: Mapping[int, Buffer]
     """The inputs that are other variables of the model, by index."""
 
-    stored: tuple[Any, ...]
-    """The pytrees that were given to `CallingModule.store`, with the index of an output
-    of the jaxpr in place of every leaf."""
+    stored: tuple[StoredOperand, ...]
+    """With the index of an output of the jaxpr in place of every array."""
 
 
 class Model(abc.ABC):
@@ -83,16 +223,31 @@ class Model(abc.ABC):
     num_calls: int
 
     @abc.abstractmethod
-    def trace(
+    def discover(self, call: int) -> Discovery:
+        """Returns what the operands of the contractions of a call are made of."""
+
+    @abc.abstractmethod
+    def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
+        """Traces a call that stores the `WeightOutputs` of weights.
+
+        Args:
+            call: index of the call, which was discovered.
+            weights: operands of the call, which are weights.
+        """
+
+    def record_corners(
         self,
         call: int,
-        recorder: Recorder,
+        keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
-        """Traces a call.
+        """Traces a call that stores the corners of weights as serving will see them.
+
+        Models have it whose contractions may be injected.
 
         Args:
             call: index of the call.
-            recorder: sees every contraction.
+            keys: keys of weights of injected contractions.
             frozen: placeholders to trace in place of parameters.
         """
+        raise NotImplementedError

@@ -11,8 +11,14 @@ from aqtlite import config
 from aqtlite.program.serving import discovery, identity, recording
 from aqtlite.program.serving.call_site import IDENTITY, CallSite
 from aqtlite.program.serving.contraction import OperandKey
-from aqtlite.program.serving.discovery import Discovery, Refusal
-from aqtlite.program.serving.model import Buffer, Model, Parameter
+from aqtlite.program.serving.discovery import Refusal
+from aqtlite.program.serving.model import (
+    Buffer,
+    Discovery,
+    FoundOperand,
+    Model,
+    Parameter,
+)
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
 from aqtlite.program.serving.recording import RecordedWeight
 
@@ -134,14 +140,15 @@ def plan(model: Model) -> Plan:
         ValueError: if there is no quantized contraction, or as `discovery.weights`.
     """
     calls = range(model.num_calls)
-    discoveries = [discovery.discover(model, call) for call in calls]
+    discoveries = [model.discover(call) for call in calls]
     if not any(one.operands for one in discoveries):
         raise ValueError(_why_nothing_is_frozen(discoveries))
     recorded: list[list[RecordedWeight]] = []
     refusals: _Refusals = {}
     for call, one in enumerate(discoveries):
-        keys, not_weights = discovery.weights(one.operands.values())
-        recorded.append(recording.record_weights(model, call, keys) if keys else [])
+        keys, not_weights = discovery.weights(one.operands)
+        weights = [found for found in one.operands if found.key in keys]
+        recorded.append(recording.record_weights(model, call, weights) if keys else [])
         refusals.update({(call, key): why for key, why in not_weights.items()})
     refusals.update(_copies(recorded))
     return _settle(model, discoveries, recorded, refusals, {})
@@ -206,13 +213,16 @@ def _identities(
     placeholders: Mapping[Parameter, Placeholder],
 ) -> list[identity.Identity | None]:
     """Returns what serving will know the recorded weights of a call by."""
-    injected = frozenset(one.key for one in recorded if one.is_injected)
+    injected = {one.key for one in recorded if one.found.is_injected}
     corners = iter(
         recording.evaluated_corners(model, call, injected, placeholders)
         if injected
         else ()
     )
-    return [next(corners) if one.is_injected else one.digest for one in recorded]
+    return [
+        next(corners) if one.found.is_injected else one.found.identity
+        for one in recorded
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +300,8 @@ def _grouped(
             gone = removed.intersection(one.parameters)
             is_static = isinstance(corners, str)
             is_whole = len(gone) == len(one.parameters)
-            if gone and not is_static and (corners is None or not is_whole):
+            is_told = is_static or (corners is not None and is_whole)
+            if not is_told and (gone or not one.found.is_injected):
                 refused[member] = Refusal(
                     "what it is made of could not be told at a call: it mixes elements "
                     "(by a sum or a contraction), differs between the steps of a scan, "
@@ -325,9 +336,7 @@ def _grouped(
     return groups, refused
 
 
-def _share_a_place(
-    one: RecordedWeight | discovery.FoundOperand, other: RecordedWeight
-) -> bool:
+def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) -> bool:
     """Whether one module contracts both, in one shape and along the same axes."""
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
@@ -337,10 +346,10 @@ def _alike(
 ) -> bool:
     """Whether serving could not tell a weight from those of a group."""
     first = group.recorded
-    if (first.key.path, first.operand, first.cfg) != (
+    if (first.key.path, first.operand, first.found.cfg) != (
         one.key.path,
         one.operand,
-        one.cfg,
+        one.found.cfg,
     ):
         return False
     if group.identity is None or corners is None:
@@ -355,7 +364,7 @@ def _is_beside_floats(
     return any(
         _share_a_place(one, recorded)
         for call, found in enumerate(discoveries)
-        for one in found.operands.values()
+        for one in found.operands
         if one.key not in frozen[call]
     )
 
@@ -371,7 +380,7 @@ def _weights(
     for group in groups:
         recorded = group.recorded
         site = CallSite(
-            cfg=recorded.cfg,
+            cfg=recorded.found.cfg,
             operand=recorded.operand,
             identity=group.identity,
             made_of=_made_of(recorded),
@@ -393,7 +402,7 @@ def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:
     names = {}
     for group in groups:
         recorded = group.recorded
-        base = recorded.name or "+".join(_made_of(recorded))
+        base = recorded.found.name or "+".join(_made_of(recorded))
         name, repeat = base, 0
         while (*recorded.key.path, name) in taken:
             repeat += 1

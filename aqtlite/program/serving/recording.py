@@ -1,48 +1,32 @@
-"""Weights as outputs of a trace.
-
-A second trace of a call stores every weight with the module that contracts it, so that
-transformations around it stack it as they stack its parameters.
-"""
+"""Weights as outputs of a trace."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from aqtlite import config
 from aqtlite.config import arithmetic
 from aqtlite.contraction import poison
 from aqtlite.jaxpr import dependencies, slicing
+from aqtlite.operations import Side
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.call_site import Operand
-from aqtlite.program.serving.contraction import CallingModule, Contraction, OperandKey
-from aqtlite.program.serving.model import Buffer, CallTrace, Model, Parameter
+from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.model import (
+    Buffer,
+    CallTrace,
+    FoundOperand,
+    Model,
+    Parameter,
+)
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor import stored_bits
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import operands, padding
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["arrays"],
-    meta_fields=["key", "cfg", "operand", "name", "digest", "is_injected"],
-)
-@dataclasses.dataclass(frozen=True)
-class _Stored:
-    """An operand, stored in a trace; its arrays become outputs of the jaxpr."""
-
-    arrays: Any
-    key: OperandKey
-    cfg: config.DotGeneral
-    operand: Operand
-    name: str | None
-    digest: str | None
-    is_injected: bool
 
 
 @functools.partial(
@@ -75,12 +59,7 @@ class RecordedWeight:
     """The call, and its place among the weights of that call."""
 
     trace: CallTrace = dataclasses.field(repr=False)
-    key: OperandKey
-    cfg: config.DotGeneral = dataclasses.field(repr=False)
-    operand: Operand
-    """As the contraction sees it."""
-
-    name: str | None
+    found: FoundOperand
     shape: tuple[int, ...]
     """The shape of all of it, stacked by transformations."""
 
@@ -94,82 +73,77 @@ class RecordedWeight:
     """The variables that its quantization reads beside them, sorted."""
 
     outputs: WeightOutputs
-    digest: str | None
-    """Digest of the computation of the float operand, if it is known."""
 
-    is_injected: bool
-    """Whether the contraction sees its operands alone, and not how they are made."""
+    @property
+    def key(self) -> OperandKey:
+        """The operand that it is."""
+        return self.found.key
+
+    @property
+    def operand(self) -> Operand:
+        """The operand as the contraction sees it."""
+        return self.found.operand
 
     def made_like(self, other: "RecordedWeight") -> bool:
         """Whether another one is made of the same parameters in the same way."""
-        if (self.sources, self.buffers, self.shape) != (
-            other.sources,
-            other.buffers,
-            other.shape,
-        ):
-            return False
-        first, second = (
-            slicing.slice_outputs(one.trace.jaxpr, one.outputs.original).jaxpr
-            for one in (self, other)
+        return (
+            self.found.identity is not None
+            and self.found.identity == other.found.identity
+            and (self.sources, self.buffers, self.shape)
+            == (other.sources, other.buffers, other.shape)
         )
-        return str(first.jaxpr) == str(second.jaxpr) and all(
-            a is b or (not _is_traced(a, b) and np.array_equal(a, b))
-            for a, b in zip(first.consts, second.consts, strict=True)
-        )
-
-
-def _is_traced(*values: Any) -> bool:
-    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def record_weights(
-    model: Model, call: int, keys: frozenset[OperandKey]
+    model: Model, call: int, weights: Sequence[FoundOperand]
 ) -> list[RecordedWeight]:
     """Traces a call, with the weights as outputs.
 
     Args:
         model: the model.
         call: index of the call.
-        keys: keys of the operands to record, which are weights.
+        weights: operands of the call, which are weights.
     """
-
-    def record(contraction: Contraction, operand: Operand, x: Any) -> WeightOutputs:
-        lhs, rhs = contraction.smoothed_operands()
-        smoothed = lhs if operand.side == "lhs" else rhs
-        qtensor = quantize(contraction, operand, smoothed)
-        qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
-        return WeightOutputs(qtensor, x, smoothed, identity.values_of(x))
-
-    # What a contraction gives may be, or become, a weight of another one.
-    trace, stored = _record(model, call, keys, record, lambda one: one, {})
+    by_key: dict[OperandKey, FoundOperand] = {}
+    for one in weights:
+        before = by_key.setdefault(one.key, one)
+        if before.identity != one.identity:
+            # A module that Flax traces twice may make it in two ways.
+            by_key[one.key] = dataclasses.replace(one, identity=None)
+    trace = model.record(call, weights)
     depends = dependencies.output_dependencies(trace.jaxpr)
     result = []
-    for place, node in enumerate(stored):
-        original = node.arrays.original
-        read = frozenset().union(*(depends[i] for i in jax.tree.leaves(node.arrays)))
+    for place, stored in enumerate(trace.stored):
+        outputs: WeightOutputs = stored.arrays
+        read = frozenset().union(*(depends[i] for i in jax.tree.leaves(outputs)))
         made_of, sources = (
-            tuple(sorted(p for i, p in trace.parameters.items() if i in one))
-            for one in (depends[original], read)
+            tuple(sorted({p for i, p in trace.parameters.items() if i in one}))
+            for one in (depends[outputs.original], read)
         )
-        buffers = tuple(sorted(b for i, b in trace.buffers.items() if i in read))
+        buffers = tuple(sorted({b for i, b in trace.buffers.items() if i in read}))
         result.append(
             RecordedWeight(
                 index=(call, place),
                 trace=trace,
-                key=node.key,
-                cfg=node.cfg,
-                operand=node.operand,
-                name=node.name,
-                shape=trace.jaxpr.out_avals[original].shape,
+                found=by_key[stored.key],
+                shape=trace.jaxpr.out_avals[outputs.original].shape,
                 parameters=made_of,
                 sources=sources,
                 buffers=buffers,
-                outputs=node.arrays,
-                digest=node.digest,
-                is_injected=node.is_injected,
+                outputs=outputs,
             )
         )
     return result
+
+
+def outputs_of(contraction: Contraction, side: Side) -> WeightOutputs:
+    """Quantizes a weight, beside what is recorded of its float operand."""
+    operand, x = contraction.operand(side), contraction.array(side)
+    lhs, rhs = contraction.smoothed_operands()
+    smoothed = lhs if side == "lhs" else rhs
+    qtensor = quantize(contraction, operand, smoothed)
+    qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
+    return WeightOutputs(qtensor, x, smoothed, identity.values_of(x))
 
 
 def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
@@ -209,7 +183,7 @@ def _padded(contraction: Contraction, operand: Operand, x: Any) -> Any:
 def evaluated_corners(
     model: Model,
     call: int,
-    keys: frozenset[OperandKey],
+    keys: Collection[OperandKey],
     frozen: Mapping[Parameter, Placeholder],
 ) -> list[identity.Corners | None]:
     """Evaluates the corners that serving will see of operands.
@@ -217,24 +191,21 @@ def evaluated_corners(
     Args:
         model: the model.
         call: index of the call.
-        keys: keys of the operands, as `record_weights` takes them.
+        keys: keys of injected weights.
         frozen: placeholders of the parameters that are frozen.
 
     Returns:
-        For each weight, in the order of `record_weights`, its corners, or None if they
+        For each of them, in the order of `record_weights`, its corners, or None if they
         depend on what stays in float, or are NaN alone.
     """
 
-    def corners(contraction: Contraction, operand: Operand, x: Any) -> list[jax.Array]:
-        del contraction, operand
-        return identity.corners(x)
-
-    trace, stored = _record(model, call, keys, corners, Contraction.in_float, frozen)
+    trace = model.record_corners(call, keys, frozen)
     depends = dependencies.output_dependencies(trace.jaxpr)
+    stored = [one.arrays for one in trace.stored]
     fixed = {
-        i: node.arrays
-        for i, node in enumerate(stored)
-        if not any(depends[output] for output in node.arrays)
+        i: corners
+        for i, corners in enumerate(stored)
+        if not any(depends[output] for output in corners)
     }
     evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
     with jax.ensure_compile_time_eval(), jax.debug_nans(False):
@@ -245,46 +216,3 @@ def evaluated_corners(
             else None
             for i in range(len(stored))
         ]
-
-
-def _record(
-    model: Model,
-    call: int,
-    keys: frozenset[OperandKey],
-    arrays: Callable[[Contraction, Operand, Any], Any],
-    go_on: Callable[[Contraction], Contraction],
-    frozen: Mapping[Parameter, Placeholder],
-) -> tuple[CallTrace, list[_Stored]]:
-    """Traces a call, and stores the arrays that are wanted of each operand.
-
-    Args:
-        model: the model.
-        call: index of the call.
-        keys: keys of the operands.
-        arrays: makes what is stored of an operand.
-        go_on: makes the contraction to evaluate, of the one that is recorded.
-        frozen: the parameters that are frozen.
-    """
-
-    def record(
-        contraction: Contraction, caller: CallingModule, position: int
-    ) -> Contraction:
-        for side in contraction.quantized_sides():
-            key = OperandKey(caller.path, position, side)
-            if key in keys and caller.obstacle is None:
-                operand = contraction.operand(side)
-                caller.store(
-                    _Stored(
-                        arrays=arrays(contraction, operand, contraction.array(side)),
-                        key=key,
-                        cfg=contraction.cfg,
-                        operand=operand,
-                        name=contraction.name,
-                        digest=(contraction.digests or {}).get(side),
-                        is_injected=contraction.digests is None,
-                    )
-                )
-        return go_on(contraction)
-
-    trace = model.trace(call, record, frozen)
-    return trace, list(trace.stored)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 import jax
 from absl import logging
 
-from aqtlite.program.serving.contraction import OperandKey
 from aqtlite.program.serving.conversion import Stored
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan
@@ -125,8 +124,7 @@ def report_of(
         frozen_bytes[first] = frozen_bytes.get(first, 0) + size
         frozen_beside.update(weight.parameters)
     reasons, others = _reasons(plan)
-    nothing: frozenset[OperandKey] = frozenset()
-    read = frozenset().union(*(d.read_parameters(nothing) for d in plan.discoveries))
+    read = frozenset().union(*(d.read_parameters() for d in plan.discoveries))
     learned = frozenset().union(*(d.learned for d in plan.discoveries))
     parameters = []
     for parameter in plan.model.parameters:
@@ -161,7 +159,7 @@ def _reasons(plan: Plan) -> tuple[dict[Parameter, tuple[str, bool]], list[str]]:
     reasons: dict[Parameter, tuple[str, bool]] = {}
     others: dict[str, None] = {}
     for call, found in enumerate(plan.discoveries):
-        for one in found.operands.values():
+        for one in found.operands:
             refusal = plan.refusals.get((call, one.key))
             if refusal is None or one.depends_on_inputs:
                 continue
