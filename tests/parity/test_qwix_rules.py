@@ -14,7 +14,7 @@ from aqtlite import Rule, config, flax, rules
 from aqtlite.flax.nnx import convert, plan, quantize_model
 from tests.common import normal, relative_error
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 TOLERANCE = 2e-6  # Relative error in the Frobenius norm.
 OF_TINY_DIFFERENCES = 1e-2  # Where Qwix has an integer more: -128 of int8.
@@ -100,6 +100,7 @@ def frozen(serving, name):
     return np.asarray(values, np.float32), np.asarray(scale)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("fields", FORWARD.values(), ids=FORWARD)
 def test_of_one_rule(fields):
     rule = qwix.QtRule(**fields)
@@ -117,6 +118,7 @@ OF_WEIGHTS = {
 }
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("fields", OF_WEIGHTS.values(), ids=OF_WEIGHTS)
 def test_integers_and_scales_of_weights(fields):
     rule = qwix.QuantizationRule(**fields)
