@@ -18,11 +18,11 @@ from aqtlite.contraction.einsum import einsum
 from aqtlite.contraction.ragged_dot import make_ragged_dot
 from aqtlite.jaxpr.registry import register_operation
 from aqtlite.program import rules
+from aqtlite.program.calibration_state import with_gradient_statistics
 from aqtlite.program.compile_serving import ServingProgram, compile_serving
 from aqtlite.program.convert import convert_function
 from aqtlite.program.quantize import plan, quantize_function
 from aqtlite.program.rules import Rule
-from aqtlite.program.states import with_gradient_statistics
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import fixed_scale, statistics

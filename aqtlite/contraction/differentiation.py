@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite.contraction import (
     accumulation,
-    costs,
+    cost_warnings,
     execution,
     poison,
     remat,
@@ -219,7 +219,7 @@ def _straight_through_fwd(how: Execution, *primals: Any):
                 "no gradient. Train on the float variables and convert them again"
             )
     _check_second_derivative(how, differentiated)
-    costs.warn(how, lhs, rhs, differentiated)
+    cost_warnings.warn(how, lhs, rhs, differentiated)
     inner = dataclasses.replace(how, differentiated=differentiated)
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states

@@ -2,7 +2,7 @@
 
 The rules are those that `jax.custom_jvp` or `jax.custom_vjp` gave an original. What
 takes the original's place computes other outputs from these inputs and from further
-arrays, and leaves arrays beside the outputs; what is given and left has no derivative.
+arrays, and returns auxiliary ones beside the outputs; neither has a derivative.
 """
 
 import itertools
@@ -17,7 +17,7 @@ Original = Callable[..., Sequence[Any]]
 """Takes arrays, and returns a list of arrays."""
 
 Replaced = Callable[..., tuple[Sequence[Any], Any]]
-"""Takes what is given, then arrays; returns a list of arrays, and what is left."""
+"""Takes what is given, then arrays; returns a list of arrays, and auxiliary ones."""
 
 
 def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Replaced:
@@ -34,7 +34,7 @@ def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Repl
         return run(given, *values)
 
     def rule(primals, tangents):
-        outputs, left = run(*primals)
+        outputs, aux = run(*primals)
         values, of_values = primals[1:], tangents[1:]
         which = [not _is_symbolic_zero(tangent) for tangent in of_values]
         of_original, of_outputs = jax.jvp(
@@ -43,7 +43,7 @@ def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Repl
             list(itertools.compress(of_values, which)),
         )
         outputs = list(map(_with_derivative_of, of_original, outputs))
-        return (outputs, left), (of_outputs, jax.tree.map(_no_tangent, left))
+        return (outputs, aux), (of_outputs, jax.tree.map(_no_tangent, aux))
 
     function.defjvp(rule, symbolic_zeros=symbolic_zeros)
     return function
@@ -82,11 +82,11 @@ def with_vjp_of(
         of_original, pull_back = jax.vjp(
             _of_some(original, values, which), *itertools.compress(values, which)
         )
-        outputs, left = run(given, *values)
+        outputs, aux = run(given, *values)
         outputs = list(map(_with_derivative_of, of_original, outputs))
         # Which they are is told by a structure, which stays static.
         residuals = pull_back, [() if one else None for one in which]
-        return (outputs, left), residuals
+        return (outputs, aux), residuals
 
     def backward(residuals, gradients):
         pull_back, which = residuals

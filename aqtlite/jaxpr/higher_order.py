@@ -12,14 +12,14 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from aqtlite.jaxpr import custom_rules, equations
-from aqtlite.jaxpr.replacement import Inside, Left
+from aqtlite.jaxpr.replacement import Aux, Inside
 from aqtlite.shapes.sharding import shape_of_slice, zeros
 
 
 def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:
     """The body of a call as a function of given arrays and of the inputs."""
 
-    def function(given: Left, *values: Any) -> tuple[list[Any], Left]:
+    def function(given: Aux, *values: Any) -> tuple[list[Any], Aux]:
         return inside.giving(given).body(body, 0, values)
 
     return function
@@ -39,7 +39,7 @@ def _jit(eqn, values, inside):
     body, options = equations.jit(eqn)
     function = _body_function(body, inside)
     function.__name__ = equations.called_name(eqn) or function.__name__
-    # What is given comes first, and what is left last: they may be placed anywhere.
+    # What is given comes first, auxiliary arrays last: they may be placed anywhere.
     options["donate_argnums"] = [i + 1 for i in options["donate_argnums"]]
     placed = options.pop("in_shardings"), options.pop("out_shardings")
     if any(one is not None for one in placed[0]):
@@ -72,7 +72,7 @@ def _custom_vjp(eqn, values, inside):
 def _shard_map(eqn, values, inside):
     body, options = equations.shard_map(eqn)
     if jax.tree.leaves(inside.given()) or any(
-        one.leaves for one in inside.replacements.values()
+        one.has_aux for one in inside.replacements.values()
     ):
         raise ValueError(
             "a contraction inside jax.shard_map would be given arrays, or leave some, "
@@ -110,23 +110,21 @@ def _scan(eqn, values, inside):
     carried = {
         location: given[location]
         for location, one in here.items()
-        if one.leaves and location not in sliced
+        if one.has_aux and location not in sliced
     }
 
     def step(carry, slices):
         (carry, carried), (slices, sliced) = carry, slices
         there = inner.giving({**given, **carried, **sliced})
-        outputs, left = there.body(scan.body, 0, [*consts, *carry, *slices])
-        of_step = {
-            location: one for location, one in left.items() if location in sliced
-        }
-        to_next = {location: left[location] for location in carried}
+        outputs, aux = there.body(scan.body, 0, [*consts, *carry, *slices])
+        of_step = {location: one for location, one in aux.items() if location in sliced}
+        to_next = {location: aux[location] for location in carried}
         final, stacks = scan.of_outputs(outputs)
         return (final, to_next), (stacks, of_step)
 
     slices = jax.tree.map(shape_of_slice, (scanned, sliced))
     carried = _start(carried, lambda one: step((start, carried), one)[0][1], slices)
-    (final, left), (stacks, of_steps) = lax.scan(
+    (final, aux), (stacks, of_steps) = lax.scan(
         step,
         (start, carried),
         (scanned, sliced),
@@ -134,20 +132,20 @@ def _scan(eqn, values, inside):
         reverse=scan.reverse,
         unroll=scan.unroll,
     )
-    return [*final, *stacks], {**left, **of_steps}
+    return [*final, *stacks], {**aux, **of_steps}
 
 
 def _start(
-    carried: Left,
-    left_by_step: Callable[..., Left],
+    carried: Aux,
+    aux_by_step: Callable[..., Aux],
     *shapes: Any,
-) -> Left:
-    """Initial carry of left arrays: those given, or zeros."""
+) -> Aux:
+    """Initial carry of auxiliary arrays: those given, or zeros."""
     if all(one is not None for one in carried.values()):
         return carried
-    left = jax.eval_shape(left_by_step, *shapes)
+    aux = jax.eval_shape(aux_by_step, *shapes)
     return {
-        location: one if one is not None else jax.tree.map(zeros, left[location])
+        location: one if one is not None else jax.tree.map(zeros, aux[location])
         for location, one in carried.items()
     }
 
@@ -166,7 +164,7 @@ def _while(eqn, values, inside):
         there = inside.giving({**given, **carried})
         return there.body(loop.body, 1, [*of_body, *carry])
 
-    carried = inside.left_unchanged()
+    carried = inside.unchanged_aux()
     carried = _start(carried, lambda: body((start, carried))[1])
     return lax.while_loop(condition, body, (start, carried))
 
@@ -179,8 +177,8 @@ def _cond(eqn, values, inside):
     def branch(number: int, closed: core.ClosedJaxpr) -> Callable[..., Any]:
         def function(given, *operands):
             there = inside.giving(given)
-            outputs, left = there.body(closed, number, operands)
-            return outputs, {**there.left_unchanged(), **left}
+            outputs, aux = there.body(closed, number, operands)
+            return outputs, {**there.unchanged_aux(), **aux}
 
         return function
 
@@ -212,7 +210,7 @@ def _by_platform(
     return functools.partial(lax.platform_dependent, default=default, **by_platform)
 
 
-BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Left]]] = {
+BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Aux]]] = {
     primitives.jit_p.name: _jit,
     primitives.closed_call_p.name: _call,
     primitives.call_p.name: _call,

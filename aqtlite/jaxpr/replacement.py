@@ -17,31 +17,31 @@ Location = tuple[Step, ...]
 class Replacement:
     """A function evaluated in place of an equation, with further arrays.
 
-    Arrays may be given to it (weights that are served) and left by it (weights that are
-    recorded), through all loops around the equation.
+    Arrays may be given to it (weights that are served), and it may return auxiliary
+    ones (weights that are recorded), through all loops around the equation.
     """
 
     function: Callable[[Sequence[Any], Any], tuple[Sequence[Any], Any]]
     """Takes the inputs of the equation and `given`; returns the outputs of the equation
-    and a pytree of arrays to leave."""
+    and a pytree of auxiliary arrays."""
 
     given: Any = None
     """Pytree of arrays for the function; None for none."""
 
-    leaves: bool = False
-    """Whether arrays are left, of the structure of `given` if that is not None. If
-    false, the second result of the function is dropped."""
+    has_aux: bool = False
+    """Whether the auxiliary arrays are kept; they have the structure of `given` if that
+    is not None."""
 
     per_step: tuple[bool, ...] = ()
     """For each scan around the equation, the outermost first: whether every step has
-    other arrays. If not, all steps are given equal arrays, or each step is given what
-    the step before left, and the last step leaves the result."""
+    other arrays. If not, all steps are given equal arrays, or each step is given the
+    auxiliary arrays of the step before, and those of the last step are the result."""
 
 
 Replacements = Mapping[Location, Replacement]
 
-Left = dict[Location, Any]
-"""Arrays left by replacements, by location."""
+Aux = dict[Location, Any]
+"""Auxiliary arrays of replacements, by location."""
 
 
 class Evaluate(Protocol):
@@ -52,7 +52,7 @@ class Evaluate(Protocol):
         closed: core.ClosedJaxpr,
         inputs: Sequence[Any],
         replacements: Replacements,
-    ) -> tuple[list[Any], Left]: ...
+    ) -> tuple[list[Any], Aux]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Inside:
     replacements: Replacements
     evaluate: Evaluate
 
-    def given(self) -> Left:
+    def given(self) -> Aux:
         """Arrays given to the replacements, by location."""
         return {location: one.given for location, one in self.replacements.items()}
 
@@ -74,17 +74,17 @@ class Inside:
         }
         return dataclasses.replace(self, replacements=replacements)
 
-    def left_unchanged(self) -> Left:
-        """Arrays left where no body is evaluated: those given."""
+    def unchanged_aux(self) -> Aux:
+        """Auxiliary arrays where no body is evaluated: those given."""
         return {
             location: one.given
             for location, one in self.replacements.items()
-            if one.leaves
+            if one.has_aux
         }
 
     def body(
         self, closed: core.ClosedJaxpr, index: int, values: Sequence[Any]
-    ) -> tuple[list[Any], Left]:
+    ) -> tuple[list[Any], Aux]:
         """Evaluates a body of the equation, with what is replaced there.
 
         Args:
@@ -101,5 +101,5 @@ class Inside:
             for place, one in self.replacements.items()
             if place[0] == step
         }
-        outputs, left = self.evaluate(closed, values, there)
-        return outputs, {(step, *place): one for place, one in left.items()}
+        outputs, aux = self.evaluate(closed, values, there)
+        return outputs, {(step, *place): one for place, one in aux.items()}

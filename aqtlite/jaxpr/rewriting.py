@@ -18,8 +18,8 @@ from jax.extend import core
 from aqtlite.jaxpr import equations, registry, scopes
 from aqtlite.jaxpr.higher_order import BUILDERS
 from aqtlite.jaxpr.replacement import (
+    Aux,
     Inside,
-    Left,
     Location,
     Replacement,
     Replacements,
@@ -28,7 +28,7 @@ from aqtlite.jaxpr.replacement import (
 
 def evaluate(
     closed: core.ClosedJaxpr, inputs: Sequence[Any], replacements: Replacements
-) -> tuple[list[Any], Left]:
+) -> tuple[list[Any], Aux]:
     """Evaluates a jaxpr.
 
     Args:
@@ -38,7 +38,7 @@ def evaluate(
             such as `enters` accepts.
 
     Returns:
-        Values of the outputs, and the arrays that replacements left.
+        Values of the outputs, and the auxiliary arrays of replacements.
     """
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -46,7 +46,7 @@ def evaluate(
     inside: dict[int, dict[Location, Replacement]] = {}
     for location, one in replacements.items():
         inside.setdefault(location[0][0], {})[location] = one
-    left: Left = {}
+    aux: Aux = {}
 
     def read(atom: Any) -> Any:
         if isinstance(atom, core.Literal):
@@ -60,12 +60,12 @@ def evaluate(
             with _scope_of(eqn):
                 results, of_equation = _replaced(eqn, values, inside[part])
             known.update(zip(eqn.outvars, results, strict=True))
-            left.update(of_equation)
+            aux.update(of_equation)
         else:
             values = [known[var] for var in part.invars]
             results = core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))(*values)
             known.update(zip(part.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars], left
+    return [read(atom) for atom in jaxpr.outvars], aux
 
 
 def _parts(jaxpr: Any, stops: Mapping[int, Any]) -> Iterator[Any]:
@@ -127,12 +127,12 @@ def _scope_of(eqn: Any) -> Iterator[None]:
 
 def _replaced(
     eqn: Any, values: list[Any], here: Mapping[Location, Replacement]
-) -> tuple[Sequence[Any], Left]:
+) -> tuple[Sequence[Any], Aux]:
     """Evaluates an equation that is replaced, or that holds one."""
     for location, one in here.items():
         if len(location) == 1:
-            outputs, left = one.function(values, one.given)
-            return outputs, {location: left} if one.leaves else {}
+            outputs, aux = one.function(values, one.given)
+            return outputs, {location: aux} if one.has_aux else {}
     inside, name = Inside(here, evaluate), registry.name_of(eqn)
     if name is not None:
         return inside.body(registry.body_of(eqn, name), 0, values)

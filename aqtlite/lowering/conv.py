@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import patches, phases, plain
+from aqtlite.lowering import patches, plain, polyphase
 from aqtlite.lowering.contraction import Contraction, Side
 from aqtlite.lowering.convolution import Convolution
 
@@ -41,7 +41,7 @@ class Conv(Contraction):
             return self.anywhere(lhs, rhs, precision)
         run = functools.partial(patches.conv, target=target)
         lhs, rhs = plain.without_int4(lhs, rhs)
-        return phases.conv(lhs, rhs, self.convolution, run)
+        return polyphase.conv(lhs, rhs, self.convolution, run)
 
     def sums(self, lhs, rhs, precision=None):
         shape = self.convolution.output_shape(lhs.shape, rhs.shape)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.program import arguments, freezing, served
+from aqtlite.program.calibration_state import State
 from aqtlite.program.freezing import FunctionCall, is_frozen
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import guards
 from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
 from aqtlite.program.serving.report import ConversionReport
-from aqtlite.program.states import State
 
 
 def convert_function(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from aqtlite.jaxpr import tracing
+from aqtlite.program.calibration_state import State, states_of
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, fixed_scales, planning, uses
@@ -27,7 +28,6 @@ from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan, Weight
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.program.serving.uses import Uses
-from aqtlite.program.states import State, states_of
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
 from aqtlite.shapes.sharding import explicit_spec

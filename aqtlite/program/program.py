@@ -142,11 +142,11 @@ class Program:
             location = one.site.location
             wanted[location] = recorded
             replacements[location] = Replacement(
-                record, given, leaves=bool(recorded), per_step=per_step(one)
+                record, given, has_aux=bool(recorded), per_step=per_step(one)
             )
-        outputs, left = rewriting.evaluate(self.traced.jaxpr, values, replacements)
+        outputs, aux = rewriting.evaluate(self.traced.jaxpr, values, replacements)
         return outputs, [
-            StoredOperand(key, left[location][key.side])
+            StoredOperand(key, aux[location][key.side])
             for location, recorded in wanted.items()
             for key in recorded
         ]

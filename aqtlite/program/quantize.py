@@ -8,14 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.replacement import Left, Replacement
+from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
-from aqtlite.program.naming import Naming, Paths, by_scope, naming_of
-from aqtlite.program.plan import Plan
-from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.rules import Rule
-from aqtlite.program.states import (
+from aqtlite.program.calibration_state import (
     State,
     contracting,
     gathering,
@@ -24,6 +20,10 @@ from aqtlite.program.states import (
     updated,
     updating,
 )
+from aqtlite.program.naming import Naming, Paths, by_scope, naming_of
+from aqtlite.program.plan import Plan
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.rules import Rule
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -106,11 +106,11 @@ class QuantizedFunction:
             return rewriting.evaluate(traced.jaxpr, values, made)[1]
 
         traced, planned = self.traced(args, kwargs)
-        left = jax.jit(init)(traced.values((args, kwargs)))
+        aux = jax.jit(init)(traced.values((args, kwargs)))
         state: dict[str, Any] = {}
         for one in planned.quantized():
             for collection, fields in collections_of(one.cfg).items():
-                states = left[one.site.location]
+                states = aux[one.site.location]
                 entry = {field: getattr(states, field) for field in fields}
                 state.setdefault(collection, {})[one.path] = entry
         return state
@@ -128,8 +128,8 @@ class QuantizedFunction:
         Returns:
             Its result, and the state with the statistics of this call.
         """
-        out, planned, left = self._evaluate(state, args, kwargs, updating)
-        return out, updated(state, planned, left)
+        out, planned, aux = self._evaluate(state, args, kwargs, updating)
+        return out, updated(state, planned, aux)
 
     def gather(self, state: State, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Gathers the statistics of a call whose contractions run in float.
@@ -155,8 +155,8 @@ class QuantizedFunction:
         Returns:
             The state with the statistics of this call.
         """
-        _, planned, left = self._evaluate(state, args, kwargs, gathering)
-        return updated(state, planned, left)
+        _, planned, aux = self._evaluate(state, args, kwargs, gathering)
+        return updated(state, planned, aux)
 
     def evaluate(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -176,7 +176,7 @@ class QuantizedFunction:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         how: Callable[[PlannedContraction, States], Replacement],
-    ) -> tuple[Any, Plan, Left]:
+    ) -> tuple[Any, Plan, Aux]:
         traced, planned = self.traced(args, kwargs)
         planning.check_quantizes(planned)
         replacements = {
@@ -184,10 +184,10 @@ class QuantizedFunction:
             for one in planned.quantized()
         }
         values = traced.values((args, kwargs))
-        outputs, left = rewriting.evaluate(traced.jaxpr, values, replacements)
+        outputs, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
         # Constants of the program are no arrays.
         out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
-        return out, planned, left
+        return out, planned, aux
 
     def traced(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -28,8 +28,8 @@ def loss(function):
     """A number to differentiate, of all floats that a function returns."""
 
     def total(x):
-        leaves = jax.tree.leaves(function(x))
-        return sum(jnp.sum(jnp.sin(one)) for one in leaves if one.dtype == jnp.float32)
+        has_aux = jax.tree.leaves(function(x))
+        return sum(jnp.sum(jnp.sin(one)) for one in has_aux if one.dtype == jnp.float32)
 
     return total
 
@@ -449,15 +449,15 @@ def test_effects_come_once_and_in_order(ordered, capfd):
 # --- What replacements are given, and leave ------------------------------------------
 
 
-def adding(given, leaves=True):
-    """Adds what is given to the product, and leaves one more of it."""
+def adding(given, has_aux=True):
+    """Adds what is given to the product, and has_aux one more of it."""
 
     def replacement(site):
         def function(values, given):
             (out,) = [site.eqn.primitive.bind(*values, **site.eqn.params)]
             return [out + given], given + 1
 
-        return Replacement(function, given, leaves, site.per_step)
+        return Replacement(function, given, has_aux, site.per_step)
 
     return replacement
 
@@ -515,7 +515,7 @@ def test_what_is_left_where_nothing_was_given():
             out = site.eqn.primitive.bind(*values, **site.eqn.params)
             return [out], {"largest": jnp.max(values[0])}
 
-        return Replacement(function, leaves=True, per_step=site.per_step)
+        return Replacement(function, has_aux=True, per_step=site.per_step)
 
     def function(x):
         return lax.scan(lambda x, _: (x * 2, x @ W), x, None, length=3)

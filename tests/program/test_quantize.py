@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import aqtlite
 from aqtlite import Rule, config, quantize_function, statistics
-from aqtlite.program.states import with_gradient_statistics
+from aqtlite.program.calibration_state import with_gradient_statistics
 from tests.common import MATMUL, nearest, normal
 from tests.replacing import assert_bits
 

@@ -9,7 +9,7 @@ import jax
 
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.linen import given_variables, partitioning
-from aqtlite.flax.linen.parameters import buffers_of
+from aqtlite.flax.linen.conversion_inputs import buffers_of
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
 from aqtlite.program import arguments

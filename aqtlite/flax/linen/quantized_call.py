@@ -11,13 +11,13 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen.caller import frozen_entries
+from aqtlite.flax.linen.conversion_inputs import parameters_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.parameters import parameters_of
 from aqtlite.jaxpr import rewriting, tracing
-from aqtlite.jaxpr.replacement import Left, Replacement
+from aqtlite.jaxpr.replacement import Aux, Replacement
+from aqtlite.program import calibration_state as states_lib
 from aqtlite.program import plan as planning
 from aqtlite.program import primitives, served
-from aqtlite.program import states as states_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
@@ -89,15 +89,15 @@ class TracedCall:
     def init_states(self) -> dict[str, Any]:
         """Returns the states before the first call, by collection and path."""
 
-        def init(values: Sequence[Any]) -> Left:
+        def init(values: Sequence[Any]) -> Aux:
             replacements = states_lib.initializing(self.program.plan)
             jaxpr = self.program.traced.jaxpr
             return rewriting.evaluate(jaxpr, values, replacements)[1]
 
-        left = jax.jit(init)(self.values)
+        aux = jax.jit(init)(self.values)
         states: dict[str, Any] = {}
         for one, path in entries(self.program):
-            found = left.get(one.site.location)
+            found = aux.get(one.site.location)
             for collection, fields in collections_of(one.cfg).items():
                 entry = {field: getattr(found, field) for field in fields}
                 put(states, collection, path, entry)
@@ -116,7 +116,7 @@ class TracedCall:
         """Evaluates the call."""
         planning.check_quantizes(self.program.plan)
         if COLLECTION in self.variables or any(map(_is_kernel, self.values)):
-            left: Left = {}
+            aux: Aux = {}
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
         else:
@@ -125,8 +125,8 @@ class TracedCall:
                 one.site.location: make(one) for one in self.program.plan.quantized()
             }
             jaxpr = self.program.traced.jaxpr
-            outputs, left = rewriting.evaluate(jaxpr, self.values, replacements)
-        return self._result(outputs, left)
+            outputs, aux = rewriting.evaluate(jaxpr, self.values, replacements)
+        return self._result(outputs, aux)
 
     def _updating(self, one: PlannedContraction) -> Replacement:
         return states_lib.updating(one, self.program.states_of(one))
@@ -152,7 +152,7 @@ class TracedCall:
         jaxpr = self.program.traced.jaxpr
         return self._result(*rewriting.evaluate(jaxpr, self.values, replacements))
 
-    def _result(self, outputs: Sequence[Any], left: Left) -> Any:
+    def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:
         """The result of the call, with statistics if it updates any."""
         out = jax.tree.map(lambda i: outputs[i], self.program.traced.outputs)
         if not self.updates:
@@ -160,8 +160,8 @@ class TracedCall:
         after: dict[str, Any] = {}
         for one, path in entries(self.program):
             fields = collections_of(one.cfg).get(STATISTICS)
-            if fields and one.site.location in left:
-                states = left[one.site.location]
+            if fields and one.site.location in aux:
+                states = aux[one.site.location]
                 entry = {field: getattr(states, field) for field in fields}
                 put(after, STATISTICS, path, entry)
         result, changed = out

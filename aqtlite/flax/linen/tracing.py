@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import quantized_call, recording
+from aqtlite.flax.linen.conversion_inputs import buffers_of, parameters_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.parameters import buffers_of, parameters_of
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.flax.linen.recording import CallingModule, Recorder
 from aqtlite.jaxpr import sites, tracing

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.jaxpr.replacement import Left, Location, Replacement
+from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program import primitives
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -74,7 +74,7 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
         return _contract(one, values, now), first
 
     return Replacement(
-        function, _states_of_zeros(one), leaves=True, per_step=one.site.per_step
+        function, _states_of_zeros(one), has_aux=True, per_step=one.site.per_step
     )
 
 
@@ -131,7 +131,7 @@ def updating(one: PlannedContraction, states: States) -> Replacement:
 
     if STATISTICS not in collections_of(one.cfg):
         return contracting(one, states)
-    return Replacement(function, states, leaves=True, per_step=one.site.per_step)
+    return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
 def gathering(one: PlannedContraction, states: States) -> Replacement:
@@ -148,7 +148,7 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
 
     if STATISTICS not in collections_of(one.cfg):
         return Replacement(in_float, states, per_step=one.site.per_step)
-    return Replacement(function, states, leaves=True, per_step=one.site.per_step)
+    return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
 def _states_after(
@@ -189,12 +189,12 @@ def states_of(one: PlannedContraction, state: State) -> States:
     return States(**found)
 
 
-def updated(state: State, planned: Plan, left: Left) -> dict[str, Any]:
+def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
     """The state with the statistics that contractions left."""
     after = {name: dict(entries) for name, entries in state.items()}
     for one in planned.quantized():
         fields = collections_of(one.cfg).get(STATISTICS)
         if fields:
-            states = left[one.site.location]
+            states = aux[one.site.location]
             after[STATISTICS][one.path] = {f: getattr(states, f) for f in fields}
     return after
