@@ -83,7 +83,7 @@ def parts() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the checks one after the other, up to the first that fails."""
+    """Run the checks up to the first that fails, then both groups of tests."""
     if "-h" in arguments or "--help" in arguments:
         print(__doc__)
         return 0
@@ -94,18 +94,20 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if not arguments:
         print(__doc__, flush=True)
-    without_tests = 0
+    failed, without_tests = 0, 0
     for command in asked:
         print("$", *command, flush=True)
         status = subprocess.run(
             (sys.executable, "-m", *command), cwd=ROOT, check=False
         ).returncode
+        if command in CHECKS and status:
+            return status
         if status == _NO_TESTS:
             without_tests += 1
-        elif status:
-            return status
-    if without_tests == len(CODES):
-        return _NO_TESTS
+        else:
+            failed = failed or status
+    if failed or without_tests == len(CODES):
+        return failed or _NO_TESTS
     if not arguments:
         print("The slow tests are left: python -m tests slow")
     return 0
