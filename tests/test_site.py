@@ -30,7 +30,7 @@ def reference(site):
 @pytest.mark.slow
 def test_first_page_is_the_readme_with_links(site):
     page = (site / "index.html").read_text()
-    assert "What is trained is what is served, bit for bit." in page
+    assert "What is trained is what is served, bit for bit" in page
     assert 'href="serving/"' in page
 
 

@@ -34,6 +34,8 @@ def calls_of(
         TypeError: if it was given both, or something else.
     """
     if calls is None:
+        if any(isinstance(one, Call) for one in args):
+            raise TypeError("convert takes calls as calls=[Call(x), ...]")
         return [Call(*args, **kwargs)]
     if args or kwargs:
         raise TypeError("convert takes either a call's arguments or calls=, not both")

@@ -36,8 +36,13 @@ class ServingProgram:
 
         Returns:
             A program of ``(leaves, *args)``, where `leaves` is the tuple of arrays
-            ``tuple(jax.tree.leaves(serving))``.
+            ``tuple(jax.tree.leaves(serving))``. It does not hold them.
+
+        Raises:
+            TypeError: if `platforms` is a string.
         """
+        if isinstance(platforms, str):
+            raise TypeError(f"platforms is a list of names, got {platforms!r}")
         args, kwargs = self._shapes
         exporting = export.export(self._jitted, platforms=platforms)
         return exporting(self._leaves, *args, **kwargs)

@@ -131,10 +131,20 @@ def check(rules: Any) -> tuple[Rule, ...]:
         return (rules,)
     if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
         raise TypeError(
-            "rules must be a sequence of aqtlite.Rule, such as "
-            f"[aqtlite.Rule(cfg=config.fully_quantized())], got {rules!r}"
+            "rules must be a config.DotGeneral, such as config.fully_quantized(), an "
+            "aqtlite.Rule, or a sequence of aqtlite.Rule, such as "
+            f"[aqtlite.Rule(cfg=config.fully_quantized())], got {_brief(rules)}"
         )
     return tuple(rules)
+
+
+def _brief(rules: Any) -> str:
+    """What was given, for an error; a config in a list fills a screen."""
+    if callable(rules):
+        return f"the function {getattr(rules, '__name__', rules)!r}: call it"
+    if isinstance(rules, Sequence) and not isinstance(rules, str):
+        return f"a {type(rules).__name__} of {[type(r).__name__ for r in rules]}"
+    return repr(rules)
 
 
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:

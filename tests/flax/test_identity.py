@@ -307,6 +307,8 @@ def test_calls_or_arguments():
     model = nn.Dense(24, dot_general=DG)
     with pytest.raises(TypeError, match="not both"):
         convert(model, init(model, X), X, calls=[Call(X)])
+    with pytest.raises(TypeError, match=r"calls=\[Call\(x\), \.\.\.\]"):
+        convert(model, init(model, X), Call(X))
 
 
 def test_downcast_scales_are_refused():

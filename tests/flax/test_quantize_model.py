@@ -1,6 +1,7 @@
 """Linen models quantized by rules: as with injected contractions, bit for bit."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -361,3 +362,23 @@ def test_all_that_a_served_call_changes_is_returned():
     out, changed = model.apply(serving, x, mutable=True)
     assert np.isfinite(out).all()
     assert "params" not in changed
+
+
+def test_a_quantized_model_is_no_module():
+    model = quantize_model(nn.Dense(3), config.fully_quantized())
+    with pytest.raises(TypeError, match="a quantized model is no module"):
+        model(jnp.ones((2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "named"),
+    [
+        ("int8", "got 'int8'"),
+        (config.fully_quantized, "got the function 'fully_quantized': call it"),
+        ([config.fully_quantized()], "got a list of ['DotGeneral']"),
+    ],
+)
+def test_what_is_neither_a_config_nor_rules(rules, named):
+    with pytest.raises(TypeError, match=re.escape(named)) as raised:
+        quantize_model(nn.Dense(3), rules)
+    assert "rules must be a config.DotGeneral" in str(raised.value)

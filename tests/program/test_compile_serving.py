@@ -88,5 +88,7 @@ def test_variables_are_arrays_and_not_donated():
     with pytest.raises(TypeError, match="got ShapeDtypeStruct among them"):
         shapes = jax.eval_shape(lambda one: one, serving)
         aqtlite.compile_serving(function, shapes, X)
+    with pytest.raises(TypeError, match="platforms is a list of names, got 'cpu'"):
+        aqtlite.compile_serving(function, serving, X).export("cpu")
     with pytest.raises(ValueError, match="donate_argnums names 0"):
         aqtlite.compile_serving(function, serving, X, donate_argnums=(0,))

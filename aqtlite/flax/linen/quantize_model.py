@@ -33,6 +33,17 @@ class QuantizedModel(ModelByRules):
     arguments and results. Other attributes are those of the model itself.
     """
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses to be called, as a module is inside of another one.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a quantized model is no module: call its `apply` with variables, and "
+            "quantize the outermost model, by rules for those inside of it"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
