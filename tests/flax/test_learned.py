@@ -1,6 +1,5 @@
 """Learned scales as parameters of Flax models."""
 
-import functools
 import re
 
 import flax.linen as nn
@@ -48,6 +47,7 @@ def dense(cfg=LSQ4, **kwargs):
     return nn.Dense(4, dot_general=AqtDotGeneral(cfg, **kwargs))
 
 
+@pytest.mark.code("users")
 def test_init_reads_the_batch_and_the_weights():
     model = dense()
     key = jax.random.key(0)
@@ -225,19 +225,26 @@ def test_rules_start_as_injected_models_do():
     cfg = config.lsq(4)
     dot_general = AqtDotGeneral(cfg)
     injected, floats = (
-        nn.Sequential([nn.Dense(8, **kwargs), nn.tanh, nn.Dense(3, **kwargs)])
+        nn.Sequential([nn.Dense(8, **kwargs), nn.relu, nn.Dense(3, **kwargs)])
         for kwargs in ({"dot_general": dot_general}, {})
     )
     by_rules = quantize_model(floats, cfg)
     key = jax.random.key(0)
     wanted = jax.jit(injected.init)(key, X)
     assert_same(jax.jit(by_rules.init)(key, X), wanted)
-    variables = jax.jit(floats.init)(key, X)
-    # tanh is another one where it runs eagerly.
-    _, made = jax.jit(functools.partial(by_rules.apply, mutable=["params"]))(
-        variables, X
-    )
-    assert_same(made, {"params": wanted["params"]})
+    layers = wanted["params"].items()
+    variables = {
+        "params": {
+            name: {k: x for k, x in layer.items() if not k.startswith("aqt_")}
+            for name, layer in layers
+        }
+    }
+    _, made = by_rules.apply(variables, X, mutable=["params"])
+    # init may compute a mean with what makes the kernels, in one loop.
+    made, wanted = map(dict, (made["params"], wanted["params"]))
+    assert jax.tree.structure(made) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
     with pytest.raises(ValueError, match=r"apply\(variables, x, mutable=\['params'\]"):
         by_rules.apply(variables, X)
 
