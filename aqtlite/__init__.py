@@ -8,26 +8,30 @@ into Flax layers, and freezes trained weights for serving. `quantize_function` q
 the contractions of any function by rules, and `convert_function` freezes its weights.
 """
 
-from aqtlite import kv_cache
-from aqtlite.contraction import einsum_states, remat
-from aqtlite.contraction.conv_general_dilated import (
-    make_conv_general_dilated,
-)
-from aqtlite.contraction.dot_general import make_dot_general
-from aqtlite.contraction.einsum import einsum
-from aqtlite.contraction.ragged_dot import make_ragged_dot
-from aqtlite.jaxpr.registry import register_operation
-from aqtlite.program import rules
-from aqtlite.program.calibration_state import with_gradient_statistics
-from aqtlite.program.compile_serving import ServingProgram, compile_serving
-from aqtlite.program.convert import convert_function
-from aqtlite.program.quantize import plan, quantize_function
-from aqtlite.program.rules import Rule
-from aqtlite.qtensor import shape_operations
-from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import fixed_scale, statistics
-from aqtlite.quantization.operands import quantize
-from aqtlite.quantization.stored_statistics import restored_statistics
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aqtlite import kv_cache
+    from aqtlite.contraction import einsum_states, remat
+    from aqtlite.contraction.conv_general_dilated import (
+        make_conv_general_dilated,
+    )
+    from aqtlite.contraction.dot_general import make_dot_general
+    from aqtlite.contraction.einsum import einsum
+    from aqtlite.contraction.ragged_dot import make_ragged_dot
+    from aqtlite.jaxpr.registry import register_operation
+    from aqtlite.program import rules
+    from aqtlite.program.calibration_state import with_gradient_statistics
+    from aqtlite.program.compile_serving import ServingProgram, compile_serving
+    from aqtlite.program.convert import convert_function
+    from aqtlite.program.quantize import plan, quantize_function
+    from aqtlite.program.rules import Rule
+    from aqtlite.qtensor import shape_operations
+    from aqtlite.qtensor.qtensor import QTensor
+    from aqtlite.quantization import fixed_scale, statistics
+    from aqtlite.quantization.operands import quantize
+    from aqtlite.quantization.stored_statistics import restored_statistics
 
 __all__ = [
     "QTensor",
@@ -58,11 +62,49 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = [
-    *("calibration", "checkpoint", "config", "edge", "errors", "flax"),
+    *("calibration", "checkpoint", "config", "edge", "errors", "flax", "kv_cache"),
     *("noise", "numerics", "testing"),
 ]
+
+_PLACES = {
+    "QTensor": "qtensor.qtensor:QTensor",
+    "Rule": "program.rules:Rule",
+    "ServingProgram": "program.compile_serving:ServingProgram",
+    "compile_serving": "program.compile_serving:compile_serving",
+    "convert_function": "program.convert:convert_function",
+    "einsum": "contraction.einsum:einsum",
+    "einsum_states": "contraction.einsum_states",
+    "fixed_scale": "quantization.fixed_scale",
+    "make_conv_general_dilated": (
+        "contraction.conv_general_dilated:make_conv_general_dilated"
+    ),
+    "make_dot_general": "contraction.dot_general:make_dot_general",
+    "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
+    "plan": "program.quantize:plan",
+    "quantize": "quantization.operands:quantize",
+    "quantize_function": "program.quantize:quantize_function",
+    "register_operation": "jaxpr.registry:register_operation",
+    "remat": "contraction.remat",
+    "restored_statistics": "quantization.stored_statistics:restored_statistics",
+    "rules": "program.rules",
+    "shape_operations": "qtensor.shape_operations",
+    "statistics": "quantization.statistics",
+    "with_gradient_statistics": "program.calibration_state:with_gradient_statistics",
+    **{name: name for name in _MODULES},
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used.
+
+    Thus the command line can explain itself without JAX, which takes long to import.
+    """
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = pkgutil.resolve_name(f"{__name__}.{_PLACES[name]}")
+    return value
 
 
 def __dir__() -> list[str]:
     """Public names and modules; all else in the package is private."""
-    return [*__all__, *_MODULES]
+    return [*__all__, *(name for name in _MODULES if name not in __all__)]
