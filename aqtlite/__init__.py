@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aqtlite.qtensor import shape_operations
     from aqtlite.qtensor.qtensor import QTensor
     from aqtlite.quantization import fixed_scale, statistics
-    from aqtlite.quantization.operands import quantize
+    from aqtlite.quantization.quantize import quantize
     from aqtlite.quantization.stored_statistics import restored_statistics
 
 __all__ = [
@@ -81,7 +81,7 @@ _PLACES = {
     "make_dot_general": "contraction.dot_general:make_dot_general",
     "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
     "plan": "program.quantize:plan",
-    "quantize": "quantization.operands:quantize",
+    "quantize": "quantization.quantize:quantize",
     "quantize_function": "program.quantize:quantize_function",
     "register_operation": "jaxpr.registry:register_operation",
     "remat": "contraction.remat",

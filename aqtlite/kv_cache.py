@@ -22,7 +22,7 @@ from aqtlite import config
 from aqtlite.contraction.einsum import einsum
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import operands
+from aqtlite.quantization.quantize import quantize
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
 """What `aqtlite.flax.widen_int4` makes of storage dtypes."""
@@ -308,7 +308,7 @@ def _by_group(
 
 def _quantize(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
     """Quantizes keys or values, each position and head with a scale."""
-    return operands.quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
+    return quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
 
 
 def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:

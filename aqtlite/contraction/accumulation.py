@@ -12,15 +12,12 @@ from jax.sharding import NamedSharding
 
 from aqtlite import lowering, numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction.execution import (
-    ContractionExecution,
-    OperandExecution,
-)
+from aqtlite.contraction import scale_moves
+from aqtlite.contraction.execution import ContractionExecution, OperandExecution
 from aqtlite.lowering import exact, gpu, narrow
 from aqtlite.lowering.target import TargetDependent
 from aqtlite.operations import SIDES, DotInput, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import operands
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import sharded_like
 
@@ -51,7 +48,7 @@ def sum_products(
     right = _dot_input(how, operation, "rhs", rhs, rhs_q)
     if how.kind == "narrow" and how.path == "fwd":
         left, right = _as_if_given(left, right)
-    counts = tile_counts(how, operation, lhs_q, rhs_q)
+    counts = tile_counts(how, operation, lhs_q, rhs_q) if how.has_blocks else ()
     if math.prod(counts) == 1:
         return _dot(how, operation, left, right)
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
@@ -64,11 +61,14 @@ def scaled(
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
 ) -> jax.Array:
-    """Applies the scales of the operands to bare sums.
+    """Applies the scales of the operands to what `sum_products` returned.
 
     Returns:
-        float32; the sums as they are if neither operand has a scale for them.
+        float32; the sums as they are if neither operand has a scale for them, or if
+        those of tiles are scaled already.
     """
+    if how.has_blocks and math.prod(tile_counts(how, operation, lhs_q, rhs_q)) > 1:
+        return sums
     scales = []
     pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
     for side, (one, q) in zip(SIDES, pairs, strict=True):
@@ -88,7 +88,9 @@ def _multiplied(
     """
     if not scales:
         return sums
-    *first, last = (sharded_like(one, sharding) for one in reversed(scales))
+    *first, last = reversed(scales)
+    if sharding is not None:
+        *first, last = (sharded_like(one, sharding) for one in (*first, last))
     out = math.prod(first, start=sums.astype(jnp.float32))
     return exact.rounded_product(out, last)
 
@@ -169,7 +171,7 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
     if form == "decoded":
         q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
     # Given or made here, it is contracted as the same array.
-    wide = dataclasses.replace(q, dtype=operands.wide_dtype(q.dtype))
+    wide = dataclasses.replace(q, dtype=scale_moves.wide_dtype(q.dtype))
     return exact.fusion_barrier(wide.dequant())
 
 

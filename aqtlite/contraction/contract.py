@@ -7,15 +7,20 @@ modules of Flax and the rules make an operation, and call it.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from aqtlite import config, noise
-from aqtlite.contraction import checks, differentiation, execution, requantization
+from aqtlite.config import arithmetic
+from aqtlite.contraction import differentiation, execution, requantization
 from aqtlite.operations import Operation, Side
-from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import padding, smoothing
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import padding, quantizer, smoothing
+from aqtlite.quantization.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
-from aqtlite.shapes.sharding import before_transposition
+from aqtlite.shapes.sharding import before_transposition, explicit_sharding
 
 
 class Options(NamedTuple):
@@ -53,7 +58,7 @@ def contract(
         cfg: Config; None, or one that quantizes nothing, contracts as `jax.lax` does.
         operation: Contraction of operands of these shapes.
         lhs: Floating array, or a `QTensor` in place of one that `cfg` quantizes, as
-            `checks.as_operands` returns them.
+            `as_operands` returns them.
         rhs: Floating array, or a `QTensor`.
         options: Other arguments.
 
@@ -70,17 +75,20 @@ def contract(
     if order is not None:
         out_sharding = before_transposition(out_sharding, order)
     if cfg is None or not cfg.is_quantized:
-        checks.check_arrays(lhs, rhs)
+        _check_arrays(lhs, rhs)
         kind = options.precision, options.preferred_element_type
         out = operation.in_float(lhs, rhs, *kind, out_sharding)
         return out if order is None else out.transpose(order)
-    precision = checks.precision_of_floats(cfg, operation, options.precision)
-    checks.check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
-    checks.check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
+    precision, states = options.precision, States()
+    if precision is not None:
+        precision = _precision_of_floats(cfg, operation, precision)
+    _check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
+    _check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
     if not operation.takes_sharding:
-        checks.check_no_sharding(lhs, rhs, out_sharding)
-    out_dtype = checks.check_out_dtype(options.preferred_element_type, lhs, rhs)
-    states = checks.check_states(options.states)
+        _check_no_sharding(lhs, rhs, out_sharding)
+    out_dtype = _out_dtype(options.preferred_element_type, lhs, rhs)
+    if options.states is not None:
+        states = _checked_states(options.states)
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     if cfg.fwd.smoothing is not None:
@@ -94,7 +102,9 @@ def contract(
         lhs = operation.masked(lhs)
     shape = operation.output_shape(lhs.shape, rhs.shape)
     tensors = cfg.fwd.lhs, cfg.fwd.rhs
-    lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
+    has_blocks = any(tensor.blocks is not None for tensor in tensors)
+    if has_blocks or isinstance(lhs, QTensor) or isinstance(rhs, QTensor):
+        lhs, rhs = padding.pad_operands(operation, lhs, rhs, tensors, "fwd")
     how = execution.resolve(
         cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
     )
@@ -103,8 +113,10 @@ def contract(
     out = differentiation.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=inner
     )
+    if out.shape != shape:
+        out = padding.crop(out, shape)
     # What reads the rows that are masked may be given any gradient there.
-    out = operation.masked(padding.crop(out, shape))
+    out = operation.masked(out)
     if order is not None:
         out = out.transpose(order)
     if not cfg.out.is_quantized:
@@ -127,3 +139,136 @@ def _in_storage(
         if stored is not None:
             return stored, x.as_stored()
     return operation, x.in_own_order()
+
+
+def check_config(cfg: Any, function: str) -> None:
+    """Raises TypeError if a function was given anything but a config or None."""
+    if cfg is not None and not isinstance(cfg, config.DotGeneral):
+        raise TypeError(
+            f"{function} takes a config.DotGeneral or None, got "
+            f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
+        )
+
+
+def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
+    """Returns operands as arrays or `QTensor`s; raises TypeError for others."""
+    for path, x in (("fwd.lhs", lhs), ("fwd.rhs", rhs)):
+        if not hasattr(x, "shape") and not isinstance(x, int | float | list | tuple):
+            raise TypeError(f"{path} must be an array, got {type(x).__name__}")
+    return (
+        lhs if isinstance(lhs, QTensor) else jnp.asarray(lhs),
+        rhs if isinstance(rhs, QTensor) else jnp.asarray(rhs),
+    )
+
+
+def _check_operand(
+    x: Operand, tensor: config.Tensor, operation: Operation, path: str
+) -> None:
+    """Raises unless an operand is floating, or as its config would quantize it.
+
+    Raises:
+        TypeError: if it is of another dtype, or on another grid.
+        ValueError: for blocks that are padded, if the operation takes none.
+    """
+    if not isinstance(x, QTensor):
+        quantizer.check_floating(x, path)
+        return
+    _check_qtensor(x, tensor, path)
+    if x.padding is not None and not operation.pairs_elements:
+        raise ValueError(
+            f"{path} was given a QTensor of shape {x.shape} whose blocks are padded by "
+            f"{x.padding}, which dot_general and einsum alone contract; quantize it "
+            "in blocks that divide its axes, or with fit=True"
+        )
+
+
+def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
+    """Raises TypeError if a config would not have quantized an operand so."""
+    if not tensor.is_quantized:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
+            "its config asks for a float operand; give it the result of .dequant()"
+        )
+    if q.numerics is not None and q.numerics not in (
+        tensor.grid,
+        tensor.to_nearest().grid,
+    ):
+        changes = "; ".join(config.differences(q.numerics, tensor.grid))
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, on "
+            f"another grid than its config's: {changes}; quantize it with this config"
+        )
+    if q.numerics is None and q.qvalue.dtype != tensor.grid.storage_dtype:
+        raise TypeError(
+            f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
+            f"its config asks for {tensor.grid.storage_dtype}; quantize it with this "
+            "config"
+        )
+
+
+def _check_no_sharding(lhs: Operand, rhs: Operand, out_sharding: Any) -> None:
+    """Raises ValueError for explicit shardings, which a `ragged_dot` does not take."""
+    floats = [x for x in (lhs, rhs) if not isinstance(x, QTensor)]
+    if out_sharding is not None or any(explicit_sharding(x) for x in floats):
+        raise ValueError(
+            "a quantized ragged_dot runs on meshes with automatic axes, and inside "
+            "jax.shard_map: it takes no out_sharding, and no operand with an explicit "
+            "one. Make the mesh with axis_types=(AxisType.Auto, ...)"
+        )
+
+
+def _checked_states(states: Any) -> States:
+    """Returns the states of a call; raises TypeError if they are none."""
+    is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
+    if not is_states or any(hasattr(state, "shape") for state in states):
+        raise TypeError(
+            "states must be aqtlite.statistics.States, as its init_states makes them, "
+            f"got {states!r}"
+        )
+    return States(*states)
+
+
+def _precision_of_floats(
+    cfg: config.DotGeneral, operation: Operation, precision: Any
+) -> Any:
+    """Returns the precision of the contractions of floats that a config leaves.
+
+    Raises:
+        ValueError: if it leaves none, or the operation has none to choose, and more
+            than the default precision is asked for.
+    """
+    wanted = tuple(precision) if isinstance(precision, list) else precision
+    if operation.takes_precision and arithmetic.contracts_floats(cfg):
+        return wanted
+    for one in wanted if isinstance(wanted, tuple) else (wanted,):
+        if one not in (None, lax.Precision.DEFAULT, "default", "DEFAULT", "fastest"):
+            raise ValueError(
+                f"precision={precision!r} was asked of a quantized contraction, which "
+                "has none to choose: integers are summed exactly, and rounding to "
+                "them costs more than any float precision saves. Leave it None, or "
+                "pass cfg=None to contract in floating point"
+            )
+    return None
+
+
+def _out_dtype(preferred_element_type: Any, lhs: Any, rhs: Any) -> np.dtype:
+    """Returns the dtype of the result; raises TypeError if it is not floating."""
+    if preferred_element_type is None:
+        preferred_element_type = jnp.result_type(lhs.dtype, rhs.dtype)
+    out_dtype = np.dtype(jax.dtypes.canonicalize_dtype(preferred_element_type))
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise TypeError(
+            f"preferred_element_type={out_dtype.name} was asked of a quantized "
+            "contraction, whose scaled result is floating; ask for a float dtype"
+        )
+    return out_dtype
+
+
+def _check_arrays(lhs: Any, rhs: Any) -> None:
+    """Raises TypeError for a `QTensor` where nothing is quantized."""
+    for side, x in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(x, QTensor):
+            raise TypeError(
+                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
+                "here; give the result of .dequant()"
+            )

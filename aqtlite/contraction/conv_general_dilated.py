@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction import checks
-from aqtlite.contraction.contract import Options, contract
+from aqtlite.contraction.contract import Options, as_operands, check_config, contract
 from aqtlite.qtensor.qtensor import QTensor
 
 ConvGeneralDilated = Callable[..., Any]
@@ -57,7 +56,7 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     >>> conv(x, kernel, (1,), "SAME").round(1).tolist()
     [[[5.0, 6.0, 6.0, 3.0]]]
     """
-    checks.check_config(cfg, "make_conv_general_dilated")
+    check_config(cfg, "make_conv_general_dilated")
     if cfg is not None and cfg.fwd.smoothing is not None:
         raise ValueError(
             "fwd.smoothing is for contractions of axes, and a convolution sums over a "
@@ -89,7 +88,7 @@ def _conv_general_dilated(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    lhs, rhs = checks.as_operands(lhs, rhs)
+    lhs, rhs = as_operands(lhs, rhs)
     operation = operations.ConvGeneralDilated.of(
         lhs.shape,
         rhs.shape,

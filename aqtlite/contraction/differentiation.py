@@ -11,7 +11,6 @@ gradients are float, so that second derivatives exist.
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any, cast
 
 import jax
@@ -27,17 +26,15 @@ from aqtlite.contraction import (
     scale_moves,
     straight_through,
 )
-from aqtlite.contraction.execution import (
-    ContractionExecution,
-    Execution,
-)
+from aqtlite.contraction.execution import ContractionExecution, Execution
 from aqtlite.contraction.straight_through import Estimator
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor import stored_bits
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import gradient_statistics, operands, padding, statistics
+from aqtlite.quantization import gradient_statistics, padding, quantizer, statistics
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
@@ -73,7 +70,9 @@ def quantize_and_contract(
     Returns:
         The result, in ``how.fwd.out_dtype``.
     """
-    operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
+    in_shard_map = is_manual()
+    if in_shard_map:
+        operation, lhs, rhs, states = vary_together((operation, lhs, rhs, states))
     if how.fwd.lhs.scale_moves and isinstance(lhs, QTensor):
         lhs, rhs = scale_moves.move(operation, "lhs", lhs, rhs)
     elif how.fwd.rhs.scale_moves and isinstance(rhs, QTensor):
@@ -86,26 +85,19 @@ def quantize_and_contract(
         for x in (lhs, rhs)
     )
     forward_scales = jax.lax.stop_gradient(forward_scales)
-    seeds = (
-        operands.Seeds(seed, forward_scales, how.fwd.lhs.salt),
-        operands.Seeds(seed, (), how.fwd.rhs.salt),
-    )
-    given = zip(SIDES, (fixed_lhs, fixed_rhs), seeds, fixed[:2], strict=True)
-    (lhs_q, lhs_nan), (rhs_q, rhs_nan) = (
-        _quantize(how.fwd, operation, side, x, seed_of, state)
-        for side, x, seed_of, state in given
-    )
+    seeds = Seeds(seed, forward_scales, how.fwd.lhs.salt)
+    lhs_q, lhs_nan = _quantize(how.fwd, operation, "lhs", fixed_lhs, seeds, fixed.lhs)
+    seeds = Seeds(seed, (), how.fwd.rhs.salt)
+    rhs_q, rhs_nan = _quantize(how.fwd, operation, "rhs", fixed_rhs, seeds, fixed.rhs)
     if how.fwd.path == "fwd":
-        lhs_q, rhs_q = (
-            q if q is None else remat.named(side, q)
-            for side, q in zip(SIDES, (lhs_q, rhs_q), strict=True)
-        )
+        lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
+        rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
     sums = accumulation.sum_products(
         how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q
     )
     sums = checkpoint_name(sums, remat.SUMS)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
-    finish = _jitted_straight_through if is_manual() else _straight_through
+    finish = _jitted_straight_through if in_shard_map else _straight_through
     out = finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
     for side, factor in zip(SIDES, (lhs_nan, rhs_nan), strict=True):
         if factor is not None:
@@ -128,22 +120,23 @@ def _quantize(
     operation: Operation,
     side: Side,
     x: Operand,
-    seeds: operands.Seeds,
+    seeds: Seeds,
     state: Any,
 ) -> tuple[QTensor | None, jax.Array | None]:
     """One operand quantized, and a factor of the result: NaN where x hides one."""
     one = how.lhs if side == "lhs" else how.rhs
     axes = operation.axes(side)
-    q = operands.quantize_operand(x, one.tensor, axes, one.path, seeds, state)
+    q = quantizer.quantize_operand(x, one.tensor, axes, one.path, seeds, state)
     if q is None or isinstance(x, QTensor):
         return q, None
-    scale = q.scale
-    q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
+    scale, factor = q.scale, None
+    if one.tensor.calibration.is_blind:
+        q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
     is_given = isinstance(state, FixedScale) and q.scale is scale
     # A scale that is given needs no barrier. What may be frozen is compiled alike
     # whether it is computed or given.
     if how.path == "fwd" and not is_given:
-        q = operands.with_fusion_barrier(q)
+        q = quantizer.with_fusion_barrier(q)
     return q, factor
 
 
@@ -161,10 +154,8 @@ def _straight_through(
 ) -> jax.Array:
     """The sums times the scales, as a function of the float operands."""
     del lhs, rhs, seed, states  # For the backward pass.
-    counts = accumulation.tile_counts(how.fwd, operation, lhs_q, rhs_q)
-    if math.prod(counts) == 1:
-        sums = accumulation.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
-    return sums.astype(how.fwd.out_dtype)
+    out = accumulation.scaled(how.fwd, operation, sums, lhs_q, rhs_q)
+    return out.astype(how.fwd.out_dtype)
 
 
 @jax.tree_util.register_dataclass
@@ -364,15 +355,16 @@ def _gradient(
         if how.rhs.reuse == "stored":
             scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
             moved = operation.rhs_scale_to_lhs(scale)
-            g = (exact.float32(g) * moved).astype(operands.wide_dtype(g.dtype))
+            g = (exact.float32(g) * moved).astype(scale_moves.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
         elif how.rhs.reuse == "dequantized":
             other = other.dequant()
     shape = operation.output_shape(g.shape, other.shape)
-    tensors = how.lhs.tensor, how.rhs.tensor
-    padded, other = padding.pad_operands(operation, g, other, tensors, how.path)
-    g = cast(jax.Array, padded)
+    if how.has_blocks:
+        tensors = how.lhs.tensor, how.rhs.tensor
+        padded, other = padding.pad_operands(operation, g, other, tensors, how.path)
+        g = cast(jax.Array, padded)
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor
@@ -386,7 +378,7 @@ def _gradient(
     out = quantize_and_contract(
         inner, operation, g, other, seed, forward_scales, states
     )
-    return padding.crop(out, shape), state
+    return out if out.shape == shape else padding.crop(out, shape), state
 
 
 _traced_once = jax.jit(_gradient, static_argnums=0, inline=True)

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction import checks
-from aqtlite.contraction.contract import Options, contract
+from aqtlite.contraction.contract import Options, as_operands, check_config, contract
 from aqtlite.qtensor.qtensor import QTensor
 
 DotGeneral = Callable[..., Any]
@@ -66,7 +65,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     >>> dot_general(x, x, (((1,), (0,)), ((), ()))).round().tolist()
     [[7.0, -6.0], [-9.0, 22.0]]
     """
-    checks.check_config(cfg, "make_dot_general")
+    check_config(cfg, "make_dot_general")
     return _make(cfg)
 
 
@@ -87,7 +86,7 @@ def _dot_general(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    lhs, rhs = checks.as_operands(lhs, rhs)
+    lhs, rhs = as_operands(lhs, rhs)
     operation = operations.DotGeneral.of(dimension_numbers, lhs.shape, rhs.shape)
     options = Options(precision, preferred_element_type, out_sharding, key, states)
     return contract(cfg, operation, lhs, rhs, options)

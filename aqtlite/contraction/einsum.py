@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import opt_einsum
 
 from aqtlite import config
-from aqtlite.contraction import checks
-from aqtlite.contraction.contract import Options, contract
+from aqtlite.contraction.contract import Options, as_operands, contract
 from aqtlite.operations import DotGeneral
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization.statistics import States
@@ -77,7 +76,7 @@ def as_dot_general(
         The operands of the equation, less axes that are no part of a contraction; the
         contraction; and the permutation of the axes of its result.
     """
-    lhs, rhs = checks.as_operands(lhs, rhs)
+    lhs, rhs = as_operands(lhs, rhs)
     lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
     lhs, lhs_names = _drop_singletons(lhs, lhs_names, rhs, rhs_names)
     rhs, rhs_names = _drop_singletons(rhs, rhs_names, lhs, lhs_names)

@@ -20,7 +20,7 @@ from aqtlite.config import arithmetic
 from aqtlite.contraction import scale_moves
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import granularity, operands
+from aqtlite.quantization import granularity
 from aqtlite.shapes.sharding import explicit_sharding
 
 Saved = Literal["float", "quantized"]
@@ -110,6 +110,11 @@ class ContractionExecution:
     precision: lax.PrecisionLike = None
     """Of the contraction, where it is one of floats."""
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a scale of blocks may vary along contracting axes."""
+        return self.lhs.tensor.blocks is not None or self.rhs.tensor.blocks is not None
+
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
@@ -174,7 +179,10 @@ def resolve(
 def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Execution:
     results = out_dtype, out_sharding, precision
     fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, *results)
-    operation = _without_arrays(structure)
+    if lhs.scale_shape is None and rhs.scale_shape is None:
+        return Execution(fwd, cfg, structure, lhs, rhs)
+    # The arrays of an operation, if it has any, do not matter here.
+    operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
     moves_lhs = _scale_moves(operation, "lhs", fwd.lhs, lhs, fwd.rhs, rhs)
     moves_rhs = _scale_moves(operation, "rhs", fwd.rhs, rhs, fwd.lhs, lhs)
     left, right = (
@@ -190,7 +198,7 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Ex
     if moves_lhs or moves_rhs:
         lhs, rhs = (
             x._replace(
-                dtype=operands.wide_dtype(x.dtype),
+                dtype=scale_moves.wide_dtype(x.dtype),
                 scale_shape=(1,) * len(x.shape) if is_moved else None,
             )
             for x, is_moved in ((lhs, moves_lhs), (rhs, moves_rhs))
@@ -206,7 +214,7 @@ def _scale_moves(
     other_one: OperandExecution,
     other: _OperandType,
 ) -> bool:
-    """Decides whether the scale of `own` multiplies the other operand."""
+    """Whether the scale of `own`, a `QTensor` or not, multiplies the other operand."""
     if own.scale_shape is None or not one.scales_output:
         return False
     axes = operation.axes(side)
@@ -243,11 +251,6 @@ def resolve_gradient(
     return Execution(gradient, _FLOAT, structure, _type_of(g), _type_of(other))
 
 
-def _without_arrays(structure) -> Operation:
-    """The operation; its arrays, if it has any, do not matter here."""
-    return jax.tree.unflatten(structure, [None] * structure.num_leaves)
-
-
 def _contraction(
     path: str,
     raw: config.DotGeneralRaw,
@@ -272,19 +275,28 @@ def _contraction(
     if accumulator is not None and not jnp.issubdtype(accumulator, jnp.floating):
         accumulator = None  # Sums of integers are of int32 anyway.
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
-    left, right = (
+    tensors = raw.lhs, rhs
+    if raw.local_aqt is not None:
+        count = raw.local_aqt.contraction_axis_shard_count
+        blocks = granularity.LocalBlocks(count=count)
+        left, right = (
+            dataclasses.replace(one, blocks=blocks) if one.is_quantized else one
+            for one in tensors
+        )
+        tensors = left, right
+    lhs_execution, rhs_execution = (
         OperandExecution(
             path=f"{path}.{side}",
-            tensor=_in_local_blocks(tensor, raw.local_aqt),
+            tensor=tensor,
             form=form,
             salt=_PATHS.index(f"{path}.{side}"),
         )
-        for side, tensor, form in zip(SIDES, (raw.lhs, rhs), forms, strict=True)
+        for side, tensor, form in zip(SIDES, tensors, forms, strict=True)
     )
     return ContractionExecution(
         path=path,
-        lhs=left,
-        rhs=dataclasses.replace(right, reuse=reuse),
+        lhs=lhs_execution,
+        rhs=dataclasses.replace(rhs_execution, reuse=reuse),
         kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
         in_dtype=raw.dg_in_dtype,
         accumulator=None if reuse else accumulator,
@@ -293,15 +305,6 @@ def _contraction(
         needs_noise=raw.lhs.needs_noise,
         precision=precision,
     )
-
-
-def _in_local_blocks(
-    tensor: config.Tensor, local: config.LocalAqt | None
-) -> config.Tensor:
-    if local is None or not tensor.is_quantized:
-        return tensor
-    blocks = granularity.LocalBlocks(count=local.contraction_axis_shard_count)
-    return dataclasses.replace(tensor, blocks=blocks)
 
 
 def _saved(
@@ -321,7 +324,7 @@ def _gradient(
     precision: lax.PrecisionLike,
 ) -> ContractionExecution:
     """Resolves the contraction that gives the gradient of `own`."""
-    operation = _without_arrays(structure)
+    operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
     other_side: Side
     if side == "lhs":
         path, raw, forward, other_side = "dlhs", cfg.dlhs, cfg.fwd.rhs, "rhs"

@@ -49,7 +49,7 @@ def marked(
     Args:
         x: the operand.
         q: x, quantized here.
-        tensor: how it is quantized.
+        tensor: how it is quantized, by a calibration that `is_blind`.
         axes: axes of the operand.
         path: where `tensor` stands, as ``"fwd.rhs"``.
         state: state of the calibration.
@@ -58,8 +58,6 @@ def marked(
         `q`, and the factor: float32, 1 or NaN, keepdims with size 1 along the
         contracting axes; None if the scale is NaN where it has to be.
     """
-    if not tensor.calibration.is_blind:
-        return q, None
     is_weight = path == "fwd.rhs" and not axes.batch
     gathers = _gathers(tensor, state)
     if gathers:
@@ -88,8 +86,6 @@ def with_poisoned_scale(
 
     The arguments are those of `marked`.
     """
-    if not tensor.calibration.is_blind:
-        return q
     if _gathers(tensor, state):
         return _with_factor(q, _of_whole(x, tensor, axes, path))
     factor = _of_rows(x, tensor, axes)

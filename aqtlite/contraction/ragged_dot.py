@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operations
-from aqtlite.contraction import checks
-from aqtlite.contraction.contract import Options, contract
+from aqtlite.contraction.contract import Options, as_operands, check_config, contract
 from aqtlite.qtensor.qtensor import QTensor
 
 RaggedDot = Callable[..., Any]
@@ -56,7 +55,7 @@ def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
     >>> ragged_dot(tokens, experts, jnp.array([2, 0, 1]))[:, 0].round().tolist()
     [4.0, 4.0, 4.0, 0.0, 0.0]
     """
-    checks.check_config(cfg, "make_ragged_dot")
+    check_config(cfg, "make_ragged_dot")
     return _make(cfg)
 
 
@@ -78,7 +77,7 @@ def _ragged_dot(
     key: jax.Array | None = None,
     states: tuple[Any, ...] | None = None,
 ) -> jax.Array | QTensor:
-    lhs, rhs = checks.as_operands(lhs, rhs)
+    lhs, rhs = as_operands(lhs, rhs)
     operation = ragged_operation(lhs, rhs, group_sizes, group_offset)
     options = Options(precision, preferred_element_type, out_sharding, key, states)
     return contract(cfg, operation, lhs, rhs, options)

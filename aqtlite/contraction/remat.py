@@ -65,12 +65,12 @@ def named(side: Side, q: QTensor) -> QTensor:
     zero_point = q.zero_point
     if zero_point is not None:
         zero_point = checkpoint_name(zero_point, scales)
-    stored = _pack(q.qvalue)
-    if isinstance(stored, _Packed):
-        bits = checkpoint_name(stored.bits, name)
-        qvalue = _unpack(dataclasses.replace(stored, bits=bits))
+    if jnp.issubdtype(q.qvalue.dtype, jnp.floating):
+        qvalue = _unpack(
+            jax.tree.map(lambda x: checkpoint_name(x, name), _pack(q.qvalue))
+        )
     else:
-        qvalue = checkpoint_name(stored, name)
+        qvalue = checkpoint_name(q.qvalue, name)
     scale = checkpoint_name(q.scale, scales)
     return dataclasses.replace(q, qvalue=qvalue, scale=scale, zero_point=zero_point)
 

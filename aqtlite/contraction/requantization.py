@@ -10,7 +10,7 @@ from aqtlite import config
 from aqtlite.contraction import poison, straight_through
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import operands
+from aqtlite.quantization import quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
 
 PATH = "out"
@@ -44,11 +44,12 @@ def quantize(
     """
     axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
     fixed = jax.lax.stop_gradient(out)
-    q = operands.quantize_array(fixed, tensor, axes, PATH, state=state)
-    q = poison.with_poisoned_scale(fixed, q, tensor, axes, PATH, state)
+    q = quantizer.quantize_array(fixed, tensor, axes, PATH, state=state)
+    if tensor.calibration.is_blind:
+        q = poison.with_poisoned_scale(fixed, q, tensor, axes, PATH, state)
     # What contracts the integers reads scales as it reads those of operands.
     if not isinstance(state, FixedScale):
-        q = operands.with_fusion_barrier(q)
+        q = quantizer.with_fusion_barrier(q)
     mask = straight_through.gradient_mask(fixed, q)
     unrounded = out if mask is None else jnp.where(mask, out, fixed)
     q = dataclasses.replace(q, unrounded=unrounded)

@@ -160,7 +160,12 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
     grid = q.numerics
     if grid is None:
         return None
-    scaled = quantizer.scaled(x, q.scale, grid)
+    if block_shapes.has_blocks(x.shape, q.scale.shape):
+        blocks = block_shapes.split(x, q.scale.shape)
+        scale = block_shapes.split_keepdims(q.scale, x.shape)
+        scaled = block_shapes.merge(quantizer.scaled(blocks, scale, grid), like=x)
+    else:
+        scaled = quantizer.scaled(x, q.scale, grid)
     if q.zero_point is None:
         mask = grid.gradient_mask(scaled)
     else:

@@ -14,7 +14,7 @@ from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply
 from aqtlite.edge.operators.contractions import Weighted
 from aqtlite.edge.program import Program
 from aqtlite.lowering import exact
-from aqtlite.quantization.operands import quantize
+from aqtlite.quantization.quantize import quantize
 
 _BITS = {"int2": 2, "int4": 4, "int8": 8, "int16": 16}
 

@@ -241,6 +241,8 @@ class Lowered(Contraction, Operation):
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
         del out_sharding  # Part of an operation that has one.
+        if lhs.zero_point is None and rhs.zero_point is None:
+            return kind(self, lhs, rhs)
         products = self.products(lhs.values.shape, rhs.values.shape)
         if not zero_points_leave_sums(kind, lhs, rhs, products):
             return kind(self, lhs.less_zero_point(), rhs.less_zero_point())

@@ -1,4 +1,4 @@
-"""Scales of an array, and its rounding to a grid.
+"""One array and one `config.Tensor`: calibration, seeds of the noise, rounding.
 
 All arithmetic is float32 and written so that XLA cannot change its result: one array
 and one config give the same integers and scales in every program. What that takes:
@@ -17,15 +17,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from aqtlite import calibration, config, numerics
+from aqtlite import calibration, config, noise, numerics
+from aqtlite.calibration import counting
 from aqtlite.lowering import exact
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
-from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import granularity
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import granularity, statistics
+from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.dimension_numbers import Axes
 
 # Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
 _SAFE_BOUND = 4.0
@@ -50,6 +54,135 @@ class Calibrated(NamedTuple):
     def found(self) -> tuple[jax.Array, ...]:
         """What was found: the noise is seeded from it."""
         return (self.bound,) if self.low is None else (self.bound, self.low)
+
+
+class Seeds(NamedTuple):
+    """The origin of the seeds of one operand's noise."""
+
+    seed: jax.Array | None = None
+    """uint32 of shape ``(2,)``; None seeds each channel from its calibration."""
+
+    forward_scales: tuple[jax.Array, ...] = ()
+    """More to seed a channel from, laid out as the operand."""
+
+    salt: int | None = None
+    """Tells the noise of this operand from that of the others; None for one alone."""
+
+    def of_channels(self, found: tuple[jax.Array, ...]) -> jax.Array:
+        """The seeds of the channels of which calibration found these bounds."""
+        seed = self.seed
+        if seed is None:
+            local = [
+                scale
+                for scale in self.forward_scales
+                if all(
+                    size in (1, wanted)  # One of them may be symbolic.
+                    for size, wanted in zip(scale.shape, found[0].shape, strict=True)
+                )
+            ]
+            seed = noise.seed_from_bounds(*found, *local)
+        return seed if self.salt is None else noise.fold_in(seed, self.salt)
+
+
+_NO_SEEDS = Seeds()
+
+
+def quantize_array(
+    x: jax.Array,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    seeds: Seeds = _NO_SEEDS,
+    state: Any = (),
+) -> QTensor:
+    """Quantizes an array, whoever asks: calibrates, seeds the noise, and rounds.
+
+    Args:
+        x: Floating array.
+        tensor: Config that quantizes it.
+        axes: Axes of the array.
+        path: Path of `tensor` in its config, for error messages.
+        seeds: Seeds of stochastic rounding.
+        state: Statistics or learned parameters of the calibration, or the `FixedScale`
+            in the place of statistics; ``()`` for a calibration without a state.
+    """
+    calibrated = find_scale(x, tensor, axes, path, state)
+    if tensor.scale_stop_grad:
+        calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
+    seed = None
+    if tensor.needs_noise:
+        shared = granularity.noise_axes(tensor, x.shape, path)
+        seed = seeds.of_channels(lax.stop_gradient(calibrated.found))
+        seed = noise.shared_along(seed, shared)
+    return round_to_grid(x, calibrated, tensor, seed)
+
+
+def quantize_operand(
+    x: Operand,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    seeds: Seeds = _NO_SEEDS,
+    state: Any = (),
+) -> QTensor | None:
+    """Quantizes one operand of a contraction; None if it stays in floating point.
+
+    The arguments are those of `quantize_array`; a `QTensor` stays as it is.
+
+    Raises:
+        ValueError: if the scale varies along contracting axes where it could not be
+            taken out of the sum.
+    """
+    if isinstance(x, QTensor):
+        _check_scale(x.scale.shape, tensor, axes, path)
+        return x
+    if not tensor.is_quantized:
+        return None
+    q = quantize_array(x, tensor, axes, path, seeds, state)
+    _check_scale(q.scale.shape, tensor, axes, path)
+    return q
+
+
+def find_scale(
+    x: jax.Array,
+    tensor: config.Tensor,
+    axes: OperandAxes,
+    path: str,
+    state: Any = (),
+) -> Calibrated:
+    """Finds the scale of an array, from the state of its calibration if it has one.
+
+    Before the first batch of statistics it raises, or gives NaN scales under `jax.jit`.
+    The arguments are those of `quantize_array`.
+    """
+    how = tensor.calibration
+    if how.has_state:
+        statistics.check_ready(tensor, state, path)
+        if isinstance(state, FixedScale):
+            return _fixed(x, tensor, axes, path, state)
+        calibrated = calibrate(x, tensor, axes, path, state)
+        is_known = counting.is_of_batches(state.batches)
+        scale = jnp.where(is_known, calibrated.scale, jnp.nan)
+        return calibrated._replace(scale=scale)
+    if not how.is_learned:
+        return calibrate(x, tensor, axes, path)
+    statistics.check_given(tensor, state, path)
+    return calibrate(x, tensor, axes, path, state)
+
+
+def _fixed(
+    x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str, state: FixedScale
+) -> Calibrated:
+    wanted = granularity.layout(tensor, x.shape, axes, path).scale_shape(x.shape)
+    if tuple(state.scale.shape) != wanted:
+        raise ValueError(
+            f"{path} has a fixed scale of shape {state.scale.shape}, and an operand "
+            f"of shape {x.shape} takes one of {wanted}: share the scale along all "
+            f"axes that differ between batches, with {path}.calib_shared_axes"
+        )
+    # Conversion makes none for what is rounded stochastically in serving, whose
+    # noise the bound would seed.
+    return Calibrated(state.scale, state.scale, state.zero_point)
 
 
 @functools.partial(jax.jit, static_argnames=("tensor_config", "axes", "path"))
@@ -95,13 +228,9 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
 
     Args:
         x: floating, any shape.
-        scale: that of the stored values, keepdims.
+        scale: Scale of the stored values, which broadcasts to the array.
         grid: the grid.
     """
-    if block_shapes.has_blocks(x.shape, scale.shape):
-        blocks = block_shapes.split(x, scale.shape)
-        scale = block_shapes.split_keepdims(scale, x.shape)
-        return block_shapes.merge(scaled(blocks, scale, grid), like=x)
     values = exact.algebraic_barrier(exact.float32(x))
     if not grid.has_zero:
         # A channel of zeros has a scale of 0.
@@ -129,7 +258,9 @@ def round_to_grid(
         seed: seed of the noise, the same along axes that share it; None for a grid that
             needs none. See `noise.Noise.bits`.
     """
-    if block_shapes.has_blocks(x.shape, calibrated.scale.shape):
+    if tensor_config.blocks is not None and block_shapes.has_blocks(
+        x.shape, calibrated.scale.shape
+    ):
         return _round_blocks(x, calibrated, tensor_config, seed)
     grid = tensor_config.grid
     bits = None if seed is None else _noise(x.shape, seed, tensor_config)
@@ -224,3 +355,53 @@ def check_floating(x: jax.Array, what: str) -> None:
             f"got {x.dtype} of shape {x.shape}; cast it first, or leave this "
             "contraction unquantized"
         )
+
+
+def _check_scale(
+    scale_shape: tuple[int, ...], tensor: config.Tensor, axes: OperandAxes, path: str
+) -> None:
+    if tensor.use_fake_quant:
+        return
+    varying = [axis for axis in axes.contracting if scale_shape[axis] != 1]
+    if tensor.blocks is None and varying:
+        remedy = f"use {path}.blocks, or set {path}.use_fake_quant=True"
+        raise ValueError(
+            f"{path}.calib_shared_axes={tensor.calib_shared_axes} leaves a scale of "
+            f"shape {scale_shape} that varies along the contracting axes {varying}: it "
+            f"cannot be taken out of the sum. Share the scale along them too, {remedy}"
+        )
+    in_window = [axis for axis in varying if axis in axes.window]
+    if in_window:
+        raise ValueError(
+            f"{path} is a QTensor with a scale of shape {scale_shape} that varies "
+            f"along the axes {in_window}: they are the window of a convolution, along "
+            "which no scale may vary. Make it by aqtlite.quantize(..., window="
+            f"{axes.window})"
+        )
+
+
+def with_sums(q: QTensor, contracting: Axes) -> QTensor:
+    """Adds what a contraction with an operand with a zero point needs of this one.
+
+    Args:
+        q: on a grid of integers, its axes in their own order.
+        contracting: its contracting axes. Where the scale varies along them, the
+            contraction is cut into tiles, and nothing is added.
+    """
+    if any(q.scale.shape[axis] > 1 for axis in contracting):
+        return q
+    values = q.qvalue.astype(jnp.int32)
+    if q.zero_point is not None:
+        values = values - block_shapes.repeat(
+            q.zero_point, q.qvalue.shape, range(q.ndim)
+        )
+    return dataclasses.replace(q, sums=values.sum(contracting, keepdims=True))
+
+
+def with_fusion_barrier(q: QTensor) -> QTensor:
+    """Keeps XLA from fusing the scale's computation into what reads it."""
+    zero_point = q.zero_point
+    if zero_point is not None:
+        zero_point = exact.fusion_barrier(zero_point)
+    scale = exact.fusion_barrier(q.scale)
+    return dataclasses.replace(q, scale=scale, zero_point=zero_point)

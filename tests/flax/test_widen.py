@@ -11,7 +11,7 @@ from jax import lax
 import aqtlite
 from aqtlite import Rule, calibration, config, kv_cache, numerics, shape_operations
 from aqtlite.flax import AqtDotGeneral, convert, widen_int4
-from aqtlite.quantization.operands import quantize
+from aqtlite.quantization.quantize import quantize
 from tests.common import assert_same, normal
 
 

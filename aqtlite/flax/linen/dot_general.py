@@ -8,7 +8,8 @@ import jax
 from flax.core import Scope
 
 from aqtlite import config, operations
-from aqtlite.contraction import checks, requantization
+from aqtlite.contraction import contract as contraction
+from aqtlite.contraction import requantization
 from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
 from aqtlite.flax.linen import in_float, recording, statistics
@@ -275,7 +276,7 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Any, Any]:
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if x is None or isinstance(x, Mapping):
             raise TypeError(f"the {side} is {x}: {guards.RESTORED}")
-    return checks.as_operands(lhs, rhs)
+    return contraction.as_operands(lhs, rhs)
 
 
 def _rng(scope: Scope) -> jax.Array | None:

@@ -16,7 +16,7 @@ from aqtlite.program.serving import lookup
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.qtensor import shape_operations
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import operands, quantizer
+from aqtlite.quantization import quantizer
 
 _PATH = "fwd.rhs"
 
@@ -93,7 +93,7 @@ def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
     """The rows of a table, which is quantized if it is not and should be."""
     if not isinstance(table, QTensor):
         axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
-        q = operands.quantize_operand(table, tensor, axes, _PATH)
+        q = quantizer.quantize_operand(table, tensor, axes, _PATH)
         if q is None:
             return jnp.take(table, indices, axis=0)
         table = dataclasses.replace(q, unrounded=table)

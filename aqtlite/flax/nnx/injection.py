@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction import checks
-from aqtlite.contraction.contract import Options, contract
+from aqtlite.contraction.contract import Options, as_operands, contract
 from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.flax.injectable import injectable
 from aqtlite.operations import Operation
@@ -93,7 +92,7 @@ class AqtDotGeneral(Injected):
         out_sharding: Any = None,
     ) -> jax.Array | QTensor:
         """Contracts like `jax.lax.dot_general`; see `aqtlite.make_dot_general`."""
-        lhs, rhs = checks.as_operands(lhs, rhs)
+        lhs, rhs = as_operands(lhs, rhs)
         operation = operations.DotGeneral.of(dimension_numbers, lhs.shape, rhs.shape)
         options = Options(precision, preferred_element_type, out_sharding)
         return self.run(operation, lhs, rhs, options)
@@ -164,7 +163,7 @@ class AqtConvGeneralDilated(Injected):
 
         See `aqtlite.make_conv_general_dilated`.
         """
-        lhs, rhs = checks.as_operands(lhs, rhs)
+        lhs, rhs = as_operands(lhs, rhs)
         operation = operations.ConvGeneralDilated.of(
             lhs.shape,
             rhs.shape,

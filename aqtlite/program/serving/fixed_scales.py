@@ -15,7 +15,7 @@ from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
 from aqtlite.program.serving import uses as uses_lib
 from aqtlite.program.serving.uses import Use, Uses
-from aqtlite.quantization import operands
+from aqtlite.quantization import quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.statistics import counts_of
@@ -76,7 +76,7 @@ def _scale_of(use: Use, state: Any) -> Any:
 
     def scale(state: Any, x: Any) -> FixedScale:
         axes = OperandAxes.of_contracting(x.ndim, use.contracting)
-        found = operands.calibrate(x, use.tensor, axes, use.path, state)
+        found = quantizer.find_scale(x, use.tensor, axes, use.path, state)
         return FixedScale(found.scale, found.zero_point)
 
     traced = tracing.trace(scale, (use.state, use.x))

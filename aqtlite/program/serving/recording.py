@@ -26,7 +26,7 @@ from aqtlite.program.serving.model import (
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor import stored_bits
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import operands, padding
+from aqtlite.quantization import padding, quantizer
 
 
 @functools.partial(
@@ -156,13 +156,15 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     # Of several axes, blocks cut that of the last pair.
     axes = contraction.operation.axes(operand.side)
     given, x = x, _padded(contraction, operand, x)
-    quantized = operands.quantize_operand(x, tensor, axes, path, state=state)
+    quantized = quantizer.quantize_operand(x, tensor, axes, path, state=state)
     if quantized is None:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
-    quantized = poison.with_poisoned_scale(x, quantized, tensor, axes, path, state)
+    if tensor.calibration.is_blind:
+        marked = x, quantized, tensor, axes, path, state
+        quantized = poison.with_poisoned_scale(*marked)
     other = raw.rhs if operand.side == "lhs" else raw.lhs
     if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
-        quantized = operands.with_sums(quantized, axes.contracting)
+        quantized = quantizer.with_sums(quantized, axes.contracting)
     quantized = dataclasses.replace(quantized, padding=padding.widths(x, like=given))
     # Sums of floats depend on the order in which the trained model contracts them.
     if arithmetic.sums_integers(raw):
