@@ -12,4 +12,4 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri == "index.md":
         markdown = README.read_text()
     prefix = "../" * page.file.src_uri.count("/")
-    return re.sub(r"`docs/(\w+)\.md`", rf"[\1]({prefix}\1.md)", markdown)
+    return re.sub(r"`docs/([\w/]+)\.md`", rf"[\1]({prefix}\1.md)", markdown)

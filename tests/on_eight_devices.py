@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import pathlib
+import re
+import runpy
 
 import flax.linen as nn
 import jax
@@ -712,3 +715,12 @@ def test_a_sharded_nnx_model_serves_the_same_bits(tmp_path):
         assert frozen.qvalue.sharding == NamedSharding(AUTO, P("m", "d"))
         assert frozen.scale.sharding == NamedSharding(AUTO, P("m", None))
         assert_equal(np.asarray(run(one)), wanted)
+
+
+def test_the_page_on_several_devices(tmp_path):
+    page = pathlib.Path(__file__).parent.parent / "docs/how_to/several_devices.md"
+    program = tmp_path / "program.py"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    program.write_text(code)
+    names = runpy.run_path(str(program))
+    assert names["mesh"].shape == {"data": 8, "model": 1}

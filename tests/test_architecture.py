@@ -93,7 +93,8 @@ def test_a_folder_says_what_to_read_first(folder):
 @pytest.mark.parametrize(
     "path",
     [
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*.py"),
         *(ROOT / "notebooks").glob("*.ipynb"),
         *(PACKAGE / "demo").glob("*.py"),
         ROOT / "README.md",

@@ -318,7 +318,7 @@ def test_setters_have_a_change_that_is_accepted(page):
 
 
 def test_every_name_of_ours_exists():
-    """In whatever is written as `module.name`."""
+    """In whatever is written as `module.name`, here and on the pages beside it."""
     modules = {
         "config": config,
         "numerics": numerics,
@@ -327,15 +327,32 @@ def test_every_name_of_ours_exists():
     }
     text = PAGE.read_text()
     text = text[: text.index("| AQT (`aqt.jax.v2.config`)")] + "".join(
-        row[1] for row in rows(text, "| AQT (`aqt") + rows(text, "| Qwix (")
+        row[1] for row in rows(text, "| AQT (`aqt")
     )
+    for name in ("qwix", "torchao"):
+        other = PAGE.with_name(f"coming_from_{name}.md").read_text()
+        tables = re.findall(r"^\|(?! ---).*\|\n\| --- ", other, re.M)
+        assert tables
+        for head in tables:
+            text += "".join(row[1] for row in rows(other, head.splitlines()[0]))
     names = re.findall(
         r"(?<![.\w\"])(config|numerics|calibration|aqtlite)\.(\w+)", text
     )
     names = [(module, name) for module, name in names if name not in ("flax", "jax")]
-    assert len(names) > 50
+    assert len(names) > 60
     for module, name in names:
         assert hasattr(modules[module], name), f"{module}.{name}"
+
+
+def test_presets_for_configs_of_torchao_are_configs():
+    text = PAGE.with_name("coming_from_torchao.md").read_text()
+    _, of_configs = text.split("## Configs")
+    made = []
+    for _, ours in rows(of_configs, "| torchao | aqtlite |"):
+        for code in re.findall(r"`(config\.(?!Blocks)[\w.]+\(.*?\))`", ours):
+            made.append(eval(code, {"config": config}))
+    assert len(made) == 9
+    assert all(isinstance(one, config.DotGeneral) for one in made)
 
 
 def test_readme_links_to_it():

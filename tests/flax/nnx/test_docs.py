@@ -11,9 +11,9 @@ pytestmark = pytest.mark.code("quick")
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "nnx.md"
 
 
-def test_its_blocks_run_in_order(tmp_path):
+def test_its_blocks_run_in_order(tmp_path, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks).replace("/tmp/aqtlite-nnx", str(tmp_path)))
-    losses = runpy.run_path(str(script))["losses"]
-    assert losses[-1] < losses[0]
+    runpy.run_path(str(script))
+    assert "P('model', None)" in capsys.readouterr().out
