@@ -17,12 +17,12 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.program.serving import conversion
 from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE, CallSite
+from aqtlite.program.serving.planning import Plan
 
 
-def abstract_serving(
-    manifest: Manifest, model: Model, where: str
-) -> tuple[Any, linen_convert.Conversion]:
+def abstract_serving(manifest: Manifest, model: Model, where: str) -> tuple[Any, Plan]:
     """Plans the model's serving variables, and checks that a checkpoint holds them.
 
     Args:
@@ -32,7 +32,7 @@ def abstract_serving(
 
     Returns:
         The serving variables as shapes, with statistics as they are stored, and the
-        conversion that makes them.
+        plan of the conversion that makes them.
 
     Raises:
         CheckpointError: if they differ, or if the manifest has no sample inputs.
@@ -49,9 +49,8 @@ def abstract_serving(
         variables = _with_stored_dtypes(template, manifest)
         plan = linen_convert.plan(model, variables, [Call(*args, **kwargs)])
         paths = [weight.path for weight in plan.weights]
-        serving, _ = plan.keep_float(
-            [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
-        ).run()
+        floats = [one for one in paths if name_of((COLLECTION, *one)) not in frozen]
+        serving = conversion.serving(plan.keep_float(floats))
     except (TypeError, ValueError) as error:
         raise another_model(where, manifest, repr(model), error) from error
     serving = _with_stored_values(serving, (), manifest)

@@ -11,7 +11,6 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen.caller import frozen_entries
-from aqtlite.flax.linen.conversion_inputs import parameters_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
@@ -24,6 +23,7 @@ from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
 from aqtlite.program.serving import guards, uses
 from aqtlite.program.serving.call_site import COLLECTION, SITE, FrozenEntry
+from aqtlite.program.serving.model import parameters_of
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -198,9 +198,10 @@ def trace(
     """
     params = variables.get(PARAMETERS, {})
     traced = tracing.trace(apply, (variables, args, kwargs))
-    flat = jax.tree_util.tree_flatten_with_path(variables)[0]
+    flat = jax.tree.leaves_with_path(variables)
     places = [i for i, (path, _) in enumerate(flat) if path[0].key == PARAMETERS]
-    by_leaf = dict(zip(places, parameters_of(params), strict=True))
+    ones = parameters_of(params, nn.meta.is_axis_metadata)
+    by_leaf = dict(zip(places, ones, strict=True))
     parameters = {
         i: by_leaf[leaf] for i, leaf in enumerate(traced.leaves) if leaf in by_leaf
     }

@@ -9,15 +9,14 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import quantized_call, recording
-from aqtlite.flax.linen.conversion_inputs import buffers_of, parameters_of
+from aqtlite.flax.linen import partitioning, quantized_call, recording
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.flax.linen.recording import CallingModule, Recorder
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
 from aqtlite.program.program import Program
-from aqtlite.program.serving import identity, uses
+from aqtlite.program.serving import fixed_scales, identity, uses
 from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.model import (
@@ -29,10 +28,13 @@ from aqtlite.program.serving.model import (
     Parameter,
     Place,
     StoredOperand,
+    StoredWeight,
+    buffers_in,
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.recording import outputs_of
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.state_collections import STATISTICS
 
 _FIRST_POSITION = 10**6
 """Of the contractions that rules name, behind those that are injected."""
@@ -63,9 +65,12 @@ class LinenModel(Model):
         self._programs: dict[int, Program] = {}
         self._activations: dict[int, set[_Place]] = {}
         """For each call, the injected contractions of which no weight can be made."""
-        self.parameters = parameters_of(variables["params"])
-        self.num_calls = len(calls)
-        self.uses_of_statistics = uses.Uses()
+        super().__init__(
+            variables["params"],
+            _without_params(variables),
+            len(calls),
+            nn.meta.is_axis_metadata,
+        )
 
     def discover(self, call: int) -> Discovery:
         naming = _Naming()
@@ -77,7 +82,7 @@ class LinenModel(Model):
 
         with uses.noted_in(self.uses_of_statistics):
             program = self._programs[call] = self._program(call, name)
-            buffers = self._buffers(program.traced.inputs[0])
+            buffers = self._buffers_in(program.traced.inputs[0])
             of_rules = program.discovery(buffers)
         parameters, operands = program.parameters, []
         learned: set[int] = set()
@@ -128,7 +133,7 @@ class LinenModel(Model):
         for variables in inputs:
             numbers = jax.tree.leaves(variables["params"])
             parameters.update(zip(numbers, self.parameters, strict=True))
-            buffers.update(self._buffers(variables))
+            buffers.update(self._buffers_in(variables))
         return CallTrace(traced.jaxpr, parameters, buffers, tuple(stored))
 
     def record_corners(
@@ -144,6 +149,32 @@ class LinenModel(Model):
         traced = self._traced(call, recorder, {**self._variables, "params": params})
         stored = recording.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
+
+    def serving(
+        self,
+        stored: Sequence[StoredWeight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> dict[str, Any]:
+        params = self._variables["params"]
+        boxes = partitioning.boxes_of(params, self.parameters)
+        collection: dict[str, Any] = {}
+        for one in stored:
+            tree = collection
+            for step in one.module:
+                tree = tree.setdefault(step, {})
+            tree[one.name] = partitioning.boxed(one, boxes).entry
+        return {
+            **self._variables,
+            "params": with_frozen_kernels(params, frozen),
+            **({COLLECTION: collection} if collection else {}),
+        }
+
+    def fix_scales(self, serving: Any) -> Any:
+        if STATISTICS not in serving:
+            return serving
+        found, is_frozen = self.uses_of_statistics, COLLECTION in serving
+        fixed = fixed_scales.fix(serving[STATISTICS], found, is_frozen=is_frozen)
+        return {**serving, STATISTICS: fixed}
 
     def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:
         """Leaves contractions in float of which no weight can be made."""
@@ -187,12 +218,9 @@ class LinenModel(Model):
 
         return apply, (variables, self._calls[call].args, kwargs)
 
-    def _buffers(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
+    def _buffers_in(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
         """The inputs of a trace that are no parameters, given those of variables."""
-        others = {k: v for k, v in inputs.items() if k != "params"}
-        numbers = jax.tree.leaves(others, is_leaf=_is_none)
-        found = zip(numbers, buffers_of(self._variables), strict=True)
-        return {i: buffer for i, buffer in found if i is not None}
+        return buffers_in(_without_params(inputs), self.buffers)
 
     def _in_float(self, contraction: Contraction) -> Contraction:
         """The contraction, in float where rules do not take it for one of theirs."""
@@ -262,8 +290,8 @@ def _corners(contraction: Contraction, side: Side) -> list[jax.Array]:
     return identity.corners(contraction.array(side))
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
+def _without_params(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in variables.items() if k != "params"}
 
 
 def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
