@@ -9,7 +9,12 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import partitioning, quantized_call, recording
+from aqtlite.flax.linen import (
+    given_variables,
+    partitioning,
+    quantized_call,
+    recording,
+)
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.flax.linen.recording import CallingModule, Recorder
@@ -57,12 +62,12 @@ class LinenModel(Model):
         variables: Mapping[str, Any],
         calls: Sequence[Call],
     ):
-        if not isinstance(model, ModelByRules):
-            model = ModelByRules(model, ())
-        self._model = model
+        self._by_rules = model if isinstance(model, ModelByRules) else None
+        self._module = model.model if isinstance(model, ModelByRules) else model
         self._variables = variables
         self._calls = calls
-        self._programs: dict[int, Program] = {}
+        self._traces: dict[int, tracing.Traced] = {}
+        self._programs: dict[int, Program | None] = {}
         self._activations: dict[int, set[_Place]] = {}
         """For each call, the injected contractions of which no weight can be made."""
         super().__init__(
@@ -81,49 +86,57 @@ class LinenModel(Model):
             return self._in_float(naming(contraction, caller, position))
 
         with uses.noted_in(self.uses_of_statistics):
-            program = self._programs[call] = self._program(call, name)
-            buffers = self._buffers_in(program.traced.inputs[0])
-            of_rules = program.discovery(buffers)
-        parameters, operands = program.parameters, []
-        learned: set[int] = set()
-        for one in program.plan.quantized():
-            states = program.states_in(one, program.traced.inputs[0])
-            learned.update(jax.tree.leaves(states))
+            traced = self._traced(call, name, self._variables)
+            variables = traced.inputs[0]
+            parameters = given_variables.parameters_in(traced, self._variables)
+            buffers = self._buffers_in(variables)
+            found = Discovery(traced.jaxpr, parameters, (), 0, frozenset())
+            program = self._program(traced)
+            if program is not None:
+                found = program.discovery(buffers)
+        operands, learned = list[FoundOperand](), set[int]()
+        if program is None:
+            names = {i: str(one) for i, one in parameters.items()}
+            named = sites.find(traced.jaxpr, names).named
+        else:
+            named = list(program.plan.named)
+            for one in program.plan.quantized():
+                states = program.states_in(one, variables)
+                learned.update(jax.tree.leaves(states))
+        self._traces[call], self._programs[call] = traced, program
         activations = self._activations.setdefault(call, set())
-        for value in program.plan.named:
+        for value in named:
             if value.name == naming.states:
                 learned |= value.origin.inputs
             place = naming.places.get(value.name)
             if place is not None and not value.origin.inputs <= parameters.keys():
                 activations.add(place)
             if value.name in naming.quantized:
-                found = naming.quantized[value.name]
-                if found.obstacle is None and value.is_in_branch:
-                    found = dataclasses.replace(found, obstacle=_IN_BRANCH)
+                operand = naming.quantized[value.name]
+                if operand.obstacle is None and value.is_in_branch:
+                    operand = dataclasses.replace(operand, obstacle=_IN_BRANCH)
                 where = Place(value.location, 0)
-                operands.append(found.made_of(value.origin, where, parameters, buffers))
+                operands.append(
+                    operand.made_of(value.origin, where, parameters, buffers)
+                )
         return dataclasses.replace(
-            of_rules,
-            operands=(*operands, *of_rules.operands),
-            num_contractions=naming.num_contractions + of_rules.num_contractions,
+            found,
+            operands=(*operands, *found.operands),
+            num_contractions=naming.num_contractions + found.num_contractions,
             learned=frozenset(parameters[i] for i in learned & parameters.keys()),
         )
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         injected = {one.key for one in weights if one.is_injected}
         of_rules = {one.key for one in weights} - injected
-        program = self._programs[call]
-        traced = program.traced
+        traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = _storing(injected, outputs_of, self._go_on(call))
-            if of_rules:
-                program = self._program(call, recorder)
-                traced = program.traced
-            else:
-                traced = self._traced(call, recorder, self._variables)
+            traced = self._traced(call, recorder, self._variables)
+            program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
         stored = recording.stored_operands(traced.outputs[1])
-        if of_rules:
+        if program is not None:
             # The states of calibrations are inputs beside those of the call.
             traced = program.traced_record(self._variables, of_rules, stored)
             inputs.append(traced.inputs[1])
@@ -142,7 +155,8 @@ class LinenModel(Model):
         keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
-        of_rules = self._programs[call].parameters_of_weights()
+        program = self._programs[call]
+        of_rules = set() if program is None else program.parameters_of_weights()
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
         params = with_frozen_kernels(self._variables["params"], injected)
         recorder = _storing(keys, _corners, lambda one, place: one.in_float())
@@ -193,11 +207,11 @@ class LinenModel(Model):
         with recording.recorded_by(recorder):
             return tracing.trace(apply, arguments)
 
-    def _program(self, call: int, recorder: Recorder) -> Program:
-        """Traces such a call, and decides about its contractions."""
-        apply, arguments = self._call(call, self._variables)
-        with recording.recorded_by(recorder):
-            program, _ = quantized_call.trace(self._model, apply, *arguments)
+    def _program(self, traced: tracing.Traced) -> Program | None:
+        """What rules decide about the contractions of a call; None without rules."""
+        if self._by_rules is None:
+            return None
+        program = quantized_call.program_of(self._by_rules, traced, self._variables)
         return dataclasses.replace(program, first_position=_FIRST_POSITION)
 
     def _call(
@@ -208,7 +222,7 @@ class LinenModel(Model):
         mutable = mutable_collections(kwargs.pop("mutable", False))
 
         def apply(variables: Any, args: Any, kwargs: Any) -> Any:
-            out, mutated = self._model.model.apply(
+            out, mutated = self._module.apply(
                 variables, *args, mutable=[*mutable, COLLECTION], **kwargs
             )
             mutated = dict(mutated)
@@ -224,7 +238,7 @@ class LinenModel(Model):
 
     def _in_float(self, contraction: Contraction) -> Contraction:
         """The contraction, in float where rules do not take it for one of theirs."""
-        return contraction if self._model.rules else contraction.in_float()
+        return contraction.in_float() if self._by_rules is None else contraction
 
 
 class _Naming:

@@ -51,6 +51,10 @@ class WeightOutputs:
     """`identity.values_of` the float operand."""
 
 
+Member = tuple[int, OperandKey]
+"""An operand of one of the calls."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordedWeight:
     """A weight in the trace of one call."""
@@ -78,6 +82,11 @@ class RecordedWeight:
     def key(self) -> OperandKey:
         """The operand that it is."""
         return self.found.key
+
+    @property
+    def member(self) -> Member:
+        """The operand that it is, of all calls."""
+        return self.index[0], self.key
 
     @property
     def operand(self) -> Operand:
