@@ -10,7 +10,7 @@ import jax
 from aqtlite.program.calibration_state import State, states_of
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
-from aqtlite.program.serving import fixed_scales, uses
+from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.model import (
     CallTrace,
@@ -118,7 +118,7 @@ class FunctionModel(Model):
         """
         self._programs, self._params = programs, params
         self._state = restored_statistics(state)
-        fixed_scales.check_gathered(
+        statistics_uses.check_gathered(
             self._state.get(STATISTICS, {}),
             "call what is quantized with some batches first, and convert with the "
             "state that is left",
@@ -127,7 +127,7 @@ class FunctionModel(Model):
 
     def discover(self, call: int) -> Discovery:
         program = dataclasses.replace(self._programs[call], state=self._state)
-        with uses.noted_in(self.uses_of_statistics):
+        with statistics_uses.noted_in(self.uses_of_statistics):
             return program.discovery()
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
@@ -164,7 +164,7 @@ class FunctionModel(Model):
         if STATISTICS not in state:
             return dict(state)
         found = self.uses_of_statistics
-        fixed = fixed_scales.fix(state[STATISTICS], found, is_frozen=True)
+        fixed = statistics_uses.fix(state[STATISTICS], found, is_frozen=True)
         return {**state, STATISTICS: fixed}
 
     def with_placeholders(self, frozen: Mapping[Parameter, Placeholder]) -> Any:

@@ -11,7 +11,7 @@ from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.tracing import LinenModel
 from aqtlite.program import arguments
-from aqtlite.program.serving import conversion, fixed_scales, planning
+from aqtlite.program.serving import conversion, planning, statistics_uses
 from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
@@ -168,7 +168,7 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
             "convert takes the float variables of training"
         )
     variables = given_variables.unfrozen(variables)
-    fixed_scales.check_gathered(
+    statistics_uses.check_gathered(
         variables.get(STATISTICS, {}),
         f"gather some with model.apply(..., mutable=['{STATISTICS}']), and convert "
         "these variables",

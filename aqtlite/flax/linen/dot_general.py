@@ -12,7 +12,7 @@ from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import requantization
 from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen import in_float, recording, statistics
+from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
@@ -115,7 +115,7 @@ class Injected:
         if options.key is None and cfg.needs_noise and scope is not None:
             options = options._replace(key=_rng(scope))
         states = statistics.update(call, operands, entry, states)
-        if in_float.is_asked(scope):
+        if recording.is_in_float():
             cfg, states = config.unquantized(), States()
         options = options._replace(states=states)
         result: jax.Array = lookup.contract(
@@ -144,7 +144,7 @@ class Injected:
         if tensor.calibration.has_state:
             own = self.name is not None
             state = statistics.of_output(tensor, out, scope, name, own=own)
-        if in_float.is_asked(scope):
+        if recording.is_in_float():
             return out
         return requantization.quantize(out, tensor, state)
 

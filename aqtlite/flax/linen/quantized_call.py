@@ -22,7 +22,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
-from aqtlite.program.serving import guards, uses
+from aqtlite.program.serving import guards, statistics_uses
 from aqtlite.program.serving.call_site import COLLECTION, SITE, FrozenEntry
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
@@ -137,7 +137,9 @@ class TracedCall:
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
             call = self.program.contraction(one, values, states)
-            uses.note_operands(call, self.program.place_of(one), needs_frozen=False)
+            statistics_uses.note_operands(
+                call, self.program.place_of(one), needs_frozen=False
+            )
             return made.function(values, states)
 
         return dataclasses.replace(made, function=function)

@@ -21,7 +21,7 @@ from aqtlite.flax.linen.recording import CallingModule, Recorder
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
 from aqtlite.program.program import Program
-from aqtlite.program.serving import fixed_scales, identity, uses
+from aqtlite.program.serving import identity, statistics_uses
 from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.model import (
@@ -85,7 +85,7 @@ class LinenModel(Model):
         ) -> Contraction:
             return self._in_float(naming(contraction, caller, position))
 
-        with uses.noted_in(self.uses_of_statistics):
+        with statistics_uses.noted_in(self.uses_of_statistics):
             traced = self._traced(call, name, self._variables)
             variables = traced.inputs[0]
             parameters = given_variables.parameters_in(traced, self._variables)
@@ -187,7 +187,7 @@ class LinenModel(Model):
         if STATISTICS not in serving:
             return serving
         found, is_frozen = self.uses_of_statistics, COLLECTION in serving
-        fixed = fixed_scales.fix(serving[STATISTICS], found, is_frozen=is_frozen)
+        fixed = statistics_uses.fix(serving[STATISTICS], found, is_frozen=is_frozen)
         return {**serving, STATISTICS: fixed}
 
     def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:

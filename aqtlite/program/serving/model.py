@@ -20,7 +20,7 @@ from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.call_site import SITE, CallSite, Operand
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.program.serving.uses import Uses
+from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_spec
 
