@@ -18,7 +18,12 @@ from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.program.serving import conversion
-from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE, CallSite
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    IDENTITY,
+    RECORD,
+    FrozenRecord,
+)
 from aqtlite.program.serving.planning import Plan
 
 
@@ -69,14 +74,14 @@ def _with_stored_values(node: Any, path: tuple[str, ...], manifest: Manifest) ->
         key: _with_stored_values(child, (*path, key), manifest)
         for key, child in node.items()
     }
-    if isinstance(node.get(SITE), CallSite) and IDENTITY in node:
+    if isinstance(node.get(RECORD), FrozenRecord) and IDENTITY in node:
         stored = manifest.arrays.get(name_of((*path, IDENTITY)))
         if stored is not None:
             wanted = node[IDENTITY]
             rows = min(stored.info.shape[:1], wanted.shape[:1])
             shape = (*rows, *wanted.shape[1:])
             found[IDENTITY] = jax.ShapeDtypeStruct(shape, wanted.dtype)
-        elif isinstance(node[SITE].identity, str):
+        elif isinstance(node[RECORD].identity, str):
             del found[IDENTITY]
     return found
 
@@ -152,14 +157,14 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         sides = ("the model", "the checkpoint")
         has, lacks = sides if stored is None else reversed(sides)
         return f"{has} has {path} and {lacks} has not"
-    if isinstance(stored, CallSite) and isinstance(wanted, CallSite):
+    if isinstance(stored, FrozenRecord) and isinstance(wanted, FrozenRecord):
         changes = list(config.differences(stored.cfg, wanted.cfg))
         if changes:
             return f"the config of {path}, checkpoint against model: {_few(changes)}"
         changes = [
             f"{field.name} {getattr(stored, field.name)} against "
             f"{getattr(wanted, field.name)}"
-            for field in dataclasses.fields(CallSite)
+            for field in dataclasses.fields(FrozenRecord)
             if field.compare
             and getattr(stored, field.name) != getattr(wanted, field.name)
             and field.name != "identity"
@@ -167,7 +172,7 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         ]
         return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
     if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
-        # The site names the differences of their grids.
+        # The record names the differences of their grids.
         same = (stored.dtype, stored.order, stored.padding) == (
             wanted.dtype,
             wanted.order,

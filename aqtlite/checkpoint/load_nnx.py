@@ -18,7 +18,7 @@ from aqtlite.flax.nnx import conversion as nnx_conversion
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.quantize import as_quantized
 from aqtlite.program.serving import conversion
-from aqtlite.program.serving.call_site import COLLECTION, IDENTITY
+from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY
 from aqtlite.program.serving.planning import Plan
 
 

@@ -15,8 +15,8 @@ from aqtlite.checkpoint.manifest import Frozen, Manifest, Plain
 from aqtlite.checkpoint.names import name_of, plain
 from aqtlite.checkpoint.nodes import describe
 from aqtlite.program.serving import conversion
-from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.conversion import WeightFreezer
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
 from aqtlite.program.serving.planning import Plan, Weight
 

@@ -12,7 +12,12 @@ from aqtlite.program.calibration_state import State
 from aqtlite.program.freezing import FunctionCall, FunctionModel, is_frozen
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning
-from aqtlite.program.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    RECORD,
+    FrozenEntry,
+    FrozenRecord,
+)
 from aqtlite.program.serving.report import ConversionReport
 
 
@@ -132,9 +137,9 @@ class ServingFunction:
         program = FunctionCall(self.function, args, kwargs).program(shapes, state)
         frozen = {
             tuple(module.split("/")) if module else (): [
-                FrozenEntry(name, entry[SITE], entry)
+                FrozenEntry(name, entry[RECORD], entry)
                 for name, entry in entries.items()
-                if isinstance(entry.get(SITE), CallSite)
+                if isinstance(entry.get(RECORD), FrozenRecord)
             ]
             for module, entries in serving[COLLECTION].items()
         }

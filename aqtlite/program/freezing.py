@@ -11,7 +11,7 @@ from aqtlite.program.calibration_state import State, states_of
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import statistics_uses
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
     CallTrace,
     Discovery,

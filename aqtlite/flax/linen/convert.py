@@ -12,7 +12,7 @@ from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.tracing import LinenModel
 from aqtlite.program import arguments
 from aqtlite.program.serving import conversion, planning, statistics_uses
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization.state_collections import STATISTICS

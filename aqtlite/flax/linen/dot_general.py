@@ -17,8 +17,8 @@ from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, pat
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
 from aqtlite.program.serving import guards, lookup
-from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 

@@ -41,7 +41,7 @@ def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
         stored: the weight.
         boxes: boxes of the parameters.
     """
-    side = stored.site.operand.side
+    side = stored.record.operand.side
     box = _box(stored.axes[side].qvalue, boxes)
     if box is None:
         return stored

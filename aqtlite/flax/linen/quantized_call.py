@@ -23,7 +23,7 @@ from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
 from aqtlite.program.serving import guards, statistics_uses
-from aqtlite.program.serving.call_site import COLLECTION, SITE, FrozenEntry
+from aqtlite.program.serving.frozen_record import COLLECTION, RECORD, FrozenEntry
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -172,9 +172,9 @@ class TracedCall:
     def _frozen(self) -> dict[Path, list[FrozenEntry]]:
         found: dict[Path, list[FrozenEntry]] = {}
         for module, name, entry in frozen_entries(self.variables.get(COLLECTION, {})):
-            if isinstance(entry[SITE].identity, str):
+            if isinstance(entry[RECORD].identity, str):
                 values = nn.meta.unbox(entry)
-                one = FrozenEntry(name, entry[SITE], values)
+                one = FrozenEntry(name, entry[RECORD], values)
                 found.setdefault(module, []).append(one)
         return found
 
@@ -330,15 +330,15 @@ def without_kernels(
     """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
     injected = [
-        (module, entry[SITE])
+        (module, entry[RECORD])
         for module, _, entry in frozen_entries(variables.get(COLLECTION, {}))
-        if not isinstance(entry[SITE].identity, str)
+        if not isinstance(entry[RECORD].identity, str)
     ]
     if injected:
         others[COLLECTION] = variables[COLLECTION]
 
     def is_injected(path: Any) -> bool:
-        return any(site.is_made_of(module, _steps(path)) for module, site in injected)
+        return any(one.is_made_of(module, _steps(path)) for module, one in injected)
 
     def as_shape(path: Any, node: Any) -> Any:
         return node.struct if _is_kernel(node) and not is_injected(path) else node

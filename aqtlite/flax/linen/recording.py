@@ -13,8 +13,8 @@ import jax
 from flax.core import Scope
 
 from aqtlite.flax.linen.caller import Caller
-from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import StoredOperand
 
 _RECORDED = "recorded"

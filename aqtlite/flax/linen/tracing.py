@@ -22,8 +22,8 @@ from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
 from aqtlite.program.program import Program
 from aqtlite.program.serving import identity, statistics_uses
-from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
@@ -149,7 +149,7 @@ class LinenModel(Model):
             buffers.update(self._buffers_in(variables))
         return CallTrace(traced.jaxpr, parameters, buffers, tuple(stored))
 
-    def record_corners(
+    def record_fingerprints(
         self,
         call: int,
         keys: Collection[OperandKey],
@@ -159,7 +159,7 @@ class LinenModel(Model):
         of_rules = set() if program is None else program.parameters_of_weights()
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
         params = with_frozen_kernels(self._variables["params"], injected)
-        recorder = _storing(keys, _corners, lambda one, place: one.in_float())
+        recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
         traced = self._traced(call, recorder, {**self._variables, "params": params})
         stored = recording.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
@@ -300,8 +300,8 @@ def _storing(
     return record
 
 
-def _corners(contraction: Contraction, side: Side) -> list[jax.Array]:
-    return identity.corners(contraction.array(side))
+def _fingerprint(contraction: Contraction, side: Side) -> list[jax.Array]:
+    return identity.fingerprint(contraction.array(side))
 
 
 def _without_params(variables: Mapping[str, Any]) -> dict[str, Any]:

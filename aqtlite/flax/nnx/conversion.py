@@ -17,7 +17,7 @@ from aqtlite.jaxpr import scopes
 from aqtlite.program.freezing import FunctionCall, FunctionModel
 from aqtlite.program.program import Program
 from aqtlite.program.serving import planning
-from aqtlite.program.serving.call_site import IDENTITY, SITE, recipe_name
+from aqtlite.program.serving.frozen_record import IDENTITY, RECORD, recipe_name
 from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan
@@ -48,17 +48,17 @@ class NnxModel(FunctionModel):
         weights: dict[str, dict[str, Frozen[Any]]] = {}
         samples: dict[str, dict[str, Sample[Any]]] = {}
         for one in stored:
-            module, side = "/".join(one.module), one.site.operand.side
+            module, side = "/".join(one.module), one.record.operand.side
             axes = one.axes[side].qvalue
             metadata = partitioning.metadata_of(axes, self._call.variables)
-            metadata[SITE] = one.site
+            metadata[RECORD] = one.record
             variable = Frozen(one.values[side], **metadata)
             weights.setdefault(module, {})[one.name] = variable
             if IDENTITY in one.values:
                 sample = Sample(one.values[IDENTITY], eager_sharding=False)
                 samples.setdefault(module, {})[one.name] = sample
         self._call.replace_params(self.with_placeholders(frozen))
-        aqt, name = self._model.aqt, recipe_name([one.site for one in stored])
+        aqt, name = self._model.aqt, recipe_name([one.record for one in stored])
         aqt.frozen, aqt.samples = nnx.data(weights), nnx.data(samples)
         aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
         return self._model

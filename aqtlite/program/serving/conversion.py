@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from aqtlite.jaxpr import axes, slicing
 from aqtlite.program.serving import identity
 from aqtlite.program.serving import report as report_lib
-from aqtlite.program.serving.call_site import IDENTITY
+from aqtlite.program.serving.frozen_record import IDENTITY
 from aqtlite.program.serving.model import (
     Buffer,
     Parameter,
@@ -90,7 +90,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             sampled = run(lambda *stay: identity.sample_parameters(stay), *stay)
             values[i][IDENTITY], origins[i][IDENTITY] = sampled, (None,)
     return [
-        StoredWeight(weight.module, weight.name, weight.site, values[i], origins[i])
+        StoredWeight(weight.module, weight.name, weight.record, values[i], origins[i])
         for i, weight in enumerate(weights)
     ]
 
@@ -134,7 +134,7 @@ class WeightFreezer:
 
         def run(*values: jax.Array) -> FrozenWeight:
             stored, smoothed = part(*(values[place] for place in places))
-            qtensor = stored[weight.site.operand.side]
+            qtensor = stored[weight.record.operand.side]
             measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)
             if weight.compared:

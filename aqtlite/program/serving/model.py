@@ -17,8 +17,8 @@ from aqtlite.jaxpr import dependencies
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.sites import Origin
 from aqtlite.jaxpr.tracing import is_array
-from aqtlite.program.serving.call_site import SITE, CallSite, Operand
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.frozen_record import RECORD, FrozenRecord, Operand
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.shapes.dimension_numbers import Axes
@@ -298,7 +298,7 @@ class StoredWeight:
     """The path of the module that contracts it."""
 
     name: str
-    site: CallSite
+    record: FrozenRecord
     values: dict[str, Any]
     """The `QTensor` by its side, and values of floats where something stayed one."""
 
@@ -309,7 +309,7 @@ class StoredWeight:
     @property
     def entry(self) -> dict[str, Any]:
         """The entry in the collection of frozen weights."""
-        return {SITE: self.site, **self.values}
+        return {RECORD: self.record, **self.values}
 
 
 class Model(abc.ABC):
@@ -353,13 +353,13 @@ class Model(abc.ABC):
             weights: operands of the call, which are weights.
         """
 
-    def record_corners(
+    def record_fingerprints(
         self,
         call: int,
         keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
-        """Traces a call that stores the corners of weights as serving will see them.
+        """Traces a call that stores the fingerprints of weights in serving.
 
         Models have it whose contractions may be injected.
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.program.serving import discovery, identity, recording
-from aqtlite.program.serving.call_site import IDENTITY, CallSite
 from aqtlite.program.serving.discovery import Refusal
+from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
 from aqtlite.program.serving.model import (
     Buffer,
     Discovery,
@@ -33,7 +33,7 @@ class Weight:
     """The path of the module that contracts it."""
 
     name: str
-    site: CallSite
+    record: FrozenRecord
     recorded: RecordedWeight
     """One of those that it was found by."""
 
@@ -43,7 +43,7 @@ class Weight:
     @property
     def path(self) -> tuple[str, ...]:
         """The path of its `QTensor` in the collection "aqt"."""
-        return (*self.module, self.name, self.site.operand.side)
+        return (*self.module, self.name, self.record.operand.side)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -63,15 +63,15 @@ class Weight:
     @property
     def tensor(self) -> config.Tensor:
         """The config by which it is quantized."""
-        raw = self.site.cfg.fwd
-        return raw.lhs if self.site.operand.side == "lhs" else raw.rhs
+        raw = self.record.cfg.fwd
+        return raw.lhs if self.record.operand.side == "lhs" else raw.rhs
 
     @property
     def outputs(self) -> dict[str, Any]:
         """The outputs of the trace in which it is recorded that are stored."""
-        side: str = self.site.operand.side
+        side: str = self.record.operand.side
         outputs = {side: self.recorded.outputs.qtensor}
-        if self.site.identity is None:
+        if self.record.identity is None:
             outputs[IDENTITY] = self.recorded.outputs.values
         return outputs
 
@@ -82,8 +82,8 @@ class Weight:
         Samples of them are stored as its `IDENTITY`, to tell whether they are those
         that it was made of.
         """
-        removed = self.site.removed
-        if not isinstance(self.site.identity, str) or removed is None:
+        removed = self.record.removed
+        if not isinstance(self.record.identity, str) or removed is None:
             return ()
         return tuple(one for one in self.parameters if str(one) not in removed)
 
@@ -215,13 +215,13 @@ def _identities(
     for call, ones in itertools.groupby(recorded, lambda one: one.index[0]):
         of_call = list(ones)
         injected = {one.key for one in of_call if one.found.is_injected}
-        corners = iter(
-            recording.evaluated_corners(model, call, injected, placeholders)
+        fingerprints = iter(
+            recording.fingerprints(model, call, injected, placeholders)
             if injected
             else ()
         )
         identified += [
-            (one, next(corners) if one.found.is_injected else one.found.identity)
+            (one, next(fingerprints) if one.found.is_injected else one.found.identity)
             for one in of_call
         ]
     return identified
@@ -294,11 +294,11 @@ def _grouped(
     """Returns the distinct weights of each module, and those that look the same."""
     groups: list[_Group] = []
     refused: _Refusals = {}
-    for one, corners in identified:
+    for one, found in identified:
         gone = removed.intersection(one.parameters)
-        is_static = isinstance(corners, str)
+        is_static = isinstance(found, str)
         is_whole = len(gone) == len(one.parameters)
-        is_told = is_static or (corners is not None and is_whole)
+        is_told = is_static or (found is not None and is_whole)
         if not is_told and (gone or not one.found.is_injected):
             refused[one.member] = Refusal(
                 "what it is made of could not be told at a call: it mixes elements "
@@ -306,10 +306,10 @@ def _grouped(
                 "or is partly made of a parameter that stays in float"
             )
             continue
-        # Corners of floats are stored as they are.
-        corners = corners if gone or is_static else None
+        # Fingerprint of floats are stored as they are.
+        found = found if gone or is_static else None
         for index, group in enumerate(groups):
-            if _alike(group, one, corners):
+            if _alike(group, one, found):
                 members = (*group.members, one.member)
                 if not is_static and not group.recorded.made_like(one):
                     why = Refusal("another weight of its module looks the same")
@@ -317,7 +317,7 @@ def _grouped(
                 groups[index] = dataclasses.replace(group, members=members)
                 break
         else:
-            groups.append(_Group((one.member,), one, corners))
+            groups.append(_Group((one.member,), one, found))
     for group in groups:
         others: list[RecordedWeight | FoundOperand] = [*floats]
         others += [other.recorded for other in groups if other is not group]
@@ -337,9 +337,7 @@ def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) ->
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
 
-def _alike(
-    group: _Group, one: RecordedWeight, corners: identity.Identity | None
-) -> bool:
+def _alike(group: _Group, one: RecordedWeight, found: identity.Identity | None) -> bool:
     """Whether serving could not tell a weight from those of a group."""
     first = group.recorded
     if (first.key.path, first.operand, first.found.cfg) != (
@@ -348,9 +346,9 @@ def _alike(
         one.found.cfg,
     ):
         return False
-    if group.identity is None or corners is None:
-        return group.identity is corners
-    return identity.same(group.identity, corners, one.operand.dtype)
+    if group.identity is None or found is None:
+        return group.identity is found
+    return identity.same(group.identity, found, one.operand.dtype)
 
 
 def _weight(
@@ -360,7 +358,7 @@ def _weight(
     removed: frozenset[Parameter],
 ) -> Weight:
     recorded = group.recorded
-    site = CallSite(
+    record = FrozenRecord(
         cfg=recorded.found.cfg,
         operand=recorded.operand,
         identity=group.identity,
@@ -369,7 +367,7 @@ def _weight(
         removed=tuple(str(one) for one in recorded.parameters if one in removed),
     )
     name = names[recorded.index]
-    return Weight(recorded.key.path, name, site, recorded, group.members)
+    return Weight(recorded.key.path, name, record, recorded, group.members)
 
 
 def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:
