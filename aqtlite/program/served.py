@@ -5,13 +5,16 @@ import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jax import lax
+
 from aqtlite.jaxpr import dependencies, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
 from aqtlite.program.plan import PlannedContraction
 from aqtlite.program.program import Path, Program
-from aqtlite.program.serving import guards
+from aqtlite.program.serving import guards, identity
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
@@ -91,13 +94,9 @@ def _compared(weight: _Found, values: Sequence[Any], converter: str) -> _Found:
     """A frozen weight, or NaN if it is stale: its floats have other values."""
     if not weight.floats or weight.sampled is None:
         return weight
-    qtensor = guards.made_of_these(
-        weight.name,
-        weight.qtensor,
-        [values[i] for i in weight.floats],
-        weight.sampled,
-        converter,
-    )
+    floats = [lax.stop_gradient(jnp.asarray(values[i])) for i in weight.floats]
+    is_same = identity.same_parameters(floats, weight.sampled)
+    qtensor = guards.unless_stale(weight.name, weight.qtensor, is_same, converter)
     return weight._replace(qtensor=qtensor)
 
 

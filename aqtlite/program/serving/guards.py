@@ -14,11 +14,9 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from aqtlite import config
 from aqtlite.lowering import exact
-from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
     FrozenEntry,
@@ -304,49 +302,29 @@ def _check_stored(
         )
 
 
-def refuse_other_values(weight: str, converter: str) -> NoReturn:
-    """Refuses a frozen weight beside other values of what it was made of.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"the parameter that the frozen weight {weight!r} was made of stays beside it "
-        "for its other uses, and has other values now, or is contracted in another way "
-        f"here: convert the float parameters again with {converter}"
-    )
-
-
-def made_of_these(
-    weight: str,
-    frozen: QTensor,
-    parameters: Sequence[Any],
-    sampled: jax.Array,
-    converter: str,
+def unless_stale(
+    weight: str, frozen: QTensor, is_same: jax.Array, converter: str
 ) -> QTensor:
-    """Returns a frozen weight, or NaN if its float parameters have other values.
+    """Returns a frozen weight; NaN where that shows at run time to be stale.
 
     Args:
         weight: its name.
         frozen: the weight.
-        parameters: those that stay beside it.
-        sampled: `identity.sample_parameters` of those that it was made of.
+        is_same: whether floats that stay beside it are those that it was made of.
         converter: how the user converts.
 
     Raises:
-        ValueError: if they have, and are not traced.
+        ValueError: if they are not, and that is known.
     """
-    fixed = [lax.stop_gradient(jnp.asarray(x)) for x in parameters]
-    is_same = identity.same_parameters(fixed, sampled)
     if not isinstance(is_same, jax.core.Tracer):
-        if not is_same:
-            refuse_other_values(weight, converter)
-        return frozen
-    return where_same(is_same, frozen)
-
-
-def where_same(is_same: jax.Array, frozen: QTensor) -> QTensor:
-    """Returns a frozen weight, or NaN, as a comparison at run time tells."""
+        if is_same:
+            return frozen
+        raise ValueError(
+            f"the parameter that the frozen weight {weight!r} was made of stays beside "
+            "it for its other uses, and has other values now, or is contracted in "
+            "another way here: convert the float parameters again with "
+            f"{converter}"
+        )
     scale = jnp.where(is_same, frozen.scale, jnp.float32(jnp.nan))
     # XLA cannot fold the comparison, and must not fuse it into what follows.
     return dataclasses.replace(frozen, scale=exact.fusion_barrier(scale))

@@ -145,11 +145,13 @@ def frozen_operands(
             _check_sizes(module, operand)
             if not module.frozen:
                 guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
-        if isinstance(x, jax.core.Tracer):
-            if candidates:
-                operands[side] = _traced(module, candidates, operand, x)
-        else:
+        stays = [one for one in candidates if one.record.identity is None]
+        if stays:
+            operands[side] = _beside_floats(module, stays[0], x)
+        elif not isinstance(x, jax.core.Tracer):
             operands[side] = _concrete(module, candidates, operand, x)
+        elif candidates:
+            operands[side] = _traced(module, candidates, operand, x)
     return operands["lhs"], operands["rhs"]
 
 
@@ -196,6 +198,15 @@ def _candidates(
     return guards.fitting(named, cfg, operand, (), guards.LINEN)
 
 
+def _beside_floats(module: ModuleVariables, weight: FrozenEntry, x: jax.Array) -> Any:
+    """Returns a frozen weight whose floats stay; no other operand is like it."""
+    name, frozen = module.name(weight.name), weight.values[weight.record.operand.side]
+    is_same = identity.matches_values(lax.stop_gradient(x), weight.values[IDENTITY])
+    found = guards.unless_stale(name, frozen, is_same, guards.LINEN)
+    is_traced = isinstance(x, jax.core.Tracer)
+    return guards.without_gradient(name, found, x) if is_traced else found
+
+
 def _concrete(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand, x: Any
 ) -> Any:
@@ -203,9 +214,6 @@ def _concrete(
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
-        if weight.record.identity is None:
-            # No other operand is like it.
-            guards.refuse_other_values(module.name(weight.name), guards.LINEN)
     if _is_made_of_frozen(module, candidates, x):
         parameter = module.frozen_parameter(x)
         if parameter is None:
@@ -247,11 +255,8 @@ def _traced(
     if _may_be_float(module, candidates, operand):
         # A float keeps its gradient. One with NaN in its fingerprint is a placeholder.
         return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
-    if any(weight.record.identity is None for weight in candidates):
-        frozen = guards.where_same(is_frozen, frozen)
-    else:
-        scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
-        frozen = dataclasses.replace(frozen, scale=scale)
+    scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
+    frozen = dataclasses.replace(frozen, scale=scale)
     names = ", ".join(module.name(weight.name) for weight in candidates)
     return guards.without_gradient(names, frozen, x)
 
@@ -260,9 +265,6 @@ def _may_be_float(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
 ) -> bool:
     """Whether an operand may be another one than the frozen weights like it."""
-    if any(weight.record.identity is None for weight in candidates):
-        # Then no other operand is like it, and the float parameter is its own.
-        return False
     return any(weight.record.beside_floats for weight in candidates) or (
         module.has_float_parameter(math.prod(operand.shape))
     )
@@ -278,8 +280,7 @@ def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
 
 
 def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
-    if isinstance(weight.record.identity, str):
+    found = weight.record.identity
+    if not isinstance(found, tuple):
         return jnp.bool_(False)  # Of a contraction that a rule names.
-    if weight.record.identity is None:
-        return identity.matches_values(x, weight.values[IDENTITY])
-    return identity.matches(x, weight.record.identity)
+    return identity.matches(x, found)
