@@ -31,6 +31,7 @@ COMMANDS = (
         name="demo",
         summary="train, convert and serve a small transformer in float32 and in int8",
         description=demo_options.DESCRIPTION,
+        examples=demo_options.EXAMPLES,
         add_arguments=demo_options.add_arguments,
         run=_run_demo,
     ),

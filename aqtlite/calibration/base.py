@@ -10,7 +10,6 @@ import numpy as np
 from aqtlite.calibration import scale_grids
 from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
-from aqtlite.shapes.dimension_numbers import Axes
 
 State = Any
 """A pytree of arrays; ``()`` for a calibration without state."""
@@ -113,7 +112,11 @@ class Calibration:
         return ()
 
     def update(
-        self, statistics: Statistics, x: jax.Array, axes: Axes, grid: Numerics
+        self,
+        statistics: Statistics,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
     ) -> State:
         """The state after one more batch.
 
@@ -153,7 +156,9 @@ class Calibration:
         """True if it has parameters, which an optimizer trains."""
         return False
 
-    def init_parameters(self, x: jax.Array, axes: Axes, grid: Numerics) -> Parameters:
+    def init_parameters(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+    ) -> Parameters:
         """The parameters before training, from a first batch or the weights.
 
         Args:
@@ -171,7 +176,7 @@ class Calibration:
         parameters: Parameters,
         values: Quantized,
         gradient: jax.Array,
-        axes: Axes,
+        axes: tuple[int, ...],
         grid: Numerics,
     ) -> Parameters:
         """The gradient of the parameters, summed over the axes that share them.
@@ -205,7 +210,7 @@ class Calibration:
         del parameters, values, grid
         return None
 
-    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
+    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         """The magnitude to map onto the bound of a symmetric grid.
 
         Args:
@@ -217,7 +222,9 @@ class Calibration:
         """
         raise NotImplementedError(f"{type(self).__name__} gives a range, not a bound")
 
-    def range(self, x: jax.Array, axes: Axes, grid: Numerics, state: Any) -> Range:
+    def range(
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
+    ) -> Range:
         """The values that the grid has to reach.
 
         Args:
@@ -232,25 +239,6 @@ class Calibration:
         """
         del grid, state
         return Range(self.bound(x, axes))
-
-
-def check_looks_at_one_array(calibration: Any, where: str) -> None:
-    """Raises unless the range of an array depends on that array alone.
-
-    Raises:
-        TypeError: if it is no calibration.
-        ValueError: if it gathers statistics or is learned.
-    """
-    if not isinstance(calibration, Calibration):
-        raise TypeError(
-            f"{where} must be a calibration such as AbsMax(), got {calibration!r}"
-        )
-    if calibration.has_state or calibration.is_learned:
-        what = "gathers statistics" if calibration.has_state else "is learned"
-        raise ValueError(
-            f"{where}={calibration!r} {what} itself; give a calibration that looks at "
-            "one array"
-        )
 
 
 def scale_and_zero_point(

@@ -16,7 +16,6 @@ from jax import lax
 
 from aqtlite.calibration.base import Calibration, Statistics
 from aqtlite.numerics import Numerics
-from aqtlite.shapes.dimension_numbers import Axes
 
 
 def no_batches() -> jax.Array:
@@ -41,7 +40,7 @@ def updated(
     calibration: Calibration,
     statistics: Statistics,
     x: jax.Array,
-    axes: Axes,
+    axes: tuple[int, ...],
     grid: Numerics,
 ) -> Statistics:
     """Statistics after one more batch.

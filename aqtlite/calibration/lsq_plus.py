@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, learned, min_max
-from aqtlite.numerics import Numerics, fields
-from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.calibration import base, learned, min_max, number
+from aqtlite.numerics import Numerics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,14 +50,16 @@ class LSQPlus(base.Calibration):
     """The factor of both gradients. None: ``1 / sqrt(N * (p - n))`` for N elements."""
 
     def __post_init__(self) -> None:
-        fields.check(self, gradient_scale=fields.or_none(fields.positive))
+        where = "LSQPlus.gradient_scale"
+        scale = number.checked_positive_or_none(self.gradient_scale, where)
+        object.__setattr__(self, "gradient_scale", scale)
 
     @property
     def is_learned(self) -> bool:
         return True
 
     def init_parameters(
-        self, x: jax.Array, axes: Axes, grid: Numerics
+        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
     ) -> base.Parameters:
         smallest, largest = _stored(grid)
         high, low = min_max.ends(x, axes)
@@ -67,7 +68,11 @@ class LSQPlus(base.Calibration):
         return {"step": step, "shift": low - np.float32(smallest) * step}
 
     def range(
-        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.Parameters
+        self,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
+        state: base.Parameters,
     ) -> base.Range:
         del x, axes
         smallest, largest = _stored(grid)
@@ -87,7 +92,7 @@ class LSQPlus(base.Calibration):
         parameters: base.Parameters,
         values: base.Quantized,
         gradient: jax.Array,
-        axes: Axes,
+        axes: tuple[int, ...],
         grid: Numerics,
     ) -> base.Parameters:
         smallest, largest = _stored(grid)

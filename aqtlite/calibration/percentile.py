@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, power_mean
+from aqtlite.calibration import base, min_max, number, power_mean
 from aqtlite.lowering import reduction
 from aqtlite.lowering.target import Target, TargetDependent
-from aqtlite.numerics import Numerics, fields
-from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.numerics import Numerics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +56,18 @@ class Percentile(base.Calibration):
     Set ``IntSymmetric(clip_gradient=True)`` below 100."""
 
     def __post_init__(self) -> None:
-        fields.check(self, percentage=fields.percentage)
+        where = "Percentile.percentage"
+        percentage = number.checked_positive(self.percentage, where)
+        if percentage > 100:
+            raise ValueError(f"{where} must be at most 100, got {self.percentage}")
+        object.__setattr__(self, "percentage", percentage)
 
     def range(
-        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.State
+        self,
+        x: jax.Array,
+        axes: tuple[int, ...],
+        grid: Numerics,
+        state: base.State,
     ) -> base.Range:
         del state
         if grid.zero_point_range is None:
@@ -73,7 +80,7 @@ class Percentile(base.Calibration):
     def cost_in_training(self) -> str | None:
         return "31 passes over the array"
 
-    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
+    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         count = power_mean.count_along(x, axes)
         if count == 0:
             return reduction.largest_magnitude(x, axes)
@@ -86,7 +93,7 @@ class Percentile(base.Calibration):
 class _Smallest(TargetDependent):
     """The k-th smallest magnitude over some axes."""
 
-    axes: Axes
+    axes: tuple[int, ...]
     k: int
 
     def reference(self, x: jax.Array) -> jax.Array:

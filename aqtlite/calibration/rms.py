@@ -4,9 +4,7 @@ import dataclasses
 
 import jax
 
-from aqtlite.calibration import base, power_mean
-from aqtlite.numerics import fields
-from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.calibration import base, number, power_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +33,9 @@ class RMS(base.Calibration):
     ``IntSymmetric(clip_gradient=True)`` if values do."""
 
     def __post_init__(self) -> None:
-        fields.check(self, factor=fields.positive)
+        factor = number.checked_positive(self.factor, "RMS.factor")
+        object.__setattr__(self, "factor", factor)
 
-    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
+    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         mean = power_mean.power_mean(x, axes, 2.0)
         return power_mean.multiple(mean, self.factor)

@@ -2,18 +2,18 @@
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import rich.console
 from flax import nnx
 
 from aqtlite.checkpoint import run
+from aqtlite.checkpoint.calibrated import calibrated
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
 from aqtlite.checkpoint.from_model import job_from_model
 from aqtlite.checkpoint.from_nnx import job_from_nnx
-from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.load_float import open_float
 from aqtlite.checkpoint.report import Report
 from aqtlite.flax.linen.quantize_model import Model
 
@@ -25,6 +25,7 @@ def convert_checkpoint(
     *sample_args: Any,
     sample_kwargs: Mapping[str, Any] | None = None,
     subtree: str | Sequence[str] = (),
+    calibrate: Iterable[Any] | None = None,
     keep_float: Sequence[str] = (),
     allow_nonfinite: bool = False,
     overwrite: bool = False,
@@ -63,12 +64,16 @@ def convert_checkpoint(
             more: ``"params"`` of a training state, ``"state/params"`` of a composite
             checkpoint with an item "state". Several paths are collections:
             ``("params", "batch_stats")``.
+        calibrate: batches, as `aqtlite.flax.calibrate_in_float` takes them, to gather
+            statistics of activations with, for configs that have some. This needs the
+            memory for the float model. None takes the statistics of the source. Not for
+            NNX models.
         keep_float: patterns (``*`` matches anything) of the paths of weights, or of
             the parameters that they are made of, to leave in float.
         allow_nonfinite: convert weights that hold NaN or infinities.
         overwrite: replace a converted checkpoint at the target's path.
         dry_run: plan only, and write nothing.
-        console: shows progress and a summary; None is silent. Progress is also logged
+        console: shows progress; None is silent. Progress is also logged
             (`absl.logging`).
 
     Returns:
@@ -105,6 +110,8 @@ def convert_checkpoint(
             f"returned, got {type(model).__name__}; aqtlite.convert_function converts "
             "functions, in memory"
         )
+    if calibrate is not None:
+        opened = calibrated(opened, model, sample_args, kwargs, calibrate)
     if isinstance(model, nnx.Module):
         job = job_from_nnx(opened, model, sample_args, kwargs, keep_float)
     else:
@@ -113,24 +120,3 @@ def convert_checkpoint(
     if dry_run:
         return run.plan(job, opened, out, overwrite)
     return run.run(job, opened, out, allow_nonfinite, overwrite, console)
-
-
-def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
-    """Opens the checkpoint of a trained model.
-
-    Args:
-        path: path of the checkpoint.
-        subtree: paths in the checkpoint, as `convert_checkpoint` takes them.
-
-    Raises:
-        CheckpointError: if there is none, or it is a converted one.
-    """
-    source = open_reader(path)
-    if source.manifest() is not None:
-        raise CheckpointError(
-            f"{path} is converted already; name the float checkpoint of training"
-        )
-    if subtree:
-        source = Subtree(source, subtree)
-    check_tree([*source.arrays, *source.others], str(path))
-    return source

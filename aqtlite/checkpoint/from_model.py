@@ -76,5 +76,6 @@ def check_statistics(
         if not (source.read(stored_as) > 0).all():
             raise CheckpointError(
                 f"{stored_as} is 0: the statistics of activations are of no batch. "
-                f"Gather some with {calibrate}, and save these variables"
+                f"Gather some with {calibrate}, and save these variables; or, "
+                "of a Linen model, by --calibrate (calibrate=)"
             )

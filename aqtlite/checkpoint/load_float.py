@@ -11,10 +11,9 @@ from flax import nnx
 
 from aqtlite.checkpoint import keys, nnx_variables, variables
 from aqtlite.checkpoint.arrays import is_finite
-from aqtlite.checkpoint.convert import open_float
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.names import path_name
+from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
+from aqtlite.checkpoint.names import check_tree, path_name
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.quantize import as_quantized
@@ -47,9 +46,44 @@ def load_float(
     if isinstance(model, nnx.Module):
         return _of_nnx(source, as_quantized(model))
     template, origin = variables.match(source, model, args, kwargs)
+    return read_variables(source, template, origin)
+
+
+def read_variables(source: Reader, template: Any, origin: Mapping[str, str]) -> Any:
+    """Reads the variables of a Linen module.
+
+    Args:
+        source: the checkpoint.
+        template: their shapes, as `variables.match` returns them.
+        origin: their names in the checkpoint, as `variables.match` returns them.
+
+    Raises:
+        CheckpointError: if one cannot be read, or holds NaN or infinities.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda key, _: _read(source, origin[path_name(key)]), template
     )
+
+
+def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
+    """Opens the checkpoint of a trained model.
+
+    Args:
+        path: path of the checkpoint.
+        subtree: paths in the checkpoint, as `convert_checkpoint` takes them.
+
+    Raises:
+        CheckpointError: if there is none, or it is a converted one.
+    """
+    source = open_reader(path)
+    if source.manifest() is not None:
+        raise CheckpointError(
+            f"{path} is converted already; name the float checkpoint of training"
+        )
+    if subtree:
+        source = Subtree(source, subtree)
+    check_tree([*source.arrays, *source.others], str(path))
+    return source
 
 
 def _of_nnx(source: Reader, model: QuantizedModel) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import rich.console
 import rich.progress
+from rich import filesize
 
 OnBytes = Callable[[int, str], None]
 """Called with the number of bytes read, and the name of their array."""
@@ -49,7 +50,8 @@ def _plain_lines(console: rich.console.Console, total: int) -> OnBytes:
             rate = done / max(time.perf_counter() - start, 1e-9)
             left = (total - done) / max(rate, 1e-9)
             console.print(
-                f"{done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.0f} MB/s, "
+                f"{filesize.decimal(done)} of {filesize.decimal(total)}, "
+                f"{filesize.decimal(int(rate))}/s, "
                 f"{left:.0f} s left: {what}",
                 soft_wrap=True,
                 highlight=False,

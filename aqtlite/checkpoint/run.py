@@ -8,6 +8,7 @@ import time
 
 import rich.console
 from absl import logging
+from rich import filesize
 
 from aqtlite.checkpoint import manifest_json, pipeline, replacement, table
 from aqtlite.checkpoint import staging as staging_lib
@@ -74,8 +75,6 @@ def run(
         staging.close()
     report = report_of(done, time.perf_counter() - start, size_of(target))
     logging.info("converted %s to %s: %s", source.path, target, table.summary(report))
-    if console is not None:
-        console.print(table.table(report, console))
     return report
 
 
@@ -137,7 +136,7 @@ def _unwritable(target: pathlib.Path, error: OSError) -> CheckpointError:
 def _key(job: Job, source: Reader) -> str:
     """Hashes the source's files and the plan, which identify a conversion."""
     files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in source.files()]
-    place = [str(source.path.resolve()), *source.subtree]
+    place = [str(source.path.resolve()), *source.subtree, source.in_memory]
     text = json.dumps([place, files, manifest_json.to_json(job.manifest)])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -149,6 +148,6 @@ def _check_space(job: Job, target: pathlib.Path) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < needed:
         raise CheckpointError(
-            f"the disk of {target} has {free / 1e9:.2f} GB free, and the conversion "
-            f"needs {needed / 1e9:.2f} GB"
+            f"the disk of {target} has {filesize.decimal(free)} free, and the "
+            f"conversion needs {filesize.decimal(needed)}"
         )

@@ -7,6 +7,7 @@ import rich.box
 import rich.console
 import rich.table
 import rich.text
+from rich import filesize
 
 from aqtlite.checkpoint.report import Report
 
@@ -25,16 +26,16 @@ def table(report: Report, console: rich.console.Console) -> rich.console.Group:
     """
     rows = [
         (
-            " x ".join(map(str, row.shape)),
+            "x".join(map(str, row.shape)),
             row.grid,
             str(row.scales),
-            _megabytes(row.bytes_before),
-            _megabytes(row.bytes_after),
+            filesize.decimal(row.bytes_before),
+            filesize.decimal(row.bytes_after),
             "" if row.decibels is None else f"{row.decibels:.1f}",
         )
         for row in report.weights
     ]
-    heads = ("stored", "grid", "scales", "MB", "now", "dB")
+    heads = ("stored", "grid", "scales", "before", "after", "dB")
     others = sum(
         max(len(cell) for cell in column) + 2
         for column in zip(heads, *rows, strict=True)
@@ -58,12 +59,10 @@ def table(report: Report, console: rich.console.Console) -> rich.console.Group:
 def summary(report: Report) -> str:
     """Summarizes a report in two lines."""
     ratio = report.bytes_after / max(report.bytes_before, 1)
-    sizes = (
-        f"{_megabytes(report.bytes_before)} MB to {_megabytes(report.bytes_after)} MB, "
-        f"{ratio:.2f} of the float size"
-    )
+    before, after = map(filesize.decimal, (report.bytes_before, report.bytes_after))
+    sizes = f"{before} to {after}, {ratio:.2f} of the float size"
     if report.bytes_on_disk is not None:
-        sizes += f" ({_megabytes(report.bytes_on_disk)} MB of files)"
+        sizes += f" ({filesize.decimal(report.bytes_on_disk)} of files)"
     parts = [f"{len(report.weights)} frozen, {report.kept} kept"]
     known = [row.decibels for row in report.weights if row.decibels is not None]
     if known:
@@ -112,7 +111,3 @@ def _cut(text: str, width: int) -> str:
         return text
     head = (width - 1) // 2
     return text[:head] + "…" + text[len(text) - (width - 1 - head) :]
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.2f}"

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
@@ -9,12 +10,24 @@ from typing import NoReturn
 
 import aqtlite
 from aqtlite.cli.commands import COMMANDS, Command
+from aqtlite.cli.suggestions import did_you_mean
 from aqtlite.errors import UserError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+WIDTH = 78
+"""Columns of the help."""
+
 _AGAIN = "The same command starts anew"
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps descriptions as they are, and wraps options at `WIDTH` columns."""
+
+    def __init__(self, prog: str):
+        columns = shutil.get_terminal_size().columns - 2
+        super().__init__(prog, max_help_position=24, width=min(WIDTH, columns))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,6 +37,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(
             EXIT_USAGE, f"{self.prog}: error: {message} (see '{self.prog} --help')\n"
         )
+
+
+_EXAMPLES = """\
+examples:
+  aqtlite demo --smoke       see all of it in a minute
+  aqtlite presets            choose a config
+  aqtlite show run/3         look into a checkpoint
+  aqtlite COMMAND --help     explain a command
+"""
 
 
 def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
@@ -40,7 +62,8 @@ def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPar
     parser = _Parser(
         prog="aqtlite",
         description="Quantized training and serving for JAX.",
-        epilog="'aqtlite COMMAND --help' explains a command.",
+        epilog=_EXAMPLES,
+        formatter_class=_Formatter,
         parents=[verbose],
     )
     parser.add_argument(
@@ -57,11 +80,12 @@ def build_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPar
             command.name,
             help=command.summary,
             description=command.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=f"examples:\n{command.examples}",
+            formatter_class=_Formatter,
             parents=[verbose],
         )
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.run, parser=parser)
     return parser
 
 
@@ -80,7 +104,14 @@ def main(
         ``--version`` and a malformed command line raise `SystemExit` instead, as
         argparse does.
     """
-    args = build_parser(commands).parse_args(argv)
+    parser = build_parser(commands)
+    given = sys.argv[1:] if argv is None else argv
+    words = [word for word in given if not word.startswith("-")]
+    names = [command.name for command in commands]
+    if words and words[0] not in names:
+        hint = did_you_mean(words[0], names) or f"; there are {', '.join(names)}"
+        parser.error(f"no command {words[0]!r}{hint}")
+    args = parser.parse_args(given)
     try:
         return args.run(args)
     except UserError as e:

@@ -1,106 +1,87 @@
 """The arguments of ``aqtlite convert`` and ``aqtlite show``.
 
-Apart from the commands themselves, which take a second to import.
+Apart from the commands themselves, which take seconds to import.
 """
 
 import argparse
-import pathlib
+
+from aqtlite.cli import shared_options
 
 CONVERT_DESCRIPTION = """\
-Turn the checkpoint of a trained model into one for serving: integer weights and their
-scales in place of the float weights that contractions use.
+Turn the checkpoint of a trained model into one for serving: integer weights
+and their scales in place of the float weights that contractions use.
 
-SOURCE is an Orbax checkpoint, a safetensors file or a folder of them, or a .msgpack
-file of flax.serialization. TARGET is a file if it ends in .safetensors, else a folder,
-for Orbax. Weights are converted one at a time: neither the float model nor the
-converted one has to fit into memory. TARGET appears only when it is whole. A conversion
-that fails or is interrupted leaves its finished weights in .TARGET.converting: the same
-command resumes there, and who gives up removes that folder.
+SOURCE is an Orbax checkpoint, a safetensors file or a folder of them, or a
+.msgpack file of flax.serialization. It holds the model's variables, or
+"params" alone; of an NNX model its nnx.state or pure dictionary. If it holds
+more, name the subtree. TARGET is a file if it ends in .safetensors, else a
+folder, for Orbax.
 
-Tracing the model finds the parameters that are weights, and how they are quantized:
+Tracing the model finds the parameters that are weights, and how they are
+quantized. The factory returns the model and a tuple of sample inputs (shapes
+will do), and maybe a dictionary of keyword arguments. The model is one of
+Linen or of NNX; make an NNX model in nnx.eval_shape, which allocates nothing:
 
-  # in serving.py:  def factory(): return MyModel(cfg), (jax.ShapeDtypeStruct(...),)
+  # serving.py
+  def factory(): return MyModel(cfg), (jax.ShapeDtypeStruct(...),)
+
+With --config or --preset the factory is called with that config; a float
+model of a factory without parameters has all of its contractions quantized by
+it. Configs with statistics of activations take them from SOURCE, or gather
+them from examples: --calibrate names an .npz file with an array for each
+positional argument, whose first axis counts examples. This needs the memory
+for the float model. All else converts one weight at a time: neither the float
+model nor the converted one has to fit into memory.
+
+TARGET appears only when it is whole. A conversion that fails or is
+interrupted leaves its finished weights in .TARGET.converting: the same
+command resumes there, and who gives up removes that folder. 'aqtlite show
+TARGET' lists what came out; aqtlite.checkpoint.load_serving loads it.
+"""
+
+CONVERT_EXAMPLES = """\
   aqtlite convert run/params run/serving --model serving:factory
-
-The factory returns the model and a tuple of sample inputs (shapes will do), and maybe
-a dictionary of keyword arguments. The model is one of Linen or of NNX; make an NNX
-model in nnx.eval_shape, which allocates nothing. With --config or --preset it is called
-with that config:
-
-  aqtlite convert in out --model serving:factory --preset weight_only --fwd-bits 4
-
-SOURCE holds the model's variables, or "params" alone; of an NNX model its nnx.state or
-pure dictionary. If it holds more, name the
-subtree; several are collections:
-
+  aqtlite convert in out --model serving.py:factory --preset weight_only \\
+    --fwd-bits 4
+  aqtlite convert in out --model serving.py:factory --preset static_int8 \\
+    --calibrate data.npz
   aqtlite convert run/3 out --model serving:factory --subtree state/params
-  aqtlite convert in out --model serving:factory --subtree params --subtree batch_stats
-
-'aqtlite show TARGET' lists what came out; aqtlite.checkpoint.load_serving loads it.
+  aqtlite convert in out --model serving:factory --subtree params \\
+    --subtree batch_stats
 """
 
 SHOW_DESCRIPTION = """\
-List the frozen weights of a converted checkpoint: the shape in which each is stored,
-its grid, its number of scales, its megabytes in float and now, and the signal-to-noise
-ratio of its quantization in dB (6 dB are one bit). --json adds the parameters of each.
+List what a checkpoint holds.
+
+Of a converted one: the frozen weights, the shape in which each is stored, its
+grid, its number of scales, its size in float and now, and the signal-to-noise
+ratio of its quantization in dB (6 dB are one bit).
+
+Of a float one, in any format that 'aqtlite convert' reads: the tree of its
+arrays with shapes, dtypes and sizes. The levels are what --subtree of other
+commands takes. Of the folder of an Orbax CheckpointManager: its steps, and
+the tree of the latest.
 """
 
-
-BITS_OF = {"fully_quantized": "fwd_bits", "weight_only": "bits", "qat": "bits"}
-"""The presets of a number of bits, and their name for it."""
-
-PRESETS = (
-    "w4a8",
-    "fp8",
-    "mxfp8",
-    "mxfp6",
-    "mxfp4",
-    "mxint8",
-    "nvfp4",
-    "block_fp8",
-)
-"""Other presets that need no statistics and no learned scales."""
+SHOW_EXAMPLES = """\
+  aqtlite show run/serving            a converted checkpoint
+  aqtlite show run                    the steps of a checkpoint manager
+  aqtlite show run/3 --depth 2        the sizes of the subtrees of a step
+  aqtlite show model.safetensors --json
+"""
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``aqtlite convert``."""
-    parser.add_argument("source", metavar="SOURCE", type=pathlib.Path)
-    parser.add_argument("target", metavar="TARGET", type=pathlib.Path)
-    parser.add_argument(
-        "--model",
-        metavar="MODULE:FACTORY",
-        help="a function that returns (model, sample_args)",
+    shared_options.add_path(parser, "source", metavar="SOURCE")
+    shared_options.add_path(parser, "target", metavar="TARGET")
+    shared_options.add_model(parser)
+    shared_options.add_subtree(parser)
+    shared_options.add_config(parser, "for the factory")
+    shared_options.add_examples(
+        parser, "which statistics of activations are gathered with"
     )
-    # Conversion by rules without a model is no more; the command says so.
-    parser.add_argument("--rules", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--subtree",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="the part of SOURCE to convert, such as params of a training state "
-        "(repeatable)",
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--config",
-        metavar="FILE",
-        type=pathlib.Path,
-        help="a config as JSON (aqtlite.config.to_json), for the factory",
-    )
-    how.add_argument(
-        "--preset",
-        choices=(*BITS_OF, *PRESETS),
-        metavar="NAME",
-        help="a preset of aqtlite.config, for the factory; others go by --config: "
-        f"{', '.join((*BITS_OF, *PRESETS))}",
-    )
-    parser.add_argument(
-        "--fwd-bits",
-        metavar="N",
-        type=int,
-        help=f"bits of the forward contraction, of {', '.join(BITS_OF)} (default 8)",
-    )
+    shared_options.add_batch_size(parser)
     parser.add_argument(
         "--keep-float",
         metavar="PATTERN",
@@ -114,20 +95,25 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="convert weights that hold NaN or infinities",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a TARGET that is there"
-    )
+    shared_options.add_overwrite(parser, "a TARGET that is there")
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print what would be converted, with sizes, and write nothing",
     )
+    shared_options.add_json(parser)
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``aqtlite show``."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=pathlib.Path)
-    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    shared_options.add_path(parser, "checkpoint", metavar="CHECKPOINT")
+    parser.add_argument(
+        "--depth",
+        metavar="N",
+        type=int,
+        help="levels of the tree of a float checkpoint (default: all)",
+    )
+    shared_options.add_json(parser)
     parser.add_argument(
         "--import",
         metavar="MODULE",

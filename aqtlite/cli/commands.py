@@ -5,9 +5,16 @@ The modules that a command needs are imported when it runs, so that ``--help`` i
 
 import argparse
 import dataclasses
+import importlib
 from collections.abc import Callable
 
-from aqtlite.cli import checkpoint_options, edge_options
+from aqtlite.cli import (
+    checkpoint_options,
+    completion,
+    config_options,
+    edge_options,
+    shared_options,
+)
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -20,52 +27,71 @@ class Command:
     name: str
     summary: str
     description: str
+    examples: str
+    """Command lines, each explained; they end the help."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     """Takes the parsed arguments, returns the exit code."""
 
 
-def _run_convert(args: argparse.Namespace) -> int:
-    from aqtlite.cli import checkpoint
+def _runs(module: str) -> Callable[[argparse.Namespace], int]:
+    """A function that runs a command of a module, which is imported then."""
 
-    checkpoint.convert(args)
-    return EXIT_OK
+    def run(args: argparse.Namespace) -> int:
+        shared_options.check(args)
+        importlib.import_module(f"aqtlite.cli.{module}").run(args)
+        return EXIT_OK
 
-
-def _run_show(args: argparse.Namespace) -> int:
-    from aqtlite.cli import checkpoint
-
-    checkpoint.show(args)
-    return EXIT_OK
-
-
-def _run_edge(args: argparse.Namespace) -> int:
-    from aqtlite.cli import edge
-
-    edge.run(args)
-    return EXIT_OK
+    return run
 
 
 COMMANDS = (
     Command(
+        name="presets",
+        summary="list the configs that most start from, or explain one",
+        description=config_options.PRESETS_DESCRIPTION,
+        examples=config_options.PRESETS_EXAMPLES,
+        add_arguments=config_options.add_presets_arguments,
+        run=_runs("presets"),
+    ),
+    Command(
+        name="plan",
+        summary="list the contractions of a model, and how each would run",
+        description=config_options.PLAN_DESCRIPTION,
+        examples=config_options.PLAN_EXAMPLES,
+        add_arguments=config_options.add_plan_arguments,
+        run=_runs("plan"),
+    ),
+    Command(
         name="convert",
         summary="turn the checkpoint of a trained model into one for serving",
         description=checkpoint_options.CONVERT_DESCRIPTION,
+        examples=checkpoint_options.CONVERT_EXAMPLES,
         add_arguments=checkpoint_options.add_convert_arguments,
-        run=_run_convert,
+        run=_runs("convert"),
     ),
     Command(
         name="show",
-        summary="list what a converted checkpoint holds",
+        summary="list what a checkpoint holds",
         description=checkpoint_options.SHOW_DESCRIPTION,
+        examples=checkpoint_options.SHOW_EXAMPLES,
         add_arguments=checkpoint_options.add_show_arguments,
-        run=_run_show,
+        run=_runs("show"),
     ),
     Command(
         name="edge",
         summary="write a trained model into a file of integers for LiteRT or ONNX",
         description=edge_options.DESCRIPTION,
+        examples=edge_options.EXAMPLES,
         add_arguments=edge_options.add_arguments,
-        run=_run_edge,
+        run=_runs("edge"),
+    ),
+    Command(
+        name="completion",
+        summary="print a script that has a shell complete command lines",
+        description=completion.DESCRIPTION,
+        examples=completion.EXAMPLES,
+        add_arguments=completion.add_arguments,
+        run=_runs("completion"),
     ),
 )

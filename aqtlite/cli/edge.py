@@ -5,20 +5,18 @@ import contextlib
 import importlib.util
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import rich.console
 from flax import linen, nnx
 
 from aqtlite import calibration as calibrations
 from aqtlite import edge
 from aqtlite.checkpoint.load_float import load_float
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
-from aqtlite.cli import edge_options, factory
+from aqtlite.cli import edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
 from aqtlite.errors import UserError
@@ -50,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite edge``."""
     # The converter computes nothing with oneDNN, and would log that it could.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    _check_target(args.target, args.force)
+    _check_target(args.target, args.overwrite)
     calibration = _calibration(args.calibration)
     if args.save_ranges is not None:
         if args.calibrate is None:
             raise UserError("--save-ranges goes with --calibrate")
-        _check_free(args.save_ranges, args.force)
+        _check_free(args.save_ranges, args.overwrite)
     rules = _rules(args.rules)
     model, sample_args, sample_kwargs = factory.call(
         args.model, factory.find(args.model), None
@@ -88,22 +86,22 @@ def run(args: argparse.Namespace) -> None:
                 rules,
                 interface=args.interface,
             )
-    if sys.stdout.isatty():
-        rich.console.Console().print(report)
-    else:
-        print(report)
     before = sum(x.nbytes for x in jax.tree.leaves(variables))
-    share = f", {args.target.stat().st_size / before:.0%} of the floats" * bool(before)
+    if args.json:
+        output.print_json({"target": str(args.target), **report.to_dict()})
+        return
+    output.results().print(report)
+    share = f", {report.file.size / before:.0%} of the floats" * bool(before)
     print(f"wrote {args.target}: {report.summary()}{share}")
 
 
-def _check_target(target: pathlib.Path, force: bool) -> None:
+def _check_target(target: pathlib.Path, overwrite: bool) -> None:
     if target.suffix not in _PACKAGES:
         raise UserError(
             f"{target} must end in {' or '.join(_PACKAGES)}, which says for which "
             "runtime it is"
         )
-    _check_free(target, force)
+    _check_free(target, overwrite)
     for package in _PACKAGES[target.suffix]:
         if importlib.util.find_spec(package) is None:
             raise UserError(
@@ -112,11 +110,11 @@ def _check_target(target: pathlib.Path, force: bool) -> None:
             )
 
 
-def _check_free(path: pathlib.Path, force: bool) -> None:
+def _check_free(path: pathlib.Path, overwrite: bool) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file")
-    if path.exists() and not force:
-        raise UserError(f"{path} exists; --force replaces it")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists; --overwrite replaces it")
 
 
 def _check_model(name: str, model: Any, kwargs: Mapping[str, Any]) -> None:

@@ -1,47 +1,71 @@
 """Factories of models: ``--model package.module:factory``."""
 
 import importlib
-import os
+import inspect
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
 
+from aqtlite import config
+from aqtlite.cli.suggestions import did_you_mean
 from aqtlite.errors import UserError
+from aqtlite.flax import QuantizedModel, quantize_model
+from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.flax.nnx.model import QuantizedModel as QuantizedNnxModel
 
 
 def find(name: str) -> Callable[..., Any]:
     """Imports a factory.
 
     Args:
-        name: ``package.module:factory``.
+        name: ``package.module:factory`` or ``path/to/file.py:factory``.
 
     Raises:
         UserError: if it cannot be imported.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise UserError(f"--model {name}: write it as package.module:factory")
-    module = import_module(module_name, f"--model {name}")
+    place, _, attribute = name.rpartition(":")
+    module = _import(place, f"--model {name}")
     if not hasattr(module, attribute):
-        raise UserError(f"--model {name}: {module_name} has no {attribute!r}")
+        functions = [
+            other
+            for other, value in vars(module).items()
+            if callable(value) and not other.startswith("_")
+        ]
+        hint = did_you_mean(attribute, functions)
+        raise UserError(f"--model {name}: {place} has no {attribute!r}{hint}")
     factory: Callable[..., Any] = getattr(module, attribute)
     return factory
 
 
-def import_module(name: str, option: str) -> Any:
+def _import(place: str, option: str) -> Any:
+    if not place.endswith(".py"):
+        return import_module(place, option)
+    # Files beside it are modules to it, as for `python file.py`.
+    path = pathlib.Path(place)
+    loaded = getattr(sys.modules.get(path.stem), "__file__", None)
+    if path.stem in sys.modules and loaded != str(path.resolve()):
+        raise UserError(
+            f"{option}: Python has a module {path.stem!r} of its own; rename the file"
+        )
+    return import_module(path.stem, option, path.parent)
+
+
+def import_module(name: str, option: str, folder: pathlib.Path = pathlib.Path()) -> Any:
     """Imports a user's module; those of the working directory come first.
 
     Args:
         name: name of the module.
         option: option that names the module, for error messages.
+        folder: the folder whose modules come first.
 
     Raises:
         UserError: if that raises.
     """
-    sys.path.insert(0, os.getcwd())  # As `python -m` does.
+    sys.path.insert(0, str(folder.resolve()))
     # The user's code may raise anything; -v shows where.
     try:
         return importlib.import_module(name)
@@ -57,7 +81,8 @@ def call(
     Args:
         name: ``package.module:factory``, for error messages.
         factory: the factory, from `find`.
-        cfg: argument of the factory; None calls it without one.
+        cfg: argument of the factory, or of `quantize_model` where the factory takes
+            none; None calls it without one.
 
     Returns:
         The model, its sample arguments and its sample keyword arguments.
@@ -65,9 +90,10 @@ def call(
     Raises:
         UserError: if it raises, or returns something else.
     """
-    called_with = "nothing" if cfg is None else "the config"
+    is_argument = cfg is not None and _takes_argument(factory)
+    called_with = "the config" if is_argument else "nothing"
     try:
-        made = factory() if cfg is None else factory(cfg)
+        made = factory(cfg) if is_argument else factory()
     except (Exception, SystemExit) as error:
         raise UserError(
             f"--model {name} (called with {called_with}) raised {_in_one_line(error)}"
@@ -92,7 +118,29 @@ def call(
         raise UserError(
             f"--model {name}: sample_kwargs has to be a dict, not {rest[0]!r}"
         )
+    if cfg is not None and not is_argument:
+        model = _quantized(name, model, cfg)
     return model, sample_args, dict(*rest)
+
+
+def _takes_argument(factory: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(factory).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def _quantized(name: str, model: Any, cfg: config.DotGeneral) -> Any:
+    """Quantizes a float model by a config that its factory does not take."""
+    if isinstance(model, QuantizedModel | QuantizedNnxModel):
+        raise UserError(
+            f"--model {name} takes no config, and its model is quantized already: "
+            "leave out --preset and --config, or give the factory a parameter for them"
+        )
+    if isinstance(model, nnx.Module):
+        return aqt_nnx.quantize_model(model, cfg)
+    return quantize_model(model, cfg)
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """Quantization configs: frozen, hashable, validated data.
 
 A `DotGeneral` holds a `DotGeneralRaw` for each of three contractions, and these a
-`Tensor` for each operand. `presets` build them, `update` changes them by path, and
-`serialization` writes them as JSON. Read `tensor` first, then `dot_general`.
+`Tensor` for each operand. `recipes` and `block_formats` build them (`catalogue` lists
+these functions), `update` changes them by path, and `serialization` writes them as
+JSON. Read `tensor` first, then `dot_general`.
 """
 
 import difflib
@@ -17,14 +18,16 @@ from aqtlite.config.block_formats import (
     nvfp4,
 )
 from aqtlite.config.blocks import Blocks
+from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.local_aqt import LocalAqt
-from aqtlite.config.presets import (
+from aqtlite.config.recipes import (
     fp8,
     fully_quantized,
     lsq,
+    lsq_weight_only,
     qat,
     smoothquant,
     static_int8,
@@ -43,6 +46,8 @@ __all__ = [
     "DotGeneral",
     "DotGeneralRaw",
     "LocalAqt",
+    "Preset",
+    "Presets",
     "Smoothing",
     "Tensor",
     "block_fp8",
@@ -52,11 +57,13 @@ __all__ = [
     "from_json",
     "fully_quantized",
     "lsq",
+    "lsq_weight_only",
     "mxfp4",
     "mxfp6",
     "mxfp8",
     "mxint8",
     "nvfp4",
+    "presets",
     "qat",
     "register",
     "smoothquant",
@@ -70,11 +77,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    made_in = (block_fp8.__module__, fully_quantized.__module__)
-    presets = [one for one in __all__ if globals()[one].__module__ in made_in]
     near = difflib.get_close_matches(name, __all__, 1, 0.85)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise AttributeError(
-        f"aqtlite.config has no {name!r}{hint} The presets are {', '.join(presets)}; "
+        f"aqtlite.config has no {name!r}{hint} The presets are {', '.join(presets())}; "
         "fully_quantized(fwd_bits=8, bwd_bits=8) is int8"
     )

@@ -1,12 +1,11 @@
 """A config as a table for people."""
 
-from collections.abc import Sequence
-
 from aqtlite import calibration as calibrations
 from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
+from aqtlite.config.tables import Rows, Tables
 from aqtlite.config.tensor import Tensor
 
 _OPERANDS = {
@@ -20,8 +19,8 @@ _OPERANDS = {
 # What `dlhs.rhs` and `drhs.rhs` take over from the forward.
 
 
-def describe(cfg: DotGeneral) -> str:
-    """A plain-text table of what each contraction does with each of its operands.
+def describe(cfg: DotGeneral) -> Tables:
+    """A table of what each contraction does with each of its operands.
 
     >>> from aqtlite import config
     >>> print(describe(config.fully_quantized(fwd_bits=8, bwd_bits=4)))
@@ -53,6 +52,9 @@ def describe(cfg: DotGeneral) -> str:
     Args:
         cfg: the config.
 
+    Returns:
+        The text, a `str`, which a notebook shows as tables.
+
     Raises:
         TypeError: if `cfg` is not a `DotGeneral`.
     """
@@ -75,10 +77,10 @@ def describe(cfg: DotGeneral) -> str:
         contractions.append((name, *_contraction_cells(contraction, rhs)))
     if cfg.out.is_quantized:
         operands.append(("out", "result", *_cells(cfg.fwd, cfg.out, False, "per-row")))
-    tables: list[Sequence[Sequence[str]]] = [operands, contractions]
+    tables: list[Rows] = [operands, contractions]
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
-    return "\n\n".join(_table(rows) for rows in tables)
+    return Tables(tables)
 
 
 def _reused_cells(
@@ -175,13 +177,3 @@ def _contraction_cells(raw: DotGeneralRaw, rhs: Tensor) -> tuple[str, str]:
     if raw.dg_accumulator_dtype is not None:
         return runs_in, raw.dg_accumulator_dtype.name
     return runs_in, "int32" if kind == "integers" else "float32"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )

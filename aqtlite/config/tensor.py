@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Hashable
 from typing import Literal
 
@@ -14,7 +15,6 @@ from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
 from aqtlite.config import representation
 from aqtlite.config.blocks import Blocks
-from aqtlite.numerics import fields
 
 
 def _shared_axes(
@@ -44,6 +44,21 @@ def _checked_axes(axes: object, name: str, remedy: str) -> tuple[int, ...]:
     if len(set(axes)) < len(axes):
         raise ValueError(f"{name}={axes!r} repeats an axis; name each once")
     return tuple(axes)
+
+
+def _grid_of_name(name: object) -> str:
+    """Says which grid a dtype, or the name of one, was meant to be."""
+    text = getattr(name, "name", getattr(name, "__name__", name))
+    if not isinstance(text, str):
+        return ""
+    if integer := re.fullmatch(r"(u?)int(\d+)", text):
+        grid = "IntAffine" if integer[1] else "IntSymmetric"
+        return f"; {text} is numerics.{grid}(bits={integer[2]})"
+    if re.fullmatch(r"float[468]_\w+", text):
+        return f"; {text} is numerics.Float.from_dtype({text!r})"
+    if text in ("fp8", "float8"):
+        return "; fp8 is numerics.Float.from_dtype('float8_e4m3fn')"
+    return ""
 
 
 def _check_grid(grid: grids.Numerics) -> None:
@@ -227,6 +242,7 @@ class Tensor(representation.CompactRepr):
             raise TypeError(
                 "numerics must be an aqtlite.numerics.Numerics such as "
                 f"IntSymmetric(bits=8), or NoNumerics(), got {self.numerics!r}"
+                f"{_grid_of_name(self.numerics)}"
             )
         if isinstance(self.numerics, grids.Numerics):
             _check_grid(self.numerics)
@@ -252,7 +268,8 @@ class Tensor(representation.CompactRepr):
             )
         flags = "scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"
         for name in (*flags, "find_nan"):
-            fields.flag(getattr(self, name), name)
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
 
     def _check_scale_dtype(self) -> None:
         if self.scale_dtype is None:

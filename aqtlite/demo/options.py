@@ -8,13 +8,16 @@ from typing import Any
 from aqtlite.errors import UserError
 
 DESCRIPTION = """\
-Train a small byte-level transformer twice, side by side: once in float32 and once
-with every projection in int8, forward and backward (same initial weights, same data,
-same order). Then convert each for serving, save it with Orbax, load it in a fresh
-process, check there that what is served equals what was trained bit for bit, and
-generate text from it. Ends with a table that compares float32 with int8.
+Train a small byte-level transformer twice, side by side: once in float32 and
+once with every projection in int8, forward and backward (same initial
+weights, same data, same order). Then convert each for serving, save it with
+Orbax, load it in a fresh process, check there that what is served equals what
+was trained bit for bit, and generate text from it. Ends with a table that
+compares float32 with int8.
+"""
 
-  aqtlite demo                       on the source of Python's standard library
+EXAMPLES = """\
+  aqtlite demo                       on the source of Python's own library
   aqtlite demo --text moby-dick.txt  on a text of yours
   aqtlite demo --smoke               a tiny run that shows every step, quickly
   aqtlite demo --fwd-bits 4          4-bit forward, 8-bit backward

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.edge.operators.base import Equation, Operator
+from aqtlite.edge.operators.base import Operator
+from aqtlite.edge.operators.equation import Equation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax.numpy as jnp
-import rich.box
 import rich.console
-import rich.table
 from absl import logging
 from jax.extend import core
 
@@ -17,12 +15,11 @@ from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.jaxpr import equations, registry, sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
-from aqtlite.program import injected, patterns, primitives
+from aqtlite.program import injected, patterns, plan_table, primitives
 from aqtlite.program.naming import Naming, by_scope
+from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import Kind, PlannedContraction, PlannedOperand
 from aqtlite.program.rules import Rule
-
-_NO_SCOPE = "(no name scope)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Plan:
     def reasons(self) -> str:
         """Returns why contractions stay in float: a line for each, behind a colon."""
         left = self.left_float()
-        lines = [f"  {one.path or _NO_SCOPE}: {one.why_float}" for one in left]
+        lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
         return "\n".join([":", *lines]) if lines else ", of which it has none"
 
     def to_json(self, *, indent: int | None = None) -> str:
@@ -62,20 +59,15 @@ class Plan:
             rows.append(fields)
         return json.dumps(rows, indent=indent)
 
-    def __rich__(self) -> rich.table.Table:
-        table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=self.summary())
-        for name in ("path", "op", "lhs", "rhs", "rule", "runs in"):
-            table.add_column(name, overflow="fold")
-        for one in self.contractions:
-            table.add_row(
-                one.path or _NO_SCOPE,
-                one.description,
-                str(one.lhs),
-                str(one.rhs),
-                _who_decides(one),
-                _runs_in(one),
-            )
-        return table
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        rows = plan_table.rows_of(self.contractions)
+        yield plan_table.layout(self.summary(), rows, options.max_width)
+
+    def _repr_html_(self) -> str:
+        rows = plan_table.rows_of(self.contractions)
+        return plan_table.as_html(self.summary(), rows)
 
     def summary(self) -> str:
         """Returns the numbers of contractions that are quantized and in float."""
@@ -85,30 +77,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        console = rich.console.Console(width=180, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-
-def _who_decides(one: PlannedContraction) -> str:
-    if one.is_injected:
-        return "injected"
-    return "-" if one.rule is None else str(one.rule)
-
-
-def _runs_in(one: PlannedContraction) -> str:
-    """The grids of a contraction, such as ``int8 x int8``, or why it has none."""
-    if not one.is_quantized:
-        return f"float: {one.why_float}"
-    names = (
-        tensor.grid.name if tensor.is_quantized else "float"
-        for tensor in (one.cfg.fwd.lhs, one.cfg.fwd.rhs)
-    )
-    grids = " x ".join(names)
-    if one.why_not_smoothed is None:
-        return grids
-    return f"{grids}, not smoothed: {one.why_not_smoothed}"
+        return plan_table.as_text(self)
 
 
 def make(
@@ -274,7 +243,7 @@ def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) 
     alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
     missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
     nearest = sorted(alike, key=lambda path: len(missing[path]))[:5]
-    lines = [f"  {path or _NO_SCOPE}: {', '.join(missing[path])}" for path in nearest]
+    lines = [f"  {path or NO_SCOPE}: {', '.join(missing[path])}" for path in nearest]
     kinds = {kind for one in planned for kind in (one.lhs.kind, one.rhs.kind)}
     if rule.operands == "weight" and "weight" not in kinds:
         lines.append(
@@ -324,7 +293,7 @@ def report(planned: Plan, *, strict: bool) -> None:
         and (one.rule is None or planned.rules[one.rule].cfg is not None)
     ]
     if strict and left:
-        lines = [f"  {one.path or _NO_SCOPE}: {one.why_float}" for one in left]
+        lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
         raise ValueError(
             f"strict=True, and {len(left)} contractions stay in float:\n"
             + "\n".join(lines)

@@ -20,6 +20,9 @@ def _exit_code(argv):
     return exit_info.value.code
 
 
+ARGV = ["presets"]
+
+
 def _one_command(run):
     command = cli.COMMANDS[0]
     return (dataclasses.replace(command, run=run),)
@@ -31,6 +34,23 @@ def test_help_names_every_command(capsys):
     for command in program.COMMANDS:
         assert command.name in shown
         assert command.summary.split()[0] in shown
+
+
+@pytest.mark.parametrize("command", ["", *(one.name for one in program.COMMANDS)])
+def test_help_is_narrow_and_ends_with_examples(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _exit_code([*filter(None, [command]), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 78
+    last = shown.partition("\nexamples:\n")[2]
+    assert last and all(line.startswith("  ") for line in last.splitlines())
+
+
+def test_required_options_are_shown_as_such(capsys):
+    assert _exit_code(["edge", "--help"]) == 0
+    shown = capsys.readouterr().out
+    required = shown.partition("required options:\n")[2].partition("\n\n")[0]
+    assert "--model" in required and "--calibrate" in required
 
 
 def test_demo_help_teaches(capsys):
@@ -51,7 +71,8 @@ def test_version(capsys):
     "argv, message",
     [
         ([], "COMMAND"),
-        (["nonsense"], "nonsense"),
+        (["nonsense"], "no command 'nonsense'; there are demo, presets, plan"),
+        (["-v", "convrt"], "no command 'convrt'; did you mean 'convert'?"),
         (["demo", "--steps", "many"], "--steps"),
         (["demo", "--nonsense"], "--nonsense"),
     ],
@@ -98,7 +119,7 @@ def test_exit_codes_of_a_command(capsys):
         raise UserError("put this right")
 
     for run, code in [(lambda args: 1, 1), (interrupted, 130), (failing, 2)]:
-        assert cli.main(["convert", "in", "out"], _one_command(run)) == code
+        assert cli.main(ARGV, _one_command(run)) == code
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -130,7 +151,7 @@ def test_interrupted_while_it_compiles():
     """JAX compiles in a thread, which goes on while Python ends."""
     # A program of the cache would not be compiled.
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, "-c", COMPILING, "convert", "in", "out"]
+    command = [sys.executable, "-c", COMPILING, *ARGV]
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -138,7 +159,45 @@ def test_interrupted_while_it_compiles():
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130
-    assert said == "aqtlite convert: interrupted. The same command starts anew\n"
+    assert said == "aqtlite presets: interrupted. The same command starts anew\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_completion(shell, capsys):
+    assert program.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("convert", "overwrite", "nvfp4"):
+        assert word in script
+
+
+def test_bash_completes(capsys, tmp_path):
+    assert program.main(["completion", "bash"]) == 0
+    script = tmp_path / "aqtlite.bash"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "data.npz").touch()
+
+    def complete(*words):
+        code = (
+            f"source {script}; COMP_WORDS=(aqtlite {' '.join(words)}); "
+            f"COMP_CWORD={len(words)}; $(complete -p aqtlite | "
+            r"sed 's/.*-F \([^ ]*\).*/\1/'); "
+            'echo "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "-c", code], capture_output=True, text=True, cwd=tmp_path
+        )
+        return done.stdout.split()
+
+    assert complete("conv") == ["convert"]
+    assert complete("plan", "--preset", "smooth") == ["smoothquant"]
+    assert "--overwrite" in complete("convert", "--o")
+    assert complete("edge", "--calibrate", "da") == ["data.npz"]
+
+
+def test_completion_needs_shtab(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert program.main(["completion", "bash"]) == 2
+    assert "pip install 'aqtlite[completion]'" in capsys.readouterr().err
 
 
 def test_missing_dependency_says_how_to_get_it():

@@ -60,3 +60,11 @@ def test_presets_fit_a_screen():
 def test_refuses_other_objects():
     with pytest.raises(TypeError, match="needs a config.DotGeneral"):
         describe(config.Tensor())
+
+
+def test_a_notebook_shows_tables():
+    described = describe(config.smoothquant())
+    html = described._repr_html_()
+    assert html.count("<table>") == html.count("</table>") == 3
+    assert "<th>path</th>" in html and "<td>int8 ±127.5</td>" in html
+    assert repr(described) == str(described)

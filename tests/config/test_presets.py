@@ -3,6 +3,7 @@ import itertools
 import pytest
 
 from aqtlite import calibration, config, numerics
+from aqtlite.config import block_formats, recipes
 
 
 def test_fully_quantized_default():
@@ -137,3 +138,32 @@ def test_names_that_there_are_not(name, words):
     with pytest.raises(AttributeError, match=words):
         getattr(config, name)
     assert not hasattr(config, name)
+
+
+def test_lsq_weight_only_is_weight_only_on_learned_steps():
+    learned = config.lsq_weight_only(bits=3)
+    assert learned.fwd.rhs == config.lsq(bits=3).fwd.rhs
+    plain = {"fwd.rhs": config.weight_only(bits=3).fwd.rhs}
+    assert config.update(learned, plain) == config.weight_only(bits=3)
+
+
+def test_presets_are_listed():
+    listed = config.presets()
+    made_in = {recipes.__name__, block_formats.__name__}
+    public = [getattr(config, name) for name in config.__all__]
+    functions = [x for x in public if getattr(x, "__module__", None) in made_in]
+    assert sorted(one.make.__name__ for one in listed.values()) == sorted(
+        x.__name__ for x in functions
+    )
+    for name, one in listed.items():
+        assert one.make is getattr(config, name)
+        cfg = one.make()
+        tensors = [
+            t for raw in (cfg.fwd, cfg.dlhs, cfg.drhs) for t in (raw.lhs, raw.rhs)
+        ]
+        found = [cfg.fwd.smoothing.lhs_calibration] if cfg.fwd.smoothing else []
+        found += [tensor.calibration for tensor in tensors]
+        assert any(c.has_state for c in found) == ("statistics" in one.needs)
+        assert any(c.is_learned for c in found) == ("learns" in one.needs)
+    assert "lsq_weight_only  int4 weights with learned steps" in repr(listed)
+    assert listed._repr_html_().count("<tr>") == len(listed) + 1

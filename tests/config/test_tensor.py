@@ -1,8 +1,11 @@
 import dataclasses
+import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from aqtlite import numerics
+from aqtlite import config, numerics
 from aqtlite.config import Tensor
 
 INT8 = numerics.IntSymmetric(bits=8)
@@ -79,3 +82,34 @@ def test_refuses_what_would_have_no_effect(name, value):
 def test_refuses_wrong_types(name, value):
     with pytest.raises(TypeError, match=f"^{name} must be"):
         Tensor(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("int4", "int4 is numerics.IntSymmetric(bits=4)"),
+        (jnp.int8, "int8 is numerics.IntSymmetric(bits=8)"),
+        (np.dtype("uint8"), "uint8 is numerics.IntAffine(bits=8)"),
+        ("float8_e5m2", "is numerics.Float.from_dtype('float8_e5m2')"),
+        ("fp8", "fp8 is numerics.Float.from_dtype('float8_e4m3fn')"),
+        ("nothing", "got 'nothing'"),
+        (4, "got 4"),
+    ],
+)
+def test_a_name_for_a_grid_is_told_what_to_write(name, hint):
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        config.update(config.qat(), {"fwd.rhs.numerics": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("int4", numerics.IntSymmetric(bits=4)),
+        ("uint8", numerics.IntAffine(bits=8)),
+        ("float8_e5m2", numerics.Float.from_dtype("float8_e5m2")),
+    ],
+)
+def test_the_hint_is_a_grid_of_that_name(name, grid):
+    with pytest.raises(TypeError) as raised:
+        config.Tensor(numerics=name)
+    assert eval(str(raised.value).rpartition(" is ")[2]) == grid

@@ -90,6 +90,45 @@ def loss_after_training(cfg, steps=300):
     return float(train(init(model, x)["params"])[-20:].mean())
 
 
+def test_weights_alone_are_quantized_as_in_the_paper():
+    """Esser et al. 2020, equations 1 to 5, in floats with straight-through rounding."""
+    levels = 2 ** (3 - 1) - 1
+
+    def reference(kernel, step, x):
+        factor = 1 / np.sqrt(kernel.shape[0] * levels)
+        step = step * factor + jax.lax.stop_gradient(step * (1 - factor))
+        value = jnp.clip(kernel / step, -levels, levels)
+        value += jax.lax.stop_gradient(jnp.round(value) - value)
+        return x @ (value * step)
+
+    model = nn.Dense(
+        3, use_bias=False, dot_general=AqtDotGeneral(config.lsq_weight_only(3))
+    )
+    params = jax.jit(model.init)(jax.random.key(0), X)["params"]
+    kernel = params["kernel"]
+    (step,) = [x for x in jax.tree.leaves(params) if x.shape != kernel.shape]
+    start = 2 * np.abs(kernel).mean(0) / np.sqrt(levels)
+    np.testing.assert_allclose(step.ravel(), start, rtol=1e-6)
+
+    weights = jnp.arange(float(len(X) * 3)).reshape(-1, 3)
+    got, gradients = jax.value_and_grad(
+        lambda params, x: jnp.sum(weights * model.apply({"params": params}, x)), (0, 1)
+    )(params, X)
+    wanted, expected = jax.value_and_grad(
+        lambda *args: jnp.sum(weights * reference(*args)), (0, 1, 2)
+    )(kernel, step.reshape(1, -1), X)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    found = [
+        gradients[0]["kernel"],
+        *(x for x in jax.tree.leaves(gradients[0]) if x.shape != kernel.shape),
+        gradients[1],
+    ]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(
+            one.reshape(other.shape), other, rtol=1e-4, atol=1e-5
+        )
+
+
 @pytest.mark.slow
 def test_two_bits_train_better_than_with_absmax():
     """Integers in all contractions, and one scale for the activations in both."""

@@ -27,6 +27,9 @@ class Reader(abc.ABC):
     subtree: tuple[str, ...] = ()
     """Paths in the checkpoint that the names are relative to; ``()`` for its root."""
 
+    in_memory: str = ""
+    """A checksum of arrays that are in memory, not in the files; empty if none is."""
+
     @property
     @abc.abstractmethod
     def arrays(self) -> Mapping[str, ArrayInfo]:

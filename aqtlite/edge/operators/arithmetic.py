@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from aqtlite.edge.arithmetic import binary, unary
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.edge.operators.base import Activated, Moving, Operator, clip
+from aqtlite.edge.operators.activation import Activated, clip
+from aqtlite.edge.operators.base import Moving, Operator
 
 
 class Add(Activated):
@@ -17,8 +18,8 @@ class Add(Activated):
 
     name = "add"
 
-    def before_activation(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return x + y
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return clip(x + y, *self.clamp)
 
     def simulate(
         self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
@@ -31,8 +32,8 @@ class Subtract(Activated):
 
     name = "sub"
 
-    def before_activation(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return x - y
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return clip(x - y, *self.clamp)
 
     def simulate(
         self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
@@ -45,8 +46,8 @@ class Multiply(Activated):
 
     name = "mul"
 
-    def before_activation(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return x * y
+    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return clip(x * y, *self.clamp)
 
     def simulate(
         self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized

@@ -9,7 +9,6 @@ from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
-from aqtlite.numerics import fields
 
 _MOVING_AVERAGE = calibration.MovingAverage()
 _MAX_OVER_BATCHES = calibration.MaxOverBatches()
@@ -235,7 +234,8 @@ def fp8(
 
 def _check_flags(preset: str, **flags: bool) -> None:
     for name, flag in flags.items():
-        fields.flag(flag, f"{preset}: {name}")
+        if not isinstance(flag, bool):
+            raise TypeError(f"{preset}: {name} must be a bool, got {flag!r}")
 
 
 def smoothquant(
@@ -264,7 +264,8 @@ def smoothquant(
         ValueError: if `alpha` is not from 0 to 1, 0 excluded, or `statistic` gathers
             no statistics.
     """
-    fields.number(alpha, "smoothquant: alpha")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise TypeError(f"smoothquant: alpha must be a number, got {alpha!r}")
     smoothing = Smoothing(
         lhs_exponent=alpha, rhs_exponent=1 - alpha, lhs_calibration=statistic
     )
@@ -301,6 +302,35 @@ def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
         "fwd.lhs.calib_shared_axes": "per_tensor",
     }
     return update(fully_quantized(bwd_bits=bwd_bits), changes)
+
+
+def lsq_weight_only(bits: int = 4) -> DotGeneral:
+    """The weights (the forward's rhs) on steps that are learned, and all else in float.
+
+    The weights of LSQ (`calibration.LSQ`, Esser et al. 2020, arXiv:1902.08153), one
+    step per channel, with activations and gradients in float: `weight_only` with
+    learned scales. In Flax, `model.init` makes the steps from the weights, and they are
+    trained as parameters. A first and a last layer that stay at 8 bits, as in the
+    paper, are rules or configs of their own.
+
+    >>> lsq_weight_only(bits=2).fwd
+    DotGeneralRaw(
+        rhs=Tensor(
+            numerics=IntSymmetric(bits=2, preserve_max_val=True),
+            calibration=LSQ(),
+        ),
+    )
+
+    Args:
+        bits: width of the weights.
+
+    Raises:
+        TypeError: if `bits` is not an int.
+        ValueError: if it is out of the range of `numerics.IntSymmetric`.
+    """
+    grid = numerics.IntSymmetric(bits=bits, preserve_max_val=True)
+    changes = {"fwd.rhs.numerics": grid, "fwd.rhs.calibration": calibration.LSQ()}
+    return update(weight_only(), changes)
 
 
 def _tensor(

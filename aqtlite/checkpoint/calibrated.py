@@ -1,0 +1,103 @@
+"""A float checkpoint with statistics that are gathered for its conversion."""
+
+import pathlib
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from aqtlite.checkpoint import variables
+from aqtlite.checkpoint.arrays import ArrayInfo, checksum
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.load_float import read_variables
+from aqtlite.checkpoint.names import path_name
+from aqtlite.flax.linen.calibrate import calibrate_in_float
+from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.quantization.state_collections import STATISTICS
+
+
+class Calibrated(Reader):
+    """The variables of a model: those of a checkpoint, and statistics in memory."""
+
+    def __init__(
+        self,
+        source: Reader,
+        origin: Mapping[str, str],
+        statistics: Mapping[str, np.ndarray],
+    ):
+        """Joins them.
+
+        Args:
+            source: the float checkpoint.
+            origin: for the name of each variable that it holds, the name there.
+            statistics: the others, by name.
+        """
+        self.path = source.path
+        self.subtree = source.subtree
+        self._source = source
+        self._origin = {k: v for k, v in origin.items() if k not in statistics}
+        self._statistics = statistics
+        sums = [checksum(statistics[name]) for name in sorted(statistics)]
+        self.in_memory = f"{zlib.crc32(np.array(sums).tobytes()):08x}"
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        theirs = self._source.arrays
+        return {
+            **{name: theirs[place] for name, place in self._origin.items()},
+            **{k: ArrayInfo(x.shape, x.dtype) for k, x in self._statistics.items()},
+        }
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        return {}
+
+    def read(self, name: str) -> np.ndarray:
+        if name in self._statistics:
+            return self._statistics[name]
+        return self._source.read(self._origin[name])
+
+    def manifest(self) -> str | None:
+        return None
+
+    def files(self) -> list[pathlib.Path]:
+        return self._source.files()
+
+
+def calibrated(
+    source: Reader,
+    model: Model | nnx.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batches: Iterable[Any],
+) -> Reader:
+    """Gathers the statistics of a model whose variables a checkpoint holds.
+
+    Args:
+        source: the float checkpoint. Statistics that it holds are continued.
+        model: a Linen module, or what `aqtlite.flax.quantize_model` made of one.
+        args: sample inputs of the model; shapes will do.
+        kwargs: sample inputs by name.
+        batches: as `aqtlite.flax.calibrate_in_float` takes them.
+
+    Raises:
+        CheckpointError: if the source is not of this model, or the model is one of NNX.
+        ValueError: as `aqtlite.flax.calibrate_in_float` does.
+    """
+    if isinstance(model, nnx.Module):
+        raise CheckpointError(
+            "calibrate (--calibrate) takes Linen models. Calibrate an NNX model by "
+            "aqtlite.flax.nnx.calibrate_in_float, and convert a checkpoint of its "
+            "nnx.state"
+        )
+    template, origin = variables.match(source, model, args, kwargs)
+    values = read_variables(source, template, origin)
+    statistics = calibrate_in_float(model, values, batches, **kwargs)[STATISTICS]
+    named, _ = jax.tree_util.tree_flatten_with_path({STATISTICS: statistics})
+    return Calibrated(
+        source, origin, {path_name(path): np.asarray(x) for path, x in named}
+    )

@@ -1,0 +1,127 @@
+"""The contents of float checkpoints: trees of arrays, and steps."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import rich.box
+import rich.table
+from rich import filesize
+
+from aqtlite.checkpoint.arrays import ArrayInfo
+from aqtlite.checkpoint.formats import open_reader
+from aqtlite.checkpoint.names import steps_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """The arrays of a checkpoint, by their paths; the values are not read."""
+
+    path: pathlib.Path
+    arrays: Mapping[str, ArrayInfo]
+    others: Mapping[str, str]
+    """Leaves that are no arrays in dictionaries, each with its description."""
+    is_converted: bool
+    steps: tuple[int, ...] = ()
+    """Steps of the checkpoint manager whose latest step this is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        arrays = [
+            {
+                "path": name,
+                "shape": list(info.shape),
+                "dtype": info.dtype.name,
+                "bytes": info.nbytes,
+            }
+            for name, info in self.arrays.items()
+        ]
+        return {
+            "path": str(self.path),
+            "steps": list(self.steps),
+            "bytes": sum(info.nbytes for info in self.arrays.values()),
+            "arrays": arrays,
+            "others": dict(self.others),
+        }
+
+    def table(self, depth: int | None = None) -> rich.table.Table:
+        """Lays out the tree, with the sizes of its levels.
+
+        Args:
+            depth: levels to show; None shows all of them.
+        """
+        result = rich.table.Table(
+            box=rich.box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 0, 0, 1),
+        )
+        result.add_column("subtree or array", overflow="fold")
+        for head in ("holds", "size"):
+            result.add_column(head, no_wrap=True, justify="right")
+        result.add_row(*_summed("(all)", self.arrays.values()))
+        leaves: dict[str, _Leaf] = {**self.arrays, **self.others}
+        for row in _rows({steps_of(k): v for k, v in leaves.items()}, 0, depth):
+            result.add_row(*row)
+        return result
+
+
+def contents(path: pathlib.Path) -> Contents:
+    """Lists the arrays of a checkpoint, or of the latest step of a manager.
+
+    Args:
+        path: in any format that `convert_checkpoint` reads; or the folder of an Orbax
+            `CheckpointManager`.
+
+    Raises:
+        CheckpointError: if it is no checkpoint, or cannot be read.
+    """
+    steps = _steps_in(path)
+    if steps:
+        path = steps[max(steps)]
+    reader = open_reader(path)
+    is_converted = reader.manifest() is not None
+    found = tuple(sorted(steps))
+    return Contents(path, reader.arrays, reader.others, is_converted, found)
+
+
+def _steps_in(path: pathlib.Path) -> dict[int, pathlib.Path]:
+    """The folders of a manager's steps, named by their numbers or with a prefix."""
+    if not path.is_dir() or (path / "_CHECKPOINT_METADATA").exists():
+        return {}
+    found = {}
+    for folder in path.iterdir():
+        number = folder.name.rpartition("_")[2]
+        if number.isdecimal() and (folder / "_CHECKPOINT_METADATA").exists():
+            found[int(number)] = folder
+    return found
+
+
+_Leaf = ArrayInfo | str
+_Leaves = Mapping[tuple[str, ...], _Leaf]
+
+
+def _rows(leaves: _Leaves, level: int, depth: int | None) -> Iterator[tuple[str, ...]]:
+    if level == depth:
+        return
+    below: dict[str, dict[tuple[str, ...], _Leaf]] = {}
+    for steps, one in leaves.items():
+        below.setdefault(steps[0], {})[steps[1:]] = one
+    for step, inner in below.items():
+        name = "  " * level + step
+        leaf = inner.get(())
+        if isinstance(leaf, ArrayInfo):
+            yield name, str(leaf), filesize.decimal(leaf.nbytes)
+        elif leaf is not None:
+            yield name, leaf, ""
+        else:
+            arrays = [one for one in inner.values() if isinstance(one, ArrayInfo)]
+            yield _summed(name, arrays)
+            yield from _rows(inner, level + 1, depth)
+
+
+def _summed(name: str, arrays: Any) -> tuple[str, str, str]:
+    found = list(arrays)
+    size = filesize.decimal(sum(info.nbytes for info in found))
+    return name, f"{len(found)} array{'s' * (len(found) != 1)}", size

@@ -1,0 +1,44 @@
+"""The command ``aqtlite convert``."""
+
+import argparse
+
+from aqtlite import checkpoint
+from aqtlite.checkpoint import table
+from aqtlite.cli import factory, output
+from aqtlite.cli.configs import config_of
+from aqtlite.cli.examples import Examples
+from aqtlite.errors import UserError
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite convert``."""
+    # Imported before the config is read, which may name classes that it registers.
+    make = factory.find(args.model)
+    model, sample_args, sample_kwargs = factory.call(args.model, make, config_of(args))
+    examples = None
+    if args.calibrate is not None:
+        examples = Examples(args.calibrate, sample_args, args.batch_size)
+    try:
+        report = checkpoint.convert_checkpoint(
+            args.source,
+            args.target,
+            model,
+            *sample_args,
+            sample_kwargs=sample_kwargs,
+            subtree=args.subtree,
+            calibrate=examples,
+            keep_float=args.keep_float,
+            allow_nonfinite=args.allow_nonfinite,
+            overwrite=args.overwrite,
+            dry_run=args.dry_run,
+            console=output.messages(),
+        )
+    except (ValueError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(" ".join(str(error).split())) from error
+    if args.json:
+        output.print_json(report.to_dict())
+    else:
+        console = output.results()
+        console.print(table.table(report, console))

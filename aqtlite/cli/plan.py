@@ -1,0 +1,38 @@
+"""The command ``aqtlite plan``."""
+
+import argparse
+from typing import Any
+
+from flax import nnx
+
+from aqtlite.checkpoint.variables import OF_MODELS, abstract_variables, untraceable
+from aqtlite.cli import factory, output
+from aqtlite.cli.configs import config_of
+from aqtlite.errors import UserError
+from aqtlite.flax import nnx as aqt_nnx
+from aqtlite.flax.linen import plan as linen_plan
+from aqtlite.program.plan import Plan
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite plan``."""
+    make = factory.find(args.model)
+    model, sample_args, sample_kwargs = factory.call(args.model, make, config_of(args))
+    try:
+        plan = _plan(model, sample_args, sample_kwargs)
+    except UserError:
+        raise
+    except OF_MODELS as error:
+        raise untraceable(
+            type(model).__name__, sample_args, sample_kwargs, error
+        ) from error
+    if args.json:
+        print(plan.to_json(indent=2))
+    else:
+        output.results().print(plan)
+
+
+def _plan(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    if isinstance(model, nnx.Module):
+        return aqt_nnx.plan(model, *args, **kwargs)
+    return linen_plan.plan(model, abstract_variables(model, args, kwargs), args, kwargs)

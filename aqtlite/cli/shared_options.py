@@ -1,0 +1,162 @@
+"""Arguments that several commands have, and what is checked before JAX is imported."""
+
+import argparse
+import contextlib
+import pathlib
+from typing import Any
+
+from aqtlite.cli.suggestions import one_of
+from aqtlite.errors import UserError
+
+_FILES: Any = None
+"""What shtab completes a path by, if it is installed."""
+with contextlib.suppress(ModuleNotFoundError):
+    import shtab
+
+    _FILES = shtab.FILE
+
+BITS_OF = {
+    "fully_quantized": "fwd_bits",
+    "weight_only": "bits",
+    "qat": "bits",
+    "lsq": "bits",
+    "lsq_weight_only": "bits",
+}
+"""The presets of a number of bits, and their name for it."""
+
+STATIC = ("static_int8", "smoothquant")
+"""The presets that need statistics of activations."""
+
+PRESETS = (
+    *BITS_OF,
+    *STATIC,
+    *("w4a8", "fp8", "mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "block_fp8"),
+)
+"""The presets of `aqtlite.config` that quantize; known here without importing JAX."""
+
+
+def add_path(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    *names: str,
+    **kwargs: Any,
+) -> None:
+    """Adds an argument that is a path, which shells complete."""
+    action = parser.add_argument(*names, type=pathlib.Path, **kwargs)
+    action.complete = _FILES  # type: ignore[attr-defined]
+
+
+def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds ``--model``; returns the group of required options."""
+    required = parser.add_argument_group("required options")
+    required.add_argument(
+        "--model",
+        metavar="MODULE:FACTORY",
+        required=True,
+        type=_model,
+        help="a function that returns (model, sample_args[, sample_kwargs]), as "
+        "package.module:factory or path/to/file.py:factory",
+    )
+    return required
+
+
+def add_config(parser: argparse.ArgumentParser, use: str) -> None:
+    """Adds ``--config``, ``--preset`` and ``--fwd-bits``.
+
+    Args:
+        parser: the parser.
+        use: what the config is for.
+    """
+    how = parser.add_mutually_exclusive_group()
+    add_path(
+        how,
+        "--config",
+        metavar="FILE.json",
+        help=f"a config (aqtlite.config.to_json), {use}",
+    )
+    how.add_argument(
+        "--preset",
+        type=one_of("preset", PRESETS),
+        choices=PRESETS,
+        metavar="NAME",
+        help=f"a preset of aqtlite.config, {use}; 'aqtlite presets' lists them",
+    )
+    parser.add_argument(
+        "--fwd-bits",
+        metavar="N",
+        type=int,
+        help=f"bits of the forward contraction, of {', '.join(BITS_OF)}",
+    )
+
+
+def add_examples(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, use: str
+) -> None:
+    """Adds ``--calibrate``.
+
+    Args:
+        parser: the parser or a group of it.
+        use: what the examples are for.
+    """
+    add_path(parser, "--calibrate", metavar="FILE.npz", help=f"examples, {use}")
+
+
+def add_batch_size(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--batch-size``."""
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=int,
+        default=32,
+        help="examples that the model is given at once, in calibration (default "
+        "%(default)s)",
+    )
+
+
+def add_subtree(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--subtree``."""
+    parser.add_argument(
+        "--subtree",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="the part of SOURCE that holds the variables, such as params of a "
+        "training state (repeatable)",
+    )
+
+
+def add_overwrite(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds ``--overwrite``."""
+    parser.add_argument("--overwrite", action="store_true", help=f"replace {what}")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--json``."""
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON in place of a table"
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Checks what can be checked without JAX.
+
+    Raises:
+        UserError: if a file is missing, or options do not go together.
+    """
+    for name in ("source", "checkpoint", "config", "calibrate", "ranges", "rules"):
+        path = getattr(args, name, None)
+        if path is not None and not path.exists():
+            raise UserError(f"{path} does not exist")
+    if getattr(args, "fwd_bits", None) is not None and args.preset not in BITS_OF:
+        raise UserError(f"--fwd-bits goes with --preset {' or '.join(BITS_OF)}")
+
+
+def _model(name: str) -> str:
+    place, colon, attribute = name.rpartition(":")
+    if not (place and colon and attribute.isidentifier()):
+        raise argparse.ArgumentTypeError(
+            f"{name!r} names no factory: write package.module:factory, or "
+            "path/to/file.py:factory"
+        )
+    if place.endswith(".py") and not pathlib.Path(place).is_file():
+        raise argparse.ArgumentTypeError(f"the file {place} does not exist")
+    return name

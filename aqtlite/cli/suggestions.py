@@ -1,0 +1,35 @@
+"""Hints at what a mistyped name was meant to be."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Returns a question that names the nearest of some names; empty if none is near.
+
+    >>> did_you_mean("fp9", ["fp8", "qat"])
+    "; did you mean 'fp8'?"
+    >>> did_you_mean("int8", ["fp8", "qat"])
+    ''
+    """
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
+    """Returns a `type` of argparse that takes one of some names.
+
+    Args:
+        kind: what the names are of, for the error message.
+        names: the names.
+    """
+    known = tuple(names)
+
+    def checked(name: str) -> str:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise argparse.ArgumentTypeError(f"no {kind} {name!r}{hint}")
+        return name
+
+    return checked

@@ -1,0 +1,1 @@
+"""The form in ONNX of every operator, a function each. Read `base` first."""

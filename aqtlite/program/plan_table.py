@@ -1,0 +1,94 @@
+"""Layouts of a plan: tables for terminals and notebooks."""
+
+import sys
+from collections.abc import Sequence
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from aqtlite.config import tables
+from aqtlite.program.planned import PlannedContraction
+
+NO_SCOPE = "(no name scope)"
+"""The path of a contraction outside of all modules and name scopes."""
+
+_HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in")
+
+_WIDE = 180
+"""Columns of text that is for no terminal."""
+
+
+def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]:
+    """The cells of each contraction, in the order of the heads."""
+    return [
+        (
+            one.path or NO_SCOPE,
+            one.description,
+            str(one.lhs),
+            str(one.rhs),
+            _who_decides(one),
+            _runs_in(one),
+        )
+        for one in contractions
+    ]
+
+
+def layout(
+    title: str, rows: Sequence[Sequence[str]], width: int
+) -> rich.console.RenderableType:
+    """A table; a paragraph for each row, where the table is wider than the console.
+
+    Args:
+        title: what is written above.
+        rows: from `rows_of`.
+        width: columns of the console.
+    """
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=title)
+    for name in _HEADS:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(rich.text.Text, row))
+    widths = [max(map(len, column)) + 3 for column in zip(_HEADS, *rows, strict=True)]
+    if sum(widths) < width:
+        return table
+    lines = [title]
+    for path, op, lhs, rhs, rule, runs_in in rows:
+        by = {"-": "", "injected": ", injected"}.get(rule, f", rule {rule}")
+        lines += ["", path, f"    {runs_in}{by}", f"    {op}: {lhs}, {rhs}"]
+    return rich.text.Text("\n".join(lines))
+
+
+def as_text(plan: rich.console.RenderableType) -> str:
+    """A plan as text, as wide as the terminal."""
+    width = None if sys.stdout.isatty() else _WIDE
+    console = rich.console.Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(plan)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def as_html(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A plan as HTML, for notebooks."""
+    return f"<p>{title}</p>{tables.as_html([_HEADS, *rows])}"
+
+
+def _who_decides(one: PlannedContraction) -> str:
+    if one.is_injected:
+        return "injected"
+    return "-" if one.rule is None else str(one.rule)
+
+
+def _runs_in(one: PlannedContraction) -> str:
+    """The grids of a contraction, such as ``int8 x int8``, or why it has none."""
+    if not one.is_quantized:
+        return f"float: {one.why_float}"
+    names = (
+        tensor.grid.name if tensor.is_quantized else "float"
+        for tensor in (one.cfg.fwd.lhs, one.cfg.fwd.rhs)
+    )
+    grids = " x ".join(names)
+    if one.why_not_smoothed is None:
+        return grids
+    return f"{grids}, not smoothed: {one.why_not_smoothed}"

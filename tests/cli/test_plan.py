@@ -1,0 +1,83 @@
+"""``aqtlite plan``, as a user runs it."""
+
+import json
+
+import pytest
+
+from aqtlite import cli
+
+FACTORY = """
+import jax
+from flax import linen as nn, nnx
+from aqtlite.flax import AqtDotGeneral, quantize_model
+
+X = jax.ShapeDtypeStruct((2, 4), "float32")
+
+class Mlp(nn.Module):
+    cfg: object = None
+
+    @nn.compact
+    def __call__(self, x, flip=False):
+        x = nn.Dense(8, dot_general=AqtDotGeneral(self.cfg), name="inside")(x)
+        return nn.Dense(2, name="float")(x)
+
+def injected(cfg=None):
+    return Mlp(cfg), (X,), {"flip": True}
+
+def plain():
+    return Mlp(), (X,)
+
+def of_nnx():
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
+    return model, (X,)
+
+def misshapen():
+    return quantize_model(Mlp(), []), (X, X, X)
+"""
+
+
+@pytest.fixture
+def planned(tmp_path, capsys):
+    path = tmp_path / "planned_models.py"
+    path.write_text(FACTORY)
+
+    def run(factory, *options):
+        code = cli.main(["plan", "--model", f"{path}:{factory}", *options])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    yield run
+    __import__("sys").modules.pop("planned_models", None)
+
+
+def test_what_is_injected_and_what_is_not(planned):
+    code, out, _ = planned("injected", "--preset", "w4a8")
+    inside, outside = (
+        next(line for line in out.splitlines() if name in line)
+        for name in ("Mlp/inside", "Mlp/float")
+    )
+    assert code == 0 and "2 contractions: 1 quantized, 1 in float" in out
+    assert "injected" in inside and "int8 x int4" in inside
+    assert "float32[2,4]" in inside and "weight float32[4,8]" in inside
+    assert "float: no rule names it" in outside
+
+
+@pytest.mark.parametrize(("factory", "count"), [("plain", 2), ("of_nnx", 1)])
+def test_a_float_model_is_quantized_by_the_preset(factory, count, planned):
+    _, out, _ = planned(factory, "--preset", "qat", "--json")
+    rows = json.loads(out)
+    assert [row["rule"] for row in rows] == [0] * count
+    assert {row["why_float"] for row in rows} == {None}
+    assert f"0 quantized, {count} in float" in planned(factory)[1]
+
+
+def test_a_narrow_terminal_gets_paragraphs(planned, monkeypatch):
+    monkeypatch.setattr("aqtlite.cli.output._UNLIMITED", 60)
+    _, out, _ = planned("plain", "--preset", "qat")
+    assert "\nMlp/inside\n    int8 x int8, rule 0\n    ab,bc->ac: acti" in out
+
+
+def test_a_model_that_raises(planned):
+    code, _, err = planned("misshapen")
+    assert code == 2
+    assert err.startswith("aqtlite plan: error: tracing QuantizedModel with the sample")
