@@ -13,7 +13,7 @@ nothing else to do. Most of that is XLA compiling: later runs find the compiled 
 in .jax_cache and take less. How far they are and how long they will take is printed.
 Tests run on two processes: ``-n 4`` is for machines with more cores, ``-n 0`` for a
 debugger. The tests run in two groups: programs of the first are compiled as users
-compile, those of the second in a third of the time (see tests/pytest_code.py).
+compile, those of the second in a quarter of the time (see tests/pytest_code.py).
 """
 
 import pathlib

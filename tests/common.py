@@ -11,9 +11,12 @@ from aqtlite import config, numerics
 
 MATMUL = (((1,), (0,)), ((), ()))
 
-# With these a program is compiled in a third of the time, to slower code whose last
+# With these a program is compiled in a quarter of the time, to slower code whose last
 # bits are not those that users get: for what is compared within a tolerance.
-QUICK = {"xla_backend_optimization_level": 0}
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,  # One module for LLVM, not several.
+}
 if jax.__version_info__ < (0, 11):  # The others have no such option.
     QUICK["xla_cpu_use_fusion_emitters"] = False
 QUICK_FLAGS = " ".join(f"--{name}={int(value)}" for name, value in QUICK.items())

@@ -1,7 +1,7 @@
 """Plugin of pytest: tests by the code that XLA makes of their programs.
 
-Of a test marked ``code("quick")``, programs may be compiled in a third of the time, to
-slower code with other last bits: it compares within tolerances, or no results of
+Of a test marked ``code("quick")``, programs may be compiled in a quarter of the time,
+to slower code with other last bits: it compares within tolerances, or no results of
 compiled programs. All others are compiled as users compile. ``--code quick`` and
 ``--code users`` run the ones and the others; without it, all are compiled as users
 compile. The mark of a function counts before the mark of its file.
