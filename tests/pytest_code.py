@@ -2,12 +2,14 @@
 
 Of a test marked ``code("quick")``, programs may be compiled in a quarter of the time,
 to slower code with other last bits: it compares within tolerances, or no results of
-compiled programs. All others are compiled as users compile. ``--code quick`` and
-``--code users`` run the ones and the others; without it, all are compiled as users
-compile. The mark of a function counts before the mark of its file.
+compiled programs. So does a doctest, of which a few digits are printed. All others are
+compiled as users compile. ``--code quick`` and ``--code users`` run the ones and the
+others; without it, all are compiled as users compile. The mark of a function counts
+before the mark of its file.
 """
 
 import os
+import pathlib
 
 import pytest
 
@@ -27,6 +29,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{given} {QUICK_FLAGS}".strip()
 
 
+def pytest_ignore_collect(
+    collection_path: pathlib.Path, config: pytest.Config
+) -> bool | None:
+    """Leaves out files that hold no test of the group, so that none imports them."""
+    asked = config.getoption("code")
+    if asked is None or collection_path.suffix != ".py":
+        return None
+    holds_tests = collection_path.name.startswith("test_")
+    if asked == "users":
+        return None if holds_tests else True
+    if holds_tests and 'code("quick")' not in collection_path.read_text("utf-8"):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -35,8 +52,13 @@ def pytest_collection_modifyitems(
         return
     selected, others = [], []
     for item in items:
-        mark = item.get_closest_marker("code")
-        is_quick = mark is not None and mark.args == ("quick",)
-        (selected if is_quick == (asked == "quick") else others).append(item)
+        (selected if _is_quick(item) == (asked == "quick") else others).append(item)
     items[:] = selected
     config.hook.pytest_deselected(items=others)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    if isinstance(item, pytest.DoctestItem):
+        return True
+    mark = item.get_closest_marker("code")
+    return mark is not None and mark.args == ("quick",)
