@@ -14,7 +14,7 @@ from aqtlite.flax import convert
 from aqtlite.jaxpr import registry
 from aqtlite.program.quantize import quantize_function
 from aqtlite.program.rules import Rule
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION
 
 _INT8 = config.fully_quantized(use_stochastic_rounding=False)
 

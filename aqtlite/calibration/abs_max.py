@@ -5,8 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 
-from aqtlite.calibration import base, number
+from aqtlite.calibration import base
 from aqtlite.lowering import reduction
+from aqtlite.numerics import fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,15 +31,13 @@ class AbsMax(base.Calibration):
     clipped. None: all of it. Below 1, set ``IntSymmetric(clip_gradient=True)``."""
 
     def __post_init__(self) -> None:
-        where = "AbsMax.clipping_scale"
-        scale = number.checked_positive_or_none(self.clipping_scale, where)
-        object.__setattr__(self, "clipping_scale", scale)
+        fields.check(self, clipping_scale=fields.or_none(fields.positive))
 
     @property
     def ignores_zeros(self) -> bool:
         return True
 
-    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         largest = reduction.largest_magnitude(x, axes)
         if self.clipping_scale is None:
             return largest

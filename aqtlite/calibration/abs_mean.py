@@ -4,7 +4,9 @@ import dataclasses
 
 import jax
 
-from aqtlite.calibration import base, number, power_mean
+from aqtlite.calibration import base, power_mean
+from aqtlite.numerics import fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,18 +41,15 @@ class AbsMean(base.Calibration):
     Set ``IntSymmetric(clip_gradient=True)``, since some values always lie beyond."""
 
     def __post_init__(self) -> None:
-        p = number.checked_positive(self.p, "AbsMean.p")
-        if not 1 / 8 <= p <= 8:
+        positive = fields.positive
+        fields.check(self, p=positive, clipping_scale=fields.or_none(positive))
+        if not 1 / 8 <= self.p <= 8:
             raise ValueError(
                 f"AbsMean.p must be from 1/8 to 8, got {self.p}: powers beyond lose "
                 "the digits of the mean; towards the maximum, use AbsMax"
             )
-        object.__setattr__(self, "p", p)
-        where = "AbsMean.clipping_scale"
-        scale = number.checked_positive_or_none(self.clipping_scale, where)
-        object.__setattr__(self, "clipping_scale", scale)
 
-    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         mean = power_mean.power_mean_of_nonzero(x, axes, self.p)
         if self.clipping_scale is None:
             return mean

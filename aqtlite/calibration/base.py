@@ -10,6 +10,7 @@ import numpy as np
 from aqtlite.calibration import scale_grids
 from aqtlite.lowering import exact
 from aqtlite.numerics import Numerics
+from aqtlite.shapes.dimension_numbers import Axes
 
 State = Any
 """A pytree of arrays; ``()`` for a calibration without state."""
@@ -112,11 +113,7 @@ class Calibration:
         return ()
 
     def update(
-        self,
-        statistics: Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> State:
         """The state after one more batch.
 
@@ -156,9 +153,7 @@ class Calibration:
         """True if it has parameters, which an optimizer trains."""
         return False
 
-    def init_parameters(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
-    ) -> Parameters:
+    def init_parameters(self, x: jax.Array, axes: Axes, grid: Numerics) -> Parameters:
         """The parameters before training, from a first batch or the weights.
 
         Args:
@@ -176,7 +171,7 @@ class Calibration:
         parameters: Parameters,
         values: Quantized,
         gradient: jax.Array,
-        axes: tuple[int, ...],
+        axes: Axes,
         grid: Numerics,
     ) -> Parameters:
         """The gradient of the parameters, summed over the axes that share them.
@@ -210,7 +205,7 @@ class Calibration:
         del parameters, values, grid
         return None
 
-    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         """The magnitude to map onto the bound of a symmetric grid.
 
         Args:
@@ -222,9 +217,7 @@ class Calibration:
         """
         raise NotImplementedError(f"{type(self).__name__} gives a range, not a bound")
 
-    def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, state: Any
-    ) -> Range:
+    def range(self, x: jax.Array, axes: Axes, grid: Numerics, state: Any) -> Range:
         """The values that the grid has to reach.
 
         Args:
@@ -239,6 +232,25 @@ class Calibration:
         """
         del grid, state
         return Range(self.bound(x, axes))
+
+
+def check_looks_at_one_array(calibration: Any, where: str) -> None:
+    """Raises unless the range of an array depends on that array alone.
+
+    Raises:
+        TypeError: if it is no calibration.
+        ValueError: if it gathers statistics or is learned.
+    """
+    if not isinstance(calibration, Calibration):
+        raise TypeError(
+            f"{where} must be a calibration such as AbsMax(), got {calibration!r}"
+        )
+    if calibration.has_state or calibration.is_learned:
+        what = "gathers statistics" if calibration.has_state else "is learned"
+        raise ValueError(
+            f"{where}={calibration!r} {what} itself; give a calibration that looks at "
+            "one array"
+        )
 
 
 def scale_and_zero_point(

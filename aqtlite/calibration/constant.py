@@ -8,13 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, number
-from aqtlite.numerics import Numerics
+from aqtlite.calibration import base
+from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.dimension_numbers import Axes
+
+
+class _Known:
+    """A range that no array changes."""
+
+    @property
+    def ignores_zeros(self) -> bool:
+        return True
+
+    @property
+    def is_blind(self) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant(base.Calibration):
+class Constant(_Known, base.Calibration):
     """A given magnitude, whatever the values are, for symmetric grids.
 
     What lies beyond is clipped: set ``IntSymmetric(clip_gradient=True)`` if values do.
@@ -36,23 +49,14 @@ class Constant(base.Calibration):
     """The magnitude that the grid reaches."""
 
     def __post_init__(self) -> None:
-        magnitude = number.checked_positive(self.magnitude, "Constant.magnitude")
-        object.__setattr__(self, "magnitude", magnitude)
+        fields.check(self, magnitude=fields.positive)
 
-    @property
-    def ignores_zeros(self) -> bool:
-        return True
-
-    @property
-    def is_blind(self) -> bool:
-        return True
-
-    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         return _full(x, axes, self.magnitude)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConstantRange(base.Calibration):
+class ConstantRange(_Known, base.Calibration):
     """A given smallest and largest value, for grids with a zero point.
 
     As `Constant`, it clips what lies beyond, and looks at no element.
@@ -74,29 +78,15 @@ class ConstantRange(base.Calibration):
     """The largest value, not below zero."""
 
     def __post_init__(self) -> None:
-        for name in ("min", "max"):
-            checked = number.checked(getattr(self, name), f"ConstantRange.{name}")
-            object.__setattr__(self, name, checked)
+        fields.check(self, min=fields.number, max=fields.number)
         if not (self.min <= 0 <= self.max and self.min < self.max):
             raise ValueError(
                 "ConstantRange must contain zero, which a grid with a zero point stores"
                 f" exactly, and something else, got min={self.min}, max={self.max}"
             )
 
-    @property
-    def ignores_zeros(self) -> bool:
-        return True
-
-    @property
-    def is_blind(self) -> bool:
-        return True
-
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.State,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.State
     ) -> base.Range:
         del grid, state
         return base.Range(_full(x, axes, self.max), _full(x, axes, self.min))

@@ -16,6 +16,7 @@ from jax import lax
 
 from aqtlite.calibration.base import Calibration, Statistics
 from aqtlite.numerics import Numerics
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 def no_batches() -> jax.Array:
@@ -40,7 +41,7 @@ def updated(
     calibration: Calibration,
     statistics: Statistics,
     x: jax.Array,
-    axes: tuple[int, ...],
+    axes: Axes,
     grid: Numerics,
 ) -> Statistics:
     """Statistics after one more batch.

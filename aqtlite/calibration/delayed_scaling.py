@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from aqtlite.calibration import base
 from aqtlite.calibration.abs_max import AbsMax
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,14 +30,7 @@ class DelayedScaling(base.Calibration):
     """How many batches are remembered."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int):
-            raise TypeError(
-                f"DelayedScaling.length must be an int, got {self.length!r}"
-            )
-        if self.length < 1:
-            raise ValueError(
-                f"DelayedScaling.length must be 1 or more, got {self.length}"
-            )
+        fields.check(self, length=fields.integer(1))
 
     @property
     def has_state(self) -> bool:
@@ -50,11 +44,7 @@ class DelayedScaling(base.Calibration):
         }
 
     def update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         del grid
         present = AbsMax().bound(x, axes)
@@ -64,7 +54,7 @@ class DelayedScaling(base.Calibration):
         return {"history": history, "high": high}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
+        self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
         return base.Range(statistics.state["high"])

@@ -8,6 +8,7 @@ import numpy as np
 
 from aqtlite.calibration import base, power_mean
 from aqtlite.numerics import Numerics
+from aqtlite.shapes.dimension_numbers import Axes
 
 _SMALLEST = np.float32(2.0**-100)
 """At it, a scale and its reciprocal are normal, on every grid."""
@@ -77,7 +78,7 @@ def step_gradient(values: base.Quantized, smallest: float, largest: float) -> ja
 
 
 def gradient_scale(
-    given: float | None, x: jax.Array, axes: tuple[int, ...], largest: float
+    given: float | None, x: jax.Array, axes: Axes, largest: float
 ) -> np.float32:
     """``1 / sqrt(n Q)`` for n elements that share a step, unless another is given."""
     if given is not None:
@@ -86,6 +87,6 @@ def gradient_scale(
     return np.float32(1 / math.sqrt(count * largest))
 
 
-def total(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def total(x: jax.Array, axes: Axes) -> jax.Array:
     """The sum over the axes that share a parameter, keepdims."""
     return jnp.sum(x, axis=axes, keepdims=True)

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, learned, number
+from aqtlite.calibration import base, learned
 from aqtlite.calibration.abs_max import AbsMax
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,20 +47,8 @@ class LearnedClipping(base.Calibration):
     """The factor before training."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, base.Calibration):
-            raise TypeError(
-                "LearnedClipping.of must be a calibration such as AbsMax(), got "
-                f"{self.of!r}"
-            )
-        if self.of.has_state or self.of.is_learned:
-            what = "gathers statistics" if self.of.has_state else "is learned itself"
-            raise ValueError(
-                f"LearnedClipping.of={self.of!r} {what}; give a calibration that looks "
-                "at one array"
-            )
-        where = "LearnedClipping.initial"
-        initial = number.checked_positive(self.initial, where)
-        object.__setattr__(self, "initial", initial)
+        base.check_looks_at_one_array(self.of, "LearnedClipping.of")
+        fields.check(self, initial=fields.positive)
 
     @property
     def is_learned(self) -> bool:
@@ -74,18 +63,14 @@ class LearnedClipping(base.Calibration):
         return self.of.cost_in_training
 
     def init_parameters(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.Parameters:
         del grid
         shape = dn.shared_shape(x.shape, axes)
         return {"factor": jnp.full(shape, np.float32(self.initial))}
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.Parameters,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.Parameters
     ) -> base.Range:
         found = self.of.range(x, axes, grid, ())
         if found.low is not None:
@@ -106,7 +91,7 @@ class LearnedClipping(base.Calibration):
         parameters: base.Parameters,
         values: base.Quantized,
         gradient: jax.Array,
-        axes: tuple[int, ...],
+        axes: Axes,
         grid: Numerics,
     ) -> base.Parameters:
         factor = parameters["factor"]

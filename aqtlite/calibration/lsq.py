@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 
-from aqtlite.calibration import base, learned, number, power_mean
-from aqtlite.numerics import Numerics
+from aqtlite.calibration import base, learned, power_mean
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,27 +44,21 @@ class LSQ(base.Calibration):
     """The factor of the gradient. None: ``1 / sqrt(n * Q_P)``."""
 
     def __post_init__(self) -> None:
-        where = "LSQ.gradient_scale"
-        scale = number.checked_positive_or_none(self.gradient_scale, where)
-        object.__setattr__(self, "gradient_scale", scale)
+        fields.check(self, gradient_scale=fields.or_none(fields.positive))
 
     @property
     def is_learned(self) -> bool:
         return True
 
     def init_parameters(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.Parameters:
         _, largest = learned.levels(grid)
         mean = power_mean.power_mean(x, axes, 1.0)
         return {"step": learned.or_one(mean * np.float32(2 / np.sqrt(largest)))}
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.Parameters,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.Parameters
     ) -> base.Range:
         del x, axes
         return learned.range_of_step(learned.magnitude(state["step"]), grid)
@@ -79,7 +74,7 @@ class LSQ(base.Calibration):
         parameters: base.Parameters,
         values: base.Quantized,
         gradient: jax.Array,
-        axes: tuple[int, ...],
+        axes: Axes,
         grid: Numerics,
     ) -> base.Parameters:
         smallest, largest = learned.levels(grid)

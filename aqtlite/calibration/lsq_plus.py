@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, learned, min_max, number
-from aqtlite.numerics import Numerics
+from aqtlite.calibration import base, learned, min_max
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,16 +51,14 @@ class LSQPlus(base.Calibration):
     """The factor of both gradients. None: ``1 / sqrt(N * (p - n))`` for N elements."""
 
     def __post_init__(self) -> None:
-        where = "LSQPlus.gradient_scale"
-        scale = number.checked_positive_or_none(self.gradient_scale, where)
-        object.__setattr__(self, "gradient_scale", scale)
+        fields.check(self, gradient_scale=fields.or_none(fields.positive))
 
     @property
     def is_learned(self) -> bool:
         return True
 
     def init_parameters(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.Parameters:
         smallest, largest = _stored(grid)
         high, low = min_max.ends(x, axes)
@@ -68,11 +67,7 @@ class LSQPlus(base.Calibration):
         return {"step": step, "shift": low - np.float32(smallest) * step}
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.Parameters,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.Parameters
     ) -> base.Range:
         del x, axes
         smallest, largest = _stored(grid)
@@ -92,7 +87,7 @@ class LSQPlus(base.Calibration):
         parameters: base.Parameters,
         values: base.Quantized,
         gradient: jax.Array,
-        axes: tuple[int, ...],
+        axes: Axes,
         grid: Numerics,
     ) -> base.Parameters:
         smallest, largest = _stored(grid)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from aqtlite.calibration import base
 from aqtlite.lowering import reduction
 from aqtlite.numerics import Numerics
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +32,13 @@ class MinMax(base.Calibration):
         return True
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.State,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.State
     ) -> base.Range:
         del grid, state
         return base.Range(*ends(x, axes))
 
 
-def ends(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def ends(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
     """The largest and the smallest value along axes, or zero, keepdims."""
     above, below = both_sides(x)
     low = -reduction.largest_magnitude(below, axes)

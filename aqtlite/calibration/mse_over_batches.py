@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, mse_search, number
+from aqtlite.calibration import base, min_max, mse_search
 from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 _HISTOGRAM = PercentileOverBatches(100)
 
@@ -45,20 +46,7 @@ class MseOverBatches(base.Calibration):
     """The fractions to try, in any order; they are sorted, the largest first."""
 
     def __post_init__(self) -> None:
-        given: Any = self.candidates
-        where = "MseOverBatches.candidates"
-        if not isinstance(given, tuple | list):
-            raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
-        checked = {
-            number.checked_positive(value, f"{where}[{i}]")
-            for i, value in enumerate(given)
-        }
-        if not checked or max(checked) > 1:
-            raise ValueError(
-                f"{where} are fractions of the largest magnitude, above 0 and at most "
-                f"1, such as (1.0, 0.9, 0.8); got {given!r}"
-            )
-        object.__setattr__(self, "candidates", tuple(sorted(checked, reverse=True)))
+        fields.check(self, candidates=mse_search.checked_candidates)
 
     @property
     def has_state(self) -> bool:
@@ -74,11 +62,7 @@ class MseOverBatches(base.Calibration):
         return {side: _HISTOGRAM.init_state(shape, grid) for side in sides}
 
     def update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         parts = {"above": x}
         if grid.zero_point_range is not None:
@@ -97,7 +81,7 @@ class MseOverBatches(base.Calibration):
         }
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
+        self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:
         state = statistics.state
         ends = {
@@ -116,9 +100,7 @@ class MseOverBatches(base.Calibration):
             )
 
         errors = lax.map(error_of, fractions)
-        shape = fractions.shape + (1,) * (errors.ndim - 1)
-        is_least = errors == errors.min(axis=0)
-        best = jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
+        best = mse_search.best_fraction(errors, fractions)
         # Where an end is NaN, no error is the least.
         return _range(
             {side: jnp.where(best > 0, best, 1) * end for side, end in ends.items()}

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, number, power_mean
+from aqtlite.calibration import base, min_max, power_mean
 from aqtlite.lowering import reduction
-from aqtlite.numerics import Numerics, rounding
+from aqtlite.numerics import Numerics, fields, rounding
+from aqtlite.shapes.dimension_numbers import Axes
 
 # Errors are multiples of 2^-29 of the power of two above the largest magnitude.
 _FIXED_POINT = np.float32(2.0**29)
@@ -20,6 +21,31 @@ _MEDIAN_NOISE = np.uint32(1 << 31)
 
 CANDIDATES = tuple(round(1 - 0.02 * i, 2) for i in range(40))
 """The fractions that are tried by default: 1, 0.98, ..., 0.22."""
+
+
+def checked_candidates(given: Any, where: str) -> tuple[float, ...]:
+    """Fractions above 0 and at most 1, each once, the largest first."""
+    if not isinstance(given, tuple | list):
+        raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
+    pairs = enumerate(given)
+    found = {fields.positive(value, f"{where}[{i}]") for i, value in pairs}
+    if not found or max(found) > 1:
+        raise ValueError(
+            f"{where} are fractions of the largest magnitude, above 0 and at most 1, "
+            f"such as (1.0, 0.9, 0.8); got {given!r}"
+        )
+    return tuple(sorted(found, reverse=True))
+
+
+def best_fraction(errors: jax.Array, fractions: jax.Array) -> jax.Array:
+    """The largest of the fractions with the least error, of each channel.
+
+    Not indexed by the position of the least, which a mesh with explicit axes would have
+    to be told how to shard.
+    """
+    shape = fractions.shape + (1,) * (errors.ndim - 1)
+    is_least = errors == errors.min(axis=0)
+    return jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +84,7 @@ class MseSearch(base.Calibration):
     """The fractions to try, in any order; they are sorted, the largest first."""
 
     def __post_init__(self) -> None:
-        where = f"{type(self).__name__}.candidates"
-        given: Any = self.candidates
-        if not isinstance(given, tuple | list):
-            raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
-        if not given:
-            raise ValueError(f"{where} is empty; give some, such as (1.0, 0.9, 0.8)")
-        checked = {
-            number.checked_positive(value, f"{where}[{i}]")
-            for i, value in enumerate(given)
-        }
-        if max(checked) > 1:
-            raise ValueError(
-                f"{where} are fractions of the largest magnitude, at most 1, got "
-                f"{max(checked)}"
-            )
-        object.__setattr__(self, "candidates", tuple(sorted(checked, reverse=True)))
+        fields.check(self, candidates=checked_candidates)
 
     @property
     def cost_in_training(self) -> str | None:
@@ -83,11 +94,7 @@ class MseSearch(base.Calibration):
         )
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.State,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.State
     ) -> base.Range:
         if grid.zero_point_range is None:
             whole = base.Range(reduction.largest_magnitude(x, axes))
@@ -105,18 +112,13 @@ class MseSearch(base.Calibration):
             found = jax.tree.map(lambda end: end * fraction, ends)
             return _error(values, found, axes, grid)
 
-        errors = lax.map(error_of, fractions)
-        # Not indexed by the position of the least, which a mesh with explicit axes
-        # would have to be told how to shard.
-        shape = fractions.shape + (1,) * x.ndim
-        is_least = errors == errors.min(axis=0)
-        best = jnp.where(is_least, fractions.reshape(shape), 0).max(axis=0)
+        best = best_fraction(lax.map(error_of, fractions), fractions)
         found: base.Range = jax.tree.map(lambda end: end * best, whole)
         return found
 
 
 def _error(
-    values: jax.Array, found: base.Range, axes: tuple[int, ...], grid: Numerics
+    values: jax.Array, found: base.Range, axes: Axes, grid: Numerics
 ) -> jax.Array:
     """The root mean square of the quantization error.
 

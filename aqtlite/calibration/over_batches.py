@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, number
+from aqtlite.calibration import base
 from aqtlite.calibration.abs_max import AbsMax
 from aqtlite.lowering import exact
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,7 @@ class OverBatches(base.Calibration, abc.ABC):
     """Finds the range of each batch."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, base.Calibration):
-            raise TypeError(
-                f"{type(self).__name__}.of must be a calibration such as AbsMax(), got "
-                f"{self.of!r}"
-            )
-        if self.of.has_state or self.of.is_learned:
-            what = "gathers statistics itself" if self.of.has_state else "is learned"
-            raise ValueError(
-                f"{type(self).__name__}.of={self.of!r} {what}; give a calibration that "
-                "looks at one array"
-            )
+        base.check_looks_at_one_array(self.of, f"{type(self).__name__}.of")
 
     @property
     def has_state(self) -> bool:
@@ -55,11 +46,7 @@ class OverBatches(base.Calibration, abc.ABC):
         return {"ends": ends}
 
     def update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         found = self.of.range(x, axes, grid, ())
         ends = {"high": found.high}
@@ -74,7 +61,7 @@ class OverBatches(base.Calibration, abc.ABC):
         }
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
+        self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
         ends = {
@@ -181,8 +168,7 @@ class MovingAverage(OverBatches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decay = number.checked_fraction(self.decay, "MovingAverage.decay")
-        object.__setattr__(self, "decay", decay)
+        fields.check(self, decay=fields.fraction)
 
     def _accumulated(
         self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array

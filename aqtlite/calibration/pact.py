@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, learned, number
+from aqtlite.calibration import base, learned
 from aqtlite.calibration.abs_max import AbsMax
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,15 +42,14 @@ class PACT(base.Calibration):
     the weights, and 1 if all are zeros. The paper starts at 10."""
 
     def __post_init__(self) -> None:
-        initial = number.checked_positive_or_none(self.initial, "PACT.initial")
-        object.__setattr__(self, "initial", initial)
+        fields.check(self, initial=fields.or_none(fields.positive))
 
     @property
     def is_learned(self) -> bool:
         return True
 
     def init_parameters(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics
+        self, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.Parameters:
         del grid
         bound = learned.or_one(AbsMax().bound(x, axes))
@@ -58,11 +58,7 @@ class PACT(base.Calibration):
         return {"bound": bound}
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.Parameters,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.Parameters
     ) -> base.Range:
         del x, axes
         bound = learned.magnitude(state["bound"])
@@ -83,7 +79,7 @@ class PACT(base.Calibration):
         parameters: base.Parameters,
         values: base.Quantized,
         gradient: jax.Array,
-        axes: tuple[int, ...],
+        axes: Axes,
         grid: Numerics,
     ) -> base.Parameters:
         bound = learned.magnitude(parameters["bound"])

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, number, power_mean
+from aqtlite.calibration import base, min_max, power_mean
 from aqtlite.lowering import reduction
 from aqtlite.lowering.target import Target, TargetDependent
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +57,10 @@ class Percentile(base.Calibration):
     Set ``IntSymmetric(clip_gradient=True)`` below 100."""
 
     def __post_init__(self) -> None:
-        where = "Percentile.percentage"
-        percentage = number.checked_positive(self.percentage, where)
-        if percentage > 100:
-            raise ValueError(f"{where} must be at most 100, got {self.percentage}")
-        object.__setattr__(self, "percentage", percentage)
+        fields.check(self, percentage=fields.percentage)
 
     def range(
-        self,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
-        state: base.State,
+        self, x: jax.Array, axes: Axes, grid: Numerics, state: base.State
     ) -> base.Range:
         del state
         if grid.zero_point_range is None:
@@ -80,7 +73,7 @@ class Percentile(base.Calibration):
     def cost_in_training(self) -> str | None:
         return "31 passes over the array"
 
-    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         count = power_mean.count_along(x, axes)
         if count == 0:
             return reduction.largest_magnitude(x, axes)
@@ -93,7 +86,7 @@ class Percentile(base.Calibration):
 class _Smallest(TargetDependent):
     """The k-th smallest magnitude over some axes."""
 
-    axes: tuple[int, ...]
+    axes: Axes
     k: int
 
     def reference(self, x: jax.Array) -> jax.Array:

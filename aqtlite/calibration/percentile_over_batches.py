@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, number
-from aqtlite.numerics import Numerics
+from aqtlite.calibration import base
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import replicated
 
 _MANTISSA_BITS = 23  # of float32
@@ -47,16 +48,8 @@ class PercentileOverBatches(base.Calibration):
     """Of the edges. There are ``2^(8 + mantissa_bits)`` bins, of 4 bytes each."""
 
     def __post_init__(self) -> None:
-        where = "PercentileOverBatches.percentage"
-        percentage = number.checked_positive(self.percentage, where)
-        if percentage > 100:
-            raise ValueError(f"{where} must be at most 100, got {self.percentage}")
-        object.__setattr__(self, "percentage", percentage)
-        where, bits = "PercentileOverBatches.mantissa_bits", self.mantissa_bits
-        if isinstance(bits, bool) or not isinstance(bits, int):
-            raise TypeError(f"{where} must be an int, got {bits!r}")
-        if not 1 <= bits <= 10:
-            raise ValueError(f"{where} must be from 1 to 10, got {bits}")
+        bits = fields.integer(1, 10)
+        fields.check(self, percentage=fields.percentage, mantissa_bits=bits)
 
     @property
     def has_state(self) -> bool:
@@ -77,11 +70,7 @@ class PercentileOverBatches(base.Calibration):
         return {"counts": jnp.zeros((self._bins, *shape), jnp.uint32)}
 
     def update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         del grid
         # Without a sign, floats are in the order of their bits. What is at most an edge
@@ -107,7 +96,7 @@ class PercentileOverBatches(base.Calibration):
         return {"counts": _saturating_sum(*counts)}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
+        self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
         counts = statistics.state["counts"]

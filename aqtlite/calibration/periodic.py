@@ -6,7 +6,8 @@ import jax
 from jax import lax
 
 from aqtlite.calibration import base, over_batches
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import vary_together
 
 
@@ -36,17 +37,10 @@ class Periodic(over_batches.OverBatches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.period, bool) or not isinstance(self.period, int):
-            raise TypeError(f"Periodic.period must be an int, got {self.period!r}")
-        if self.period < 1:
-            raise ValueError(f"Periodic.period must be 1 or more, got {self.period}")
+        fields.check(self, period=fields.integer(1))
 
     def update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         found = super().update
         # Inside `jax.shard_map` the branches have to vary along the same axes.

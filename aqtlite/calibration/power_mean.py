@@ -16,13 +16,14 @@ from jax import lax
 
 from aqtlite.lowering import exact, reduction
 from aqtlite.lowering.target import Target, TargetDependent
+from aqtlite.shapes.dimension_numbers import Axes
 
 _BITS = 30
 """Of the fixed point: terms are multiples of 2^-30 of the largest one or a little more,
 which leaves floats down to 2^-6 of the largest exactly what they are."""
 
 
-def power_mean(x: jax.Array, axes: tuple[int, ...], p: float) -> jax.Array:
+def power_mean(x: jax.Array, axes: Axes, p: float) -> jax.Array:
     """Computes ``mean(|x|^p)^(1/p)`` over some axes, keepdims; 0 over an empty axis.
 
     A channel is scaled by a power of two to magnitudes from 1/2 to 1, so that neither
@@ -40,7 +41,7 @@ def power_mean(x: jax.Array, axes: tuple[int, ...], p: float) -> jax.Array:
     return _PowerMean(tuple(axes), p, counts="all")(x)
 
 
-def power_mean_of_nonzero(x: jax.Array, axes: tuple[int, ...], p: float) -> jax.Array:
+def power_mean_of_nonzero(x: jax.Array, axes: Axes, p: float) -> jax.Array:
     """Computes `power_mean` of the elements that are not zero; 0 if all are."""
     return _PowerMean(tuple(axes), p, counts="nonzero")(x)
 
@@ -55,7 +56,7 @@ def multiple(mean: jax.Array, factor: float) -> jax.Array:
 class _PowerMean(TargetDependent):
     """The mean of some power, and the root of that."""
 
-    axes: tuple[int, ...]
+    axes: Axes
     p: float
     counts: Literal["all", "nonzero"]
 
@@ -125,14 +126,14 @@ def power(x: jax.Array, p: float) -> jax.Array:
     return jnp.sqrt(x) if p == 0.5 else x ** np.float32(p)
 
 
-def count_of_nonzero(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def count_of_nonzero(x: jax.Array, axes: Axes) -> jax.Array:
     """The number of elements that are not zero, keepdims, in int32."""
     # CPUs take subnormal numbers for zeros.
     is_zero = jnp.abs(x) < jnp.finfo(jnp.float32).tiny
     return jnp.sum(~is_zero, axis=axes, keepdims=True, dtype=jnp.int32)
 
 
-def count_along(x: jax.Array, axes: tuple[int, ...]) -> int:
+def count_along(x: jax.Array, axes: Axes) -> int:
     """The number of elements that share a scale.
 
     Raises:
@@ -147,7 +148,7 @@ def count_along(x: jax.Array, axes: tuple[int, ...]) -> int:
     return math.prod(sizes)
 
 
-def _sum_of_integers(terms: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def _sum_of_integers(terms: jax.Array, axes: Axes) -> jax.Array:
     """Sums integers from 0 to 2^30 exactly, and rounds sums to float32.
 
     Digits are summed apart, of so few bits that no sum overflows.

@@ -4,7 +4,9 @@ import dataclasses
 
 import jax
 
-from aqtlite.calibration import base, number, power_mean
+from aqtlite.calibration import base, power_mean
+from aqtlite.numerics import fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +35,8 @@ class RMS(base.Calibration):
     ``IntSymmetric(clip_gradient=True)`` if values do."""
 
     def __post_init__(self) -> None:
-        factor = number.checked_positive(self.factor, "RMS.factor")
-        object.__setattr__(self, "factor", factor)
+        fields.check(self, factor=fields.positive)
 
-    def bound(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    def bound(self, x: jax.Array, axes: Axes) -> jax.Array:
         mean = power_mean.power_mean(x, axes, 2.0)
         return power_mean.multiple(mean, self.factor)

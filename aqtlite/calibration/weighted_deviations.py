@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import base, number, power_mean
+from aqtlite.calibration import base, power_mean
 from aqtlite.lowering import exact, reduction
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+from aqtlite.shapes.dimension_numbers import Axes
 
 _COEFFICIENTS = "l1_coeff", "lp_coeff", "max_coeff", "constant"
-_PRIORS = "l1_prior", "lp_prior", "max_prior"
 _MOST_BATCHES = 2**24  # One less a reciprocal is another float32 up to here.
 
 
@@ -72,15 +72,11 @@ class WeightedDeviations(base.Calibration):
     """The largest magnitude before the first batch."""
 
     def __post_init__(self) -> None:
-        cls = type(self).__name__
-        for name in (*_COEFFICIENTS, *_PRIORS):
-            value = number.checked(getattr(self, name), f"{cls}.{name}")
-            if value < 0:
-                raise ValueError(f"{cls}.{name} must not be negative, got {value}")
-            object.__setattr__(self, name, value)
-        for name in ("p", "ema_update_count", "update_count_prior"):
-            value = number.checked_positive(getattr(self, name), f"{cls}.{name}")
-            object.__setattr__(self, name, value)
+        cls, counts = type(self).__name__, ("ema_update_count", "update_count_prior")
+        not_negative = (*_COEFFICIENTS, "l1_prior", "lp_prior", "max_prior")
+        checks = dict.fromkeys(not_negative, fields.not_negative)
+        checks |= dict.fromkeys(("p", *counts), fields.positive)
+        fields.check(self, filter_zeros=fields.flag, **checks)
         if not 1 / 8 <= self.p <= 8:
             raise ValueError(f"{cls}.p must be from 1/8 to 8, got {self.p}")
         if not 1 <= self.ema_update_count <= _MOST_BATCHES:
@@ -88,10 +84,6 @@ class WeightedDeviations(base.Calibration):
                 f"{cls}.ema_update_count must be from 1 to 2^24, of which the "
                 "reciprocal changes an average in float32, got "
                 f"{self.ema_update_count}"
-            )
-        if not isinstance(self.filter_zeros, bool):
-            raise TypeError(
-                f"{cls}.filter_zeros must be a bool, got {self.filter_zeros!r}"
             )
         if not any(getattr(self, name) for name in _COEFFICIENTS):
             raise ValueError(
@@ -114,11 +106,7 @@ class WeightedDeviations(base.Calibration):
         return {name: jnp.full(shape, x, jnp.float32) for name, x in start.items()}
 
     def update(
-        self,
-        statistics: base.Statistics,
-        x: jax.Array,
-        axes: tuple[int, ...],
-        grid: Numerics,
+        self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         del grid
         state = statistics.state
@@ -145,7 +133,7 @@ class WeightedDeviations(base.Calibration):
         return {"ones": total, **means, "max": largest}
 
     def range(
-        self, x: jax.Array, axes: tuple[int, ...], grid: Numerics, statistics: Any
+        self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:
         del x, axes, grid
         state = statistics.state

@@ -17,12 +17,17 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE, CallSite
+from aqtlite.program.serving import conversion
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    IDENTITY,
+    RECORD,
+    FrozenRecord,
+)
+from aqtlite.program.serving.planning import Plan
 
 
-def abstract_serving(
-    manifest: Manifest, model: Model, where: str
-) -> tuple[Any, linen_convert.Conversion]:
+def abstract_serving(manifest: Manifest, model: Model, where: str) -> tuple[Any, Plan]:
     """Plans the model's serving variables, and checks that a checkpoint holds them.
 
     Args:
@@ -32,7 +37,7 @@ def abstract_serving(
 
     Returns:
         The serving variables as shapes, with statistics as they are stored, and the
-        conversion that makes them.
+        plan of the conversion that makes them.
 
     Raises:
         CheckpointError: if they differ, or if the manifest has no sample inputs.
@@ -49,9 +54,8 @@ def abstract_serving(
         variables = _with_stored_dtypes(template, manifest)
         plan = linen_convert.plan(model, variables, [Call(*args, **kwargs)])
         paths = [weight.path for weight in plan.weights]
-        serving, _ = plan.keep_float(
-            [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
-        ).run()
+        floats = [one for one in paths if name_of((COLLECTION, *one)) not in frozen]
+        serving = conversion.serving(plan.keep_float(floats))
     except (TypeError, ValueError) as error:
         raise another_model(where, manifest, repr(model), error) from error
     serving = _with_stored_values(serving, (), manifest)
@@ -70,14 +74,14 @@ def _with_stored_values(node: Any, path: tuple[str, ...], manifest: Manifest) ->
         key: _with_stored_values(child, (*path, key), manifest)
         for key, child in node.items()
     }
-    if isinstance(node.get(SITE), CallSite) and IDENTITY in node:
+    if isinstance(node.get(RECORD), FrozenRecord) and IDENTITY in node:
         stored = manifest.arrays.get(name_of((*path, IDENTITY)))
         if stored is not None:
             wanted = node[IDENTITY]
             rows = min(stored.info.shape[:1], wanted.shape[:1])
             shape = (*rows, *wanted.shape[1:])
             found[IDENTITY] = jax.ShapeDtypeStruct(shape, wanted.dtype)
-        elif isinstance(node[SITE].identity, str):
+        elif isinstance(node[RECORD].identity, str):
             del found[IDENTITY]
     return found
 
@@ -153,14 +157,14 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         sides = ("the model", "the checkpoint")
         has, lacks = sides if stored is None else reversed(sides)
         return f"{has} has {path} and {lacks} has not"
-    if isinstance(stored, CallSite) and isinstance(wanted, CallSite):
+    if isinstance(stored, FrozenRecord) and isinstance(wanted, FrozenRecord):
         changes = list(config.differences(stored.cfg, wanted.cfg))
         if changes:
             return f"the config of {path}, checkpoint against model: {_few(changes)}"
         changes = [
             f"{field.name} {getattr(stored, field.name)} against "
             f"{getattr(wanted, field.name)}"
-            for field in dataclasses.fields(CallSite)
+            for field in dataclasses.fields(FrozenRecord)
             if field.compare
             and getattr(stored, field.name) != getattr(wanted, field.name)
             and field.name != "identity"
@@ -168,7 +172,7 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         ]
         return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
     if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
-        # The site names the differences of their grids.
+        # The record names the differences of their grids.
         same = (stored.dtype, stored.order, stored.padding) == (
             wanted.dtype,
             wanted.order,

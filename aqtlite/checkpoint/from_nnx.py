@@ -1,7 +1,6 @@
 """Planning the conversion of an NNX model's checkpoint."""
 
-import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -17,14 +16,12 @@ from aqtlite.checkpoint.names import name_of, path_name
 from aqtlite.checkpoint.nnx_variables import MODEL
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.flax.call import Call
-from aqtlite.flax.nnx import conversion as nnx_conversion
+from aqtlite.flax.nnx import conversion
 from aqtlite.flax.nnx.model import ATTRIBUTES, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import as_quantized
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.model import Buffer
-from aqtlite.program.serving.planning import Weight
-from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization.state_collections import STATISTICS
 
 
@@ -64,43 +61,21 @@ def job_from_nnx(
     check_statistics(source, origin, statistics, "aqtlite.flax.nnx.calibrate")
     missing = nnx_variables.made_by_serving(quantized) - origin.keys()
     _check_traces(shapes, args, kwargs)
-    planned = nnx_conversion.plan(shapes, [Call(*args, **kwargs)])
+    planned = conversion.plan(shapes, [Call(*args, **kwargs)])
     names = tasks.Names(
         collection=MODEL,
-        params=[name_of((MODEL, *one.path)) for one in planned.parameters],
+        params=[name_of((MODEL, *one.path)) for one in planned.model.parameters],
         buffer=_name_of_buffer,
         origin=origin,
     )
     manifest = Manifest(
         {}, {}, model=name_of_model(quantized), sample=sample, framework=NNX
     )
-    conversion = AsTree(planned, frozenset(missing))
-    return tasks.job(source, conversion, names, keep_float, manifest)
 
+    def tree_of(serving: QuantizedModel) -> dict[str, Any]:
+        return nnx_variables.tree_of(serving, frozenset(missing))
 
-@dataclasses.dataclass(frozen=True)
-class AsTree:
-    """A planned conversion that gives a tree of serving variables."""
-
-    conversion: nnx_conversion.Conversion
-    without: frozenset[str]
-    """The names of variables that the checkpoint has not."""
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The weights that will be frozen."""
-        return self.conversion.weights
-
-    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "AsTree":
-        """Returns a conversion that leaves weights with these paths in float."""
-        kept = self.conversion.keep_float(paths)
-        return dataclasses.replace(self, conversion=kept)
-
-    def run(self) -> tuple[dict[str, Any], ConversionReport]:
-        """Makes a serving model of the model, of shapes; returns its variables."""
-        serving, report = self.conversion.run()
-        self.conversion.write(serving)
-        return nnx_variables.tree_of(self.conversion.model, self.without), report
+    return tasks.job(source, planned, names, keep_float, manifest, tree_of)
 
 
 def name_of_model(model: QuantizedModel) -> str:

@@ -79,12 +79,12 @@ def load_serving(
                 "mesh= needs model=, whose partitioning says what lies where"
             )
         return _tree(source, manifest)
-    serving, conversion = abstract_serving(manifest, model, str(path))
+    serving, plan = abstract_serving(manifest, model, str(path))
     shardings = {} if mesh is None else _shardings(serving, mesh, rules)
     loaded = jax.tree_util.tree_map_with_path(
         lambda key, _: read(source, manifest, path_name(key), shardings), serving
     )
-    return conversion.fix_scales(loaded)
+    return plan.model.fix_scales(loaded)
 
 
 def _brief(model: Any) -> str:

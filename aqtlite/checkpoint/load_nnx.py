@@ -9,7 +9,7 @@ from aqtlite.checkpoint import compatibility, keys, nnx_variables
 from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.from_nnx import AsTree, name_of_model
+from aqtlite.checkpoint.from_nnx import name_of_model
 from aqtlite.checkpoint.manifest import Manifest
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.reading import read
@@ -17,7 +17,9 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.nnx import conversion as nnx_conversion
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.flax.nnx.quantize import as_quantized
-from aqtlite.program.serving.call_site import COLLECTION, IDENTITY
+from aqtlite.program.serving import conversion
+from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY
+from aqtlite.program.serving.planning import Plan
 
 
 def load(
@@ -40,7 +42,7 @@ def load(
         CheckpointError: as `load_serving` does.
     """
     given = as_quantized(model)
-    serving, conversion = _abstract(manifest, given, str(source.path))
+    serving, plan = _abstract(manifest, given, str(source.path))
     shardings = {} if mesh is None else _shardings(serving, mesh, rules)
     theirs: dict[str, Any] = {}
     nnx_variables.with_leaves(given, lambda name, x, _: theirs.setdefault(name, x))
@@ -62,13 +64,13 @@ def load(
             f"{', '.join(missing[:5])}, and neither has the model: give load_serving a "
             "model that has them, or convert a checkpoint that does"
         )
-    conversion.fix_scales(loaded)
+    plan.model.fix_scales(loaded)
     return loaded
 
 
 def _abstract(
     manifest: Manifest, given: QuantizedModel, where: str
-) -> tuple[QuantizedModel, nnx_conversion.Conversion]:
+) -> tuple[QuantizedModel, Plan]:
     """Plans the serving model as shapes, and checks that a checkpoint holds it.
 
     Raises:
@@ -84,20 +86,19 @@ def _abstract(
     missing = nnx_variables.made_by_serving(given)
     shapes = nnx_variables.as_shapes(given, compatibility.stored_dtypes(manifest))
     try:
-        conversion = nnx_conversion.plan(shapes, [Call(*args, **kwargs)])
-        paths = [weight.path for weight in conversion.weights]
+        plan = nnx_conversion.plan(shapes, [Call(*args, **kwargs)])
+        paths = [weight.path for weight in plan.weights]
         # Checkpoints that were converted earlier have no samples.
         missing.update(name_of((COLLECTION, *path[:-1], IDENTITY)) for path in paths)
-        planned = AsTree(conversion, frozenset(missing - manifest.arrays.keys()))
-        tree, _ = planned.keep_float(
-            [path for path in paths if name_of((COLLECTION, *path)) not in frozen]
-        ).run()
+        floats = [one for one in paths if name_of((COLLECTION, *one)) not in frozen]
+        serving = conversion.serving(plan.keep_float(floats))
     except (TypeError, ValueError) as error:
         name = name_of_model(given)
         raise compatibility.another_model(where, manifest, name, error) from error
-    compatibility.check(manifest, tree, where)
-    nnx_variables.keep_samples(shapes, manifest.arrays)
-    return shapes, conversion
+    without = frozenset(missing - manifest.arrays.keys())
+    compatibility.check(manifest, nnx_variables.tree_of(serving, without), where)
+    nnx_variables.keep_samples(serving, manifest.arrays)
+    return serving, plan
 
 
 def _shardings(

@@ -15,7 +15,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.packing import Packing
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
-from aqtlite.program.serving.call_site import CallSite
+from aqtlite.program.serving.frozen_record import FrozenRecord
 
 LINEN, NNX = "linen", "nnx"
 FRAMEWORKS = (LINEN, NNX)
@@ -83,7 +83,7 @@ class Frozen:
         return {field: name for field, name in names.items() if name is not None}
 
 
-Node = Plain | Frozen | FrozenKernel | CallSite
+Node = Plain | Frozen | FrozenKernel | FrozenRecord
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from aqtlite.config import json_text, registry, serialization
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES
-from aqtlite.program.serving.call_site import CallSite, Operand
+from aqtlite.program.serving.frozen_record import FrozenRecord, Operand
 from aqtlite.program.serving.identity import Identity
 from aqtlite.quantization.stored_statistics import is_obsolete
 
@@ -222,7 +222,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
                 "number": node.number,
                 "sliced": node.sliced,
             }
-        case CallSite():
+        case FrozenRecord():
             if node.cfg not in configs:
                 configs.append(node.cfg)
             return {
@@ -287,7 +287,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             identity, side = data["identity"], data["side"]
             if side not in SIDES:
                 raise ValueError(f"an operand of the unknown side {side!r}")
-            return CallSite(
+            return FrozenRecord(
                 cfg=configs[data["config"]],
                 operand=Operand(
                     side,

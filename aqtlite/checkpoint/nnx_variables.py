@@ -23,7 +23,7 @@ from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.nnx.model import ATTRIBUTE, QuantizedModel
 from aqtlite.flax.nnx.variables import Sample, is_weight
 from aqtlite.program.freezing import FrozenParameter
-from aqtlite.program.serving.call_site import COLLECTION, IDENTITY, SITE
+from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
 
 MODEL = "model"
 """First step of the names of variables of the model itself. The collections of
@@ -75,7 +75,7 @@ def tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
         steps, value = _steps(path, variable), _value(variable)
         if is_weight(variable):
             nodes[steps] = value
-            nodes[(*steps[:-1], SITE)] = variable.get_metadata(SITE)
+            nodes[(*steps[:-1], RECORD)] = variable.get_metadata(RECORD)
             continue
         if isinstance(value, FrozenParameter):
             kernel = FrozenKernel(value.shape, value.dtype, value.number, value.sliced)
@@ -113,7 +113,7 @@ def _steps(path: tuple[Any, ...], variable: Any) -> tuple[str, ...]:
         return steps[1:]
     *_, module, name = steps
     inside = module.split("/") if module else ()
-    last = IDENTITY if is_sample else variable.get_metadata(SITE).operand.side
+    last = IDENTITY if is_sample else variable.get_metadata(RECORD).operand.side
     return (COLLECTION, *inside, name, last)
 
 

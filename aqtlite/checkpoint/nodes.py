@@ -11,7 +11,7 @@ from aqtlite.checkpoint.manifest import Frozen, Node, Plain, Stored
 from aqtlite.checkpoint.names import path_name
 from aqtlite.checkpoint.packing import packing_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.program.serving.call_site import CallSite
+from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
 
 
@@ -26,11 +26,11 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
     arrays: dict[str, Stored] = {}
 
     def is_node(x: Any) -> bool:
-        return isinstance(x, QTensor | CallSite) or nn.meta.is_axis_metadata(x)
+        return isinstance(x, QTensor | FrozenRecord) or nn.meta.is_axis_metadata(x)
 
     for key_path, node in jax.tree_util.tree_flatten_with_path(serving, is_node)[0]:
         path = path_name(key_path)
-        if isinstance(node, CallSite | FrozenKernel):
+        if isinstance(node, FrozenRecord | FrozenKernel):
             nodes[path] = node
             continue
         named = {

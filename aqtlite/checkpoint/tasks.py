@@ -3,8 +3,8 @@
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,28 +14,13 @@ from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Frozen, Manifest, Plain
 from aqtlite.checkpoint.names import name_of, plain
 from aqtlite.checkpoint.nodes import describe
-from aqtlite.program.serving import report as report_lib
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving import conversion
 from aqtlite.program.serving.conversion import WeightFreezer
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
-from aqtlite.program.serving.planning import Weight
-from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving.planning import Plan, Weight
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
-
-
-class Conversion(Protocol):
-    """A planned conversion."""
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The weights that will be frozen."""
-
-    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
-        """Returns a conversion that leaves weights with these paths in float."""
-
-    def run(self) -> tuple[Any, ConversionReport]:
-        """Returns a tree of serving variables, and what became of each parameter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,31 +42,31 @@ class Names:
 
 def job(
     source: Reader,
-    conversion: Conversion,
+    plan: Plan,
     names: Names,
     keep_float: Sequence[str],
     manifest: Manifest,
+    tree_of: Callable[[Any], Any] = lambda serving: serving,
 ) -> Job:
     """Plans a conversion on disk.
 
     Args:
         source: the float checkpoint.
-        conversion: conversion of the variables of the model, as shapes.
+        plan: conversion of the variables of the model, as shapes.
         names: names of these variables.
         keep_float: patterns of paths of weights, or of the parameters that they are
             functions of, to leave in float.
         manifest: manifest to complete with nodes and arrays.
+        tree_of: function from serving variables to a tree of them.
 
     Raises:
         CheckpointError: if a pattern matches nothing, or weights are no floats.
     """
-    conversion = _without(conversion, names, keep_float)
-    serving, report = conversion.run()
-    report_lib.log(report)
-    nodes, stored = describe(serving)
+    plan = _without(plan, names, keep_float)
+    nodes, stored = describe(tree_of(conversion.convert(plan)))
     tasks = []
     freezer = WeightFreezer()
-    for weight in conversion.weights:
+    for weight in plan.weights:
         path = name_of((COLLECTION, *weight.path))
         node = nodes[path]
         if not isinstance(node, Frozen):
@@ -114,9 +99,7 @@ def job(
     return Job(manifest, tuple(tasks), copies)
 
 
-def _without(
-    conversion: Conversion, names: Names, keep_float: Sequence[str]
-) -> Conversion:
+def _without(plan: Plan, names: Names, keep_float: Sequence[str]) -> Plan:
     """Leaves weights in float whose names match a pattern."""
     unused = set(keep_float)
 
@@ -133,12 +116,12 @@ def _without(
         unused.difference_update(matching)
         return bool(matching)
 
-    conversion = conversion.keep_float([w.path for w in conversion.weights if keeps(w)])
+    plan = plan.keep_float([w.path for w in plan.weights if keeps(w)])
     if unused:
         weights = ", ".join(
-            names.params[p.number] for w in conversion.weights[:8] for p in w.parameters
+            names.params[p.number] for w in plan.weights[:8] for p in w.parameters
         )
         raise CheckpointError(
             f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
         )
-    return conversion
+    return plan

@@ -14,7 +14,7 @@ from aqtlite.checkpoint.names import path_name
 from aqtlite.checkpoint.nodes import info_of
 from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.jaxpr import tracing
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.quantization.stored_statistics import is_obsolete
 
 PARAMS = "params"

@@ -8,6 +8,7 @@ from aqtlite import numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.tensor import Tensor
+from aqtlite.numerics import fields
 
 
 def mxfp8(*, gradient: str = "float8_e4m3fn", may_clip: bool = False) -> DotGeneral:
@@ -161,8 +162,7 @@ _E8M0, _E4M3 = jnp.dtype("float8_e8m0fnu"), jnp.dtype("float8_e4m3fn")
 
 
 def _mx(grid: numerics.Numerics, may_clip: bool) -> Tensor:
-    if not isinstance(may_clip, bool):
-        raise TypeError(f"may_clip must be a bool, got {may_clip!r}")
+    fields.flag(may_clip, "may_clip")
     blocks = Blocks(size=32, fit=True)
     return Tensor(
         numerics=grid, po2_scale=not may_clip, blocks=blocks, scale_dtype=_E8M0

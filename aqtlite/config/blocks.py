@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from aqtlite.config import representation
+from aqtlite.numerics import fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -52,19 +53,10 @@ class Blocks(representation.CompactRepr):
     refuse what does not divide."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "count", "remaining_size"):
-            value = getattr(self, name)
-            if value is None and name != "remaining_size":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"Blocks.{name} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"Blocks.{name} must be 1 or more, got {value}")
-        for name in ("fit", "pad"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"Blocks.{name} must be a bool, got {getattr(self, name)!r}"
-                )
+        size = fields.integer(1)
+        either = fields.or_none(size)
+        fields.check(self, size=either, count=either, remaining_size=size)
+        fields.check(self, fit=fields.flag, pad=fields.flag)
         if self.fit and self.pad:
             raise ValueError(
                 "Blocks takes fit=True or pad=True: smaller blocks that divide an "

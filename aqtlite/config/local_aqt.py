@@ -3,6 +3,7 @@
 import dataclasses
 
 from aqtlite.config import representation
+from aqtlite.numerics import fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,12 +23,4 @@ class LocalAqt(representation.CompactRepr):
     convolution the features (in ``dlhs``) or the examples (in ``drhs``)."""
 
     def __post_init__(self) -> None:
-        count = self.contraction_axis_shard_count
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(
-                f"contraction_axis_shard_count must be an int, got {count!r}"
-            )
-        if count < 1:
-            raise ValueError(
-                f"contraction_axis_shard_count must be 1 or more, got {count}"
-            )
+        fields.check(self, contraction_axis_shard_count=fields.integer(1))

@@ -9,6 +9,7 @@ from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
+from aqtlite.numerics import fields
 
 _MOVING_AVERAGE = calibration.MovingAverage()
 _MAX_OVER_BATCHES = calibration.MaxOverBatches()
@@ -234,8 +235,7 @@ def fp8(
 
 def _check_flags(preset: str, **flags: bool) -> None:
     for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"{preset}: {name} must be a bool, got {flag!r}")
+        fields.flag(flag, f"{preset}: {name}")
 
 
 def smoothquant(
@@ -264,8 +264,7 @@ def smoothquant(
         ValueError: if `alpha` is not from 0 to 1, 0 excluded, or `statistic` gathers
             no statistics.
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise TypeError(f"smoothquant: alpha must be a number, got {alpha!r}")
+    fields.number(alpha, "smoothquant: alpha")
     smoothing = Smoothing(
         lhs_exponent=alpha, rhs_exponent=1 - alpha, lhs_calibration=statistic
     )

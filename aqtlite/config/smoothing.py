@@ -3,8 +3,8 @@
 import dataclasses
 
 from aqtlite import calibration as calibrations
-from aqtlite.calibration import number
 from aqtlite.config import representation
+from aqtlite.numerics import fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,10 +55,7 @@ class Smoothing(representation.CompactRepr):
         for side in ("lhs", "rhs"):
             self._check_exponent(f"{side}_exponent")
             self._check_calibration(f"{side}_calibration", f"{side}_exponent")
-        if not isinstance(self.po2_scale, bool):
-            raise TypeError(
-                f"Smoothing.po2_scale must be a bool, got {self.po2_scale!r}"
-            )
+        fields.check(self, po2_scale=fields.flag)
         if self.lhs_exponent == self.rhs_exponent == 0:
             raise ValueError(
                 "Smoothing would have no effect, because both exponents are 0; set "
@@ -66,7 +63,7 @@ class Smoothing(representation.CompactRepr):
             )
 
     def _check_exponent(self, name: str) -> None:
-        value = number.checked(getattr(self, name), f"Smoothing.{name}")
+        value = fields.number(getattr(self, name), f"Smoothing.{name}")
         if not 0 <= value <= 1:
             raise ValueError(f"Smoothing.{name} must be from 0 to 1, got {value}")
         object.__setattr__(self, name, value)

@@ -15,6 +15,7 @@ from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
 from aqtlite.config import representation
 from aqtlite.config.blocks import Blocks
+from aqtlite.numerics import fields
 
 
 def _shared_axes(
@@ -268,8 +269,7 @@ class Tensor(representation.CompactRepr):
             )
         flags = "scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"
         for name in (*flags, "find_nan"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
+            fields.flag(getattr(self, name), name)
 
     def _check_scale_dtype(self) -> None:
         if self.scale_dtype is None:

@@ -1,162 +1,99 @@
 """The check of an exported file against the program that it is made of.
 
-The converter orders operators anew, and makes one of some. So what is compared are
-sets: every constant of the file is one of the program's, and every weight and bias of
-the program is in the file; every scale and zero point that the file computes is one of
-the program's. No operator gives floats unless a rule allows it.
+Converters and runtimes order operators anew, and make one of some. So what is compared
+are sets: every constant of the file is one of the program's, and the known operands of
+the program are in the file; every scale and zero point of the file is one of the
+program's. Arrays are compared by digests, since a file may hold a large model.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from aqtlite.edge.deployed import Deployed
-from aqtlite.edge.flatbuffer import File, Tensor
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Quantized
-from aqtlite.edge.operators.contractions import Conv2D, Weighted
-from aqtlite.edge.report import Report
 
-_AT_THE_ENDS = ("QUANTIZE", "DEQUANTIZE")
-
-
-_ONLY_INT8 = (
-    *("concatenation", "conv_2d", "depthwise_conv_2d", "gather", "gelu", "hard_swish"),
-    *("log", "log_softmax"),
-)
-"""The operators that LiteRT or its converter has no int16 form of."""
+Key = tuple[Any, ...]
+"""Integers, their scales and their zero points, by what identifies them."""
 
 
-def check_widths(deployed: Deployed) -> None:
-    """Checks that there is an operator for all that rules ask for.
+def digest(integers: Any) -> bytes:
+    """A digest of integers, whatever their dtype and shape."""
+    array = np.ascontiguousarray(integers, np.int32)
+    return hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
 
-    Raises:
-        ValueError: if not; it names them.
+
+def key_of(integers: Any, scale: Any, zero_point: Any, *more: Any) -> Key:
+    """The key of a constant.
+
+    Args:
+        integers: values of the constant.
+        scale: scale, or one for each channel.
+        zero_point: zero point, or one for each channel.
+        *more: what else identifies the constant.
     """
-    program = deployed.program
-    refused = [
-        f"{node.place}: {node.operator.name}"
-        for node in program.graph.nodes
-        if node.operator.name in _ONLY_INT8
-        and node.output in deployed.grids
-        and program.is_quantized(node)
-        and program.rule_of(node).activations == "int16"
-    ]
-    if refused:
-        raise ValueError(
-            "these operators have no int16 form in LiteRT; put an edge.Rule of int8 "
-            "for them before that of int16:\n  " + "\n  ".join(refused)
-        )
+    scales = np.asarray(scale, np.float32).tobytes()
+    return digest(integers), scales, np.asarray(zero_point, np.int64).tobytes(), *more
 
 
-def check(file: File, deployed: Deployed) -> Report:
-    """Compares a file with the program that it is made of.
-
-    Raises:
-        ValueError: if it is another program, or has operators of floats that no rule
-            allows; it names them.
-    """
-    report = Report(file)
-    _check_floats(report, deployed)
-    _check_constants(file, deployed)
-    _check_grids(file, deployed)
-    return report
-
-
-def _check_floats(report: Report, deployed: Deployed) -> None:
-    program = deployed.program
-    allowed = [
-        node
-        for node in program.graph.nodes
-        if not program.static.issuperset(node.outputs)
-        and not program.is_quantized(node)
-        and any(map(program.graph.is_float, (*node.inputs, *node.outputs)))
-    ]
-    found = [one for one in report.float_operators if one.name not in _AT_THE_ENDS]
-    if found and not allowed:
-        names = ", ".join(f"{one.name} ({one.outputs[0].name})" for one in found)
-        raise ValueError(
-            f"the converter left operators in float: {names}. Leave them in float by "
-            "edge.Rule(path=..., is_float=True), or out of what is exported"
-        )
-
-
-def _check_constants(file: File, deployed: Deployed) -> None:
-    """Compares the integers of weights, biases and other known operands."""
-    in_file = {
-        _key(tensor.array(), tensor.scale, tensor.zero_point): tensor
-        for tensor in _tensors(file)
-        if tensor.data is not None
-        and tensor.scale is not None
-        # A convolution without bias has one of zeros.
-        and not (tensor.dtype == "int32" and not tensor.array().any())
-    }
-    in_program: dict[tuple[bytes, ...], str] = {}
+def known_operands(deployed: Deployed) -> Iterator[tuple[Node, int, Quantized]]:
+    """The known operands of a program, each with its operator and position."""
     for node in deployed.program.graph.nodes:
         for position, one in deployed.operands.get(node.outputs[0], {}).items():
-            zero_points = np.full(np.size(one.grid.scale), one.grid.zero_point)
-            keys = [
-                _key(array, one.grid.scale, zero_points)
-                for array in _layouts(node, position, one)
-            ]
-            in_program.update(dict.fromkeys(keys, node.place))
-            is_needed = isinstance(node.operator, Weighted) and one.qvalue.any()
-            if is_needed and not any(key in in_file for key in keys):
-                what = "weight" if position == 1 else "bias"
-                raise ValueError(
-                    f"the integers of the {what} of {node.place} "
-                    f"({node.operator.name}) are not in the file of the converter"
-                )
-    for key, tensor in in_file.items():
-        if key not in in_program:
+            yield node, position, one
+
+
+def check_constants(
+    in_file: Mapping[Key, str],
+    in_program: Iterable[tuple[Node, int, Collection[Key], bool]],
+) -> None:
+    """Compares the integers of weights, biases and other known operands.
+
+    Args:
+        in_file: names of the constants of the file, by key.
+        in_program: known operands of the program: the operator and the position, the
+            keys that a file may have for them, and whether it has to have one.
+
+    Raises:
+        ValueError: if the file lacks one, or holds another one.
+    """
+    known: set[Key] = set()
+    for node, position, keys, is_needed in in_program:
+        known.update(keys)
+        if is_needed and in_file.keys().isdisjoint(keys):
             raise ValueError(
-                f"the converter made integers of its own: {tensor.name!r}, a constant "
-                f"{tensor.dtype} of shape {tensor.shape}, is none of the program's"
+                f"the integers of operand {position} of {node.place} "
+                f"({node.operator.name}) are not in the file"
+            )
+    for key, name in in_file.items():
+        if key not in known:
+            raise ValueError(
+                f"the constant {name!r} of the file is none of the program's"
             )
 
 
-def _check_grids(file: File, deployed: Deployed) -> None:
-    """Compares the scales and zero points of what is computed."""
+def check_grids(
+    in_file: Iterable[tuple[str, str, np.ndarray, int]], deployed: Deployed
+) -> None:
+    """Compares the scales and zero points of what is computed.
+
+    Args:
+        in_file: name, dtype, scale and zero point of each array of integers.
+        deployed: the program.
+
+    Raises:
+        ValueError: if the program has no such scale and zero point.
+    """
     in_program = {
         (grid.dtype, np.float32(grid.scale).tobytes(), int(grid.zero_point))
         for grid in deployed.grids.values()
     }
-    for tensor in _tensors(file):
-        if tensor.data is not None or tensor.scale is None or tensor.zero_point is None:
-            continue
-        if len(tensor.scale) != 1:
-            raise ValueError(f"{tensor.name!r} has a scale for each channel")
-        scale, zero_point = tensor.scale[0], int(tensor.zero_point[0])
-        if (tensor.dtype, scale.tobytes(), zero_point) not in in_program:
+    for name, dtype, scale, zero_point in in_file:
+        if (dtype, scale.tobytes(), zero_point) not in in_program:
             raise ValueError(
-                f"the converter chose integers of its own: {tensor.name!r} is "
-                f"{tensor.dtype} with scale {scale} and zero point {zero_point}, as "
-                "nothing in the program is"
+                f"{name!r} of the file is {dtype} with scale {scale} and zero point "
+                f"{zero_point}, as nothing in the program has"
             )
-
-
-def _tensors(file: File) -> Iterator[Tensor]:
-    yield from file.inputs
-    for operator in file.operators:
-        yield from (t for t in operator.inputs if t is not None)
-        yield from operator.outputs
-
-
-def _layouts(node: Node, position: int, one: Quantized) -> list[np.ndarray]:
-    """The orders of axes in which a file may have an operand."""
-    array = np.asarray(one.qvalue)
-    if position != 1 or not isinstance(node.operator, Weighted):
-        return [array]
-    if isinstance(node.operator, Conv2D):
-        # Depthwise or not: of one channel, either is the other.
-        return [array.transpose(2, 0, 1, 3), array.transpose(3, 0, 1, 2)]
-    return [array.T]
-
-
-def _key(array: np.ndarray, scale: object, zero_point: object) -> tuple[bytes, ...]:
-    """Integers, scales and zero points as bytes; shapes of size 1 do not count."""
-    return (
-        np.asarray(array, np.int64).tobytes(),
-        np.asarray(scale, np.float32).reshape(-1).tobytes(),
-        np.asarray(zero_point, np.int64).reshape(-1).tobytes(),
-    )

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import jax
 
-from aqtlite.edge import check, composites, converter, flatbuffer
 from aqtlite.edge.deployed import Deployed, deploy
+from aqtlite.edge.litert import annotations, check, converter, flatbuffer
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
 from aqtlite.edge.publish import publish
@@ -100,7 +100,7 @@ def _litert(
         return jax.ShapeDtypeStruct(x.shape, dtype)
 
     data = converter.convert(
-        composites.annotated(deployed, is_integer),
+        annotations.annotated(deployed, is_integer),
         [type_of(i) for i in graph.inputs],
         *_names(deployed),
     )

@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.edge import computed, stored
 from aqtlite.edge import grids as grids_lib
 from aqtlite.edge import program as program_lib
 from aqtlite.edge.arithmetic import rescaling
 from aqtlite.edge.arithmetic.kernels import Kernels, check_kernels
+from aqtlite.edge.deployed import in_grid, known_operands
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
+from aqtlite.edge.simulate import integers
 from aqtlite.lowering import exact
 
 
@@ -64,7 +65,7 @@ class FakeQuantized:
             self._rounded(known[i], grids[i]) if i in program.unrounded else known[i]
             for i in node.inputs
         ]
-        operands = stored.operands(program, node, lax.stop_gradient(known), grids)
+        operands = known_operands(program, node, lax.stop_gradient(known), grids)
         for position, one in operands.items():
             inputs[position] = _straight_through(inputs[position], one.dequant())
         (y,) = node.compute(inputs)
@@ -73,15 +74,13 @@ class FakeQuantized:
         grid = grids[node.output]
         if self.kernels is None:
             return self._rounded(y, grid)
-        q = computed.integers(
-            node, lax.stop_gradient(inputs), operands, grids, self.kernels
-        )
+        q = integers(node, lax.stop_gradient(inputs), operands, grids, self.kernels)
         return _straight_through(_clipped(y, grid), Quantized(q, grid).dequant())
 
     def _rounded(self, x: jax.Array, grid: Grid) -> jax.Array:
         """Rounds values to a grid; gradients pass where they are not clipped."""
         if self.kernels is None:
-            value = stored.in_grid(x, grid).dequant()
+            value = in_grid(x, grid).dequant()
         else:
             q = rescaling.quantize(x, grid, self.kernels)
             value = Quantized(q, grid).dequant()

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.edge.operators.base import Operator
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation, Operator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend import core
 
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.jaxpr import equations, scopes, tracing
 
 _IDENTITIES = ("stop_gradient", "copy", "copy_p", "optimization_barrier", "name")

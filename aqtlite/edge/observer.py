@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.calibration import Calibration, counting
-from aqtlite.edge import grids, magnitudes, masks
+from aqtlite.edge import grids, masks
 from aqtlite.edge.graph import Node
 from aqtlite.edge.operators.arithmetic import Subtract
 from aqtlite.edge.operators.layout import Select
@@ -73,7 +73,7 @@ class Observer:
                 "seen": ends(),
                 "all": ends(),
                 "peak": jnp.float32(jnp.inf),
-                "magnitudes": magnitudes.none(),
+                "magnitudes": _no_magnitudes(),
             }
             for name in self.program.ranged_groups
         }
@@ -118,7 +118,7 @@ class Observer:
                 ),
                 "all": _wider(state["all"], x.min(), x.max()),
                 "peak": peak,
-                "magnitudes": state["magnitudes"] + magnitudes.of(weighed),
+                "magnitudes": state["magnitudes"] + _magnitudes(weighed),
             }
         summands = {
             i: _wider(ends, known[i].min(), known[i].max())
@@ -219,7 +219,7 @@ class Observer:
         for name, group in self.program.ranged_groups.items():
             scale = float(grids.of_range(Range(*ranges[name]), group.dtype).scale)
             histogram = np.asarray(of_groups[name]["magnitudes"])
-            share = magnitudes.share_below(histogram, scale / 2)
+            share = _share_below(histogram, scale / 2)
             if share > _LOST:
                 low, high = ranges[name]
                 lines.append(f"{name!r}: {share:.0%} in [{low:.4g}, {high:.4g}]")
@@ -247,3 +247,27 @@ def _weighed(x: Any, counted: jax.Array | None) -> tuple[Any, Any]:
 
 def _wider(ends: Any, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.minimum(ends[0], low), jnp.maximum(ends[1], high)
+
+
+_SMALLEST, _LARGEST = -64, 64
+"""The exponents that are told apart."""
+
+
+def _no_magnitudes() -> jax.Array:
+    """The histogram of no elements."""
+    return jnp.zeros(_LARGEST - _SMALLEST, jnp.float32)
+
+
+def _magnitudes(x: jax.Array) -> jax.Array:
+    """The histogram of the elements of an array that are not zero."""
+    _, exponents = jnp.frexp(x)
+    places = jnp.clip(exponents - _SMALLEST, 0, _LARGEST - _SMALLEST - 1)
+    return _no_magnitudes().at[places].add((x != 0).astype(jnp.float32))
+
+
+def _share_below(histogram: np.ndarray, bound: float) -> float:
+    """The share of elements that are below a bound for certain."""
+    # An exponent e is that of magnitudes below 2**e.
+    ends = np.exp2(np.arange(_SMALLEST, _LARGEST, dtype=np.float64))
+    total = float(histogram.sum())
+    return float(histogram[ends <= bound].sum()) / total if total else 0.0

@@ -14,8 +14,8 @@ from aqtlite.contraction import differentiation
 from aqtlite.edge import importing
 from aqtlite.edge import rules as rules_lib
 from aqtlite.edge.graph import Graph, Node
-from aqtlite.edge.operators.equation import Equation
-from aqtlite.edge.passes import fold, fuse, patterns, simplify, translate, unify
+from aqtlite.edge.operators.base import Equation
+from aqtlite.edge.passes import fuse, patterns, simplify, translate, unify
 from aqtlite.edge.passes.unify import Group
 from aqtlite.edge.rules import Rule
 from aqtlite.flax.linen.quantize_model import QuantizedModel
@@ -139,7 +139,7 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
         return rule_of(node).is_float
 
     graph = simplify.simplify(translate.translate(graph, rule_of))
-    graph = fuse.fuse_activations(fold.fold(graph, is_float), is_float)
+    graph = fuse.fuse_activations(fuse.fold(graph, is_float), is_float)
     graph = simplify.simplify(graph)
     rules_lib.check_used(checked, [*operators, *_operators(graph)])
     graph = unify.rescale_inputs(graph, rule_of)

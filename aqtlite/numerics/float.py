@@ -10,12 +10,9 @@ import numpy as np
 from jax import lax
 
 from aqtlite.lowering import exact
-from aqtlite.numerics import base, rounding
+from aqtlite.numerics import base, fields, rounding
 
 SpecialValues = Literal["none", "nan", "ieee", "fnuz"]
-
-_BIASES = 0, 31
-_MAX_EXPONENT_BITS, _MAX_MANTISSA_BITS = 5, 10
 
 # The narrowest first. XLA has no fp6 arrays on CPUs.
 _STORAGE = (
@@ -100,26 +97,10 @@ class Float(base.Numerics):
     value itself."""
 
     def __post_init__(self) -> None:
-        limits = {
-            "exponent_bits": (1, _MAX_EXPONENT_BITS),
-            "mantissa_bits": (0, _MAX_MANTISSA_BITS),
-            "bias": _BIASES,
-        }
-        for name, (smallest, largest) in limits.items():
-            value = getattr(self, name)
-            if name == "bias" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"Float.{name} must be an int, got {value!r}")
-            if not smallest <= value <= largest:
-                raise ValueError(
-                    f"Float.{name} must be from {smallest} to {largest}, got {value}"
-                )
-        for name in ("clip_gradient", "stochastic_rounding"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"Float.{name} must be a bool, got {getattr(self, name)!r}"
-                )
+        exponent, mantissa = fields.integer(1, 5), fields.integer(0, 10)
+        fields.check(self, exponent_bits=exponent, mantissa_bits=mantissa)
+        fields.check(self, bias=fields.or_none(fields.integer(0, 31)))
+        fields.check(self, clip_gradient=fields.flag, stochastic_rounding=fields.flag)
         if self.special_values is None:
             object.__setattr__(self, "special_values", self._usual_special_values())
         if self.special_values not in get_args(SpecialValues):

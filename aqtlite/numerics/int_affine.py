@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import exact
-from aqtlite.numerics import base, rounding
+from aqtlite.numerics import base, fields, rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,19 +72,10 @@ class IntAffine(base.Numerics):
     by up to half a step, and clipping them would bias their mean."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int):
-            raise TypeError(f"IntAffine.bits must be an int, got {self.bits!r}")
-        if not 2 <= self.bits <= 8:
-            raise ValueError(
-                f"IntAffine.bits must be from 2 to 8, got {self.bits}; for one bit use "
-                "IntSymmetric(bits=1)"
-            )
-        for field in dataclasses.fields(self)[1:]:
-            if not isinstance(getattr(self, field.name), bool):
-                raise TypeError(
-                    f"IntAffine.{field.name} must be a bool, "
-                    f"got {getattr(self, field.name)!r}"
-                )
+        one_bit = "; for one bit use IntSymmetric(bits=1)"
+        flags = (field.name for field in dataclasses.fields(self)[1:])
+        checks = dict.fromkeys(flags, fields.flag)
+        fields.check(self, bits=fields.integer(2, 8, one_bit), **checks)
         if self.stochastic_rounding and self.largest_stored < 3:
             raise ValueError(
                 "IntAffine(bits=2, narrow_range=True, stochastic_rounding=True) has "

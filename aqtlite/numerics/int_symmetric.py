@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.lowering import exact
-from aqtlite.numerics import base, rounding
+from aqtlite.numerics import base, fields, rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,18 +70,11 @@ class IntSymmetric(base.Numerics):
     other grid the largest element is clipped, and its mean is biased."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int):
-            raise TypeError(f"IntSymmetric.bits must be an int, got {self.bits!r}")
-        if not 1 <= self.bits <= 16:
-            raise ValueError(f"IntSymmetric.bits must be from 1 to 16, got {self.bits}")
+        fields.check(self, bits=fields.integer(1, 16))
         if self.preserve_zero is None:
             object.__setattr__(self, "preserve_zero", self.bits > 1)
-        for field in dataclasses.fields(self)[1:]:
-            if not isinstance(getattr(self, field.name), bool):
-                raise TypeError(
-                    f"IntSymmetric.{field.name} must be a bool, "
-                    f"got {getattr(self, field.name)!r}"
-                )
+        flags = (field.name for field in dataclasses.fields(self)[1:])
+        fields.check(self, **dict.fromkeys(flags, fields.flag))
         if self._last_center == 0:
             raise ValueError(
                 "IntSymmetric(bits=1, preserve_zero=True) has no value but zero; leave "

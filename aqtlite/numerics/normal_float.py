@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.numerics import base, rounding
+from aqtlite.numerics import base, fields, rounding
 
 _VALUES = (
     -1.0,
@@ -94,18 +94,9 @@ class NormalFloat(base.Numerics):
     distance from the other one, so that the mean over noise is the value itself."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or not isinstance(self.bits, int):
-            raise TypeError(f"NormalFloat.bits must be an int, got {self.bits!r}")
-        if self.bits != 4:
-            raise ValueError(
-                f"NormalFloat.bits must be 4, got {self.bits}: no values of other "
-                "widths are published"
-            )
-        for name in ("clip_gradient", "stochastic_rounding"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"NormalFloat.{name} must be a bool, got {getattr(self, name)!r}"
-                )
+        only = ": the values of other widths are not published"
+        fields.check(self, bits=fields.integer(4, 4, only))
+        fields.check(self, clip_gradient=fields.flag, stochastic_rounding=fields.flag)
 
     @property
     def bound(self) -> float:

@@ -7,13 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.program import arguments, freezing, served
+from aqtlite.program import arguments, served
 from aqtlite.program.calibration_state import State
-from aqtlite.program.freezing import FunctionCall, is_frozen
+from aqtlite.program.freezing import FunctionCall, FunctionModel, is_frozen
 from aqtlite.program.quantize import QuantizedFunction
-from aqtlite.program.serving import guards
-from aqtlite.program.serving import report as report_lib
-from aqtlite.program.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.program.serving import conversion, guards, planning
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    RECORD,
+    FrozenEntry,
+    FrozenRecord,
+)
 from aqtlite.program.serving.report import ConversionReport
 
 
@@ -97,13 +101,10 @@ def convert_function(
             "nothing to freeze: the rules quantize none of the function's contractions"
             + program.plan.reasons()
         )
-    serving, summary = freezing.plan([program], params, state or {}).run()
-    if strict:
-        report_lib.check_all_frozen(summary)
-    report_lib.log(summary)
-    if report is not None:
-        report(summary)
-    return ServingFunction(fn_q), serving
+    model = FunctionModel([program], params, state or {})
+    plan = planning.plan(model)
+    serving = conversion.convert(plan, strict=strict, report=report)
+    return ServingFunction(fn_q), model.fix_scales(serving)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +137,9 @@ class ServingFunction:
         program = FunctionCall(self.function, args, kwargs).program(shapes, state)
         frozen = {
             tuple(module.split("/")) if module else (): [
-                FrozenEntry(name, entry[SITE], entry)
+                FrozenEntry(name, entry[RECORD], entry)
                 for name, entry in entries.items()
-                if isinstance(entry.get(SITE), CallSite)
+                if isinstance(entry.get(RECORD), FrozenRecord)
             ]
             for module, entries in serving[COLLECTION].items()
         }

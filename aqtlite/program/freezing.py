@@ -1,36 +1,30 @@
-"""Freezing the weights of quantized functions: the plan, and what it gives."""
+"""Quantized functions whose weights are frozen, and the parameters that are gone."""
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from aqtlite.jaxpr import tracing
 from aqtlite.program.calibration_state import State, states_of
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
-from aqtlite.program.serving import conversion, fixed_scales, planning, uses
-from aqtlite.program.serving import report as report_lib
-from aqtlite.program.serving.call_site import COLLECTION, SITE
-from aqtlite.program.serving.conversion import Stored
+from aqtlite.program.serving import statistics_uses
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
-    Buffer,
     CallTrace,
     Discovery,
     FoundOperand,
     Model,
     Parameter,
+    StoredWeight,
+    buffers_in,
+    parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.program.serving.planning import Plan, Weight
-from aqtlite.program.serving.report import ConversionReport
-from aqtlite.program.serving.uses import Uses
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
-from aqtlite.shapes.sharding import explicit_spec
 
 
 @functools.partial(
@@ -88,88 +82,16 @@ class FunctionCall:
             state: state of the calibrations; empty if there is none.
         """
         traced, planned = self.function.traced((params, *self.args), dict(self.kwargs))
-        parameters = {
-            i: parameter
-            for i, parameter in enumerate(_parameters_of(params))
-            if i in traced.leaves
-        }
+        # The leaves of the parameters are the first of the arguments.
+        found = dict(enumerate(parameters_of(params)))
         return Program(
             traced,
             planned,
-            {traced.leaves.index(i): one for i, one in parameters.items()},
+            {i: found[leaf] for i, leaf in enumerate(traced.leaves) if leaf in found},
             module_of=lambda one: tuple(filter(None, one.module.split("/"))),
             state=state,
             states_in=states_of,
             place_of=lambda one: (one.path,),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """A planned conversion of quantized functions that share their parameters."""
-
-    params: Any
-    """The float parameters, or their shapes."""
-
-    state: State
-    model: "_Model"
-    plan: Plan
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The weights that will be frozen."""
-        return self.plan.weights
-
-    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
-        """Returns a conversion that leaves weights with these paths in float."""
-        return dataclasses.replace(self, plan=self.plan.keep_float(paths))
-
-    def freeze(self) -> list[Stored]:
-        """Makes the weights, or their shapes if parameters or states are shapes."""
-        values: dict[Parameter | Buffer, Any] = {}
-        values.update(self.model.buffers.items())
-        leaves = jax.tree.leaves(self.params)
-        values.update(zip(self.model.parameters, leaves, strict=True))
-        return conversion.freeze(self.plan.weights, values)
-
-    def run(self) -> tuple[dict[str, Any], ConversionReport]:
-        """Returns what `ServingFunction` takes, and what became of each parameter."""
-        stored = self.freeze()
-        return self.serving(stored), self.report(stored)
-
-    def serving(self, stored: Sequence[Stored]) -> dict[str, Any]:
-        """Returns what `ServingFunction` takes.
-
-        Args:
-            stored: what `freeze` returned.
-        """
-        collection: dict[str, Any] = {}
-        for weight, one in zip(self.plan.weights, stored, strict=True):
-            entries = collection.setdefault("/".join(weight.module), {})
-            entries[weight.name] = {SITE: weight.site, **one.values}
-        return {
-            "state": self.fixed_state(),
-            "params": _with_placeholders(self.params, self.plan.placeholders()),
-            COLLECTION: collection,
-        }
-
-    def fixed_state(self) -> dict[str, Any]:
-        """The state, with scales in place of statistics of operands."""
-        if STATISTICS not in self.state:
-            return dict(self.state)
-        uses_of = self.model.uses_of_statistics
-        fixed = fixed_scales.fix(self.state[STATISTICS], uses_of, is_frozen=True)
-        return {**self.state, STATISTICS: fixed}
-
-    def report(self, stored: Sequence[Stored]) -> ConversionReport:
-        """Returns what became of each parameter.
-
-        Args:
-            stored: what `freeze` returned.
-        """
-        elsewhere = self.model.quantized_elsewhere()
-        return report_lib.report_of(
-            self.plan, stored, dict.fromkeys(elsewhere, _QUANTIZED_ELSEWHERE)
         )
 
 
@@ -180,42 +102,32 @@ _QUANTIZED_ELSEWHERE = (
 )
 
 
-def plan(programs: Sequence[Program], params: Any, state: State) -> Conversion:
-    """Plans a conversion from traces alone.
-
-    Args:
-        programs: the calls that will be served.
-        params: their parameters, or their shapes.
-        state: state of the calibrations; empty if there is none.
-    """
-    state = restored_statistics(state)
-    fixed_scales.check_gathered(
-        state.get(STATISTICS, {}),
-        "call what is quantized with some batches first, and convert with the state "
-        "that is left",
-    )
-    model = _Model(programs, params, state)
-    return Conversion(params, state, model, planning.plan(model))
-
-
-class _Model(Model):
+class FunctionModel(Model):
     """Quantized functions that share their parameters, and the calls of them."""
 
     def __init__(self, programs: Sequence[Program], params: Any, state: State):
-        self._programs, self._state = programs, state
-        self.num_calls = len(programs)
-        self.parameters = _parameters_of(params)
-        self.uses_of_statistics = Uses()
-        flat = jax.tree_util.tree_flatten_with_path(state)[0]
-        self.buffers = {Buffer(i, path): leaf for i, (path, leaf) in enumerate(flat)}
+        """Takes calls that were traced.
 
-    def quantized_elsewhere(self) -> set[Parameter]:
-        """The parameters of weights that functions quantize on their own."""
-        return {one for each in self._programs for one in each.quantized_elsewhere()}
+        Args:
+            programs: the calls that will be served.
+            params: their parameters, or their shapes.
+            state: state of the calibrations; empty if there is none.
+
+        Raises:
+            ValueError: if statistics are of no batch.
+        """
+        self._programs, self._params = programs, params
+        self._state = restored_statistics(state)
+        statistics_uses.check_gathered(
+            self._state.get(STATISTICS, {}),
+            "call what is quantized with some batches first, and convert with the "
+            "state that is left",
+        )
+        super().__init__(params, self._state, len(programs))
 
     def discover(self, call: int) -> Discovery:
         program = dataclasses.replace(self._programs[call], state=self._state)
-        with uses.noted_in(self.uses_of_statistics):
+        with statistics_uses.noted_in(self.uses_of_statistics):
             return program.discovery()
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
@@ -225,51 +137,45 @@ class _Model(Model):
         return CallTrace(
             traced.jaxpr,
             program.parameters,
-            dict(zip(jax.tree.leaves(state_in), self.buffers, strict=True)),
+            buffers_in(state_in, self.buffers),
             tuple(traced.outputs[1]),
         )
 
+    def serving(
+        self,
+        stored: Sequence[StoredWeight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> Any:
+        """Returns what `ServingFunction` takes."""
+        collection: dict[str, Any] = {}
+        for one in stored:
+            collection.setdefault("/".join(one.module), {})[one.name] = one.entry
+        return {
+            "state": self._state,
+            "params": self.with_placeholders(frozen),
+            COLLECTION: collection,
+        }
 
-def _parameters_of(params: Any) -> tuple[Parameter, ...]:
-    """The leaves of the parameters."""
-    flat = jax.tree_util.tree_flatten_with_path(params)[0]
-    for path, leaf in flat:
-        if not tracing.is_array(leaf) and not isinstance(leaf, int | float | complex):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise TypeError(
-                f"params holds {leaf!r} at {name!r}, which is no array: close over it, "
-                "as over what eqx.partition(module, eqx.is_array) gives beside arrays"
+    def fix_scales(self, serving: Any) -> Any:
+        return {**serving, "state": self.fixed_state(serving["state"])}
+
+    def fixed_state(self, state: State) -> dict[str, Any]:
+        """A state with scales in place of statistics of operands."""
+        if STATISTICS not in state:
+            return dict(state)
+        found = self.uses_of_statistics
+        fixed = statistics_uses.fix(state[STATISTICS], found, is_frozen=True)
+        return {**state, STATISTICS: fixed}
+
+    def with_placeholders(self, frozen: Mapping[Parameter, Placeholder]) -> Any:
+        """The parameters, with a `FrozenParameter` for those that are frozen."""
+        leaves, treedef = jax.tree.flatten(self._params)
+        for parameter, one in frozen.items():
+            leaves[parameter.number] = FrozenParameter(
+                one.shape, one.dtype, one.number, one.sliced, one.spec
             )
-    return tuple(
-        Parameter(
-            number=number,
-            path=tuple(map(_name, path)) or ("params",),
-            key_path=path,
-            shape=np.shape(leaf),
-            dtype=jax.dtypes.result_type(leaf),
-            spec=explicit_spec(leaf),
-            is_weakly_typed=_is_weakly_typed(leaf),
-        )
-        for number, (path, leaf) in enumerate(flat)
-    )
+        return jax.tree.unflatten(treedef, leaves)
 
-
-def _name(key: Any) -> str:
-    return jax.tree_util.keystr((key,), simple=True)
-
-
-def _with_placeholders(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
-    leaves, treedef = jax.tree.flatten(params)
-    by_number = {
-        parameter.number: FrozenParameter(
-            one.shape, one.dtype, one.number, one.sliced, one.spec
-        )
-        for parameter, one in frozen.items()
-    }
-    return jax.tree.unflatten(
-        treedef, [by_number.get(i, leaf) for i, leaf in enumerate(leaves)]
-    )
-
-
-def _is_weakly_typed(leaf: Any) -> bool:
-    return not tracing.is_array(leaf) or getattr(leaf, "weak_type", False)
+    def quantized_elsewhere(self) -> dict[Parameter, str]:
+        found = (one for each in self._programs for one in each.quantized_elsewhere())
+        return dict.fromkeys(found, _QUANTIZED_ELSEWHERE)

@@ -18,7 +18,7 @@ from aqtlite.operations import Side
 from aqtlite.program import primitives
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.serving import recording, uses
+from aqtlite.program.serving import recording, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
 from aqtlite.program.serving.model import (
     Discovery,
@@ -74,7 +74,7 @@ class Program:
         for one, module, position in self.numbered():
             call, obstacle = self.contraction_of_types(one), _obstacle(one)
             states = self.states_of(one)
-            uses.note_operands(
+            statistics_uses.note_operands(
                 dataclasses.replace(call, states=_of_a_step(one, states)),
                 self.place_of(one),
                 needs_frozen=True,

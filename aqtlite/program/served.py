@@ -5,14 +5,17 @@ import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jax import lax
+
 from aqtlite.jaxpr import dependencies, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
 from aqtlite.program.plan import PlannedContraction
 from aqtlite.program.program import Path, Program
-from aqtlite.program.serving import guards
-from aqtlite.program.serving.call_site import IDENTITY, FrozenEntry
+from aqtlite.program.serving import guards, identity
+from aqtlite.program.serving.frozen_record import IDENTITY, FrozenEntry
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
@@ -61,7 +64,7 @@ def serve(
     floats = {str(one) for i, one in program.parameters.items() if i not in gone}
     for entries in frozen.values():
         for entry in entries:
-            guards.check_not_beside_floats(entry.site, floats, converter)
+            guards.check_not_beside_floats(entry.record, floats, converter)
     found = {
         one.site.location: _find(program, one, gone, frozen.get(module, ()), converter)
         for one, module, _ in program.numbered()
@@ -91,13 +94,9 @@ def _compared(weight: _Found, values: Sequence[Any], converter: str) -> _Found:
     """A frozen weight, or NaN if it is stale: its floats have other values."""
     if not weight.floats or weight.sampled is None:
         return weight
-    qtensor = guards.made_of_these(
-        weight.name,
-        weight.qtensor,
-        [values[i] for i in weight.floats],
-        weight.sampled,
-        converter,
-    )
+    floats = [lax.stop_gradient(jnp.asarray(values[i])) for i in weight.floats]
+    is_same = identity.same_parameters(floats, weight.sampled)
+    qtensor = guards.unless_stale(weight.name, weight.qtensor, is_same, converter)
     return weight._replace(qtensor=qtensor)
 
 
@@ -118,9 +117,9 @@ def _find(
             (name, entry)
             for entry in frozen
             if origin.identity is not None
-            and (entry.site.operand.side, entry.site.identity)
+            and (entry.record.operand.side, entry.record.identity)
             == (side, origin.identity)
-            and entry.site.operand.contracting == operand.contracting
+            and entry.record.operand.contracting == operand.contracting
         ]
         steps = _steps(one)
         floats = program.parameters.keys() & origin.inputs - gone
@@ -147,10 +146,10 @@ def _check_read(
     read = dependencies.read_inputs(program.traced.jaxpr, gone, unread)
     if not read:
         return
-    sites = [(path, one.site) for path, of_path in frozen.items() for one in of_path]
+    records = [(path, one.record) for path, ones in frozen.items() for one in ones]
     for i in sorted(read):
         name = str(program.parameters[i])
-        guards.check_has_weight(name, sites, converter)
+        guards.check_has_weight(name, records, converter)
     for one in quantized:
         for side, origin in program_lib.origins(one).items():
             of_weight = read & origin.needed

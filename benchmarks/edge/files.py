@@ -14,8 +14,8 @@ import qwix
 from flax import nnx
 
 from aqtlite import edge
-from aqtlite.edge import converter, flatbuffer
 from aqtlite.edge.grid import Quantized
+from aqtlite.edge.litert import converter, flatbuffer
 from aqtlite.edge.report import Report
 from benchmarks.edge.training import Trained
 

@@ -356,7 +356,7 @@ def test_preset():
         (
             lambda: calibration.MovingAverage(of=calibration.LSQ()),
             ValueError,
-            r"MovingAverage.of=LSQ\(.*\) is learned; give a calibration that looks",
+            r"MovingAverage.of=LSQ\(.*\) is learned itself; give a calibration",
         ),
         (
             lambda: calibration.LSQPlus().init_parameters(X, (0, 1), INT3),

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from aqtlite import edge
-from aqtlite.edge import composites, converter, flatbuffer
 from aqtlite.edge.grid import Grid
+from aqtlite.edge.litert import annotations, converter, flatbuffer
 from tests.edge import models
 
 pytestmark = pytest.mark.code("quick")
@@ -365,8 +365,8 @@ def test_a_file_that_does_not_run_is_refused():
 def test_a_file_that_ends_the_process_is_refused():
     def added(x):
         fine, coarse = Grid(np.float32(0.1)), Grid(np.float32(1e36))
-        y = composites.mark(x, fine) + composites.mark(jnp.tanh(x), coarse)
-        return [composites.mark(y, coarse)]
+        y = annotations.mark(x, fine) + annotations.mark(jnp.tanh(x), coarse)
+        return [annotations.mark(y, coarse)]
 
     x = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     data = converter.convert(added, [x], ["input"], ["output"])

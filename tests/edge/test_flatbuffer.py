@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from aqtlite.edge import flatbuffer
+from aqtlite.edge.litert import flatbuffer
+from aqtlite.edge.report import Tensor
 
 pytestmark = pytest.mark.code("quick")
 
@@ -16,11 +17,11 @@ def test_what_is_no_file_is_refused():
     [("int4", [0x71, 0x0F], [1, 7, -1]), ("int2", [0b00_11_01_10], [-2, 1, -1])],
 )
 def test_packed_integers(dtype, data, expected):
-    tensor = flatbuffer.Tensor("w", (3,), dtype, None, None, 0, bytes(data))
+    tensor = Tensor("w", (3,), dtype, None, None, 0, bytes(data))
     np.testing.assert_array_equal(tensor.array(), expected)
 
 
 def test_computed_tensors_have_no_array():
-    tensor = flatbuffer.Tensor("w", (3,), "int8", None, None, 0, None)
+    tensor = Tensor("w", (3,), "int8", None, None, 0, None)
     with pytest.raises(ValueError, match="computed"):
         tensor.array()

@@ -32,7 +32,7 @@ def test_site_is_static():
 def test_static_nodes_print_in_one_line():
     serving = _serving(nn.Dense(24, dot_general=DG))
     site = serving["aqt"]["kernel"]["site"]
-    assert repr(site) == "CallSite(rhs float32[8,24] of kernel)"
+    assert repr(site) == "FrozenRecord(rhs float32[8,24] of kernel)"
     assert repr(serving["params"]["kernel"]) == "FrozenKernel(float32[8,24])"
 
 

@@ -1,4 +1,4 @@
-"""Reductions over axes."""
+"""Reductions over axes, and pooling over windows."""
 
 import math
 from collections.abc import Sequence
@@ -86,3 +86,27 @@ def _rounded_product(sums: jax.Array, factor: np.floating) -> jax.Array:
     words = lax.bitcast_convert_type(sums.astype(jnp.float32) * factor, jnp.int32)
     zeros = (sums < -(2**30)).astype(jnp.int32)
     return lax.bitcast_convert_type(words | zeros, jnp.float32)
+
+
+def average_pool_2d(
+    x: jax.Array, window: Sequence[int], strides: Sequence[int]
+) -> jax.Array:
+    """AVERAGE_POOL_2D of int8, without padding.
+
+    The integers are averaged as they are, on one grid: their sum, divided by their
+    number, a half rounded away from zero.
+
+    Source: TFLite, ``reference/integer_ops/pooling.h``, under every resolver.
+
+    Args:
+        x: int8, shape (batch, height, width, channels).
+        window: height and width of the window.
+        strides: strides of the window.
+    """
+    count = np.int32(math.prod(window))
+    window, strides = (1, *window, 1), (1, *strides, 1)
+    wide, zero = x.astype(jnp.int32), np.int32(0)
+    sums = lax.reduce_window(wide, zero, lax.add, window, strides, "VALID")
+    # Integers are divided toward zero.
+    averages = lax.div(sums + lax.sign(sums) * (count // 2), jnp.full_like(sums, count))
+    return averages.astype(x.dtype)

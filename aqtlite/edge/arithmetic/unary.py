@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.edge.arithmetic import (
-    constant_fixed_point,
     fixed_point,
     interpolated,
     rescaling,
@@ -119,12 +118,10 @@ def rsqrt(x_grid: Grid, grid: Grid) -> Table:
     multiplier, shift = fixed_point.quantized_multiplier(1 / root)
     entries = []
     for integer in np.maximum(_centered(x_grid), 0).tolist():
-        inverse = constant_fixed_point.inverse_square_root(max(integer, 1))
+        inverse = fixed_point.inverse_square_root(max(integer, 1))
         one = np.asarray([1], np.int64)
-        data = constant_fixed_point.multiplied(one, inverse[0], inverse[1] + 20)
-        (result,) = constant_fixed_point.multiplied(
-            data, int(multiplier), int(shift) - 20
-        )
+        data = fixed_point.multiplied(one, inverse[0], inverse[1] + 20)
+        (result,) = fixed_point.multiplied(data, int(multiplier), int(shift) - 20)
         entries.append(result if integer else np.int64(2**20))
     return _table(np.asarray(entries), grid)
 
@@ -178,7 +175,7 @@ def leaky_relu(
         products = centered * np.where(centered >= 0, positive, negative)
         return _table((products + 128) >> 8, grid)
     product = np.float32(x_grid.scale) * np.float32(slope) / np.float32(grid.scale)
-    negative_part = constant_fixed_point.scaled(np.abs(centered), np.abs(product))
+    negative_part = fixed_point.scaled(np.abs(centered), np.abs(product))
     negative_part = negative_part * np.where(product < 0, 1, -1)
     return _table(
         np.where(centered >= 0, _scaled(centered, x_grid, grid), negative_part), grid
@@ -212,12 +209,12 @@ def hard_swish(x_grid: Grid, grid: Grid) -> Table:
     if to_gate[1] > 0:
         gate = _short_saturated(gate << 1)
     else:
-        gate = constant_fixed_point.shifted_away(gate, np.asarray(-to_gate[1]))
+        gate = fixed_point.shifted_away(gate, np.asarray(-to_gate[1]))
     gate = (gate + 2**15) >> 1
     product = gate * value
     truncated = np.sign(product) * (np.abs(product) >> 15)
     right = np.asarray(-to_result[1])
-    return _table(constant_fixed_point.shifted_away(truncated, right), grid)
+    return _table(fixed_point.shifted_away(truncated, right), grid)
 
 
 def of_xnnpack(
@@ -315,7 +312,7 @@ def _sigmoid_of_float32(x: np.ndarray) -> np.ndarray:
 
 def _scaled(x: np.ndarray, x_grid: Grid, grid: Grid) -> np.ndarray:
     ratio = np.float32(x_grid.scale) / np.float32(grid.scale)
-    return constant_fixed_point.scaled(x, ratio)
+    return fixed_point.scaled(x, ratio)
 
 
 def _short_multiplier(real: np.floating) -> tuple[int, int]:

@@ -1,5 +1,7 @@
-"""The LiteRT converter and interpreter, in a process of their own.
+"""LiteRT files of full-integer programs.
 
-Both may end the process that they run in. `aqtlite.edge.converter` starts this folder
-as a program. Read `__main__` first.
+A program whose integers are annotated is lowered to StableHLO and converted; the file
+is read back, checked and run once. LiteRT's converter and interpreter may end the
+process that they run in, so that this folder is a program, too, which they run in. Read
+`converter` first.
 """

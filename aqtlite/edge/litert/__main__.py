@@ -1,4 +1,4 @@
-"""Converts a program, or runs a file once; started by `aqtlite.edge.converter`.
+"""Converts a program, or runs a file once; started by `aqtlite.edge.litert.converter`.
 
     python FOLDER_OF_THIS_FILE convert|run FOLDER
 

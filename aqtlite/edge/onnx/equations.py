@@ -1,16 +1,17 @@
 """Equations that stay as JAX traced them: of floats by rule, and of indices."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.onnx import operators, transposed
-from aqtlite.edge.onnx.forms.base import Call, Form
+from aqtlite.edge.onnx import forms, images
+from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.passes.translate import TRANSLATIONS
 from aqtlite.edge.translation.base import NotTranslatable, Site
 
@@ -39,8 +40,8 @@ def write(
     name = "/".join(part for part in (node.path, equation.primitive) if part)
     inputs = [Array(writer.floats(x), x.shape, x.dtype, known=x.known) for x in inputs]
     form = FORMS.get(equation.primitive)
-    if len(inputs) > 1 and transposed.is_transposed(equation, inputs[1]):
-        form = transposed.write
+    if len(inputs) > 1 and images.is_transposed(equation, inputs[1]):
+        form = images.conv_transpose
     if form is not None:
         aval = graph.values[node.output]
         call = Call(writer, inputs, aval.shape, np.dtype(aval.dtype), name)
@@ -81,19 +82,12 @@ def _translated(
             continue
         of_one = [read(i) for i in one.inputs]
         call = Call(writer, of_one, aval.shape, np.dtype(aval.dtype), name)
-        arrays[one.output] = operators.write(call, one.operator)
+        arrays[one.output] = forms.write(call, one.operator)
     return [read(i) for i in outputs]
 
 
-def _direct(operator: str) -> Form:
-    """One operator of ONNX, whose output may have another dtype than its inputs."""
-
-    def form(call: Call, _: Any) -> Array:
-        names = [x.name for x in call.inputs]
-        made = call.writer.node(operator, names, call.name)
-        return Array(made, call.shape, call.dtype)
-
-    return form
+def _direct(operator: str, call: Call, _: Any) -> Array:
+    return call.of_dtype(operator)
 
 
 def _convert(call: Call, equation: Equation) -> Array:
@@ -109,32 +103,29 @@ def _not_equal(call: Call, _: Any) -> Array:
 
 
 def _of_bits(of_bool: str, of_integers: str) -> Form:
-    def form(call: Call, equation: Equation) -> Array:
-        is_bool = call.inputs[0].dtype == np.bool_
-        return _direct(of_bool if is_bool else of_integers)(call, equation)
-
-    return form
+    return lambda call, _: call.of_dtype(
+        of_bool if call.inputs[0].dtype == np.bool_ else of_integers
+    )
 
 
 def _extreme(operator: str) -> Form:
     """The place of the largest or smallest element."""
 
     def form(call: Call, equation: Equation) -> Array:
-        (axis,), writer = equation.params["axes"], call.writer
-        names, name = [call.inputs[0].name], f"{call.name}/int64"
-        found = writer.node(operator, names, name, axis=int(axis), keepdims=0)
-        place = Array(found, call.shape, np.dtype(np.int64))
-        return writer.cast(place, equation.params["index_dtype"], call.name)
+        (axis,) = equation.params["axes"]
+        of_place = dataclasses.replace(
+            call, name=f"{call.name}/int64", dtype=np.dtype(np.int64)
+        )
+        place = of_place.of_dtype(operator, axis=int(axis), keepdims=0)
+        return call.writer.cast(place, equation.params["index_dtype"], call.name)
 
     return form
 
 
 def _cumsum(call: Call, equation: Equation) -> Array:
     axis = np.asarray(equation.params["axis"])
-    names = [call.inputs[0].name, call.writer.initializer(axis, "int64", "axis")]
-    reverse = int(equation.params["reverse"])
-    made = call.writer.node("CumSum", names, call.name, reverse=reverse)
-    return Array(made, call.shape, call.dtype)
+    name = call.writer.initializer(axis, "int64", "axis")
+    return call.of_dtype("CumSum", name, reverse=int(equation.params["reverse"]))
 
 
 _DIRECT = {
@@ -161,7 +152,10 @@ _DIRECT = {
 """Primitives that are one operator of ONNX."""
 
 FORMS: dict[str, Form] = {
-    **{primitive: _direct(operator) for primitive, operator in _DIRECT.items()},
+    **{
+        primitive: functools.partial(_direct, operator)
+        for primitive, operator in _DIRECT.items()
+    },
     "and": _of_bits("And", "BitwiseAnd"),
     "argmax": _extreme("ArgMax"),
     "argmin": _extreme("ArgMin"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.edge.flatbuffer import File, FileOperator, Tensor
 from aqtlite.edge.onnx.writer import package
+from aqtlite.edge.report import File, FileOperator, Tensor
 
 _GIVE = {
     "ArgMax": "int64",

@@ -8,11 +8,11 @@ import numpy as np
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.edge.onnx import equations, operators
-from aqtlite.edge.onnx.forms.base import Call
+from aqtlite.edge.onnx import equations, forms
+from aqtlite.edge.onnx.call import Call
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.contractions import Conv2D, Weighted
-from aqtlite.edge.operators.equation import Equation
 
 
 def write(
@@ -144,7 +144,7 @@ class _Writing:
         aval = deployed.program.graph.values[node.output]
         dtype = np.dtype(aval.dtype)
         call = Call(self.writer, inputs, aval.shape, dtype, name, grid)
-        self.arrays[node.output] = operators.write(call, node.operator)
+        self.arrays[node.output] = forms.write(call, node.operator)
 
     def _plain(self, x: Array) -> Array:
         """The values of an array, for an operator of floats."""

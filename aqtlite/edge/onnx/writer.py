@@ -1,6 +1,7 @@
 """An ONNX graph under construction, whose arrays know their integers."""
 
 import dataclasses
+import hashlib
 import importlib
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from aqtlite.edge.check import key_of
 from aqtlite.edge.grid import Grid
 
 OPSET = 21
@@ -109,7 +111,7 @@ class Writer:
     def initializer(self, array: Any, dtype: str, name: str) -> str:
         """Adds a constant, unless there is an equal one; returns its name."""
         stored = np.asarray(array).astype(dtype)
-        key = dtype, stored.shape, stored.tobytes()
+        key = dtype, stored.shape, hashlib.sha256(stored.tobytes()).digest()
         if key not in self._constants:
             self._constants[key] = self._added(stored, name)
         return self._constants[key]
@@ -133,9 +135,8 @@ class Writer:
     def stored(self, qvalue: Any, grid: Grid, name: str) -> Array:
         """Adds integers of a grid that are known, unless there are equal ones."""
         dtype, _ = stored_grid(grid)
-        array = np.asarray(qvalue, np.int64)
-        scale = np.asarray(grid.scale, np.float32)
-        key = dtype, array.shape, array.tobytes(), scale.tobytes(), grid.zero_point
+        array = np.asarray(qvalue, np.int32)
+        key = dtype, array.shape, key_of(array, grid.scale, grid.zero_point)
         if key not in self._stored:
             self._stored[key] = self._integers(array, grid, name)
         return self._stored[key]

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from aqtlite.edge.arithmetic import binary, unary
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.edge.operators.activation import Activated, clip
-from aqtlite.edge.operators.base import Moving, Operator
+from aqtlite.edge.operators.base import Activated, Moving, Operator, clip
 
 
 class Add(Activated):
@@ -18,8 +17,8 @@ class Add(Activated):
 
     name = "add"
 
-    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return clip(x + y, *self.clamp)
+    def before_activation(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return x + y
 
     def simulate(
         self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
@@ -32,8 +31,8 @@ class Subtract(Activated):
 
     name = "sub"
 
-    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return clip(x - y, *self.clamp)
+    def before_activation(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return x - y
 
     def simulate(
         self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized
@@ -46,8 +45,8 @@ class Multiply(Activated):
 
     name = "mul"
 
-    def compute(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        return clip(x * y, *self.clamp)
+    def before_activation(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        return x * y
 
     def simulate(
         self, output: Grid, kernels: Kernels, x: Quantized, y: Quantized

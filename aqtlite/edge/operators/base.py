@@ -1,10 +1,16 @@
-"""The interface of an operator of a full-integer program."""
+"""The interface of an operator of a full-integer program, and shared parts."""
 
 import abc
-from typing import Any, ClassVar
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
 
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid, Quantized
+from aqtlite.jaxpr import equations
 
 
 class Operator(abc.ABC):
@@ -70,3 +76,80 @@ class Moving(Operator):
         return self.compute(
             *(x.qvalue if isinstance(x, Quantized) else x for x in inputs)
         )
+
+
+Activation = Literal["none", "relu", "relu6", "relu_n1_to_1"]
+
+_LIMITS: dict[Activation, tuple[float, float]] = {
+    "none": (-math.inf, math.inf),
+    "relu": (0.0, math.inf),
+    "relu6": (0.0, 6.0),
+    "relu_n1_to_1": (-1.0, 1.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Activated(Operator):
+    """The base of operators that may have an activation."""
+
+    activation: Activation = dataclasses.field(default="none", kw_only=True)
+
+    @property
+    def clamp(self) -> tuple[float, float]:
+        """The smallest and the largest value that the activation leaves."""
+        return _LIMITS[self.activation]
+
+    def compute(self, *inputs: Any) -> Any:
+        return clip(self.before_activation(*inputs), *self.clamp)
+
+    @abc.abstractmethod
+    def before_activation(self, *inputs: Any, **kwargs: Any) -> Any:
+        """What the activation is applied to."""
+
+
+def activation_of(low: float, high: float) -> Activation | None:
+    """The activation that clips to a range; None if there is none."""
+    found = (one for one, limits in _LIMITS.items() if limits == (low, high))
+    return next(found, None)
+
+
+def clip(x: jax.Array, low: float, high: float) -> jax.Array:
+    """Clips to a range that may be open, in the form that converters recognise."""
+    if low > -math.inf:
+        x = jnp.maximum(x, jnp.asarray(low, x.dtype))
+    if high < math.inf:
+        x = jnp.minimum(x, jnp.asarray(high, x.dtype))
+    return x
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation(Operator):
+    """An equation as JAX traced it."""
+
+    eqn: Any
+    jaxpr: Any
+    """Any jaxpr, whose other fields the equation is evaluated with."""
+
+    name = "equation"
+
+    @property
+    def name_in_rules(self) -> str:
+        return self.primitive
+
+    @property
+    def primitive(self) -> str:
+        """The name of the primitive."""
+        return str(self.eqn.primitive.name)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the primitive."""
+        return dict(self.eqn.params)
+
+    def compute(self, *inputs: Any) -> Any:
+        (result,) = self.compute_all(*inputs)
+        return result
+
+    def compute_all(self, *inputs: Any) -> list[Any]:
+        """All outputs of an equation that may have several."""
+        return equations.evaluate(self.jaxpr, self.eqn, inputs)

@@ -1,5 +1,6 @@
 """Matrix products and convolutions."""
 
+import abc
 import dataclasses
 from typing import ClassVar
 
@@ -10,8 +11,7 @@ from jax import lax
 from aqtlite.edge.arithmetic import contractions
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.edge.operators.activation import Activated, clip
-from aqtlite.edge.operators.base import Operator
+from aqtlite.edge.operators.base import Activated, Operator
 
 
 class Weighted(Activated):
@@ -20,6 +20,16 @@ class Weighted(Activated):
     channel_axis: ClassVar[int]
     """The axis of the weight that has a scale for each channel."""
 
+    def before_activation(
+        self, x: jax.Array, w: jax.Array, bias: jax.Array | None = None
+    ) -> jax.Array:
+        y = self.contract(x, w)
+        return y if bias is None else y + bias
+
+    @abc.abstractmethod
+    def contract(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """The sums of products."""
+
 
 class FullyConnected(Weighted):
     """``activation(x @ w + b)``: x of [..., K], w of [K, N], b of [N] or none."""
@@ -27,11 +37,8 @@ class FullyConnected(Weighted):
     name = "fully_connected"
     channel_axis = 1
 
-    def compute(
-        self, x: jax.Array, w: jax.Array, bias: jax.Array | None = None
-    ) -> jax.Array:
-        y = x @ w
-        return clip(y if bias is None else y + bias, *self.clamp)
+    def contract(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w
 
     def simulate(
         self,
@@ -59,10 +66,8 @@ class Conv2D(Weighted):
     name = "conv_2d"
     channel_axis = 3
 
-    def compute(
-        self, x: jax.Array, w: jax.Array, bias: jax.Array | None = None
-    ) -> jax.Array:
-        y = lax.conv_general_dilated(
+    def contract(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
             x,
             w,
             self.strides,
@@ -71,7 +76,6 @@ class Conv2D(Weighted):
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
             feature_group_count=self.groups,
         )
-        return clip(y if bias is None else y + bias, *self.clamp)
 
     def simulate(
         self,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.arithmetic import pooling, reductions
+from aqtlite.edge.arithmetic import reductions
 from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.base import Moving, Operator
@@ -88,7 +88,7 @@ class AveragePool2D(Operator):
         return sums / (self.window[0] * self.window[1])
 
     def simulate(self, output: Grid, kernels: Kernels, x: Quantized) -> jax.Array:
-        return pooling.average_pool_2d(x.qvalue, self.window, self.strides)
+        return reductions.average_pool_2d(x.qvalue, self.window, self.strides)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Activations as part of the operators before them, which then round once."""
+"""Known factors, summands and activations, as part of the operators before them.
+
+A batch normalization is such a factor and such a summand for each channel (Jacob et al.
+2018, arXiv:1712.05877, section 3.2), and so is the bias of a layer. An operator with an
+activation rounds once."""
 
 import dataclasses
 import math
@@ -8,10 +12,227 @@ from typing import Any
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.operators import activation
-from aqtlite.edge.operators.activation import Activated
-from aqtlite.edge.operators.arithmetic import Clip, Maximum, Minimum
-from aqtlite.edge.operators.layout import Reshape, Transpose
+from aqtlite.edge.masks import is_of_mask
+from aqtlite.edge.operators.arithmetic import (
+    FUSING,
+    Add,
+    Clip,
+    Maximum,
+    Minimum,
+    Multiply,
+    Subtract,
+)
+from aqtlite.edge.operators.base import Activated, activation_of
+from aqtlite.edge.operators.contractions import Weighted
+from aqtlite.edge.operators.layout import Reshape, Take, Transpose
+
+
+def fold(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
+    """Makes one factor and one summand of those that follow one another.
+
+    They become part of the contraction before them, if it has a weight and they differ
+    by its channels alone.
+
+    Args:
+        graph: graph of operators.
+        is_float: tells of an operator whether it stays in float. What does, and what
+            does not, are never made one.
+    """
+    builder, finder = Builder(graph), _Chains(graph, is_float)
+    for node in graph.nodes:
+        chain = finder.ending_in(node)
+        if not chain:
+            builder.keep(node)
+            continue
+        affine = _Affine(builder, chain[0].path)
+        for link in chain:
+            affine.apply(link, finder.base_of(link))
+        base, output = finder.base_of(chain[0]), node.output
+        before = finder.contraction_before(chain[0])
+        made = None
+        if before:
+            made = affine.into(before, graph.values[base].shape)
+        if made is not None:
+            builder.replace(output, made)
+        elif affine.count < len(chain):
+            builder.replace(output, affine.after(base))
+        else:
+            # Nothing is saved.
+            builder.keep(node)
+    return builder.build(graph)
+
+
+class _Chains:
+    """The chains of additions and multiplications by known values in a graph."""
+
+    def __init__(self, graph: Graph, is_float: Callable[[Node], bool]):
+        self._is_float = is_float
+        self._graph, self._static = graph, graph.static_values()
+        self._producers, self._consumers = graph.producers(), graph.consumers()
+
+    def base_of(self, node: Node) -> int:
+        """The operand of a link that is not known."""
+        (base,) = (i for i in node.inputs if i not in self._static)
+        return base
+
+    def _is_link(self, node: Node | None) -> bool:
+        if node is None or not isinstance(node.operator, FUSING):
+            return False
+        constants = [self._graph.constants.get(i) for i in node.inputs]
+        if any(one is not None and is_of_mask(one) for one in constants):
+            # Beside -1e9, other summands are lost.
+            return False
+        unknown = [i for i in node.inputs if i not in self._static]
+        shapes = {self._graph.values[i].shape for i in (*unknown, node.output)}
+        return len(unknown) == 1 and len(shapes) == 1
+
+    def _only_consumer(self, value: int) -> Node | None:
+        consumers = self._consumers.get(value, [])
+        return consumers[0] if len(consumers) == 1 else None
+
+    def ending_in(self, node: Node) -> list[Node]:
+        """The links of a chain whose last one is a node; empty if none ends there."""
+        if not self._is_link(node) or self._is_follower(
+            node, self._only_consumer(node.output)
+        ):
+            return []
+        chain = [node]
+        while True:
+            base = self.base_of(chain[0])
+            before = self._producers.get(base)
+            if before is None or not self._is_follower(chain[0], before):
+                return chain
+            if self._only_consumer(base) is None:
+                return chain
+            chain.insert(0, before)
+
+    def _is_follower(self, node: Node, other: Node | None) -> bool:
+        """Whether another operator is a link as well, and of one chain."""
+        return (
+            other is not None
+            and self._is_link(other)
+            and self._is_float(node) == self._is_float(other)
+        )
+
+    def contraction_before(self, link: Node) -> list[Node]:
+        """A contraction and the layouts between it and a link; empty without one."""
+        path = _path_from(
+            Weighted, self.base_of(link), self._producers, self._consumers
+        )
+        if not path or self._only_consumer(path[0].output) is None:
+            return []
+        is_known = path[0].inputs[1] in self._static
+        is_alike = self._is_float(path[0]) == self._is_float(link)
+        return path if is_known and is_alike else []
+
+
+class _Affine:
+    """``base * factor + summand``, both known, or None for 1 and 0."""
+
+    def __init__(self, builder: Builder, path: str):
+        self._builder, self._path = builder, path
+        self._factor: int | None = None
+        self._summand: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of operators that it is, if no contraction takes it."""
+        return (self._factor is not None) + (self._summand is not None)
+
+    def apply(self, link: Node, base: int) -> None:
+        """Composes it with a link behind it."""
+        (known,) = (i for i in link.inputs if i != base)
+        if isinstance(link.operator, Multiply):
+            self._factor = self._known(Multiply(), self._factor, known)
+            if self._summand is not None:
+                self._summand = self._known(Multiply(), self._summand, known)
+            return
+        if isinstance(link.operator, Subtract):
+            minus = self._builder.constant(np.float32(-1))
+            if link.inputs[0] == base:
+                known = self._builder.add(Multiply(), [known, minus])
+            else:
+                self._factor = self._known(Multiply(), self._factor, minus)
+                if self._summand is not None:
+                    self._summand = self._known(Multiply(), self._summand, minus)
+        self._summand = self._known(Add(), self._summand, known)
+
+    def _known(self, operator: Add | Multiply, before: int | None, known: int) -> int:
+        if before is None:
+            return known
+        return self._builder.add(operator, [before, known])
+
+    def after(self, base: int) -> int:
+        """Adds it behind a value."""
+        made = base
+        if self._factor is not None:
+            made = self._builder.add(Multiply(), [made, self._factor], self._path)
+        if self._summand is not None:
+            made = self._builder.add(Add(), [made, self._summand], self._path)
+        return made
+
+    def into(self, before: list[Node], shape: tuple[int, ...]) -> int | None:
+        """Adds the contraction with it in weight and bias; None if it does not fit."""
+        contraction, *layouts = before
+        x, w, *bias = map(self._builder.resolve, contraction.inputs)
+        sums = self._builder.shape(contraction.output)
+        vectors: list[int | None] = []
+        for value in (self._factor, self._summand):
+            if value is None:
+                vectors.append(None)
+                continue
+            channels = _channels(
+                self._builder.shape(value), shape, layouts, self._builder, sums
+            )
+            if channels is None:
+                return None
+            vectors.append(self._vector(value, channels))
+        factor, summand = vectors
+        if factor is not None:
+            w = self._builder.add(Multiply(), [w, factor])
+            bias = [self._builder.add(Multiply(), [b, factor]) for b in bias]
+        if summand is not None:
+            bias = [self._known(Add(), bias[0] if bias else None, summand)]
+        operator, path = contraction.operator, contraction.path
+        made = self._builder.add(operator, [x, w, *bias], path)
+        return _laid_out(self._builder, made, layouts)
+
+    def _vector(self, value: int, channels: np.ndarray) -> int:
+        """One element of a value for each channel."""
+        size = int(np.prod(self._builder.shape(value)))
+        flat = self._builder.add(Reshape((size,)), [value])
+        indices = self._builder.constant(channels.astype(np.int32))
+        return self._builder.add(Take(0), [flat, indices])
+
+
+def _channels(
+    of_value: tuple[int, ...],
+    shape: tuple[int, ...],
+    layouts: list[Node],
+    builder: Builder,
+    sums: tuple[int, ...],
+) -> np.ndarray | None:
+    """Element of a value for each channel of a contraction.
+
+    Args:
+        of_value: the shape of the value.
+        shape: shape that the value broadcasts to, behind the layouts.
+        layouts: between the contraction and there.
+        builder: knows the shapes.
+        sums: the shape of the contraction.
+
+    Returns:
+        Indices into the flat value; None if elements of one channel have several.
+    """
+    numbers = np.arange(int(np.prod(of_value))).reshape(of_value)
+    numbers = np.broadcast_to(numbers, shape)
+    for node in reversed(layouts):
+        if isinstance(node.operator, Transpose):
+            numbers = numbers.transpose(np.argsort(node.operator.permutation))
+        else:
+            numbers = numbers.reshape(builder.shape(node.inputs[0]))
+    rows = numbers.reshape(-1, sums[-1])
+    return rows[0] if (rows == rows[0]).all() else None
 
 
 def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
@@ -25,25 +246,28 @@ def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
     builder = Builder(graph)
     producers, consumers = graph.producers(), graph.consumers()
     for node in graph.nodes:
-        kind, before = None, []
-        if isinstance(node.operator, Clip):
-            kind = activation.of_limits(node.operator.low, node.operator.high)
-            before = _fusing(node.inputs[0], producers, consumers)
-        if isinstance(node.operator, Clip) and kind is None:
-            builder.replace(node.output, _bounded(builder, node, node.operator))
-            continue
-        if before and is_float(before[0]) != is_float(node):
-            before = []
-        if kind is None or not before:
+        if not isinstance(node.operator, Clip):
             builder.keep(node)
             continue
-        first, *layouts = before
-        fields: Any = first.operator
-        operator = dataclasses.replace(fields, activation=kind)
+        activation = activation_of(node.operator.low, node.operator.high)
+        if activation is None:
+            builder.replace(node.output, _bounded(builder, node, node.operator))
+            continue
+        # Other consumers of the operator have it computed twice, as LiteRT's converter
+        # does in any case.
+        path = _path_from(Activated, node.inputs[0], producers, consumers)
+        before: Any = path[0].operator if path else None
+        if (
+            before is None
+            or before.activation != "none"
+            or is_float(path[0]) != is_float(node)
+        ):
+            builder.keep(node)
+            continue
+        first, *layouts = path
+        operator = dataclasses.replace(before, activation=activation)
         made = builder.add(operator, first.inputs, first.path)
-        for layout in layouts:
-            made = builder.add(layout.operator, [made], layout.path)
-        builder.replace(node.output, made)
+        builder.replace(node.output, _laid_out(builder, made, layouts))
     return builder.build(graph)
 
 
@@ -57,23 +281,31 @@ def _bounded(builder: Builder, node: Node, clip: Clip) -> int:
     return builder.resolve(x)
 
 
-def _fusing(
-    value: int, producers: dict[int, Node], consumers: dict[int, list[Node]]
+def _path_from(
+    kind: type,
+    value: int,
+    producers: dict[int, Node],
+    consumers: dict[int, list[Node]],
 ) -> list[Node]:
-    """The operator that can take an activation, and the layouts behind it.
+    """The operator of a kind that a value comes from, and the layouts behind it.
 
-    Empty if there is none. The operator may have other consumers, too: then it is
-    computed twice, as LiteRT's converter has it in any case.
+    Empty if there is none, or if something else takes the values between.
     """
     path: list[Node] = []
     while value in producers:
         node = producers[value]
         path.insert(0, node)
-        operator = node.operator
-        if isinstance(operator, Activated):
-            return path if operator.activation == "none" else []
+        if isinstance(node.operator, kind):
+            return path
         is_alone = len(consumers[value]) == 1
-        if not isinstance(operator, Reshape | Transpose) or not is_alone:
+        if not isinstance(node.operator, Reshape | Transpose) or not is_alone:
             return []
         (value,) = node.inputs
     return []
+
+
+def _laid_out(builder: Builder, value: int, layouts: list[Node]) -> int:
+    """Adds layouts behind a value."""
+    for layout in layouts:
+        value = builder.add(layout.operator, [value], layout.path)
+    return value

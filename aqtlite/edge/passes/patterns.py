@@ -16,8 +16,7 @@ import numpy as np
 
 from aqtlite.edge import importing
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.operators.base import Operator
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation, Operator
 from aqtlite.edge.operators.layout import Transpose
 from aqtlite.edge.operators.unary import LogSoftmax, Softmax, Unary
 

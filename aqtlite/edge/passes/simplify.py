@@ -3,7 +3,7 @@
 from typing import Any
 
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.layout import Reshape, Transpose
 
 

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 
 from aqtlite.edge.graph import Builder, Graph, Node
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.rules import Rule
-from aqtlite.edge.translation import contractions, elementwise, layout, reductions
+from aqtlite.edge.translation import contractions, elementwise, layout
 from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
 
 TRANSLATIONS: dict[str, Translation] = {
     **contractions.TRANSLATIONS,
     **elementwise.TRANSLATIONS,
     **layout.TRANSLATIONS,
-    **reductions.TRANSLATIONS,
 }
 """The translation of each primitive."""
 

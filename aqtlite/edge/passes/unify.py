@@ -8,7 +8,7 @@ import numpy as np
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.operators.arithmetic import Add, Maximum, Subtract
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.layout import BroadcastTo, Rescale
 from aqtlite.edge.rules import Rule
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Node
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.layout import Reshape, Transpose
 
 

@@ -16,7 +16,7 @@ from aqtlite.edge.operators.arithmetic import (
     Multiply,
     Subtract,
 )
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.layout import BroadcastTo, Reshape, Select
 from aqtlite.edge.operators.reductions import AveragePool2D, Mean, Sum
 from aqtlite.edge.operators.unary import LeakyRelu, Unary

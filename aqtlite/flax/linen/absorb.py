@@ -10,7 +10,7 @@ import numpy as np
 
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.quantization.state_collections import STATISTICS
 
 

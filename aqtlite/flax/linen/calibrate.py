@@ -10,7 +10,7 @@ from absl import logging
 from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.flax.linen import given_variables, in_float
+from aqtlite.flax.linen import given_variables, recording
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -76,8 +76,7 @@ def calibrate_in_float(
     are those of one pass over all batches.
 
     Results that a config quantizes (`config.DotGeneral.out`) are float arrays here.
-    Contractions inside a plain `jax.jit` or `jax.vmap` of a module's own, and attention
-    to a KV cache, stay quantized.
+    Attention to a KV cache stays quantized.
 
     Args:
         model: as `calibrate` takes it.
@@ -104,8 +103,12 @@ def calibrate_in_float(
     >>> model.apply(variables, x).shape
     (2, 4)
     """
-    kwargs["method"] = in_float.method(kwargs.get("method"))
-    run = model.gather if isinstance(model, QuantizedModel) else model.apply
+    call = model.gather if isinstance(model, QuantizedModel) else model.apply
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with recording.in_float():
+            return call(*args, **kwargs)
+
     return _calibrated(run, variables, batches, kwargs)
 
 

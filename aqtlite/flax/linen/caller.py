@@ -15,7 +15,12 @@ from flax import linen as nn
 from flax.core import Scope, tracers
 
 from aqtlite.program.serving import guards
-from aqtlite.program.serving.call_site import COLLECTION, SITE, CallSite, FrozenEntry
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    RECORD,
+    FrozenEntry,
+    FrozenRecord,
+)
 from aqtlite.program.serving.lookup import ModuleVariables
 from aqtlite.program.serving.placeholder import Placeholder
 
@@ -74,7 +79,7 @@ def module_variables(scope: Scope) -> ModuleVariables:
     }
     guards.check_restored(variables.get(COLLECTION, {}))
     frozen = [
-        FrozenEntry(name, entry[SITE], nn.meta.unbox(entry))
+        FrozenEntry(name, entry[RECORD], nn.meta.unbox(entry))
         for name, entry in variables.get(COLLECTION, {}).items()
         if is_entry(entry)
     ]
@@ -83,7 +88,7 @@ def module_variables(scope: Scope) -> ModuleVariables:
         params,
         frozen,
         functools.partial(_find, scope.root),
-        functools.partial(_sites, scope.root),
+        functools.partial(_records, scope.root),
     )
 
 
@@ -100,10 +105,10 @@ def _find(root: Scope, path: str) -> Any:
     return _unboxed(node)
 
 
-def _sites(root: Scope) -> list[tuple[tuple[str, ...], CallSite]]:
+def _records(root: Scope) -> list[tuple[tuple[str, ...], FrozenRecord]]:
     """The frozen weights below a root, each with the path of its module."""
     entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
-    return [(module, entry[SITE]) for module, _, entry in entries]
+    return [(module, entry[RECORD]) for module, _, entry in entries]
 
 
 def _unboxed(value: Any) -> Any:
@@ -128,4 +133,4 @@ def frozen_entries(
 
 def is_entry(node: Any) -> bool:
     """Whether a node of a collection is a frozen weight."""
-    return isinstance(node, Mapping) and isinstance(node.get(SITE), CallSite)
+    return isinstance(node, Mapping) and isinstance(node.get(RECORD), FrozenRecord)

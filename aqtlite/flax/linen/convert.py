@@ -1,26 +1,20 @@
 """The serving conversion: float parameters in, frozen integer weights out."""
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from aqtlite.flax.call import Call, calls_of
-from aqtlite.flax.linen import given_variables, partitioning
-from aqtlite.flax.linen.conversion_inputs import buffers_of
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
-from aqtlite.flax.linen.tracing import LinenModel, with_frozen_kernels
+from aqtlite.flax.linen.tracing import LinenModel
 from aqtlite.program import arguments
-from aqtlite.program.serving import conversion as conversion_lib
-from aqtlite.program.serving import fixed_scales, planning
-from aqtlite.program.serving import report as report_lib
-from aqtlite.program.serving.call_site import COLLECTION, SITE
-from aqtlite.program.serving.model import Buffer, Parameter
-from aqtlite.program.serving.planning import Plan, Weight
+from aqtlite.program.serving import conversion, planning, statistics_uses
+from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
-from aqtlite.program.serving.uses import Uses
 from aqtlite.quantization.state_collections import STATISTICS
 
 
@@ -105,76 +99,17 @@ def convert(
         )
     for call in calls:
         _check_arguments(model, call)
-    conversion = plan(model, variables, calls)
-    serving, summary = conversion.run()
-    serving = conversion.fix_scales(serving)
-    if strict:
-        report_lib.check_all_frozen(summary)
-    report_lib.log(summary)
-    if report is not None:
-        report(summary)
-    return serving
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """A planned conversion of a Linen model."""
-
-    variables: dict[str, Any]
-    """The float variables, or their shapes."""
-
-    plan: Plan
-    uses_of_statistics: Uses
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The weights that will be frozen."""
-        return self.plan.weights
-
-    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
-        """Returns a conversion that leaves weights with these paths in float."""
-        return dataclasses.replace(self, plan=self.plan.keep_float(paths))
-
-    def run(self) -> tuple[dict[str, Any], ConversionReport]:
-        """Returns the serving variables, or their shapes, and what became of them."""
-        params, parameters = self.variables["params"], self.plan.model.parameters
-        values: dict[Parameter | Buffer, Any] = {}
-        for buffer, value in buffers_of(self.variables).items():
-            values[buffer] = value
-        values.update(zip(parameters, jax.tree.leaves(params), strict=True))
-        stored = conversion_lib.freeze(self.plan.weights, values)
-        boxes = partitioning.boxes_of(params, parameters)
-        collection: dict[str, Any] = {}
-        for weight, one in zip(self.plan.weights, stored, strict=True):
-            tree = collection
-            for step in weight.module:
-                tree = tree.setdefault(step, {})
-            boxed = partitioning.boxed(one, weight.site.operand.side, boxes)
-            tree[weight.name] = {SITE: weight.site, **boxed}
-        serving = {
-            **self.variables,
-            "params": with_frozen_kernels(params, self.plan.placeholders()),
-            **({COLLECTION: collection} if collection else {}),
-        }
-        return serving, report_lib.report_of(self.plan, stored)
-
-    def fix_scales(self, serving: dict[str, Any]) -> dict[str, Any]:
-        """Returns serving variables with scales in place of statistics of operands."""
-        if STATISTICS not in serving:
-            return serving
-        fixed = fixed_scales.fix(
-            serving[STATISTICS],
-            self.uses_of_statistics,
-            is_frozen=COLLECTION in serving,
-        )
-        return {**serving, STATISTICS: fixed}
+    planned = plan(model, variables, calls)
+    serving = conversion.convert(planned, strict=strict, report=report)
+    fixed: dict[str, Any] = planned.model.fix_scales(serving)
+    return fixed
 
 
 def plan(
     model: Model,
     variables: Mapping[str, Any],
     calls: Sequence[Call],
-) -> Conversion:
+) -> Plan:
     """Plans a conversion from traces alone.
 
     Args:
@@ -186,8 +121,7 @@ def plan(
         ValueError: as `convert` does.
     """
     variables = _check_variables(variables)
-    traced = LinenModel(model, variables, calls)
-    return Conversion(variables, planning.plan(traced), traced.uses_of_statistics)
+    return planning.plan(LinenModel(model, variables, calls))
 
 
 _OF_APPLY = ("rngs", "method", "mutable", "capture_intermediates")
@@ -234,7 +168,7 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
             "convert takes the float variables of training"
         )
     variables = given_variables.unfrozen(variables)
-    fixed_scales.check_gathered(
+    statistics_uses.check_gathered(
         variables.get(STATISTICS, {}),
         f"gather some with model.apply(..., mutable=['{STATISTICS}']), and convert "
         "these variables",

@@ -13,14 +13,14 @@ from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import requantization
 from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen import in_float, recording, statistics
+from aqtlite.flax.linen import recording, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
 from aqtlite.program import injected
 from aqtlite.program.serving import guards, lookup
-from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 
@@ -118,7 +118,7 @@ class Injected:
             options = options._replace(key=_rng(scope))
         states = statistics.update(call, operands, entry, states)
         mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if in_float.is_asked(scope):
+        if recording.is_in_float():
             if cfg.is_quantized and injected.is_marking():
                 mark = injected.mark(cfg)
             cfg, states = config.unquantized(), States()
@@ -150,7 +150,7 @@ class Injected:
         if tensor.calibration.has_state:
             own = self.name is not None
             state = statistics.of_output(tensor, out, scope, name, own=own)
-        if in_float.is_asked(scope):
+        if recording.is_in_float():
             return out
         return requantization.quantize(out, tensor, state)
 

@@ -10,7 +10,7 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.program.serving import uses
+from aqtlite.program.serving import statistics_uses
 from aqtlite.quantization.state_collections import STATISTICS
 
 _LEARNED = "aqt_"
@@ -149,7 +149,7 @@ def _complement(epsilon: np.float32) -> np.float32:
 
 def _at(tree: Any, path: str) -> Any:
     """Returns the node at a path, None if there is none."""
-    return uses.at(tree, tuple(path.split("/")))
+    return statistics_uses.at(tree, tuple(path.split("/")))
 
 
 def _value(x: Any) -> jax.Array:

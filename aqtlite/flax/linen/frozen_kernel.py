@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.program.serving.call_site import describe_array
+from aqtlite.program.serving.frozen_record import describe_array
 from aqtlite.program.serving.placeholder import Placeholder, none_if_false
 
 

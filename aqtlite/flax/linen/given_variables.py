@@ -4,9 +4,13 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from flax import errors
+from flax import linen as nn
 from flax.core import unfreeze
 
+from aqtlite.jaxpr import tracing
+from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -33,6 +37,22 @@ def unfrozen(variables: Any) -> dict[str, Any]:
         name: restored_statistics(value) if name in _STATISTICS else unfreeze(value)
         for name, value in variables.items()
     }
+
+
+def parameters_in(
+    traced: tracing.Traced, variables: Mapping[str, Any]
+) -> dict[int, Parameter]:
+    """Returns the inputs of a call that are parameters, by index.
+
+    Args:
+        traced: the call, a function of the variables first.
+        variables: the variables.
+    """
+    flat = jax.tree.leaves_with_path(variables)
+    places = [i for i, (path, _) in enumerate(flat) if path[0].key == PARAMETERS]
+    ones = parameters_of(variables.get(PARAMETERS, {}), nn.meta.is_axis_metadata)
+    by_leaf = dict(zip(places, ones, strict=True))
+    return {i: by_leaf[leaf] for i, leaf in enumerate(traced.leaves) if leaf in by_leaf}
 
 
 @contextlib.contextmanager

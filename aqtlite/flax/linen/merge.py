@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.program.serving import uses as uses_lib
-from aqtlite.program.serving.uses import Uses
+from aqtlite.program.serving import statistics_uses
+from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
@@ -57,7 +57,7 @@ def merge_statistics(
     2.0
     """
     uses = Uses()
-    with uses_lib.noted_in(uses):
+    with statistics_uses.noted_in(uses):
         jax.eval_shape(lambda *args: model.apply(variables, *args, **kwargs), *args)
     merged = restored_statistics(variables.get(STATISTICS, {}))
     for other in others:
@@ -73,19 +73,19 @@ def _merged(collection: Any, other: Any, uses: Uses) -> Any:
             f"the statistics in '{STATISTICS}' are not of the same model: the arrays "
             f"are of the shapes {one} and {two}"
         )
-    states: dict[uses_lib.Place, Any] = {}
+    states: dict[statistics_uses.Place, Any] = {}
     for place, use in uses.items():
-        state = uses_lib.at(collection, place)
-        depth = None if use is None else uses_lib.stacked(use.state, state)
+        state = statistics_uses.at(collection, place)
+        depth = None if use is None else statistics_uses.stacked(use.state, state)
         if use is None or depth is None:
             continue
 
-        def merge(one: Any, two: Any, use: uses_lib.Use = use) -> Any:
+        def merge(one: Any, two: Any, use: statistics_uses.Use = use) -> Any:
             return statistics.merge_state(use.tensor, one, two, use.path)
 
         for _ in range(depth):
             merge = jax.vmap(merge)
-        states[place] = merge(state, uses_lib.at(other, place))
+        states[place] = merge(state, statistics_uses.at(other, place))
     known = len(jax.tree.leaves(states))
     if known < len(jax.tree.leaves(collection)):
         raise ValueError(
@@ -94,4 +94,4 @@ def _merged(collection: Any, other: Any, uses: Uses) -> Any:
             "each: statistics of a smoothing, fixed scales, those that two configs use "
             "and those that the call does not reach cannot be merged"
         )
-    return uses_lib.replaced(collection, states)
+    return statistics_uses.replaced(collection, states)

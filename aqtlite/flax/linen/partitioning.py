@@ -6,8 +6,12 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.program.serving.conversion import ParameterAxis, Stored
-from aqtlite.program.serving.model import Buffer, Parameter
+from aqtlite.program.serving.model import (
+    Buffer,
+    Parameter,
+    ParameterAxis,
+    StoredWeight,
+)
 from aqtlite.qtensor.qtensor import QTensor
 
 Boxes = dict[Parameter | Buffer, Any]
@@ -30,19 +34,19 @@ def boxes_of(params: Any, parameters: tuple[Parameter, ...]) -> Boxes:
     }
 
 
-def boxed(stored: Stored, side: str, boxes: Boxes) -> dict[str, Any]:
-    """Returns the values of a frozen weight, boxed like its parameters.
+def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
+    """Returns a frozen weight, boxed like its parameters.
 
     Args:
         stored: the weight.
-        side: side of the operand, the name of its `QTensor`.
         boxes: boxes of the parameters.
     """
+    side = stored.record.operand.side
     box = _box(stored.axes[side].qvalue, boxes)
-    qtensor = stored.values[side]
     if box is None:
-        return stored.values
-    return {**stored.values, side: _box_qtensor(qtensor, box)}
+        return stored
+    qtensor = _box_qtensor(stored.values[side], box)
+    return dataclasses.replace(stored, values={**stored.values, side: qtensor})
 
 
 def _box(axes: tuple[ParameterAxis | None, ...], boxes: Boxes) -> Any:

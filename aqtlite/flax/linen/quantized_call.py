@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,8 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
+from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.caller import frozen_entries
-from aqtlite.flax.linen.conversion_inputs import parameters_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
@@ -22,8 +22,8 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
-from aqtlite.program.serving import guards, uses
-from aqtlite.program.serving.call_site import COLLECTION, SITE, FrozenEntry
+from aqtlite.program.serving import guards, statistics_uses
+from aqtlite.program.serving.frozen_record import COLLECTION, RECORD, FrozenEntry
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -75,12 +75,12 @@ class TracedCall:
         if mutable is not False and any(map(_is_kernel, given)):
             # What is frozen cannot be returned.
             mutable = flax_core.scope.subtract_filters(mutable, PARAMETERS)
-        program, leaves = trace(quantized, apply, shapes, call.args, kwargs)
+        traced = tracing.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
         is_mutable = mutable is not False
         return cls(
-            program,
-            tuple(given[i] for i in leaves),
+            program_of(quantized, traced, shapes),
+            tuple(given[i] for i in traced.leaves),
             variables,
             is_mutable and flax_core.scope.in_filter(mutable, STATISTICS),
             is_mutable,
@@ -137,7 +137,9 @@ class TracedCall:
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
             call = self.program.contraction(one, values, states)
-            uses.note_operands(call, self.program.place_of(one), needs_frozen=False)
+            statistics_uses.note_operands(
+                call, self.program.place_of(one), needs_frozen=False
+            )
             return made.function(values, states)
 
         return dataclasses.replace(made, function=function)
@@ -170,48 +172,32 @@ class TracedCall:
     def _frozen(self) -> dict[Path, list[FrozenEntry]]:
         found: dict[Path, list[FrozenEntry]] = {}
         for module, name, entry in frozen_entries(self.variables.get(COLLECTION, {})):
-            if isinstance(entry[SITE].identity, str):
+            if isinstance(entry[RECORD].identity, str):
                 values = nn.meta.unbox(entry)
-                one = FrozenEntry(name, entry[SITE], values)
+                one = FrozenEntry(name, entry[RECORD], values)
                 found.setdefault(module, []).append(one)
         return found
 
 
-def trace(
-    quantized: ModelByRules,
-    apply: Callable[..., Any],
-    variables: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Program, tuple[int, ...]]:
-    """Traces a call of a model, and decides about every contraction.
+def program_of(
+    quantized: ModelByRules, traced: tracing.Traced, variables: Mapping[str, Any]
+) -> Program:
+    """Decides about every contraction of a call of a model.
 
     Args:
         quantized: the model and its rules.
-        apply: takes the variables, args and kwargs.
+        traced: the call, a function of the variables first.
         variables: variables of the model, with shapes in place of what rules freeze.
-        args: arguments of the call.
-        kwargs: keyword arguments of the call.
-
-    Returns:
-        The program; and for each input of its jaxpr, which leaf of the three it is.
     """
     params = variables.get(PARAMETERS, {})
-    traced = tracing.trace(apply, (variables, args, kwargs))
-    flat = jax.tree_util.tree_flatten_with_path(variables)[0]
-    places = [i for i, (path, _) in enumerate(flat) if path[0].key == PARAMETERS]
-    by_leaf = dict(zip(places, parameters_of(params), strict=True))
-    parameters = {
-        i: by_leaf[leaf] for i, leaf in enumerate(traced.leaves) if leaf in by_leaf
-    }
-    names = {i: "/".join(one.path) for i, one in parameters.items()}
+    parameters = given_variables.parameters_in(traced, variables)
+    names = {i: str(one) for i, one in parameters.items()}
     planned = planning.make(traced.jaxpr, quantized.rules, names)
     planning.report(planned, strict=quantized.strict)
     roots = {quantized.model.name, type(quantized.model).__name__}
     modules = {one.path: _module(one, roots, params) for one in planned.contractions}
     found = _numbered_entries(planned, modules)
-
-    program = Program(
+    return Program(
         traced,
         planned,
         parameters,
@@ -220,7 +206,6 @@ def trace(
         states_in=lambda one, state: _states_of(state, one, found[one.path]),
         place_of=lambda one: found[one.path],
     )
-    return program, traced.leaves
 
 
 def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Path:
@@ -345,15 +330,15 @@ def without_kernels(
     """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
     injected = [
-        (module, entry[SITE])
+        (module, entry[RECORD])
         for module, _, entry in frozen_entries(variables.get(COLLECTION, {}))
-        if not isinstance(entry[SITE].identity, str)
+        if not isinstance(entry[RECORD].identity, str)
     ]
     if injected:
         others[COLLECTION] = variables[COLLECTION]
 
     def is_injected(path: Any) -> bool:
-        return any(site.is_made_of(module, _steps(path)) for module, site in injected)
+        return any(one.is_made_of(module, _steps(path)) for module, one in injected)
 
     def as_shape(path: Any, node: Any) -> Any:
         return node.struct if _is_kernel(node) and not is_injected(path) else node

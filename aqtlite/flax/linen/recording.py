@@ -1,6 +1,6 @@
-"""The mode in which contractions are recorded rather than served.
+"""The modes in which contractions are recorded rather than served, or run in float.
 
-The mode is part of what the caches of `jax.jit`, and so those of `nn.jit`, compare:
+A mode is part of what the caches of `jax.jit`, and so those of `nn.jit`, compare:
 a conversion traces every call anew, and leaves nothing in what others trace.
 """
 
@@ -13,8 +13,8 @@ import jax
 from flax.core import Scope
 
 from aqtlite.flax.linen.caller import Caller
-from aqtlite.program.serving.call_site import COLLECTION
 from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import StoredOperand
 
 _RECORDED = "recorded"
@@ -89,6 +89,21 @@ def record(contraction: Contraction, caller: Caller | None) -> Contraction:
     """Hands a contraction to the recorder; returns the one to go on with."""
     recording: _Recording = _mode.value
     return recording.record(contraction, caller)
+
+
+_is_in_float = jax.make_user_context(default_value=False)
+
+
+@contextlib.contextmanager
+def in_float() -> Iterator[None]:
+    """Runs injected contractions in float while it lasts."""
+    with _is_in_float(True):
+        yield
+
+
+def is_in_float() -> bool:
+    """Whether `in_float` is in effect."""
+    return bool(_is_in_float.value)
 
 
 def stored_operands(collection: Any) -> list[StoredOperand]:

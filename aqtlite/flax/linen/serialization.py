@@ -1,7 +1,7 @@
 """Serialization of serving variables by `flax.serialization` (``to_bytes``, msgpack).
 
-Arrays are stored; static nodes (a call site, the shape of a frozen kernel) come from
-the target that `flax.serialization.from_bytes` takes, as they do with Orbax. So do the
+Arrays are stored; static nodes (a record, the shape of a frozen kernel) come from the
+target that `flax.serialization.from_bytes` takes, as they do with Orbax. So do the
 types of records; a state may be one of those that `restored_statistics` reads.
 """
 
@@ -14,7 +14,7 @@ from flax import serialization
 from aqtlite.calibration import Statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.program.serving import guards
-from aqtlite.program.serving.call_site import CallSite
+from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.gradient_statistics import GradientStatistics
@@ -59,10 +59,10 @@ def register() -> None:
         FrozenKernel, lambda node: {}, lambda target, state: target
     )
     serialization.register_serialization_state(
-        CallSite, lambda node: dict(node.recipe or {}), _checked_site
+        FrozenRecord, lambda node: dict(node.recipe or {}), _checked_site
     )
 
 
-def _checked_site(target: CallSite, state: dict[str, Any]) -> CallSite:
+def _checked_site(target: FrozenRecord, state: dict[str, Any]) -> FrozenRecord:
     guards.check_recipe(target, state)
     return target

@@ -15,7 +15,7 @@ from flax.core import Scope
 
 from aqtlite import config
 from aqtlite.flax.linen.caller import path_of
-from aqtlite.program.serving import uses
+from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.lookup import Either
 from aqtlite.quantization import statistics
@@ -122,7 +122,7 @@ def note_uses(
         is_noisy: without frozen weights, it rounds stochastically.
     """
     if entry is not None:
-        uses.note_operands(
+        statistics_uses.note_operands(
             dataclasses.replace(call, states=states),
             (*entry.scope.path, entry.name_in(STATISTICS)),
             is_updated=entry.scope.is_mutable_collection(STATISTICS),
@@ -186,7 +186,7 @@ def of_output(
         scope.put_variable(STATISTICS, name, {"out": before})
     state = restored_statistics(scope.get_variable(STATISTICS, name))["out"]
     place, last = (*scope.path, name, "out"), tuple(range(out.ndim))[-1:]
-    uses.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
+    statistics_uses.note(place, out, tensor, last, "out", state, is_updated=is_mutable)
     if not is_mutable:
         return state
     after = statistics.update_output(tensor, state, out)

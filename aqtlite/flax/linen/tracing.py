@@ -9,17 +9,21 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import quantized_call, recording
-from aqtlite.flax.linen.conversion_inputs import buffers_of, parameters_of
+from aqtlite.flax.linen import (
+    given_variables,
+    partitioning,
+    quantized_call,
+    recording,
+)
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.flax.linen.recording import CallingModule, Recorder
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
 from aqtlite.program.program import Program
-from aqtlite.program.serving import identity, uses
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving import identity, statistics_uses
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
@@ -29,10 +33,13 @@ from aqtlite.program.serving.model import (
     Parameter,
     Place,
     StoredOperand,
+    StoredWeight,
+    buffers_in,
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.recording import outputs_of
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.state_collections import STATISTICS
 
 _FIRST_POSITION = 10**6
 """Of the contractions that rules name, behind those that are injected."""
@@ -55,17 +62,20 @@ class LinenModel(Model):
         variables: Mapping[str, Any],
         calls: Sequence[Call],
     ):
-        if not isinstance(model, ModelByRules):
-            model = ModelByRules(model, ())
-        self._model = model
+        self._by_rules = model if isinstance(model, ModelByRules) else None
+        self._module = model.model if isinstance(model, ModelByRules) else model
         self._variables = variables
         self._calls = calls
-        self._programs: dict[int, Program] = {}
+        self._traces: dict[int, tracing.Traced] = {}
+        self._programs: dict[int, Program | None] = {}
         self._activations: dict[int, set[_Place]] = {}
         """For each call, the injected contractions of which no weight can be made."""
-        self.parameters = parameters_of(variables["params"])
-        self.num_calls = len(calls)
-        self.uses_of_statistics = uses.Uses()
+        super().__init__(
+            variables["params"],
+            _without_params(variables),
+            len(calls),
+            nn.meta.is_axis_metadata,
+        )
 
     def discover(self, call: int) -> Discovery:
         naming = _Naming()
@@ -75,50 +85,58 @@ class LinenModel(Model):
         ) -> Contraction:
             return self._in_float(naming(contraction, caller, position))
 
-        with uses.noted_in(self.uses_of_statistics):
-            program = self._programs[call] = self._program(call, name)
-            buffers = self._buffers(program.traced.inputs[0])
-            of_rules = program.discovery(buffers)
-        parameters, operands = program.parameters, []
-        learned: set[int] = set()
-        for one in program.plan.quantized():
-            states = program.states_in(one, program.traced.inputs[0])
-            learned.update(jax.tree.leaves(states))
+        with statistics_uses.noted_in(self.uses_of_statistics):
+            traced = self._traced(call, name, self._variables)
+            variables = traced.inputs[0]
+            parameters = given_variables.parameters_in(traced, self._variables)
+            buffers = self._buffers_in(variables)
+            found = Discovery(traced.jaxpr, parameters, (), 0, frozenset())
+            program = self._program(traced)
+            if program is not None:
+                found = program.discovery(buffers)
+        operands, learned = list[FoundOperand](), set[int]()
+        if program is None:
+            names = {i: str(one) for i, one in parameters.items()}
+            named = sites.find(traced.jaxpr, names).named
+        else:
+            named = list(program.plan.named)
+            for one in program.plan.quantized():
+                states = program.states_in(one, variables)
+                learned.update(jax.tree.leaves(states))
+        self._traces[call], self._programs[call] = traced, program
         activations = self._activations.setdefault(call, set())
-        for value in program.plan.named:
+        for value in named:
             if value.name == naming.states:
                 learned |= value.origin.inputs
             place = naming.places.get(value.name)
             if place is not None and not value.origin.inputs <= parameters.keys():
                 activations.add(place)
             if value.name in naming.quantized:
-                found = naming.quantized[value.name]
-                if found.obstacle is None and value.is_in_branch:
-                    found = dataclasses.replace(found, obstacle=_IN_BRANCH)
+                operand = naming.quantized[value.name]
+                if operand.obstacle is None and value.is_in_branch:
+                    operand = dataclasses.replace(operand, obstacle=_IN_BRANCH)
                 where = Place(value.location, 0)
-                operands.append(found.made_of(value.origin, where, parameters, buffers))
+                operands.append(
+                    operand.made_of(value.origin, where, parameters, buffers)
+                )
         return dataclasses.replace(
-            of_rules,
-            operands=(*operands, *of_rules.operands),
-            num_contractions=naming.num_contractions + of_rules.num_contractions,
+            found,
+            operands=(*operands, *found.operands),
+            num_contractions=naming.num_contractions + found.num_contractions,
             learned=frozenset(parameters[i] for i in learned & parameters.keys()),
         )
 
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
         injected = {one.key for one in weights if one.is_injected}
         of_rules = {one.key for one in weights} - injected
-        program = self._programs[call]
-        traced = program.traced
+        traced, program = self._traces[call], self._programs[call]
         if injected:
             recorder = _storing(injected, outputs_of, self._go_on(call))
-            if of_rules:
-                program = self._program(call, recorder)
-                traced = program.traced
-            else:
-                traced = self._traced(call, recorder, self._variables)
+            traced = self._traced(call, recorder, self._variables)
+            program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
         stored = recording.stored_operands(traced.outputs[1])
-        if of_rules:
+        if program is not None:
             # The states of calibrations are inputs beside those of the call.
             traced = program.traced_record(self._variables, of_rules, stored)
             inputs.append(traced.inputs[1])
@@ -128,22 +146,49 @@ class LinenModel(Model):
         for variables in inputs:
             numbers = jax.tree.leaves(variables["params"])
             parameters.update(zip(numbers, self.parameters, strict=True))
-            buffers.update(self._buffers(variables))
+            buffers.update(self._buffers_in(variables))
         return CallTrace(traced.jaxpr, parameters, buffers, tuple(stored))
 
-    def record_corners(
+    def record_fingerprints(
         self,
         call: int,
         keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
-        of_rules = self._programs[call].parameters_of_weights()
+        program = self._programs[call]
+        of_rules = set() if program is None else program.parameters_of_weights()
         injected = {one: x for one, x in frozen.items() if one not in of_rules}
         params = with_frozen_kernels(self._variables["params"], injected)
-        recorder = _storing(keys, _corners, lambda one, place: one.in_float())
+        recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
         traced = self._traced(call, recorder, {**self._variables, "params": params})
         stored = recording.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
+
+    def serving(
+        self,
+        stored: Sequence[StoredWeight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> dict[str, Any]:
+        params = self._variables["params"]
+        boxes = partitioning.boxes_of(params, self.parameters)
+        collection: dict[str, Any] = {}
+        for one in stored:
+            tree = collection
+            for step in one.module:
+                tree = tree.setdefault(step, {})
+            tree[one.name] = partitioning.boxed(one, boxes).entry
+        return {
+            **self._variables,
+            "params": with_frozen_kernels(params, frozen),
+            **({COLLECTION: collection} if collection else {}),
+        }
+
+    def fix_scales(self, serving: Any) -> Any:
+        if STATISTICS not in serving:
+            return serving
+        found, is_frozen = self.uses_of_statistics, COLLECTION in serving
+        fixed = statistics_uses.fix(serving[STATISTICS], found, is_frozen=is_frozen)
+        return {**serving, STATISTICS: fixed}
 
     def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:
         """Leaves contractions in float of which no weight can be made."""
@@ -162,11 +207,11 @@ class LinenModel(Model):
         with recording.recorded_by(recorder):
             return tracing.trace(apply, arguments)
 
-    def _program(self, call: int, recorder: Recorder) -> Program:
-        """Traces such a call, and decides about its contractions."""
-        apply, arguments = self._call(call, self._variables)
-        with recording.recorded_by(recorder):
-            program, _ = quantized_call.trace(self._model, apply, *arguments)
+    def _program(self, traced: tracing.Traced) -> Program | None:
+        """What rules decide about the contractions of a call; None without rules."""
+        if self._by_rules is None:
+            return None
+        program = quantized_call.program_of(self._by_rules, traced, self._variables)
         return dataclasses.replace(program, first_position=_FIRST_POSITION)
 
     def _call(
@@ -177,7 +222,7 @@ class LinenModel(Model):
         mutable = mutable_collections(kwargs.pop("mutable", False))
 
         def apply(variables: Any, args: Any, kwargs: Any) -> Any:
-            out, mutated = self._model.model.apply(
+            out, mutated = self._module.apply(
                 variables, *args, mutable=[*mutable, COLLECTION], **kwargs
             )
             mutated = dict(mutated)
@@ -187,16 +232,13 @@ class LinenModel(Model):
 
         return apply, (variables, self._calls[call].args, kwargs)
 
-    def _buffers(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
+    def _buffers_in(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
         """The inputs of a trace that are no parameters, given those of variables."""
-        others = {k: v for k, v in inputs.items() if k != "params"}
-        numbers = jax.tree.leaves(others, is_leaf=_is_none)
-        found = zip(numbers, buffers_of(self._variables), strict=True)
-        return {i: buffer for i, buffer in found if i is not None}
+        return buffers_in(_without_params(inputs), self.buffers)
 
     def _in_float(self, contraction: Contraction) -> Contraction:
         """The contraction, in float where rules do not take it for one of theirs."""
-        return contraction if self._model.rules else contraction.in_float()
+        return contraction.in_float() if self._by_rules is None else contraction
 
 
 class _Naming:
@@ -258,12 +300,12 @@ def _storing(
     return record
 
 
-def _corners(contraction: Contraction, side: Side) -> list[jax.Array]:
-    return identity.corners(contraction.array(side))
+def _fingerprint(contraction: Contraction, side: Side) -> list[jax.Array]:
+    return identity.fingerprint(contraction.array(side))
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
+def _without_params(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in variables.items() if k != "params"}
 
 
 def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:

@@ -1,7 +1,6 @@
-"""The conversion of an NNX model: the plan, and what it makes of the model."""
+"""NNX models whose weights are frozen."""
 
-import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,113 +14,69 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import function_of
 from aqtlite.flax.nnx.variables import Frozen, Recipe, Sample, Statistics
 from aqtlite.jaxpr import scopes
-from aqtlite.program import freezing
-from aqtlite.program.freezing import FunctionCall
+from aqtlite.program.freezing import FunctionCall, FunctionModel
 from aqtlite.program.program import Program
-from aqtlite.program.serving.call_site import IDENTITY, SITE, recipe_name
-from aqtlite.program.serving.conversion import Stored
-from aqtlite.program.serving.model import Parameter
-from aqtlite.program.serving.planning import Weight
-from aqtlite.program.serving.report import ConversionReport
+from aqtlite.program.serving import planning
+from aqtlite.program.serving.frozen_record import IDENTITY, RECORD, recipe_name
+from aqtlite.program.serving.model import Parameter, StoredWeight
+from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.state_collections import STATISTICS
 
 
-@dataclasses.dataclass(frozen=True)
-class Serving:
-    """What a conversion makes of the variables of a model."""
+class NnxModel(FunctionModel):
+    """An NNX model whose calls are functions of its parameters."""
 
-    params: Any
-    """The parameters that are left, and `FrozenParameter`s."""
+    def __init__(self, model: QuantizedModel, calls: Sequence[PureCall]):
+        self._model, self._call, state = model, calls[0], state_of(model)
+        params = self._call.params
+        programs = []
+        for call in calls:
+            _, *others = call.arguments
+            function = FunctionCall(function_of(model, call), tuple(others), {})
+            programs.append(function.program(params, state))
+        _check_is_quantized(programs)
+        super().__init__(programs, params, state)
 
-    frozen: dict[str, dict[str, Frozen[Any]]]
-    """By module and name."""
-
-    samples: dict[str, dict[str, Sample[Any]]]
-    """Of the parameters that stay beside frozen weights: by module and name of these.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """A planned conversion of an NNX model."""
-
-    model: QuantizedModel
-    call: PureCall
-    """One of those that are served, which has all parameters."""
-
-    functions: freezing.Conversion
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The weights that will be frozen."""
-        return self.functions.weights
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The parameters of the model, by number."""
-        return self.functions.model.parameters
-
-    def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Conversion":
-        """Returns a conversion that leaves weights with these paths in float."""
-        kept = self.functions.keep_float(paths)
-        return dataclasses.replace(self, functions=kept)
-
-    def run(self) -> tuple[Serving, ConversionReport]:
-        """Returns variables, or their shapes, and what became of each parameter."""
-        stored = self.functions.freeze()
-        frozen: dict[str, dict[str, Frozen[Any]]] = {}
+    def serving(
+        self,
+        stored: Sequence[StoredWeight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> QuantizedModel:
+        """Makes a serving model of the model."""
+        weights: dict[str, dict[str, Frozen[Any]]] = {}
         samples: dict[str, dict[str, Sample[Any]]] = {}
-        for weight, one in zip(self.weights, stored, strict=True):
-            module = "/".join(weight.module)
-            entries = frozen.setdefault(module, {})
-            entries[weight.name] = self._variable(weight, one)
+        for one in stored:
+            module, side = "/".join(one.module), one.record.operand.side
+            axes = one.axes[side].qvalue
+            metadata = partitioning.metadata_of(axes, self._call.variables)
+            metadata[RECORD] = one.record
+            variable = Frozen(one.values[side], **metadata)
+            weights.setdefault(module, {})[one.name] = variable
             if IDENTITY in one.values:
-                of_module = samples.setdefault(module, {})
-                of_module[weight.name] = Sample(
-                    one.values[IDENTITY], eager_sharding=False
-                )
-        params = self.functions.serving(stored)["params"]
-        return Serving(params, frozen, samples), self.functions.report(stored)
+                sample = Sample(one.values[IDENTITY], eager_sharding=False)
+                samples.setdefault(module, {})[one.name] = sample
+        self._call.replace_params(self.with_placeholders(frozen))
+        aqt, name = self._model.aqt, recipe_name([one.record for one in stored])
+        aqt.frozen, aqt.samples = nnx.data(weights), nnx.data(samples)
+        aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
+        return self._model
 
-    def _variable(self, weight: Weight, stored: Stored) -> Frozen[Any]:
-        side = weight.site.operand.side
-        axes = stored.axes[side].qvalue
-        metadata = partitioning.metadata_of(axes, self.call.variables)
-        metadata[SITE] = weight.site
-        return Frozen(stored.values[side], **metadata)
-
-    def write(self, serving: Serving) -> None:
-        """Makes a serving model of the model.
-
-        Args:
-            serving: what `run` returned.
-        """
-        self.call.replace_params(serving.params)
-        self.model.aqt.frozen = nnx.data(serving.frozen)
-        self.model.aqt.samples = nnx.data(serving.samples)
-        name = recipe_name([weight.site for weight in self.weights])
-        self.model.aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
-
-    def fix_scales(self, model: QuantizedModel) -> None:
-        """Puts scales in place of the statistics of the operands of a serving model.
-
-        Args:
-            model: what the conversion makes, with the values of its variables.
-        """
-        if model.aqt.frozen and model.aqt.statistics:
-            state = state_of(model)
-            fixed = dataclasses.replace(self.functions, state=state).fixed_state()
-            model.aqt.statistics = nnx.data(
-                jax.tree.map(Statistics, fixed[STATISTICS], is_leaf=_is_fixed_scale)
+    def fix_scales(self, serving: QuantizedModel) -> QuantizedModel:
+        if serving.aqt.frozen and serving.aqt.statistics:
+            fixed = self.fixed_state(state_of(serving))[STATISTICS]
+            serving.aqt.statistics = nnx.data(
+                jax.tree.map(Statistics, fixed, is_leaf=_is_fixed_scale)
             )
+        return serving
 
 
 def _is_fixed_scale(x: Any) -> bool:
     return isinstance(x, FixedScale)
 
 
-def plan(model: QuantizedModel, calls: Sequence[Call]) -> Conversion:
+def plan(model: QuantizedModel, calls: Sequence[Call]) -> Plan:
     """Plans a conversion from traces alone.
 
     Args:
@@ -135,19 +90,12 @@ def plan(model: QuantizedModel, calls: Sequence[Call]) -> Conversion:
         raise ValueError(
             "the model is converted already: convert takes the float model of training"
         )
-    state = state_of(model)
-    pure, functions = [], []
+    pure = []
     for call in calls:
         kwargs = dict(call.kwargs)
         method = kwargs.pop("method", "__call__")
-        one = PureCall(model, method, call.args, kwargs)
-        _, *others = one.arguments
-        pure.append(one)
-        functions.append(FunctionCall(function_of(model, one), tuple(others), {}))
-    params = pure[0].params
-    programs = [call.program(params, state) for call in functions]
-    _check_is_quantized(programs)
-    return Conversion(model, pure[0], freezing.plan(programs, params, state))
+        pure.append(PureCall(model, method, call.args, kwargs))
+    return planning.plan(NnxModel(model, pure))
 
 
 def _check_is_quantized(programs: Sequence[Program]) -> None:

@@ -7,11 +7,11 @@ from typing import Any, cast
 from flax import nnx
 
 from aqtlite.flax.call import Call, calls_of
-from aqtlite.flax.nnx import conversion
+from aqtlite.flax.nnx.conversion import plan
 from aqtlite.flax.nnx.model import QuantizedModel, float_class_of
 from aqtlite.flax.nnx.quantize import M, as_quantized
 from aqtlite.program import arguments
-from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving import conversion
 from aqtlite.program.serving.report import ConversionReport
 
 
@@ -118,16 +118,9 @@ def convert_in_place(
     quantized, calls = as_quantized(model), calls_of(calls, args, kwargs)
     for call in calls:
         _check_arguments(quantized, call)
-    planned = conversion.plan(quantized, calls)
-    serving, summary = planned.run()
-    if strict:
-        report_lib.check_all_frozen(summary)
-    report_lib.log(summary)
-    if report is not None:
-        report(summary)
-    planned.write(serving)
-    planned.fix_scales(quantized)
-    return cast(M, quantized)
+    planned = plan(quantized, calls)
+    serving = conversion.convert(planned, strict=strict, report=report)
+    return cast(M, planned.model.fix_scales(serving))
 
 
 def _check_arguments(model: QuantizedModel, call: Call) -> None:

@@ -13,7 +13,7 @@ from aqtlite.flax.nnx.variables import (
     Statistics,
 )
 from aqtlite.program.rules import Rule
-from aqtlite.program.serving.call_site import IDENTITY, SITE
+from aqtlite.program.serving.frozen_record import IDENTITY, RECORD
 from aqtlite.quantization.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
 
 ATTRIBUTE = "aqt"
@@ -106,6 +106,6 @@ def is_variable(x: Any) -> bool:
 
 
 def _entry(variable: Frozen[Any]) -> dict[str, Any]:
-    site = variable.get_metadata(SITE)
-    side = "rhs" if site is None else site.operand.side
-    return {SITE: site, side: variable.get_raw_value()}
+    record = variable.get_metadata(RECORD)
+    side = "rhs" if record is None else record.operand.side
+    return {RECORD: record, side: variable.get_raw_value()}

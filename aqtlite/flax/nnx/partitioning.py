@@ -7,8 +7,7 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite.program.serving.conversion import ParameterAxis
-from aqtlite.program.serving.model import Parameter
+from aqtlite.program.serving.model import Parameter, ParameterAxis
 from aqtlite.qtensor.qtensor import QTensor
 
 _NAMES = "out_sharding"

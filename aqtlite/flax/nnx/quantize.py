@@ -29,7 +29,7 @@ from aqtlite.program.naming import by_parameter
 from aqtlite.program.plan import Plan
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import guards
-from aqtlite.program.serving.call_site import COLLECTION
+from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.quantization.state_collections import STATISTICS
 
 M = TypeVar("M", bound=nnx.Module)

@@ -47,7 +47,7 @@ class Frozen(nnx.Variable[A]):
 class Recipe(Frozen[A]):
     """How the frozen weights of a serving model were made: a pytree without leaves.
 
-    Checkpoints keep it by the name in it; see `CallSite` of frozen weights. It
+    Checkpoints keep it by the name in it; see `FrozenRecord` of frozen weights. It
     is among the `Frozen` variables for `nnx.split` by their type.
     """
 

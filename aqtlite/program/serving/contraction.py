@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from aqtlite import config
 from aqtlite.operations import Operation, Side
-from aqtlite.program.serving.call_site import Operand
+from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import smoothing
 from aqtlite.quantization.statistics import States

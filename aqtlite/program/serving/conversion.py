@@ -1,7 +1,10 @@
-"""The conversion itself: runs what a plan says, at once or one weight at a time."""
+"""The conversion itself: runs what a plan says, at once or one weight at a time.
+
+It is the same for every framework. A `Model` puts the frozen weights into variables.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,49 +12,62 @@ import jax.numpy as jnp
 
 from aqtlite.jaxpr import axes, slicing
 from aqtlite.program.serving import identity
-from aqtlite.program.serving.call_site import IDENTITY
-from aqtlite.program.serving.model import Buffer, Parameter
-from aqtlite.program.serving.planning import Weight
+from aqtlite.program.serving import report as report_lib
+from aqtlite.program.serving.frozen_record import IDENTITY
+from aqtlite.program.serving.model import (
+    Buffer,
+    Parameter,
+    ParameterAxis,
+    StoredWeight,
+)
+from aqtlite.program.serving.planning import Plan, Weight
+from aqtlite.program.serving.report import ConversionReport
 from aqtlite.qtensor.qtensor import QTensor
 
 
-class ParameterAxis(NamedTuple):
-    """An axis of a parameter, or of a buffer."""
-
-    parameter: Parameter | Buffer
-    axis: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The stored values of a frozen weight, and where their axes come from."""
-
-    values: dict[str, Any]
-    """The `QTensor` by its side, and values of floats where something stayed one."""
-
-    axes: dict[str, Any]
-    """The same, with a tuple in place of each array: for each of its axes the
-    `ParameterAxis` that it is, if it is one."""
-
-
-def freeze(
-    weights: Sequence[Weight], params: Mapping[Parameter | Buffer, Any]
-) -> list[Stored]:
-    """Makes all weights, those of one call in one program.
+def convert(
+    plan: Plan,
+    *,
+    strict: bool = False,
+    report: Callable[[ConversionReport], Any] | None = None,
+) -> Any:
+    """Returns the serving variables of a plan, and says what became of parameters.
 
     Args:
-        weights: weights of a plan.
-        params: the values of the parameters and buffers, or their shapes; then what is
-            stored are shapes, too.
+        plan: the plan.
+        strict: raise if a weight stays in float.
+        report: is called with the `ConversionReport`.
+
+    Raises:
+        ValueError: with `strict`, if a weight stays in float; before variables change.
     """
+    stored = freeze(plan)
+    summary = report_lib.report_of(plan, stored)
+    if strict:
+        report_lib.check_all_frozen(summary)
+    report_lib.log(summary)
+    if report is not None:
+        report(summary)
+    return plan.model.serving(stored, plan.placeholders())
+
+
+def serving(plan: Plan) -> Any:
+    """Returns the serving variables of a plan."""
+    return plan.model.serving(freeze(plan), plan.placeholders())
+
+
+def freeze(plan: Plan) -> list[StoredWeight]:
+    """Makes all weights, those of one call in one program; shapes of shapes."""
+    weights, variables = plan.weights, plan.model.values
     abstract = any(
-        isinstance(params[one], jax.ShapeDtypeStruct)
+        isinstance(variables[one], jax.ShapeDtypeStruct)
         for weight in weights
         for read in (weight.sources, weight.buffers)
         for one in read
     )
     run = jax.eval_shape if abstract else _run
-    made: dict[int, Stored] = {}
+    values: dict[int, Any] = {}
+    origins: dict[int, Any] = {}
     traces = {id(weight.recorded.trace): weight.recorded.trace for weight in weights}
     for trace in traces.values():
         outputs = {
@@ -60,22 +76,23 @@ def freeze(
             if weight.recorded.trace is trace
         }
         part = slicing.slice_outputs(trace.jaxpr, outputs)
-        variables: dict[int, Parameter | Buffer] = {}
-        variables.update(trace.parameters)
-        variables.update(trace.buffers)
-        inputs = [variables[i] for i in part.inputs]
-        values = run(part, *(params[parameter] for parameter in inputs))
-        origins = part.unflatten(
+        read: dict[int, Parameter | Buffer] = {**trace.parameters, **trace.buffers}
+        inputs = [read[i] for i in part.inputs]
+        values.update(run(part, *(variables[one] for one in inputs)))
+        found = part.unflatten(
             tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
             for one in axes.output_axes(part.jaxpr)
         )
-        made.update({i: Stored(values[i], origins[i]) for i in outputs})
+        origins.update(found)
     for i, weight in enumerate(weights):
         if weight.compared:
-            stay = [params[one] for one in weight.compared]
+            stay = [variables[one] for one in weight.compared]
             sampled = run(lambda *stay: identity.sample_parameters(stay), *stay)
-            made[i].values[IDENTITY], made[i].axes[IDENTITY] = sampled, (None,)
-    return [made[i] for i in range(len(weights))]
+            values[i][IDENTITY], origins[i][IDENTITY] = sampled, (None,)
+    return [
+        StoredWeight(weight.module, weight.name, weight.record, values[i], origins[i])
+        for i, weight in enumerate(weights)
+    ]
 
 
 def _run(function: Callable[..., Any], *args: Any) -> Any:
@@ -117,7 +134,7 @@ class WeightFreezer:
 
         def run(*values: jax.Array) -> FrozenWeight:
             stored, smoothed = part(*(values[place] for place in places))
-            qtensor = stored[weight.site.operand.side]
+            qtensor = stored[weight.record.operand.side]
             measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)
             if weight.compared:

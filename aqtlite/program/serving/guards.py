@@ -14,12 +14,15 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from aqtlite import config
 from aqtlite.lowering import exact
-from aqtlite.program.serving import identity
-from aqtlite.program.serving.call_site import COLLECTION, CallSite, FrozenEntry, Operand
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    FrozenEntry,
+    FrozenRecord,
+    Operand,
+)
 from aqtlite.qtensor.qtensor import QTensor
 
 LINEN = "aqtlite.flax.convert(model, variables, calls=[Call(...), ...])"
@@ -65,19 +68,19 @@ def _mappings(
             yield from _mappings(child, (*path, str(name)))
 
 
-def check_recipe(site: CallSite, stored: Collection[str]) -> None:
+def check_recipe(record: FrozenRecord, stored: Collection[str]) -> None:
     """Refuses to restore a frozen weight as if it were made by another config.
 
     Args:
-        site: site of the target.
+        record: record of the target.
         stored: the names of the recipe that was saved; empty in what was saved before
             there were any.
 
     Raises:
         ValueError: if it is another one.
     """
-    if stored and set(stored) != set(site.recipe or ()):
-        weight = " and ".join(site.made_of)
+    if stored and set(stored) != set(record.recipe or ()):
+        weight = " and ".join(record.made_of)
         raise ValueError(
             f"the frozen weight of {weight!r} was saved with another config, or of "
             "another contraction, than the target has: restore it into the abstract "
@@ -86,19 +89,19 @@ def check_recipe(site: CallSite, stored: Collection[str]) -> None:
 
 
 def check_not_beside_floats(
-    site: CallSite, floats: Collection[str], converter: str
+    record: FrozenRecord, floats: Collection[str], converter: str
 ) -> None:
     """Refuses a frozen weight beside the float parameters whose place it took.
 
     Args:
-        site: site of the weight.
+        record: record of the weight.
         floats: the paths of the parameters that are floats.
         converter: how the user converts.
 
     Raises:
         ValueError: if a parameter that the conversion took away is there again.
     """
-    for name in site.removed or ():
+    for name in record.removed or ():
         if name in floats:
             raise ValueError(
                 f"parameter {name!r} is a float, but the weight that was frozen of it "
@@ -130,21 +133,21 @@ def check_place(parameter: str, number: int, converted: int, converter: str) -> 
 
 def check_has_weight(
     parameter: str,
-    sites: Iterable[tuple[Sequence[str], CallSite]],
+    records: Iterable[tuple[Sequence[str], FrozenRecord]],
     converter: str,
 ) -> None:
     """Refuses a frozen parameter that no frozen weight is made of.
 
     Args:
         parameter: its path.
-        sites: the frozen weights, each with the path of its module.
+        records: the frozen weights, each with the path of its module.
         converter: how the user converts.
 
     Raises:
         ValueError: if there is none.
     """
     path = tuple(parameter.split("/"))
-    if not any(site.is_made_of(module, path) for module, site in sites):
+    if not any(record.is_made_of(module, path) for module, record in records):
         refuse_missing(parameter, converter)
 
 
@@ -222,15 +225,15 @@ def fitting(
         ValueError: if one that fits is not stored as it was converted; or if none does,
             and the operand cannot be a float that was left beside them.
     """
-    of_config = [(name, entry) for name, entry in named if entry.site.cfg == cfg]
-    found = [one for one in of_config if one[1].site.operand == operand]
+    of_config = [(name, entry) for name, entry in named if entry.record.cfg == cfg]
+    found = [one for one in of_config if one[1].record.operand == operand]
     for name, entry in found:
         _check_stored(name, entry, steps, converter)
-    if not found and not any(one.site.is_beside_floats_like_it for _, one in named):
+    if not found and not any(one.record.is_beside_floats_like_it for _, one in named):
         for name, entry in of_config:
-            refuse_another_operand(name, entry.site.operand, operand, converter)
+            refuse_another_operand(name, entry.record.operand, operand, converter)
         for name, entry in named:
-            refuse_another_config(name, entry.site.cfg, cfg, converter)
+            refuse_another_config(name, entry.record.cfg, cfg, converter)
     return [entry for _, entry in found]
 
 
@@ -280,7 +283,7 @@ def refuse_another_operand(
 def _check_stored(
     weight: str, entry: FrozenEntry, steps: tuple[int, ...], converter: str
 ) -> None:
-    operand = entry.site.operand
+    operand = entry.record.operand
     qtensor = entry.values.get(operand.side)
     if not isinstance(qtensor, QTensor):
         refuse_missing(weight, converter)
@@ -299,49 +302,29 @@ def _check_stored(
         )
 
 
-def refuse_other_values(weight: str, converter: str) -> NoReturn:
-    """Refuses a frozen weight beside other values of what it was made of.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"the parameter that the frozen weight {weight!r} was made of stays beside it "
-        "for its other uses, and has other values now, or is contracted in another way "
-        f"here: convert the float parameters again with {converter}"
-    )
-
-
-def made_of_these(
-    weight: str,
-    frozen: QTensor,
-    parameters: Sequence[Any],
-    sampled: jax.Array,
-    converter: str,
+def unless_stale(
+    weight: str, frozen: QTensor, is_same: jax.Array, converter: str
 ) -> QTensor:
-    """Returns a frozen weight, or NaN if its float parameters have other values.
+    """Returns a frozen weight; NaN where that shows at run time to be stale.
 
     Args:
         weight: its name.
         frozen: the weight.
-        parameters: those that stay beside it.
-        sampled: `identity.sample_parameters` of those that it was made of.
+        is_same: whether floats that stay beside it are those that it was made of.
         converter: how the user converts.
 
     Raises:
-        ValueError: if they have, and are not traced.
+        ValueError: if they are not, and that is known.
     """
-    fixed = [lax.stop_gradient(jnp.asarray(x)) for x in parameters]
-    is_same = identity.same_parameters(fixed, sampled)
     if not isinstance(is_same, jax.core.Tracer):
-        if not is_same:
-            refuse_other_values(weight, converter)
-        return frozen
-    return where_same(is_same, frozen)
-
-
-def where_same(is_same: jax.Array, frozen: QTensor) -> QTensor:
-    """Returns a frozen weight, or NaN, as a comparison at run time tells."""
+        if is_same:
+            return frozen
+        raise ValueError(
+            f"the parameter that the frozen weight {weight!r} was made of stays beside "
+            "it for its other uses, and has other values now, or is contracted in "
+            "another way here: convert the float parameters again with "
+            f"{converter}"
+        )
     scale = jnp.where(is_same, frozen.scale, jnp.float32(jnp.nan))
     # XLA cannot fold the comparison, and must not fuse it into what follows.
     return dataclasses.replace(frozen, scale=exact.fusion_barrier(scale))

@@ -1,8 +1,8 @@
 """The identity of a weight, by which serving tells it from others.
 
-It is read off the corners: the first element, and the last one along each axis. An
-operand made of placeholders has numbers and NaN there that no other parameters, and
-no other transformation of them, give. One made of parameters that stayed in float has
+It is a fingerprint: the first element, and the last one along each axis. An operand
+made of placeholders has numbers and NaN there that no other parameters, and no other
+transformation of them, give. One made of parameters that stayed in float has
 its own values, and is told from others by elements all over it as well: the rows of an
 embedding are not trained at the same time.
 """
@@ -19,15 +19,15 @@ from jax.sharding import PartitionSpec
 
 from aqtlite.shapes.sharding import explicit_spec
 
-Corners = tuple[float | None, ...]
-"""The values at the corners; None is NaN."""
+Fingerprint = tuple[float | None, ...]
+"""The first element of an operand, and the last one along each axis; None is NaN."""
 
-Identity = Corners | str
-"""The corners, or a text that says how the weight is made, which a model has whose
+Identity = Fingerprint | str
+"""A fingerprint, or a text that says how the weight is made, which a model has whose
 programs are served as they were traced."""
 
 
-def corners(x: jax.Array) -> list[jax.Array]:
+def fingerprint(x: jax.Array) -> list[jax.Array]:
     """Returns the first element of an array, and the last one along each of its axes.
 
     Each keeps the rank of the array, so that a transformation can stack it along the
@@ -46,12 +46,12 @@ def corners(x: jax.Array) -> list[jax.Array]:
         return [element.reshape((1,) * x.ndim) for element in elements]
 
 
-def from_values(values: list[Any]) -> Corners | None:
-    """Returns the identity that evaluated corners give, or None if they give none.
+def from_values(values: list[Any]) -> Fingerprint | None:
+    """Returns the fingerprint of evaluated values, or None if they give none.
 
     Args:
-        values: of `corners`, each stacked along any axes. One weight has one value at
-            each corner, and not NaN and zero alone.
+        values: of `fingerprint`, each stacked along any axes. One weight has one value
+            for each, and not NaN and zero alone.
     """
     found: list[float | None] = []
     for value in values:
@@ -72,20 +72,20 @@ def same(first: Identity, second: Identity, dtype: Any) -> bool:
     )
 
 
-def matches(x: jax.Array, identity: Corners) -> jax.Array:
-    """Compares the corners of an operand; returns a bool, concrete or traced."""
+def matches(x: jax.Array, identity: Fingerprint) -> jax.Array:
+    """Compares the fingerprint of an operand; returns a bool, concrete or traced."""
     with jax.debug_nans(False):
         result = jnp.bool_(True)
-        for corner, expected in zip(corners(x), identity, strict=True):
-            value = corner.reshape(()).astype(jnp.float32)
+        for found, expected in zip(fingerprint(x), identity, strict=True):
+            value = found.reshape(()).astype(jnp.float32)
             result = result & _close(value, expected, x.dtype)
     return result
 
 
 def has_nan(x: jax.Array) -> jax.Array:
-    """Whether a corner of an operand is NaN."""
+    """Whether a value of the fingerprint of an operand is NaN."""
     with jax.debug_nans(False):
-        return jnp.isnan(stack(corners(x))).any()
+        return jnp.isnan(stack(fingerprint(x))).any()
 
 
 SAMPLED = 64
@@ -120,10 +120,10 @@ def sample(x: jax.Array) -> jax.Array:
 def values_of(x: jax.Array) -> jax.Array:
     """Returns values that tell an operand of floats from others.
 
-    Its corners, and elements all over it; of the rank of the operand.
+    Its fingerprint, and elements all over it; of the rank of the operand.
     """
     elements = sample(x)
-    return stack([*corners(x), elements.reshape(-1, *(1,) * (x.ndim - 1))])
+    return stack([*fingerprint(x), elements.reshape(-1, *(1,) * (x.ndim - 1))])
 
 
 def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
@@ -131,8 +131,8 @@ def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
 
     Args:
         x: the operand.
-        values: `values_of` the operand that was frozen; or its corners alone, as it was
-            converted before there were others.
+        values: `values_of` the operand that was frozen; or its fingerprint
+            alone, as it was converted before there were others.
     """
     with jax.debug_nans(False):
         found = values_of(x)[: values.shape[0]].astype(jnp.float32)
@@ -170,7 +170,7 @@ def same_parameters(parameters: Sequence[Any], stored: jax.Array) -> jax.Array:
 
 
 def stack(values: list[jax.Array]) -> jax.Array:
-    """Joins corners to one array of the rank of the operand."""
+    """Joins the values of a fingerprint to one array of the rank of the operand."""
     return jnp.concatenate(values, axis=0)
 
 

@@ -15,13 +15,13 @@ from jax import lax
 
 from aqtlite import config
 from aqtlite.program.serving import guards, identity
-from aqtlite.program.serving.call_site import (
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.program.serving.frozen_record import (
     IDENTITY,
-    CallSite,
     FrozenEntry,
+    FrozenRecord,
     Operand,
 )
-from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
 
@@ -41,7 +41,7 @@ class ModuleVariables:
     """Returns a parameter of any module by its path from the root, joined by slashes;
     None where the calling module does not see it."""
 
-    sites: Callable[[], Iterable[tuple[tuple[str, ...], CallSite]]]
+    records: Callable[[], Iterable[tuple[tuple[str, ...], FrozenRecord]]]
     """Returns the frozen weights of all modules, each with the path of its module."""
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def check_no_frozen_parameter(
     for x in (contraction.lhs, contraction.rhs):
         name = module.frozen_parameter(x)
         if name is not None:
-            guards.check_has_weight(name, module.sites(), guards.LINEN)
+            guards.check_has_weight(name, module.records(), guards.LINEN)
             guards.refuse_float_read(name, why, guards.LINEN)
 
 
@@ -141,15 +141,17 @@ def frozen_operands(
         candidates = _candidates(module, contraction.cfg, operand)
         parameter = module.frozen_parameter(x)
         if not candidates and parameter is not None:
-            guards.check_has_weight(parameter, module.sites(), guards.LINEN)
+            guards.check_has_weight(parameter, module.records(), guards.LINEN)
             _check_sizes(module, operand)
             if not module.frozen:
                 guards.refuse_another_way(parameter, operand, str(module), guards.LINEN)
-        if isinstance(x, jax.core.Tracer):
-            if candidates:
-                operands[side] = _traced(module, candidates, operand, x)
-        else:
+        stays = [one for one in candidates if one.record.identity is None]
+        if stays:
+            operands[side] = _beside_floats(module, stays[0], x)
+        elif not isinstance(x, jax.core.Tracer):
             operands[side] = _concrete(module, candidates, operand, x)
+        elif candidates:
+            operands[side] = _traced(module, candidates, operand, x)
     return operands["lhs"], operands["rhs"]
 
 
@@ -159,11 +161,11 @@ def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
     Those of a model that is larger or smaller; others may be slices.
     """
     for weight in module.frozen:
-        first, *others = weight.site.made_of
+        first, *others = weight.record.made_of
         parameter = module.params.get(first)
         if others or not isinstance(parameter, Placeholder) or any(parameter.sliced):
             continue
-        converted = weight.site.operand
+        converted = weight.record.operand
         if math.prod(converted.shape) != math.prod(parameter.shape):
             name = module.name(weight.name)
             guards.refuse_another_operand(name, converted, operand, guards.LINEN)
@@ -171,28 +173,38 @@ def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
 
 def _check_not_beside_floats(module: ModuleVariables, weight: FrozenEntry) -> None:
     """Refuses frozen weights beside the float parameters that they were made of."""
-    site = weight.site
-    if site.removed is None and site.identity is not None:
+    record = weight.record
+    if record.removed is None and record.identity is not None:
         # Variables of a conversion that did not say what it took away: all of it.
-        site = dataclasses.replace(site, removed=tuple(map(module.name, site.made_of)))
-    found = {name: module.find(name) for name in site.removed or ()}
+        removed = tuple(map(module.name, record.made_of))
+        record = dataclasses.replace(record, removed=removed)
+    found = {name: module.find(name) for name in record.removed or ()}
     floats = {
         name
         for name, value in found.items()
         if value is not None and not isinstance(value, Placeholder)
     }
-    guards.check_not_beside_floats(site, floats, guards.LINEN)
+    guards.check_not_beside_floats(record, floats, guards.LINEN)
 
 
 def _candidates(
     module: ModuleVariables, cfg: config.DotGeneral, operand: Operand
 ) -> list[FrozenEntry]:
     """Returns the frozen weights that an operand may be, by all that is static."""
-    similar = [one for one in module.frozen if one.site.operand.is_like(operand)]
+    similar = [one for one in module.frozen if one.record.operand.is_like(operand)]
     for weight in similar:
         _check_not_beside_floats(module, weight)
     named = [(module.name(weight.name), weight) for weight in similar]
     return guards.fitting(named, cfg, operand, (), guards.LINEN)
+
+
+def _beside_floats(module: ModuleVariables, weight: FrozenEntry, x: jax.Array) -> Any:
+    """Returns a frozen weight whose floats stay; no other operand is like it."""
+    name, frozen = module.name(weight.name), weight.values[weight.record.operand.side]
+    is_same = identity.matches_values(lax.stop_gradient(x), weight.values[IDENTITY])
+    found = guards.unless_stale(name, frozen, is_same, guards.LINEN)
+    is_traced = isinstance(x, jax.core.Tracer)
+    return guards.without_gradient(name, found, x) if is_traced else found
 
 
 def _concrete(
@@ -202,9 +214,6 @@ def _concrete(
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
-        if weight.site.identity is None:
-            # No other operand is like it.
-            guards.refuse_other_values(module.name(weight.name), guards.LINEN)
     if _is_made_of_frozen(module, candidates, x):
         parameter = module.frozen_parameter(x)
         if parameter is None:
@@ -244,13 +253,10 @@ def _traced(
     frozen = _first(found[:-1], [w.values[operand.side] for w in candidates])
     is_frozen = functools.reduce(jnp.logical_or, found)
     if _may_be_float(module, candidates, operand):
-        # A float keeps its gradient. One of which a corner is NaN is a placeholder.
+        # A float keeps its gradient. One with NaN in its fingerprint is a placeholder.
         return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
-    if any(weight.site.identity is None for weight in candidates):
-        frozen = guards.where_same(is_frozen, frozen)
-    else:
-        scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
-        frozen = dataclasses.replace(frozen, scale=scale)
+    scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
+    frozen = dataclasses.replace(frozen, scale=scale)
     names = ", ".join(module.name(weight.name) for weight in candidates)
     return guards.without_gradient(names, frozen, x)
 
@@ -259,10 +265,7 @@ def _may_be_float(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
 ) -> bool:
     """Whether an operand may be another one than the frozen weights like it."""
-    if any(weight.site.identity is None for weight in candidates):
-        # Then no other operand is like it, and the float parameter is its own.
-        return False
-    return any(weight.site.beside_floats for weight in candidates) or (
+    return any(weight.record.beside_floats for weight in candidates) or (
         module.has_float_parameter(math.prod(operand.shape))
     )
 
@@ -277,8 +280,7 @@ def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
 
 
 def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
-    if isinstance(weight.site.identity, str):
+    found = weight.record.identity
+    if not isinstance(found, tuple):
         return jnp.bool_(False)  # Of a contraction that a rule names.
-    if weight.site.identity is None:
-        return identity.matches_values(x, weight.values[IDENTITY])
-    return identity.matches(x, weight.site.identity)
+    return identity.matches(x, found)

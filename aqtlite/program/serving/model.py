@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +16,13 @@ from aqtlite import config
 from aqtlite.jaxpr import dependencies
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.sites import Origin
-from aqtlite.program.serving.call_site import Operand
+from aqtlite.jaxpr.tracing import is_array
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.frozen_record import RECORD, FrozenRecord, Operand
 from aqtlite.program.serving.placeholder import Placeholder
+from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.shapes.sharding import explicit_spec
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -66,6 +69,77 @@ class Buffer:
 
     key_path: tuple[Any, ...] = dataclasses.field(compare=False, repr=False)
     """JAX's path in the tree of these variables."""
+
+
+class ParameterAxis(NamedTuple):
+    """An axis of a parameter, or of a buffer."""
+
+    parameter: Parameter | Buffer
+    axis: int
+
+
+def parameters_of(
+    params: Any, is_box: Callable[[Any], bool] | None = None
+) -> tuple[Parameter, ...]:
+    """Returns the leaves of the parameters.
+
+    Args:
+        params: pytree of arrays, their shapes, or numbers.
+        is_box: whether a node is a box of metadata around parameters.
+
+    Raises:
+        TypeError: if there is anything else in it.
+    """
+    paths = [
+        (path, (*path, *below), leaf)
+        for path, node in jax.tree.leaves_with_path(params, is_leaf=is_box)
+        for below, leaf in jax.tree.leaves_with_path(node)
+    ]
+    for path, _, leaf in paths:
+        if not is_array(leaf) and not isinstance(leaf, int | float | complex):
+            raise TypeError(
+                f"params holds {leaf!r} at {'/'.join(map(_name, path))!r}, which is no "
+                "array: close over it, as over what eqx.partition(module, eqx.is_array)"
+                " gives beside arrays"
+            )
+    return tuple(
+        Parameter(
+            number=number,
+            path=tuple(map(_name, path)) or ("params",),
+            key_path=key_path,
+            shape=np.shape(leaf),
+            dtype=jax.dtypes.result_type(leaf),
+            spec=explicit_spec(leaf),
+            is_weakly_typed=not is_array(leaf) or getattr(leaf, "weak_type", False),
+        )
+        for number, (path, key_path, leaf) in enumerate(paths)
+    )
+
+
+def _name(key: Any) -> str:
+    return jax.tree_util.keystr((key,), simple=True)
+
+
+def buffers_of(others: Any) -> dict[Buffer, Any]:
+    """Returns the leaves of variables that are no parameters, with their values."""
+    found = jax.tree.leaves_with_path(others, is_leaf=_is_none)
+    return {Buffer(i, key_path): leaf for i, (key_path, leaf) in enumerate(found)}
+
+
+def buffers_in(inputs: Any, buffers: Iterable[Buffer]) -> dict[int, Buffer]:
+    """Returns buffers by the indices of the inputs that they are.
+
+    Args:
+        inputs: the variables, as `jaxpr.tracing.Traced.inputs` has them.
+        buffers: of `buffers_of` the variables.
+    """
+    numbers = jax.tree.leaves(inputs, is_leaf=_is_none)
+    pairs = zip(numbers, buffers, strict=True)
+    return {i: buffer for i, buffer in pairs if i is not None}
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 class Place(NamedTuple):
@@ -216,11 +290,55 @@ class CallTrace:
     """With the index of an output of the jaxpr in place of every array."""
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredWeight:
+    """A frozen weight as it is stored, and where its axes come from."""
+
+    module: tuple[str, ...]
+    """The path of the module that contracts it."""
+
+    name: str
+    record: FrozenRecord
+    values: dict[str, Any]
+    """The `QTensor` by its side, and values of floats where something stayed one."""
+
+    axes: dict[str, Any]
+    """The same, with a tuple in place of each array: for each of its axes the
+    `ParameterAxis` that it is, if it is one."""
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The entry in the collection of frozen weights."""
+        return {RECORD: self.record, **self.values}
+
+
 class Model(abc.ABC):
     """A model with its variables, and the calls of it that will be served."""
 
-    parameters: tuple[Parameter, ...]
-    num_calls: int
+    def __init__(
+        self,
+        params: Any,
+        others: Any,
+        num_calls: int,
+        is_box: Callable[[Any], bool] | None = None,
+    ):
+        """Takes variables, or their shapes.
+
+        Args:
+            params: the parameters.
+            others: the other variables.
+            num_calls: number of calls.
+            is_box: whether a node is a box of metadata around parameters.
+        """
+        self.parameters = parameters_of(params, is_box)
+        self.buffers = buffers_of(others)
+        self.values: dict[Parameter | Buffer, Any] = {}
+        self.values.update(self.buffers.items())
+        leaves = jax.tree.leaves(params)
+        self.values.update(zip(self.parameters, leaves, strict=True))
+        self.num_calls = num_calls
+        self.uses_of_statistics = Uses()
+        """Those of the calls that were discovered."""
 
     @abc.abstractmethod
     def discover(self, call: int) -> Discovery:
@@ -235,13 +353,13 @@ class Model(abc.ABC):
             weights: operands of the call, which are weights.
         """
 
-    def record_corners(
+    def record_fingerprints(
         self,
         call: int,
         keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
-        """Traces a call that stores the corners of weights as serving will see them.
+        """Traces a call that stores the fingerprints of weights in serving.
 
         Models have it whose contractions may be injected.
 
@@ -251,3 +369,24 @@ class Model(abc.ABC):
             frozen: placeholders to trace in place of parameters.
         """
         raise NotImplementedError
+
+    @abc.abstractmethod
+    def serving(
+        self,
+        stored: Sequence[StoredWeight],
+        frozen: Mapping[Parameter, Placeholder],
+    ) -> Any:
+        """Returns the serving variables, or their shapes if the values are.
+
+        Args:
+            stored: the frozen weights.
+            frozen: what stands for the parameters that nothing else reads.
+        """
+
+    @abc.abstractmethod
+    def fix_scales(self, serving: Any) -> Any:
+        """Returns serving variables with scales in place of statistics of operands."""
+
+    def quantized_elsewhere(self) -> Mapping[Parameter, str]:
+        """Returns parameters that calls quantize unseen, and why that is."""
+        return {}

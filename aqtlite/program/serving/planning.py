@@ -2,16 +2,15 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aqtlite import config
 from aqtlite.program.serving import discovery, identity, recording
-from aqtlite.program.serving.call_site import IDENTITY, CallSite
-from aqtlite.program.serving.contraction import OperandKey
 from aqtlite.program.serving.discovery import Refusal
+from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
 from aqtlite.program.serving.model import (
     Buffer,
     Discovery,
@@ -20,13 +19,10 @@ from aqtlite.program.serving.model import (
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
-from aqtlite.program.serving.recording import RecordedWeight
+from aqtlite.program.serving.recording import Member, RecordedWeight
 
-_Keys = list[frozenset[OperandKey]]
-"""For each call, the operands to freeze."""
-
-_Refusals = dict[tuple[int, OperandKey], Refusal]
-"""By call and operand."""
+_Refusals = dict[Member, Refusal]
+"""By operand."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +33,17 @@ class Weight:
     """The path of the module that contracts it."""
 
     name: str
-    site: CallSite
+    record: FrozenRecord
     recorded: RecordedWeight
     """One of those that it was found by."""
 
-    members: tuple[tuple[int, OperandKey], ...]
-    """The operands that it is, by call."""
+    members: tuple[Member, ...]
+    """The operands that it is."""
 
     @property
     def path(self) -> tuple[str, ...]:
         """The path of its `QTensor` in the collection "aqt"."""
-        return (*self.module, self.name, self.site.operand.side)
+        return (*self.module, self.name, self.record.operand.side)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -67,15 +63,15 @@ class Weight:
     @property
     def tensor(self) -> config.Tensor:
         """The config by which it is quantized."""
-        raw = self.site.cfg.fwd
-        return raw.lhs if self.site.operand.side == "lhs" else raw.rhs
+        raw = self.record.cfg.fwd
+        return raw.lhs if self.record.operand.side == "lhs" else raw.rhs
 
     @property
     def outputs(self) -> dict[str, Any]:
         """The outputs of the trace in which it is recorded that are stored."""
-        side: str = self.site.operand.side
+        side: str = self.record.operand.side
         outputs = {side: self.recorded.outputs.qtensor}
-        if self.site.identity is None:
+        if self.record.identity is None:
             outputs[IDENTITY] = self.recorded.outputs.values
         return outputs
 
@@ -86,8 +82,8 @@ class Weight:
         Samples of them are stored as its `IDENTITY`, to tell whether they are those
         that it was made of.
         """
-        removed = self.site.removed
-        if not isinstance(self.site.identity, str) or removed is None:
+        removed = self.record.removed
+        if not isinstance(self.record.identity, str) or removed is None:
             return ()
         return tuple(one for one in self.parameters if str(one) not in removed)
 
@@ -98,20 +94,19 @@ class Plan:
 
     model: Model
     discoveries: list[Discovery]
-    recorded: list[list[RecordedWeight]]
-    """For each call."""
+    recorded: list[RecordedWeight]
+    """Weights of all calls, those that are not frozen included."""
 
     weights: tuple[Weight, ...]
     removed: frozenset[Parameter]
     """The parameters that nothing reads but frozen weights."""
 
-    refusals: Mapping[tuple[int, OperandKey], Refusal]
-    """The reasons why operands are not frozen, by call."""
+    refusals: Mapping[Member, Refusal]
+    """The reasons why operands are not frozen."""
 
     def placeholders(self) -> dict[Parameter, Placeholder]:
         """Returns what stands for the parameters that are removed."""
-        recorded = [weight.recorded for weight in self.weights]
-        return _placeholders(self.removed, recorded)
+        return _placeholders(self.removed, [one.recorded for one in self.weights])
 
     def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Plan":
         """Returns a plan that leaves some weights in float.
@@ -143,12 +138,13 @@ def plan(model: Model) -> Plan:
     discoveries = [model.discover(call) for call in calls]
     if not any(one.operands for one in discoveries):
         raise ValueError(_why_nothing_is_frozen(discoveries))
-    recorded: list[list[RecordedWeight]] = []
+    recorded: list[RecordedWeight] = []
     refusals: _Refusals = {}
     for call, one in enumerate(discoveries):
         keys, not_weights = discovery.weights(one.operands)
         weights = [found for found in one.operands if found.key in keys]
-        recorded.append(recording.record_weights(model, call, weights) if keys else [])
+        if weights:
+            recorded.extend(recording.record_weights(model, call, weights))
         refusals.update({(call, key): why for key, why in not_weights.items()})
     refusals.update(_copies(recorded))
     return _settle(model, discoveries, recorded, refusals, {})
@@ -172,8 +168,8 @@ def _why_nothing_is_frozen(discoveries: list[Discovery]) -> str:
 def _settle(
     model: Model,
     discoveries: list[Discovery],
-    recorded: list[list[RecordedWeight]],
-    refusals: Mapping[tuple[int, OperandKey], Refusal],
+    recorded: list[RecordedWeight],
+    refusals: Mapping[Member, Refusal],
     names: Mapping[tuple[int, int], str],
 ) -> Plan:
     """Refuses weights until those that are left can be told from one another.
@@ -181,74 +177,79 @@ def _settle(
     Args:
         model: the model.
         discoveries: for each call.
-        recorded: all its weights, for each call.
+        recorded: weights of all calls.
         refusals: of operands, so far.
         names: of weights that have one already, by index.
     """
     refusals = dict(refusals)
     while True:
-        kept = [
-            [one for one in of_call if (call, one.key) not in refusals]
-            for call, of_call in enumerate(recorded)
+        kept = [one for one in recorded if one.member not in refusals]
+        frozen = {one.member for one in kept}
+        floats = [
+            operand
+            for call, found in enumerate(discoveries)
+            for operand in found.operands
+            if (call, operand.key) not in frozen
         ]
-        frozen: _Keys = [frozenset(one.key for one in of_call) for of_call in kept]
-        removed = _removed(discoveries, kept, frozen)
-        placeholders = _placeholders(removed, list(itertools.chain(*kept)))
-        identities = [
-            _identities(model, call, of_call, placeholders)
-            for call, of_call in enumerate(kept)
-        ]
-        groups, refused = _grouped(discoveries, kept, frozen, removed, identities)
+        removed = _removed(discoveries, kept)
+        identities = _identities(model, kept, _placeholders(removed, kept))
+        groups, refused = _grouped(identities, floats, removed)
         if not refused:
             break
         refusals.update(refused)
-    weights = _weights(groups, names or _names(groups), discoveries, frozen, removed)
+    names = names or _names(groups)
+    weights = tuple(_weight(one, names, floats, removed) for one in groups)
     return Plan(model, discoveries, recorded, weights, removed, refusals)
+
+
+_Identified = list[tuple[RecordedWeight, identity.Identity | None]]
+"""Weights, and what serving will know them by."""
 
 
 def _identities(
     model: Model,
-    call: int,
     recorded: Sequence[RecordedWeight],
     placeholders: Mapping[Parameter, Placeholder],
-) -> list[identity.Identity | None]:
-    """Returns what serving will know the recorded weights of a call by."""
-    injected = {one.key for one in recorded if one.found.is_injected}
-    corners = iter(
-        recording.evaluated_corners(model, call, injected, placeholders)
-        if injected
-        else ()
-    )
-    return [
-        next(corners) if one.found.is_injected else one.found.identity
-        for one in recorded
-    ]
+) -> _Identified:
+    identified: _Identified = []
+    for call, ones in itertools.groupby(recorded, lambda one: one.index[0]):
+        of_call = list(ones)
+        injected = {one.key for one in of_call if one.found.is_injected}
+        fingerprints = iter(
+            recording.fingerprints(model, call, injected, placeholders)
+            if injected
+            else ()
+        )
+        identified += [
+            (one, next(fingerprints) if one.found.is_injected else one.found.identity)
+            for one in of_call
+        ]
+    return identified
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
     """Records of one weight of one module."""
 
-    members: tuple[tuple[int, OperandKey], ...]
+    members: tuple[Member, ...]
     recorded: RecordedWeight
     identity: identity.Identity | None
 
 
-def _copies(recorded: list[list[RecordedWeight]]) -> _Refusals:
+def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
     """Refuses weights larger than what they are made of."""
     return {
-        (call, one.key): Refusal(
+        one.member: Refusal(
             f"as {one.shape} it is larger than the parameters that it is made of: "
             "they were broadcast, perhaps to a batch"
         )
-        for call, of_call in enumerate(recorded)
-        for one in of_call
+        for one in recorded
         if np.prod(one.shape) > sum(parameter.size for parameter in one.parameters)
     }
 
 
 def _removed(
-    discoveries: list[Discovery], kept: list[list[RecordedWeight]], frozen: _Keys
+    discoveries: list[Discovery], kept: Sequence[RecordedWeight]
 ) -> frozenset[Parameter]:
     """Returns the parameters that no call reads if some operands are frozen.
 
@@ -256,17 +257,18 @@ def _removed(
     """
     made_of = {
         parameter
-        for of_call in kept
-        for one in of_call
+        for one in kept
         for parameter in one.parameters
         if not parameter.is_weakly_typed
     }
-    read = [one.read_parameters(k) for one, k in zip(discoveries, frozen, strict=True)]
-    return frozenset(made_of).difference(*read)
+    for call, found in enumerate(discoveries):
+        frozen = {one.key for one in kept if one.index[0] == call}
+        made_of -= found.read_parameters(frozen)
+    return frozenset(made_of)
 
 
 def _placeholders(
-    removed: frozenset[Parameter], recorded: list[RecordedWeight]
+    removed: Iterable[Parameter], recorded: Sequence[RecordedWeight]
 ) -> dict[Parameter, Placeholder]:
     """Returns what stands for parameters of which weights were made."""
     return {
@@ -285,48 +287,42 @@ def _placeholders(
 
 
 def _grouped(
-    discoveries: list[Discovery],
-    kept: list[list[RecordedWeight]],
-    frozen: _Keys,
+    identified: _Identified,
+    floats: Sequence[FoundOperand],
     removed: frozenset[Parameter],
-    identities: list[list[identity.Identity | None]],
 ) -> tuple[list[_Group], _Refusals]:
     """Returns the distinct weights of each module, and those that look the same."""
     groups: list[_Group] = []
     refused: _Refusals = {}
-    for call, of_call in enumerate(kept):
-        for one, corners in zip(of_call, identities[call], strict=True):
-            member = call, one.key
-            gone = removed.intersection(one.parameters)
-            is_static = isinstance(corners, str)
-            is_whole = len(gone) == len(one.parameters)
-            is_told = is_static or (corners is not None and is_whole)
-            if not is_told and (gone or not one.found.is_injected):
-                refused[member] = Refusal(
-                    "what it is made of could not be told at a call: it mixes elements "
-                    "(by a sum or a contraction), differs between the steps of a scan, "
-                    "or is partly made of a parameter that stays in float"
-                )
-                continue
-            # Corners of floats are stored as they are.
-            corners = corners if gone or is_static else None
-            for index, group in enumerate(groups):
-                if _alike(group, one, corners):
-                    members = (*group.members, member)
-                    if not is_static and not group.recorded.made_like(one):
-                        why = Refusal("another weight of its module looks the same")
-                        refused.update(dict.fromkeys(members, why))
-                    groups[index] = dataclasses.replace(group, members=members)
-                    break
-            else:
-                groups.append(_Group((member,), one, corners))
-    for group in groups:
-        if group.identity is None and (
-            _is_beside_floats(group.recorded, discoveries, frozen)
-            or any(
-                other is not group and _share_a_place(other.recorded, group.recorded)
-                for other in groups
+    for one, found in identified:
+        gone = removed.intersection(one.parameters)
+        is_static = isinstance(found, str)
+        is_whole = len(gone) == len(one.parameters)
+        is_told = is_static or (found is not None and is_whole)
+        if not is_told and (gone or not one.found.is_injected):
+            refused[one.member] = Refusal(
+                "what it is made of could not be told at a call: it mixes elements "
+                "(by a sum or a contraction), differs between the steps of a scan, "
+                "or is partly made of a parameter that stays in float"
             )
+            continue
+        # Fingerprint of floats are stored as they are.
+        found = found if gone or is_static else None
+        for index, group in enumerate(groups):
+            if _alike(group, one, found):
+                members = (*group.members, one.member)
+                if not is_static and not group.recorded.made_like(one):
+                    why = Refusal("another weight of its module looks the same")
+                    refused.update(dict.fromkeys(members, why))
+                groups[index] = dataclasses.replace(group, members=members)
+                break
+        else:
+            groups.append(_Group((one.member,), one, found))
+    for group in groups:
+        others: list[RecordedWeight | FoundOperand] = [*floats]
+        others += [other.recorded for other in groups if other is not group]
+        if group.identity is None and any(
+            _share_a_place(other, group.recorded) for other in others
         ):
             why = Refusal(
                 "its parameter is read elsewhere, too, and its module contracts other "
@@ -341,9 +337,7 @@ def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) ->
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
 
-def _alike(
-    group: _Group, one: RecordedWeight, corners: identity.Identity | None
-) -> bool:
+def _alike(group: _Group, one: RecordedWeight, found: identity.Identity | None) -> bool:
     """Whether serving could not tell a weight from those of a group."""
     first = group.recorded
     if (first.key.path, first.operand, first.found.cfg) != (
@@ -352,44 +346,28 @@ def _alike(
         one.found.cfg,
     ):
         return False
-    if group.identity is None or corners is None:
-        return group.identity is corners
-    return identity.same(group.identity, corners, one.operand.dtype)
+    if group.identity is None or found is None:
+        return group.identity is found
+    return identity.same(group.identity, found, one.operand.dtype)
 
 
-def _is_beside_floats(
-    recorded: RecordedWeight, discoveries: list[Discovery], frozen: _Keys
-) -> bool:
-    """Whether its module also contracts operands like it that stay in float."""
-    return any(
-        _share_a_place(one, recorded)
-        for call, found in enumerate(discoveries)
-        for one in found.operands
-        if one.key not in frozen[call]
-    )
-
-
-def _weights(
-    groups: list[_Group],
+def _weight(
+    group: _Group,
     names: Mapping[tuple[int, int], str],
-    discoveries: list[Discovery],
-    frozen: _Keys,
+    floats: Sequence[FoundOperand],
     removed: frozenset[Parameter],
-) -> tuple[Weight, ...]:
-    weights = []
-    for group in groups:
-        recorded = group.recorded
-        site = CallSite(
-            cfg=recorded.found.cfg,
-            operand=recorded.operand,
-            identity=group.identity,
-            made_of=_made_of(recorded),
-            beside_floats=_is_beside_floats(recorded, discoveries, frozen),
-            removed=tuple(str(one) for one in recorded.parameters if one in removed),
-        )
-        name = names[recorded.index]
-        weights.append(Weight(recorded.key.path, name, site, recorded, group.members))
-    return tuple(weights)
+) -> Weight:
+    recorded = group.recorded
+    record = FrozenRecord(
+        cfg=recorded.found.cfg,
+        operand=recorded.operand,
+        identity=group.identity,
+        made_of=_made_of(recorded),
+        beside_floats=any(_share_a_place(one, recorded) for one in floats),
+        removed=tuple(str(one) for one in recorded.parameters if one in removed),
+    )
+    name = names[recorded.index]
+    return Weight(recorded.key.path, name, record, recorded, group.members)
 
 
 def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:

@@ -14,8 +14,8 @@ from aqtlite.contraction import poison
 from aqtlite.jaxpr import dependencies, slicing
 from aqtlite.operations import Side
 from aqtlite.program.serving import identity
-from aqtlite.program.serving.call_site import Operand
 from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.program.serving.model import (
     Buffer,
     CallTrace,
@@ -51,6 +51,10 @@ class WeightOutputs:
     """`identity.values_of` the float operand."""
 
 
+Member = tuple[int, OperandKey]
+"""An operand of one of the calls."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordedWeight:
     """A weight in the trace of one call."""
@@ -78,6 +82,11 @@ class RecordedWeight:
     def key(self) -> OperandKey:
         """The operand that it is."""
         return self.found.key
+
+    @property
+    def member(self) -> Member:
+        """The operand that it is, of all calls."""
+        return self.index[0], self.key
 
     @property
     def operand(self) -> Operand:
@@ -182,13 +191,13 @@ def _padded(contraction: Contraction, operand: Operand, x: Any) -> Any:
     return lhs if operand.side == "lhs" else rhs
 
 
-def evaluated_corners(
+def fingerprints(
     model: Model,
     call: int,
     keys: Collection[OperandKey],
     frozen: Mapping[Parameter, Placeholder],
-) -> list[identity.Corners | None]:
-    """Evaluates the corners that serving will see of operands.
+) -> list[identity.Fingerprint | None]:
+    """Evaluates the fingerprints of operands in serving.
 
     Args:
         model: the model.
@@ -197,23 +206,23 @@ def evaluated_corners(
         frozen: placeholders of the parameters that are frozen.
 
     Returns:
-        For each of them, in the order of `record_weights`, its corners, or None if they
-        depend on what stays in float, or are NaN alone.
+        For each of them, in the order of `record_weights`, its fingerprint, or None if
+        it depends on what stays in float, or is NaN alone.
     """
 
-    trace = model.record_corners(call, keys, frozen)
+    trace = model.record_fingerprints(call, keys, frozen)
     depends = dependencies.output_dependencies(trace.jaxpr)
     stored = [one.arrays for one in trace.stored]
     fixed = {
-        i: corners
-        for i, corners in enumerate(stored)
-        if not any(depends[output] for output in corners)
+        i: outputs
+        for i, outputs in enumerate(stored)
+        if not any(depends[output] for output in outputs)
     }
     evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
     with jax.ensure_compile_time_eval(), jax.debug_nans(False):
         values = evaluated.unflatten(jax.jit(core.jaxpr_as_fun(evaluated.jaxpr))())
         return [
-            identity.from_values([np.asarray(corner) for corner in values[i]])
+            identity.from_values([np.asarray(value) for value in values[i]])
             if i in values
             else None
             for i in range(len(stored))

@@ -1,14 +1,12 @@
 """The report of a conversion: what was frozen, what stayed in float, and why."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import jax
 from absl import logging
 
-from aqtlite.program.serving.conversion import Stored
-from aqtlite.program.serving.model import Parameter
+from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.planning import Plan
 
 
@@ -103,18 +101,12 @@ def _outcome(parameter: ParameterReport) -> str:
     return "frozen" if parameter.is_frozen else f"in float: {parameter.why}"
 
 
-def report_of(
-    plan: Plan,
-    stored: Sequence[Stored],
-    elsewhere: Mapping[Parameter, str] = MappingProxyType({}),
-) -> ConversionReport:
+def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
     """Sums up a conversion.
 
     Args:
         plan: what was planned.
         stored: what was stored of each weight, or its shapes.
-        elsewhere: parameters that the calls quantize in a way that the plan does not
-            see, and why that is.
     """
     frozen_bytes: dict[Parameter, int] = {}
     frozen_beside: set[Parameter] = set()
@@ -124,6 +116,7 @@ def report_of(
         frozen_bytes[first] = frozen_bytes.get(first, 0) + size
         frozen_beside.update(weight.parameters)
     reasons, others = _reasons(plan)
+    elsewhere = plan.model.quantized_elsewhere()
     read = frozenset().union(*(d.read_parameters() for d in plan.discoveries))
     learned = frozenset().union(*(d.learned for d in plan.discoveries))
     parameters = []

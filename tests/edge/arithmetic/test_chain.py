@@ -9,7 +9,6 @@ from jax import lax
 from aqtlite.edge.arithmetic import (
     binary,
     contractions,
-    pooling,
     reductions,
     rescaling,
     softmax,
@@ -85,7 +84,7 @@ def _simulate_features(x):
     total = Quantized(binary.add(convolved, depthwise, _SUM), _SUM)
     gate = unary.lookup(unary.logistic(_SUM, _GATE), total.qvalue)
     product = binary.mul(total, Quantized(gate, _GATE), _PRODUCT)
-    pooled = pooling.average_pool_2d(product, (2, 2), (2, 2))
+    pooled = reductions.average_pool_2d(product, (2, 2), (2, 2))
     largest = MaxPool2D((2, 2), (2, 2), "VALID").compute(total.qvalue)
     joined = [
         rescaling.rescale(Quantized(x, of), _JOINED)

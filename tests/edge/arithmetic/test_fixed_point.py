@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from aqtlite.edge.arithmetic import constant_fixed_point, fixed_point
+from aqtlite.edge.arithmetic import fixed_point
 
 _HALF = fractions.Fraction(1, 2)
 _RNG = np.random.default_rng(0)
@@ -66,13 +66,13 @@ def test_constants_and_arrays_are_multiplied_alike(real):
     x = np.arange(-256, 256)
     fixed = fixed_point.quantized_multiplier(real)
     np.testing.assert_array_equal(
-        constant_fixed_point.scaled(x, real),
+        fixed_point.scaled(x, real),
         fixed_point.rounded_away(x.astype(np.int32), *fixed),
     )
 
 
 def test_inverse_square_roots_are_close():
     for x in (1, 2, 3, 100, 255, 2**20):
-        multiplier, shift = constant_fixed_point.inverse_square_root(x)
+        multiplier, shift = fixed_point.inverse_square_root(x)
         found = multiplier * 2.0 ** (shift - 31)
         assert found == pytest.approx(x**-0.5, rel=1e-4)

@@ -1,7 +1,7 @@
 import numpy as np
 from flax import linen as nn
 
-from aqtlite.edge.arithmetic import pooling
+from aqtlite.edge.arithmetic import reductions
 from tests.edge.arithmetic import interpreter
 from tests.edge.arithmetic.interpreter import Case, grid, integers
 
@@ -14,7 +14,7 @@ def _case(window, strides):
         lambda x: nn.avg_pool(x, window, strides, "VALID"),
         ((x, _X),),
         _X,
-        lambda x: pooling.average_pool_2d(x.qvalue, window, strides),
+        lambda x: reductions.average_pool_2d(x.qvalue, window, strides),
     )
 
 

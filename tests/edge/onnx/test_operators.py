@@ -6,9 +6,8 @@ from jax import lax
 
 from aqtlite import edge
 from aqtlite.edge import Rule
-from aqtlite.edge.onnx.operators import FORMS
-from aqtlite.edge.operators.base import Operator
-from aqtlite.edge.operators.equation import Equation
+from aqtlite.edge.onnx.forms import FORMS
+from aqtlite.edge.operators.base import Equation, Operator
 from tests.edge.onnx import runs
 
 _RNG = np.random.default_rng(0)

@@ -5,6 +5,7 @@ import pytest
 
 from aqtlite.flax import Call, convert
 from aqtlite.flax.linen.convert import plan
+from aqtlite.program.serving import conversion
 from aqtlite.program.serving.conversion import WeightFreezer
 from tests.flax import models
 from tests.flax.support import INT8, X, assert_equal, init
@@ -20,7 +21,7 @@ def shapes(tree):
 def test_weight_by_weight(model, args):
     variables = init(model, *args)
     planned = plan(model, shapes(variables), [Call(*args)])
-    serving, _ = planned.run()
+    serving = conversion.serving(planned)
     wanted = convert(model, variables, *args)
     assert shapes(serving) == shapes(wanted)
     leaves = jax.tree.leaves(variables["params"])
@@ -45,7 +46,7 @@ def test_layers_that_are_the_same_are_compiled_once(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", counting)
     variables = init(MODEL, X)
     planned = plan(MODEL, shapes(variables), [Call(X)])
-    planned.run()
+    conversion.serving(planned)
     leaves, freezer = jax.tree.leaves(variables["params"]), WeightFreezer()
     assert not compiled
     for weight in planned.weights:
@@ -60,11 +61,12 @@ def test_keep_float():
     assert paths == [(f"Dense_{i}", "kernel", "rhs") for i in range(3)]
     planned = everything.keep_float([paths[1]])
     assert [weight.path for weight in planned.weights] == [paths[0], paths[2]]
-    serving, report = planned.run()
+    reports = []
+    serving = conversion.convert(planned, report=reports.append)
     kept = serving["params"]["Dense_1"]["kernel"]
     assert kept.shape == variables["params"]["Dense_1"]["kernel"].shape
     assert "Dense_1" not in serving["aqt"]
-    assert [one.path for one in report.parameters if one.is_frozen] == [
+    assert [one.path for one in reports[0].parameters if one.is_frozen] == [
         "Dense_0/kernel",
         "Dense_2/kernel",
     ]

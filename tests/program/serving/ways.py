@@ -83,7 +83,7 @@ class Linen:
         return {**serving, "params": {**serving["params"], "embed": embed}}
 
     def without_sample(self, serving):
-        """The corners alone."""
+        """The fingerprint alone."""
         entry = serving["aqt"]["embed.embedding"]
         entry["identity"] = entry["identity"][:3]
         return serving

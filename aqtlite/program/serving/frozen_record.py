@@ -1,4 +1,4 @@
-"""The static record of a frozen weight: where it is contracted, and how."""
+"""The static record of a frozen weight: what contracts it, and how."""
 
 import dataclasses
 import functools
@@ -16,12 +16,14 @@ from aqtlite.program.serving.identity import Identity
 COLLECTION = "aqt"
 """The collection of frozen weights, and the name of the optional rng stream."""
 
-SITE = "site"
-"""The name of the `CallSite` among the values that are stored of a frozen weight."""
+RECORD = "site"
+"""The name of the `FrozenRecord` among the values that are stored of a weight.
+
+It is part of the format of checkpoints, as "kind": "site" is in their manifests."""
 
 IDENTITY = "identity"
 """The name there of values of what stayed in float, where something did: those of the
-operand, or samples of parameters where the site has a text for its identity."""
+operand, or samples of parameters where the record has a text for its identity."""
 
 
 class Operand(NamedTuple):
@@ -69,7 +71,7 @@ def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
     ],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class CallSite:
+class FrozenRecord:
     """The contraction that `convert` froze a weight of: a pytree without leaves.
 
     It is stored beside the integers, and serving compares it with the call.
@@ -78,7 +80,7 @@ class CallSite:
     cfg: config.DotGeneral
     operand: Operand
     identity: Identity | None
-    """Corners of the operand where its parameters are placeholders. None where they
+    """Fingerprint of the operand where its parameters are placeholders. None where they
     stayed in float: then its values are an array beside the integers."""
 
     made_of: tuple[str, ...]
@@ -120,19 +122,19 @@ class CallSite:
 
     def __repr__(self) -> str:
         # Serving variables hold one of these per layer; its fields fill a screen.
-        return f"CallSite({self.operand} of {'+'.join(self.made_of)})"
+        return f"FrozenRecord({self.operand} of {'+'.join(self.made_of)})"
 
 
-def recipe_name(sites: Sequence[CallSite]) -> str:
+def recipe_name(records: Sequence[FrozenRecord]) -> str:
     """The name under which checkpoints keep how frozen weights were made.
 
     Two names differ if the forward configs do, or what is contracted. It is part of the
     format of checkpoints.
     """
     parts: list[Any] = []
-    for site in sites:
-        side, _, contracting, dtype = site.operand
-        forward = site.cfg.for_serving().fwd
+    for record in records:
+        side, _, contracting, dtype = record.operand
+        forward = record.cfg.for_serving().fwd
         axes = tuple(map(int, contracting))
         parts.append((forward, side, axes, np.dtype(dtype)))
     return f"of_config_{representation.digest(tuple(parts))}"
@@ -142,6 +144,6 @@ class FrozenEntry(NamedTuple):
     """A frozen weight of a module, as it is stored."""
 
     name: str
-    site: CallSite
+    record: FrozenRecord
     values: Mapping[str, Any]
     """The `QTensor` by its side; values of floats by `IDENTITY`, if there are any."""

@@ -1,62 +1,11 @@
-"""Operators of a LiteRT file, and the integers of its tensors."""
+"""Reading a LiteRT file: its operators, and the integers of its tensors."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """A tensor of a file."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """Such as "int8" or "float32"."""
-
-    scale: np.ndarray | None
-    """float32, one or one for each channel; None if it is not quantized."""
-
-    zero_point: np.ndarray | None
-    axis: int
-    data: bytes | None = dataclasses.field(repr=False)
-    """The bytes of a constant."""
-
-    @property
-    def is_float(self) -> bool:
-        """True for a tensor of floats."""
-        return self.dtype.startswith(("float", "bfloat"))
-
-    def array(self) -> np.ndarray:
-        """The elements of a constant."""
-        if self.data is None:
-            raise ValueError(f"the tensor {self.name!r} is computed")
-        if self.dtype in ("int4", "int2"):
-            return _unpacked(self.data, int(self.dtype[3:]), self.shape)
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class FileOperator:
-    """An operator of a file."""
-
-    name: str
-    """Name of the builtin, such as "CONV_2D"."""
-
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """The main program of a LiteRT file."""
-
-    operators: tuple[FileOperator, ...]
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    size: int
-    """Size in bytes."""
+from aqtlite.edge.report import File, FileOperator, Tensor
 
 
 def read(data: bytes) -> File:
@@ -131,15 +80,4 @@ def _tensor(one: Any, buffers: list[Any], types: dict[int, str]) -> Tensor:
         zero_point,
         axis,
         None if content is None or not len(content) else bytes(content),
-    )
-
-
-def _unpacked(data: bytes, bits: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Integers narrower than a byte, the first of a byte in its lowest bits."""
-    raw = np.frombuffer(data, np.uint8)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    parts = (raw[:, None] >> shifts) & ((1 << bits) - 1)
-    values = parts.reshape(-1)[: int(np.prod(shape))].astype(np.int8)
-    return np.where(values >= 1 << (bits - 1), values - (1 << bits), values).reshape(
-        shape
     )

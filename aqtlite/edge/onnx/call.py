@@ -1,4 +1,4 @@
-"""Shared parts of forms in ONNX."""
+"""Calls of operators, of which ONNX gives the output."""
 
 import dataclasses
 import math
@@ -43,6 +43,18 @@ class Call:
         return self.writer.apply(
             operator, inputs, self.shape, self.grid, self.name, *more, **attributes
         )
+
+    def of_dtype(self, operator: str, *more: str, **attributes: Any) -> Array:
+        """Adds an operator whose output may have another dtype than its inputs.
+
+        Args:
+            operator: name of the operator in ONNX.
+            *more: names of inputs behind those of the call.
+            **attributes: attributes of the operator.
+        """
+        names = [*(x.name for x in self.inputs), *more]
+        made = self.writer.node(operator, names, self.name, **attributes)
+        return Array(made, self.shape, self.dtype)
 
 
 Form = Callable[[Call, Any], Array]

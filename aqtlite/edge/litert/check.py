@@ -1,0 +1,131 @@
+"""The check of a LiteRT file: no operator gives floats unless a rule allows it."""
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from aqtlite.edge.check import (
+    Key,
+    check_constants,
+    check_grids,
+    key_of,
+    known_operands,
+)
+from aqtlite.edge.deployed import Deployed
+from aqtlite.edge.graph import Node
+from aqtlite.edge.grid import Quantized
+from aqtlite.edge.operators.contractions import Conv2D, Weighted
+from aqtlite.edge.report import File, Report, Tensor
+
+_AT_THE_ENDS = ("QUANTIZE", "DEQUANTIZE")
+
+
+_ONLY_INT8 = (
+    *("concatenation", "conv_2d", "depthwise_conv_2d", "gather", "gelu", "hard_swish"),
+    *("log", "log_softmax"),
+)
+"""The operators that LiteRT or its converter has no int16 form of."""
+
+
+def check_widths(deployed: Deployed) -> None:
+    """Checks that there is an operator for all that rules ask for.
+
+    Raises:
+        ValueError: if not; it names them.
+    """
+    program = deployed.program
+    refused = [
+        f"{node.place}: {node.operator.name}"
+        for node in program.graph.nodes
+        if node.operator.name in _ONLY_INT8
+        and node.output in deployed.grids
+        and program.is_quantized(node)
+        and program.rule_of(node).activations == "int16"
+    ]
+    if refused:
+        raise ValueError(
+            "these operators have no int16 form in LiteRT; put an edge.Rule of int8 "
+            "for them before that of int16:\n  " + "\n  ".join(refused)
+        )
+
+
+def check(file: File, deployed: Deployed) -> Report:
+    """Compares a file with the program that it is made of.
+
+    Raises:
+        ValueError: if it is another program, or has operators of floats that no rule
+            allows; it names them.
+    """
+    report = Report(file)
+    _check_floats(report, deployed)
+    check_constants(dict(_constants(file)), _operands(deployed))
+    check_grids(_grids(file), deployed)
+    return report
+
+
+def _check_floats(report: Report, deployed: Deployed) -> None:
+    program = deployed.program
+    allowed = [
+        node
+        for node in program.graph.nodes
+        if not program.static.issuperset(node.outputs)
+        and not program.is_quantized(node)
+        and any(map(program.graph.is_float, (*node.inputs, *node.outputs)))
+    ]
+    found = [one for one in report.float_operators if one.name not in _AT_THE_ENDS]
+    if found and not allowed:
+        names = ", ".join(f"{one.name} ({one.outputs[0].name})" for one in found)
+        raise ValueError(
+            f"the converter left operators in float: {names}. Leave them in float by "
+            "edge.Rule(path=..., is_float=True), or out of what is exported"
+        )
+
+
+def _constants(file: File) -> Iterator[tuple[Key, str]]:
+    """The integers of the file that stand for values."""
+    for tensor in _tensors(file):
+        if tensor.data is None or tensor.scale is None:
+            continue
+        array = tensor.array()
+        # A convolution without bias has one of zeros.
+        if array.any() or tensor.dtype != "int32":
+            yield key_of(array, tensor.scale, tensor.zero_point), tensor.name
+
+
+def _operands(
+    deployed: Deployed,
+) -> Iterator[tuple[Node, int, Collection[Key], bool]]:
+    for node, position, one in known_operands(deployed):
+        scale = np.reshape(one.grid.scale, -1)
+        zero_points = np.full(scale.size, one.grid.zero_point)
+        layouts = _layouts(node, position, one)
+        keys = [key_of(array, scale, zero_points) for array in layouts]
+        # LiteRT's converter computes what it can of other operands.
+        is_needed = isinstance(node.operator, Weighted) and bool(one.qvalue.any())
+        yield node, position, keys, is_needed
+
+
+def _grids(file: File) -> Iterator[tuple[str, str, np.ndarray, int]]:
+    for one in _tensors(file):
+        if one.data is None and one.scale is not None and one.zero_point is not None:
+            if len(one.scale) != 1:
+                raise ValueError(f"{one.name!r} has a scale for each channel")
+            yield one.name, one.dtype, one.scale[0], int(one.zero_point[0])
+
+
+def _tensors(file: File) -> Iterator[Tensor]:
+    yield from file.inputs
+    for operator in file.operators:
+        yield from (t for t in operator.inputs if t is not None)
+        yield from operator.outputs
+
+
+def _layouts(node: Node, position: int, one: Quantized) -> list[np.ndarray]:
+    """The orders of axes in which a file may have an operand."""
+    array = np.asarray(one.qvalue)
+    if position != 1 or not isinstance(node.operator, Weighted):
+        return [array]
+    if isinstance(node.operator, Conv2D):
+        # Depthwise or not: of one channel, either is the other.
+        return [array.transpose(2, 0, 1, 3), array.transpose(3, 0, 1, 2)]
+    return [array.T]

@@ -1,1 +1,0 @@
-"""The form in ONNX of every operator, a function each. Read `base` first."""

@@ -1,0 +1,151 @@
+"""Convolutions and pooling in ONNX."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from aqtlite.edge.onnx.call import Call, Form, number
+from aqtlite.edge.onnx.writer import Array
+from aqtlite.edge.operators import contractions, reductions
+from aqtlite.edge.operators.base import Equation
+
+_TO_CHANNELS_FIRST = (0, 3, 1, 2)
+_TO_CHANNELS_LAST = (0, 2, 3, 1)
+
+
+def _image_operator(
+    call: Call, operator: str, inputs: Sequence[Array], **attributes: Any
+) -> Array:
+    """An operator of [N, C, H, W]; onnxruntime removes pairs of transpositions."""
+    (x, *rest), writer, name = inputs, call.writer, call.name
+    x = writer.transpose(x, _TO_CHANNELS_FIRST, f"{name}/channels_first")
+    shape = [call.shape[i] for i in _TO_CHANNELS_FIRST]
+    y = writer.apply(operator, [x, *rest], shape, call.grid, name, **attributes)
+    return writer.transpose(y, _TO_CHANNELS_LAST, f"{name}/channels_last")
+
+
+def conv(call: Call, operator: contractions.Conv2D) -> Array:
+    """Adds a convolution; returns its output."""
+    (x, w, *bias), writer, name = call.inputs, call.writer, call.name
+    if call.grid is None and writer.has_integers:
+        # Behind integers, onnxruntime makes integers of the float kernel of a Conv,
+        # unless an operator that is in none of its patterns is between.
+        lowest = number(writer, float(np.finfo(np.float32).min), np.float32)
+        x = writer.apply("Max", [x], x.shape, None, f"{name}/input", lowest)
+    # A quantized kernel is stored as [N, C, H, W] already.
+    if w.grid is None:
+        w = writer.transpose(w, (3, 2, 0, 1), f"{name}/w")
+    window = w.shape[2:]
+    extents = [(k - 1) * d + 1 for k, d in zip(window, operator.dilation, strict=True)]
+    return _image_operator(
+        call,
+        "Conv",
+        [x, w, *bias],
+        kernel_shape=list(window),
+        strides=list(operator.strides),
+        dilations=list(operator.dilation),
+        group=operator.groups,
+        pads=_pads(x.shape[1:3], extents, operator.strides, operator.padding),
+    )
+
+
+def _pads(
+    sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: str
+) -> list[int]:
+    pairs = lax.padtype_to_pads(sizes, window, strides, padding)
+    return [int(low) for low, _ in pairs] + [int(high) for _, high in pairs]
+
+
+def pool(name: str) -> Form:
+    """Pooling by an operator of ONNX."""
+
+    def form(call: Call, operator: Any) -> Array:
+        window, strides = list(operator.window), list(operator.strides)
+        more = {"kernel_shape": window, "strides": strides}
+        if isinstance(operator, reductions.MaxPool2D):
+            sizes = call.inputs[0].shape[1:3]
+            more["pads"] = _pads(sizes, window, strides, operator.padding)
+        return _image_operator(call, name, call.inputs, **more)
+
+    return form
+
+
+def is_transposed(equation: Equation, weight: Array) -> bool:
+    """Whether an equation is what ONNX has as a ConvTranspose.
+
+    Args:
+        equation: equation of any primitive.
+        weight: second input of the equation.
+    """
+    params = equation.params
+    return (
+        equation.primitive == "conv_general_dilated"
+        and any(step != 1 for step in params["lhs_dilation"])
+        and all(step == 1 for step in params["window_strides"])
+        and params["batch_group_count"] == 1
+        and weight.known is not None
+        and _is_padding_of_onnx(equation, weight.shape)
+    )
+
+
+def conv_transpose(call: Call, equation: Equation) -> Array:
+    """Adds a ConvTranspose; returns its output.
+
+    Args:
+        call: call of the equation.
+        equation: convolution that `is_transposed`.
+    """
+    params, (x, weight), writer = equation.params, call.inputs, call.writer
+    assert weight.known is not None
+    dims = params["dimension_numbers"]
+    groups = params["feature_group_count"]
+    x = writer.transpose(x, dims.lhs_spec, f"{call.name}/channels_first")
+    # ConvTranspose adds what a window turned around would gather.
+    w = np.flip(
+        np.transpose(weight.known, dims.rhs_spec),
+        tuple(range(2, len(dims.rhs_spec))),
+    )
+    outputs, channels, *window = w.shape
+    w = w.reshape(groups, outputs // groups, channels, *window).swapaxes(1, 2)
+    w = w.reshape(groups * channels, outputs // groups, *window)
+    kernel = writer.initializer(w, "float32", f"{call.name}/weight")
+    pads = _removed(equation, weight.shape)
+    y = writer.apply(
+        "ConvTranspose",
+        [x],
+        [call.shape[axis] for axis in dims.out_spec],
+        None,
+        f"{call.name}/transposed",
+        kernel,
+        dilations=list(map(int, params["rhs_dilation"])),
+        group=int(groups),
+        output_padding=[max(-high, 0) for _, high in pads],
+        pads=[low for low, _ in pads] + [max(high, 0) for _, high in pads],
+        strides=list(map(int, params["lhs_dilation"])),
+    )
+    return writer.transpose(y, np.argsort(dims.out_spec).tolist(), call.name)
+
+
+def _removed(equation: Equation, of_weight: Sequence[int]) -> list[tuple[int, int]]:
+    """What ConvTranspose removes of each end of its axes."""
+    params = equation.params
+    window = [of_weight[i] for i in params["dimension_numbers"].rhs_spec[2:]]
+    found = []
+    for size, step, (low, high) in zip(
+        window, params["rhs_dilation"], params["padding"], strict=True
+    ):
+        reach = (size - 1) * step
+        found.append((int(reach - low), int(reach - high)))
+    return found
+
+
+def _is_padding_of_onnx(equation: Equation, of_weight: Sequence[int]) -> bool:
+    """Whether nothing is added to an axis but less than a stride at its end."""
+    strides = equation.params["lhs_dilation"]
+    pads = _removed(equation, of_weight)
+    return all(
+        low >= 0 and high > -stride
+        for stride, (low, high) in zip(strides, pads, strict=True)
+    )
