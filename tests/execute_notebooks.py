@@ -29,10 +29,18 @@ def execute(path: pathlib.Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def is_log(output: nbformat.NotebookNode) -> bool:
+    """Whether an output of a cell was written to standard error."""
+    return output.output_type == "stream" and output.name == "stderr"
+
+
 if __name__ == "__main__":
     for path in NOTEBOOKS:
         print(path.name, flush=True)
         notebook = execute(path)
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)
+            # Log lines of other libraries, which differ with their versions.
+            if cell.cell_type == "code":
+                cell.outputs = [one for one in cell.outputs if not is_log(one)]
         nbformat.write(notebook, path)

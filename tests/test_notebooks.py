@@ -29,3 +29,5 @@ def test_notebook_is_stored_as_executed_from_top_to_bottom(path):
         data for cell in cells for out in cell.outputs for data in out.get("data", ())
     ]
     assert "image/png" in shown
+    streams = {out.get("name") for cell in cells for out in cell.outputs}
+    assert "stderr" not in streams  # log lines of other libraries
