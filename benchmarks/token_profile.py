@@ -130,11 +130,10 @@ def decoder(model: Transformer, variables: Any) -> Decoder:
         variables: of it.
     """
     token, key = jnp.zeros((1, 1), jnp.int32), jax.random.key(0)
-    step = generate.decode_step(model, variables)
-    lowered = step.func.lower(*step.args, generate.init_cache(model), token, key)
-    compiled, leaves = lowered.compile(), jax.tree.leaves(variables)
+    compiled = generate.decode_step(model, variables).compiled
+    leaves = tuple(jax.tree.leaves(variables))
 
-    def decode(get_leaves: Callable[[], list[jax.Array]]) -> Iterator[float]:
+    def decode(get_leaves: Callable[[], tuple[jax.Array, ...]]) -> Iterator[float]:
         cache, sampled = generate.init_cache(model), token
         for _ in range(model.length):
             start = time.perf_counter()
@@ -142,7 +141,7 @@ def decoder(model: Transformer, variables: Any) -> Decoder:
             sampled.block_until_ready()
             yield time.perf_counter() - start
 
-    ways = {LIST: lambda: leaves, TREE: lambda: jax.tree.leaves(variables)}
+    ways = {LIST: lambda: leaves, TREE: lambda: tuple(jax.tree.leaves(variables))}
     return Decoder(
         kinds_of(compiled.as_text()),
         {row: functools.partial(decode, way) for row, way in ways.items()},

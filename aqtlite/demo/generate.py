@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import aqtlite
 from aqtlite import config, numerics
 from aqtlite.demo.model import Transformer
 
@@ -38,36 +39,45 @@ def init_cache(model: Transformer, batch: int = 1) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
 
 
-def decode_step(model: Transformer, variables: Any) -> functools.partial[Any]:
-    """A function that feeds one token and samples the next.
-
-    It takes a cache, which is donated, a token, ``(batch, 1)``, and a key, and returns
-    the updated cache and the next token. The variables are flattened here, once: of a
-    small model, the way through their tree takes Python a tenth of a token's time.
+def sample_next(
+    model: Transformer, variables: Any, cache: Any, token: jax.Array, key: jax.Array
+) -> tuple[Any, jax.Array]:
+    """Feeds one token, and samples the next.
 
     Args:
         model: a model with ``decode=True``.
         variables: trained or serving variables of the model.
+        cache: the ``cache`` collection.
+        token: ``(batch, 1)``.
+        key: of the sampling.
+
+    Returns:
+        The updated cache, and the next token.
     """
-    leaves, structure = jax.tree.flatten(variables)
-    return functools.partial(_decode_step, model, structure, leaves)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _decode_step(
-    model: Transformer,
-    structure: Any,
-    leaves: list[jax.Array],
-    cache: Any,
-    token: jax.Array,
-    key: jax.Array,
-) -> tuple[Any, jax.Array]:
-    variables = jax.tree.unflatten(structure, leaves)
     logits, updated = model.apply(
         {**variables, "cache": cache}, token, mutable=["cache"]
     )
     sampled = jax.random.categorical(key, logits / TEMPERATURE)
     return updated["cache"], sampled.astype(token.dtype)
+
+
+def decode_step(model: Transformer, variables: Any) -> aqtlite.ServingProgram:
+    """`sample_next` as a program for one sequence, which holds the variables.
+
+    It takes a cache, which is donated, a token and a key.
+
+    Args:
+        model: a model with ``decode=True``.
+        variables: trained or serving variables of the model.
+    """
+    return aqtlite.compile_serving(
+        functools.partial(sample_next, model),
+        variables,
+        jax.eval_shape(lambda: init_cache(model)),
+        jax.ShapeDtypeStruct((1, 1), jnp.int32),
+        jax.eval_shape(lambda: jax.random.key(0)),
+        donate_argnums=(1,),
+    )
 
 
 def generate(

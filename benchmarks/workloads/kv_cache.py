@@ -96,8 +96,8 @@ def token(decoder: Transformer, serving: Any) -> Callable[[], Any]:
             return position if is_position else leaf
 
         cache = jax.tree_util.tree_map_with_path(placed, cache)
-        decode = generate.decode_step(decoder, serving)
-        return decode(cache, jnp.zeros((1, 1), jnp.int32), jax.random.key(0))
+        first, key = jnp.zeros((1, 1), jnp.int32), jax.random.key(0)
+        return generate.sample_next(decoder, serving, cache, first, key)
 
     cache, last = generate.init_cache(decoder), jnp.int32(decoder.length - 1)
 
