@@ -9,7 +9,7 @@ import numpy as np
 
 from aqtlite.calibration import scale_grids
 from aqtlite.lowering import exact
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
 State = Any
@@ -241,10 +241,8 @@ def check_looks_at_one_array(calibration: Any, where: str) -> None:
         TypeError: if it is no calibration.
         ValueError: if it gathers statistics or is learned.
     """
-    if not isinstance(calibration, Calibration):
-        raise TypeError(
-            f"{where} must be a calibration such as AbsMax(), got {calibration!r}"
-        )
+    what = "a calibration such as AbsMax()"
+    fields.instance(Calibration, what)(calibration, where)
     if calibration.has_state or calibration.is_learned:
         what = "gathers statistics" if calibration.has_state else "is learned"
         raise ValueError(

@@ -20,7 +20,6 @@ from aqtlite.config.block_formats import (
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
-from aqtlite.config.difference import differences
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.recipes import (
@@ -36,6 +35,7 @@ from aqtlite.config.recipes import (
     weight_only,
 )
 from aqtlite.config.registry import register
+from aqtlite.config.representation import differences
 from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor

@@ -6,11 +6,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.config import no_function, representation
+from aqtlite.config import representation
 from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
-from aqtlite.numerics import Numerics
+from aqtlite.numerics import Numerics, fields
+
+_IS_TENSOR = fields.instance(Tensor, "a config.Tensor")
 
 # Above the classes, because a default such as `DotGeneralRaw()` is validated while the
 # classes are being defined.
@@ -141,20 +143,13 @@ class DotGeneralRaw(representation.CompactRepr):
 
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
-            if not isinstance(getattr(self, side), Tensor):
-                raise TypeError(
-                    f"{side} must be a config.Tensor, got {getattr(self, side)!r}"
-                )
+            _IS_TENSOR(getattr(self, side), side)
         for name in ("dg_in_dtype", "dg_accumulator_dtype"):
             object.__setattr__(self, name, _as_dtype(name, getattr(self, name)))
-        if not isinstance(self.local_aqt, LocalAqt | None):
-            raise TypeError(
-                f"local_aqt must be a config.LocalAqt or None, got {self.local_aqt!r}"
-            )
-        if not isinstance(self.smoothing, Smoothing | None):
-            raise TypeError(
-                f"smoothing must be a config.Smoothing or None, got {self.smoothing!r}"
-            )
+        local, what = LocalAqt | None, "a config.LocalAqt or None"
+        fields.instance(local, what)(self.local_aqt, "local_aqt")
+        smoothing, what = Smoothing | None, "a config.Smoothing or None"
+        fields.instance(smoothing, what)(self.smoothing, "smoothing")
         if self.smoothing is not None and not (
             self.lhs.is_quantized or self.rhs.is_quantized
         ):
@@ -242,7 +237,7 @@ class DotGeneralRaw(representation.CompactRepr):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class DotGeneral(representation.CompactRepr, no_function.NoFunction):
+class DotGeneral(representation.CompactRepr, representation.NoFunction):
     """Config of a contraction and its two gradients; by default all stay in float.
 
     In `dlhs`, `lhs` is the output gradient and `rhs` the forward's rhs. In `drhs`,
@@ -288,12 +283,9 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     cut it."""
 
     def __post_init__(self) -> None:
+        is_raw = fields.instance(DotGeneralRaw, "a config.DotGeneralRaw")
         for name in ("fwd", "dlhs", "drhs"):
-            if not isinstance(getattr(self, name), DotGeneralRaw):
-                raise TypeError(
-                    f"{name} must be a config.DotGeneralRaw, "
-                    f"got {getattr(self, name)!r}"
-                )
+            is_raw(getattr(self, name), name)
         self._check_out()
         if self.fwd.rhs.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("fwd.rhs"))
@@ -328,8 +320,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         self._check_reuse("drhs", forward_side="lhs")
 
     def _check_out(self) -> None:
-        if not isinstance(self.out, Tensor):
-            raise TypeError(f"out must be a config.Tensor, got {self.out!r}")
+        _IS_TENSOR(self.out, "out")
         if self.out.use_fwd_quant:
             raise ValueError(_misplaced_use_fwd_quant("out"))
         if self.out.needs_noise:

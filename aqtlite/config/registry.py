@@ -12,44 +12,19 @@ from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
 
+_FAMILIES = numerics.Numerics, calibration.Calibration, noise.Noise
+_PARTS = Blocks, DotGeneral, DotGeneralRaw, LocalAqt, Smoothing, Tensor
+
+_offered = [
+    one
+    for module in (calibration, noise, numerics)
+    for one in vars(module).values()
+    if isinstance(one, type) and issubclass(one, _FAMILIES)
+]
 _classes: dict[str, type] = {
     cls.__name__: cls
-    for cls in (
-        calibration.AbsMax,
-        calibration.AbsMean,
-        Blocks,
-        calibration.Constant,
-        calibration.ConstantRange,
-        noise.CounterHash,
-        calibration.DelayedScaling,
-        calibration.LSQ,
-        calibration.LSQPlus,
-        calibration.MaxOverBatches,
-        calibration.MeanOverBatches,
-        calibration.MovingAverage,
-        DotGeneral,
-        DotGeneralRaw,
-        numerics.Float,
-        numerics.IntAffine,
-        numerics.IntSymmetric,
-        noise.JaxRandom,
-        LocalAqt,
-        calibration.MinMax,
-        calibration.MseSearch,
-        numerics.NoNumerics,
-        numerics.NormalFloat,
-        calibration.PACT,
-        calibration.LearnedClipping,
-        calibration.Percentile,
-        calibration.MseOverBatches,
-        calibration.PercentileOverBatches,
-        calibration.Periodic,
-        calibration.RMS,
-        Smoothing,
-        calibration.SnrSearch,
-        Tensor,
-        calibration.WeightedDeviations,
-    )
+    for cls in (*_PARTS, numerics.NoNumerics, *_offered)
+    if dataclasses.is_dataclass(cls)
 }
 
 
@@ -92,8 +67,7 @@ def register(cls: Class) -> Class:
         ValueError: if another class is registered under its name. The same class,
             defined again (in a notebook, say), takes the place of the earlier one.
     """
-    families = numerics.Numerics, calibration.Calibration, noise.Noise
-    if not (isinstance(cls, type) and issubclass(cls, families)):
+    if not (isinstance(cls, type) and issubclass(cls, _FAMILIES)):
         raise TypeError(
             "register takes a subclass of numerics.Numerics, calibration.Calibration "
             f"or noise.Noise, got {cls!r}"

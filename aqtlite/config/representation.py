@@ -1,9 +1,11 @@
-"""A compact `repr` of configs: what is not a default, on lines that fit a screen."""
+"""What configs are to people: a compact `repr`, differences, and no functions."""
 
 import dataclasses
 import functools
 import hashlib
-from typing import Any
+import typing
+from collections.abc import Iterator
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -23,6 +25,23 @@ class CompactRepr:
 
     def __repr__(self) -> str:
         return _format(self, indent=0, room=_WIDTH)
+
+
+class NoFunction:
+    """Refuses to be called, and names what is to be called instead."""
+
+    if not typing.TYPE_CHECKING:  # It is nothing that type checkers may let pass.
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            raise TypeError(
+                f"a config.{type(self).__name__} was called as a function: give Flax "
+                "layers AqtDotGeneral(cfg) of aqtlite.flax or aqtlite.flax.nnx, and "
+                "what else takes a dot_general aqtlite.make_dot_general(cfg)"
+            )
+
+    nowrap: ClassVar[bool] = True
+    """`flax.linen.nowrap`: a config that is an attribute of a Linen class without an
+    annotation is no method, though it could be called."""
 
 
 def is_record(value: Any) -> bool:
@@ -62,6 +81,30 @@ def non_default_arguments(record: Any) -> dict[str, Any]:
         for name, value in constructor_arguments(record).items()
         if not _equal(value, defaults[name])
     }
+
+
+def differences(first: Any, second: Any) -> list[str]:
+    """Lists the paths at which two configs differ, a line for each.
+
+    >>> from aqtlite import config
+    >>> differences(config.weight_only(bits=8), config.weight_only(bits=4))
+    ['fwd.rhs.numerics.bits: 8 against 4']
+
+    Args:
+        first: a config such as `DotGeneral`.
+        second: another.
+    """
+    return list(_walk(first, second, ()))
+
+
+def _walk(first: Any, second: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if type(first) is type(second) and is_record(first):
+        for field in dataclasses.fields(first):
+            values = getattr(first, field.name), getattr(second, field.name)
+            yield from _walk(*values, (*path, field.name))
+    elif first != second:
+        where = f"{'.'.join(path)}: " if path else ""
+        yield f"{where}{first!r} against {second!r}"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -69,12 +69,9 @@ class Smoothing(representation.CompactRepr):
         object.__setattr__(self, name, value)
 
     def _check_calibration(self, name: str, exponent: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, calibrations.Calibration):
-            raise TypeError(
-                f"Smoothing.{name} must be a calibration such as AbsMax(), got "
-                f"{value!r}"
-            )
+        value, cls = getattr(self, name), calibrations.Calibration
+        what = "a calibration such as AbsMax()"
+        fields.instance(cls, what)(value, f"Smoothing.{name}")
         if getattr(self, exponent) == 0 and value != calibrations.AbsMax():
             raise ValueError(
                 f"Smoothing.{name}={value!r} would have no effect, because {exponent} "

@@ -17,6 +17,20 @@ from aqtlite.config import representation
 from aqtlite.config.blocks import Blocks
 from aqtlite.numerics import fields
 
+_FLAGS = ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant", "find_nan")
+
+_TYPES = {
+    "calibration": fields.instance(
+        calibrations.Calibration,
+        "an aqtlite.calibration.Calibration such as AbsMax()",
+    ),
+    "noise": fields.instance(
+        noises.Noise, "an aqtlite.noise.Noise such as CounterHash()"
+    ),
+    "blocks": fields.instance(Blocks | None, "a config.Blocks or None"),
+    **dict.fromkeys(_FLAGS, fields.flag),
+}
+
 
 def _shared_axes(
     axes: object,
@@ -245,31 +259,16 @@ class Tensor(representation.CompactRepr):
                 f"IntSymmetric(bits=8), or NoNumerics(), got {self.numerics!r}"
                 f"{_grid_of_name(self.numerics)}"
             )
+        for name, check in _TYPES.items():
+            check(getattr(self, name), name)
         if isinstance(self.numerics, grids.Numerics):
             _check_grid(self.numerics)
-        if not isinstance(self.calibration, calibrations.Calibration):
-            raise TypeError(
-                "calibration must be an aqtlite.calibration.Calibration such as "
-                f"AbsMax(), got {self.calibration!r}"
-            )
-        if not isinstance(self.noise, noises.Noise):
-            raise TypeError(
-                "noise must be an aqtlite.noise.Noise such as CounterHash(), got "
-                f"{self.noise!r}"
-            )
         if not isinstance(self.noise, Hashable):
             raise TypeError(
                 f"noise: {type(self.noise).__name__} must be a frozen dataclass, so "
                 "that configs can be compared and hashed; decorate it with "
                 "@dataclasses.dataclass(frozen=True)"
             )
-        if not isinstance(self.blocks, Blocks | None):
-            raise TypeError(
-                f"blocks must be a config.Blocks or None, got {self.blocks!r}"
-            )
-        flags = "scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant"
-        for name in (*flags, "find_nan"):
-            fields.flag(getattr(self, name), name)
 
     def _check_scale_dtype(self) -> None:
         if self.scale_dtype is None:

@@ -264,7 +264,9 @@ def of_elements(
 ) -> jax.Array:
     """Repeats what blocks along kept axes, or several groups, share."""
     axes = operation.axes(side)
-    x = block_shapes.repeat(x, shape, axes.batch + axes.remaining)
+    for axis in axes.batch + axes.remaining:
+        if x.shape[axis] not in (1, shape[axis]):
+            x = block_shapes.repeat(x, shape, (axis,))
     if axes.groups > 1:
         for axis in axes.cuttable:
             x = block_shapes.repeat_into(x, axis, axes.groups)

@@ -4,6 +4,8 @@
 modules of Flax and the rules make an operation, and call it.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -141,13 +143,24 @@ def _in_storage(
     return operation, x.in_own_order()
 
 
-def check_config(cfg: Any, function: str) -> None:
-    """Raises TypeError if a function was given anything but a config or None."""
+def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
+    """A function of operands from one of a config and operands.
+
+    Returns:
+        The same object for equal arguments, which makes it hashable by value.
+
+    Raises:
+        TypeError: if `cfg` is anything but a config or None.
+    """
     if cfg is not None and not isinstance(cfg, config.DotGeneral):
         raise TypeError(
-            f"{function} takes a config.DotGeneral or None, got "
+            f"make{function.__name__} takes a config.DotGeneral or None, got "
             f"{type(cfg).__name__}; presets such as config.fully_quantized() make one"
         )
+    return _partial(function, cfg)
+
+
+_partial = functools.cache(functools.partial)
 
 
 def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:

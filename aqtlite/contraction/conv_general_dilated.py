@@ -1,13 +1,12 @@
 """A quantized `lax.conv_general_dilated`."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import Options, as_operands, check_config, contract
+from aqtlite.contraction.contract import Options, as_operands, contract, with_config
 from aqtlite.qtensor.qtensor import QTensor
 
 ConvGeneralDilated = Callable[..., Any]
@@ -56,18 +55,13 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
     >>> conv(x, kernel, (1,), "SAME").round(1).tolist()
     [[[5.0, 6.0, 6.0, 3.0]]]
     """
-    check_config(cfg, "make_conv_general_dilated")
+    made = with_config(_conv_general_dilated, cfg)
     if cfg is not None and cfg.fwd.smoothing is not None:
         raise ValueError(
             "fwd.smoothing is for contractions of axes, and a convolution sums over a "
             "window; leave it None in the config of convolutions"
         )
-    return _make(cfg)
-
-
-@functools.cache
-def _make(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
-    return functools.partial(_conv_general_dilated, cfg)
+    return made
 
 
 def _conv_general_dilated(

@@ -1,13 +1,12 @@
 """A quantized `lax.dot_general`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import Options, as_operands, check_config, contract
+from aqtlite.contraction.contract import Options, as_operands, contract, with_config
 from aqtlite.qtensor.qtensor import QTensor
 
 DotGeneral = Callable[..., Any]
@@ -65,13 +64,7 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     >>> dot_general(x, x, (((1,), (0,)), ((), ()))).round().tolist()
     [[7.0, -6.0], [-9.0, 22.0]]
     """
-    check_config(cfg, "make_dot_general")
-    return _make(cfg)
-
-
-@functools.cache
-def _make(cfg: config.DotGeneral | None) -> DotGeneral:
-    return functools.partial(_dot_general, cfg)
+    return with_config(_dot_general, cfg)
 
 
 def _dot_general(

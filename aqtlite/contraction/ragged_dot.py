@@ -1,6 +1,5 @@
 """A quantized `lax.ragged_dot`."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config, operations
-from aqtlite.contraction.contract import Options, as_operands, check_config, contract
+from aqtlite.contraction.contract import Options, as_operands, contract, with_config
 from aqtlite.qtensor.qtensor import QTensor
 
 RaggedDot = Callable[..., Any]
@@ -55,13 +54,7 @@ def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
     >>> ragged_dot(tokens, experts, jnp.array([2, 0, 1]))[:, 0].round().tolist()
     [4.0, 4.0, 4.0, 0.0, 0.0]
     """
-    check_config(cfg, "make_ragged_dot")
-    return _make(cfg)
-
-
-@functools.cache
-def _make(cfg: config.DotGeneral | None) -> RaggedDot:
-    return functools.partial(_ragged_dot, cfg)
+    return with_config(_ragged_dot, cfg)
 
 
 def _ragged_dot(

@@ -34,6 +34,17 @@ def flag(value: Any, where: str) -> bool:
     return value
 
 
+def instance(cls: Any, what: str) -> Check:
+    """An object of a class, which the message describes."""
+
+    def checked(value: Any, where: str) -> Any:
+        if not isinstance(value, cls):
+            raise TypeError(f"{where} must be {what}, got {value!r}")
+        return value
+
+    return checked
+
+
 def integer(smallest: int, largest: int | None = None, hint: str = "") -> Check:
     """An int that is not a bool, within limits; the hint follows in the message."""
 

@@ -72,14 +72,11 @@ class Seeds(NamedTuple):
         """The seeds of the channels of which calibration found these bounds."""
         seed = self.seed
         if seed is None:
-            local = [
-                scale
-                for scale in self.forward_scales
-                if all(
-                    size in (1, wanted)  # One of them may be symbolic.
-                    for size, wanted in zip(scale.shape, found[0].shape, strict=True)
-                )
-            ]
+            local = []
+            for scale in self.forward_scales:
+                pairs = zip(scale.shape, found[0].shape, strict=True)
+                if all(size in (1, wanted) for size, wanted in pairs):
+                    local.append(scale)
             seed = noise.seed_from_bounds(*found, *local)
         return seed if self.salt is None else noise.fold_in(seed, self.salt)
 
@@ -271,12 +268,9 @@ def round_to_grid(
         stored = rounding.around_zero_point(
             stored, calibrated.zero_point, grid.zero_point_range
         ).astype(grid.storage_dtype)
+    zero_point = calibrated.zero_point
     return QTensor(
-        stored,
-        calibrated.scale,
-        x.dtype,
-        zero_point=calibrated.zero_point,
-        numerics=grid,
+        stored, calibrated.scale, x.dtype, zero_point=zero_point, numerics=grid
     )
 
 
@@ -400,8 +394,6 @@ def with_sums(q: QTensor, contracting: Axes) -> QTensor:
 
 def with_fusion_barrier(q: QTensor) -> QTensor:
     """Keeps XLA from fusing the scale's computation into what reads it."""
-    zero_point = q.zero_point
-    if zero_point is not None:
-        zero_point = exact.fusion_barrier(zero_point)
-    scale = exact.fusion_barrier(q.scale)
-    return dataclasses.replace(q, scale=scale, zero_point=zero_point)
+    if q.zero_point is not None:
+        q = dataclasses.replace(q, zero_point=exact.fusion_barrier(q.zero_point))
+    return dataclasses.replace(q, scale=exact.fusion_barrier(q.scale))
