@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from aqtlite.checkpoint import variables
 from aqtlite.checkpoint.arrays import ArrayInfo, checksum
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.linen import LinenVariables
 from aqtlite.checkpoint.load_float import read_variables
 from aqtlite.checkpoint.names import path_name
 from aqtlite.flax.linen.calibrate import calibrate_in_float
@@ -94,8 +94,9 @@ def calibrated(
             "aqtlite.flax.nnx.calibrate_in_float, and convert a checkpoint of its "
             "nnx.state"
         )
-    template, origin = variables.match(source, model, args, kwargs)
-    values = read_variables(source, template, origin)
+    variables = LinenVariables(model, args, kwargs)
+    template, origin = variables.match(source)
+    values = read_variables(source, variables, template, origin)
     statistics = calibrate_in_float(model, values, batches, **kwargs)[STATISTICS]
     named, _ = jax.tree_util.tree_flatten_with_path({STATISTICS: statistics})
     return Calibrated(

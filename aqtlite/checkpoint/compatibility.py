@@ -7,16 +7,11 @@ from typing import Any
 import jax
 
 from aqtlite import config
-from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node
-from aqtlite.checkpoint.names import name_of, path_name
-from aqtlite.checkpoint.nodes import describe
-from aqtlite.checkpoint.variables import abstract_variables
-from aqtlite.flax.call import Call
-from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, describe
+from aqtlite.checkpoint.names import name_of
+from aqtlite.checkpoint.variables import Variables
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.program.serving import conversion
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
@@ -27,40 +22,40 @@ from aqtlite.program.serving.frozen_record import (
 from aqtlite.program.serving.planning import Plan
 
 
-def abstract_serving(manifest: Manifest, model: Model, where: str) -> tuple[Any, Plan]:
-    """Plans the model's serving variables, and checks that a checkpoint holds them.
+def abstract_serving(
+    manifest: Manifest, variables: Variables, where: str
+) -> tuple[Any, Plan]:
+    """Plans the serving variables of a model, and checks that a checkpoint holds them.
 
     Args:
         manifest: the manifest of the checkpoint.
-        model: the model.
+        variables: variables of the model.
         where: the path of the checkpoint, for error messages.
 
     Returns:
-        The serving variables as shapes, with statistics as they are stored, and the
+        A template of the serving variables, with statistics as they are stored, and the
         plan of the conversion that makes them.
 
     Raises:
-        CheckpointError: if they differ, or if the manifest has no sample inputs.
+        CheckpointError: if they differ.
     """
-    if manifest.sample is None:
-        raise CheckpointError(
-            f"{where} was converted with inputs that its manifest cannot describe, so "
-            "that a model cannot be compared with it: load it without one"
-        )
-    args, kwargs = sample_lib.decode(manifest.sample)
-    frozen = frozen_paths(manifest)
     try:
-        template = abstract_variables(model, args, kwargs)
-        variables = _with_stored_dtypes(template, manifest)
-        plan = linen_convert.plan(model, variables, [Call(*args, **kwargs)])
+        template = variables.stored(manifest)
+        plan = variables.plan(template)
+        frozen = {p for p, one in manifest.nodes.items() if isinstance(one, Frozen)}
         paths = [weight.path for weight in plan.weights]
         floats = [one for one in paths if name_of((COLLECTION, *one)) not in frozen]
         serving = conversion.serving(plan.keep_float(floats))
     except (TypeError, ValueError) as error:
-        raise another_model(where, manifest, repr(model), error) from error
-    serving = _with_stored_values(serving, (), manifest)
-    check(manifest, serving, where)
-    return serving, plan
+        raise CheckpointError(
+            f"{where} is of another model, {_short(manifest.model)}: this one, "
+            f"{_short(variables.name)}, fails with the sample inputs of the "
+            f"conversion: {error}"
+        ) from error
+    tree = variables.tree_of(serving, manifest.arrays)
+    tree = _with_stored_values(tree, (), manifest)
+    check(manifest, tree, where)
+    return variables.without_samples(serving, tree, manifest.arrays), plan
 
 
 def _with_stored_values(node: Any, path: tuple[str, ...], manifest: Manifest) -> Any:
@@ -112,43 +107,6 @@ def check(manifest: Manifest, serving: Any, where: str) -> None:
         raise CheckpointError(
             f"{where} is of another model than this one: {_few(differences)}"
         )
-
-
-def frozen_paths(manifest: Manifest) -> set[str]:
-    """The paths of the frozen weights of a checkpoint."""
-    return {path for path, node in manifest.nodes.items() if isinstance(node, Frozen)}
-
-
-def stored_dtypes(manifest: Manifest) -> dict[str, Any]:
-    """The dtypes that the variables of the source had, by name."""
-    dtypes = {name: one.info.dtype for name, one in manifest.arrays.items()}
-    for node in manifest.nodes.values():
-        if isinstance(node, Frozen):
-            dtypes.update({name: info.dtype for name, info in node.origin.items()})
-    return dtypes
-
-
-def another_model(
-    where: str, manifest: Manifest, model: str, error: Exception
-) -> CheckpointError:
-    """The error that a model cannot be traced as the one that was converted."""
-    return CheckpointError(
-        f"{where} is of another model, {_short(manifest.model)}: this one, "
-        f"{_short(model)}, fails with the sample inputs of the conversion: {error}"
-    )
-
-
-def _with_stored_dtypes(template: Any, manifest: Manifest) -> Any:
-    """Gives the model's float variables the dtypes and collections of the source."""
-    dtypes = stored_dtypes(manifest)
-    collections = {path.split("/")[0] for path in manifest.nodes}
-    kept = {name: value for name, value in template.items() if name in collections}
-    return jax.tree_util.tree_map_with_path(
-        lambda key, leaf: jax.ShapeDtypeStruct(
-            leaf.shape, dtypes.get(path_name(key), leaf.dtype)
-        ),
-        kept,
-    )
 
 
 def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:

@@ -11,9 +11,8 @@ from flax import nnx
 from aqtlite.checkpoint import run
 from aqtlite.checkpoint.calibrated import calibrated
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.from_model import job_from_model
-from aqtlite.checkpoint.from_nnx import job_from_nnx
-from aqtlite.checkpoint.load_float import open_float
+from aqtlite.checkpoint.job import job_of
+from aqtlite.checkpoint.load_float import open_float, variables_of
 from aqtlite.checkpoint.report import Report
 from aqtlite.flax.linen.quantize_model import Model
 
@@ -112,10 +111,8 @@ def convert_checkpoint(
         )
     if calibrate is not None:
         opened = calibrated(opened, model, sample_args, kwargs, calibrate)
-    if isinstance(model, nnx.Module):
-        job = job_from_nnx(opened, model, sample_args, kwargs, keep_float)
-    else:
-        job = job_from_model(opened, model, sample_args, kwargs, keep_float)
+    variables = variables_of(model, sample_args, kwargs)
+    job = job_of(opened, variables, keep_float)
     out = pathlib.Path(target)
     if dry_run:
         return run.plan(job, opened, out, overwrite)

@@ -1,10 +1,26 @@
-"""Jobs: the weights to freeze and the arrays to copy."""
+"""Jobs: the weights of a model to freeze, and the arrays to copy."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import fnmatch
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from aqtlite.checkpoint.manifest import Manifest
-from aqtlite.program.serving.conversion import FrozenWeight
+import jax.numpy as jnp
+
+from aqtlite.checkpoint import sample as sample_lib
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Plain, describe
+from aqtlite.checkpoint.names import name_of, path_name, plain
+from aqtlite.checkpoint.variables import Variables
+from aqtlite.program.serving import conversion
+from aqtlite.program.serving.conversion import FrozenWeight, WeightFreezer
+from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.planning import Plan, Weight
+from aqtlite.quantization.statistics import counts_of
+
+_FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,3 +50,118 @@ class Job:
     tasks: tuple[Task, ...]
     copies: Mapping[str, str]
     """Arrays that stay as they are: name in the target, name in the source."""
+
+
+def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> Job:
+    """Plans the conversion that `convert` does in memory, from shapes alone.
+
+    Args:
+        source: the float checkpoint.
+        variables: variables of the model, as `convert` takes it.
+        keep_float: patterns of paths of weights, or of the parameters that they are
+            functions of, to leave in float.
+
+    Raises:
+        CheckpointError: if the model cannot be traced, the source is not of this model
+            or of other dtypes than floats, a pattern matches nothing, or the sample
+            inputs cannot be stored though loading needs them.
+        ValueError: as `convert` does.
+    """
+    sample = sample_lib.encode(variables.args, variables.kwargs)
+    if sample is None and variables.framework == NNX:
+        raise CheckpointError(
+            "the sample inputs of an NNX model have to be arrays, shapes and plain "
+            "Python values, in dictionaries, lists, named tuples and dataclasses of "
+            "imported modules that are pytrees: the manifest records them, and loading "
+            "traces the model with them"
+        )
+    template, origin = variables.match(source)
+    _check_statistics(source, origin, variables, template)
+    plan = variables.plan(template)
+    params = variables.params(plan, origin)
+    plan = _without(plan, variables.collection, params, keep_float)
+    serving = conversion.convert(plan)
+    nodes, stored = describe(variables.tree_of(serving, origin))
+    tasks = []
+    freezer = WeightFreezer()
+    for weight in plan.weights:
+        path = name_of((COLLECTION, *weight.path))
+        node = nodes[path]
+        if not isinstance(node, Frozen):
+            raise TypeError(f"{path} is {node}")
+        inputs = [params[p.number] for p in weight.sources]
+        inputs += [variables.buffer(buffer) for buffer in weight.buffers]
+        origins = {name: source.arrays[origin[name]] for name in inputs}
+        nodes[path] = dataclasses.replace(node, origin=origins)
+        fields = node.fields()
+        identity = "/".join((COLLECTION, *weight.path[:-1], "identity"))
+        if identity in stored:
+            fields["identity"] = identity
+        sources = tuple(origin[name] for name in inputs)
+        for name in sources[: len(weight.sources)]:
+            if source.arrays[name].dtype not in _FLOATS:
+                raise CheckpointError(
+                    f"{name} is {source.arrays[name]}; weights are converted from "
+                    f"{', '.join(dtype.name for dtype in _FLOATS)}"
+                )
+        make = functools.partial(freezer.freeze, weight)
+        tasks.append(Task(path, sources, fields, make))
+    # The order in which a target is written.
+    tasks.sort(key=lambda task: task.path.split("/"))
+    copies = {
+        node.array: origin[node.array]
+        for node in nodes.values()
+        if isinstance(node, Plain) and node.array in origin
+    }
+    manifest = Manifest(
+        nodes,
+        stored,
+        model=variables.name,
+        sample=sample,
+        framework=variables.framework,
+    )
+    return Job(manifest, tuple(tasks), copies)
+
+
+def _check_statistics(
+    source: Reader, origin: Mapping[str, str], variables: Variables, template: Any
+) -> None:
+    """Checks that statistics of activations are of some batch."""
+    for path, _ in counts_of(variables.statistics(template)):
+        stored_as = origin[f"{path_name(path)}/batches"]
+        if not (source.read(stored_as) > 0).all():
+            raise CheckpointError(
+                f"{stored_as} is 0: the statistics of activations are of no batch. "
+                f"Gather some with {variables.calibrate}, and save these variables; "
+                "or, of a Linen model, by --calibrate (calibrate=)"
+            )
+
+
+def _without(
+    plan: Plan, collection: str, params: Sequence[str], keep_float: Sequence[str]
+) -> Plan:
+    """Leaves weights in float whose names match a pattern."""
+    unused = set(keep_float)
+
+    def keeps(weight: Weight) -> bool:
+        own = name_of((COLLECTION, *weight.path))
+        inputs = [params[p.number] for p in weight.parameters]
+        named = [plain(name) for name in (own, *inputs)]
+        named += [name.removeprefix(f"{collection}/") for name in named]
+        matching = {
+            pattern
+            for pattern in keep_float
+            if any(fnmatch.fnmatchcase(name, pattern) for name in named)
+        }
+        unused.difference_update(matching)
+        return bool(matching)
+
+    plan = plan.keep_float([w.path for w in plan.weights if keeps(w)])
+    if unused:
+        weights = ", ".join(
+            params[p.number] for w in plan.weights[:8] for p in w.parameters
+        )
+        raise CheckpointError(
+            f"no weight matches {', '.join(sorted(unused))}; there are {weights}, ..."
+        )
+    return plan

@@ -5,15 +5,16 @@ import pathlib
 from typing import Any
 
 import jax
-from flax import linen as nn
 from flax import nnx, traverse_util
 
-from aqtlite.checkpoint import load_nnx, manifest_json
+from aqtlite.checkpoint import manifest_json
+from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, open_reader
+from aqtlite.checkpoint.load_float import variables_of
 from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain
-from aqtlite.checkpoint.names import path_name, steps_of
+from aqtlite.checkpoint.names import steps_of
 from aqtlite.checkpoint.reading import read
 from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.flax.linen import given_variables
@@ -64,14 +65,12 @@ def load_serving(
     """
     source = open_reader(pathlib.Path(path))
     manifest = _manifest(source)
-    if manifest.framework == NNX:
-        if not isinstance(model, nnx.Module):
-            raise CheckpointError(
-                f"{path} is of an NNX model, {manifest.model}: give load_serving the "
-                f"model that was converted, not {_brief(model)}"
-            )
-        return load_nnx.load(source, manifest, model, mesh, rules)
-    if model is not None and not isinstance(model, Model):
+    if manifest.framework == NNX and not isinstance(model, nnx.Module):
+        raise CheckpointError(
+            f"{path} is of an NNX model, {manifest.model}: give load_serving the "
+            f"model that was converted, not {model!r}"
+        )
+    if manifest.framework != NNX and not (model is None or isinstance(model, Model)):
         raise CheckpointError(f"model has to be a Linen module, got {_brief(model)}")
     if model is None:
         if mesh is not None:
@@ -79,10 +78,16 @@ def load_serving(
                 "mesh= needs model=, whose partitioning says what lies where"
             )
         return _tree(source, manifest)
-    serving, plan = abstract_serving(manifest, model, str(path))
-    shardings = {} if mesh is None else _shardings(serving, mesh, rules)
-    loaded = jax.tree_util.tree_map_with_path(
-        lambda key, _: read(source, manifest, path_name(key), shardings), serving
+    if manifest.sample is None:
+        raise CheckpointError(
+            f"{path} was converted with inputs that its manifest cannot describe, so "
+            "that a model cannot be compared with it: load it without one"
+        )
+    variables = variables_of(model, *sample_lib.decode(manifest.sample))
+    serving, plan = abstract_serving(manifest, variables, str(path))
+    shardings = {} if mesh is None else variables.shardings(serving, mesh, rules)
+    loaded = variables.filled(
+        serving, manifest.arrays, lambda name: read(source, manifest, name, shardings)
     )
     return plan.model.fix_scales(loaded)
 
@@ -90,24 +95,6 @@ def load_serving(
 def _brief(model: Any) -> str:
     is_module = isinstance(model, nnx.Module)
     return f"the NNX module {type(model).__name__}" if is_module else repr(model)
-
-
-def _shardings(
-    serving: Any, mesh: jax.sharding.Mesh, rules: Any
-) -> dict[str, jax.sharding.Sharding]:
-    """Shardings of the arrays by the model's own partitioning."""
-    specs = nn.get_partition_spec(serving)
-    if rules is not None:
-        specs = nn.logical_to_mesh(specs, rules)
-    tree = jax.tree.map(
-        lambda spec: jax.sharding.NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
-    )
-    names = [
-        path_name(key) for key, _ in jax.tree_util.tree_flatten_with_path(serving)[0]
-    ]
-    return dict(zip(names, jax.tree.leaves(tree), strict=True))
 
 
 def summarize(path: str | os.PathLike) -> Report:

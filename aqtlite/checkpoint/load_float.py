@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from aqtlite.checkpoint import keys, nnx_variables, variables
 from aqtlite.checkpoint.arrays import is_finite
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Subtree, open_reader
-from aqtlite.checkpoint.names import check_tree, path_name
+from aqtlite.checkpoint.linen import LinenVariables
+from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.nnx import NnxVariables
+from aqtlite.checkpoint.variables import Variables
 from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.flax.nnx.model import QuantizedModel
-from aqtlite.flax.nnx.quantize import as_quantized
 
 
 def load_float(
@@ -43,26 +43,36 @@ def load_float(
             NaN or infinities; or if the model cannot be traced with the inputs.
     """
     source = open_float(pathlib.Path(path), tuple(subtree))
+    variables = variables_of(model, args, kwargs)
+    template, origin = variables.match(source)
+    filled = read_variables(source, variables, template, origin)
+    return nnx.state(filled) if isinstance(filled, nnx.Module) else filled
+
+
+def variables_of(
+    model: Model | nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Variables:
+    """The variables of a model that is called with sample inputs."""
     if isinstance(model, nnx.Module):
-        return _of_nnx(source, as_quantized(model))
-    template, origin = variables.match(source, model, args, kwargs)
-    return read_variables(source, template, origin)
+        return NnxVariables(model, args, kwargs)
+    return LinenVariables(model, args, kwargs)
 
 
-def read_variables(source: Reader, template: Any, origin: Mapping[str, str]) -> Any:
-    """Reads the variables of a Linen module.
+def read_variables(
+    source: Reader, variables: Variables, template: Any, origin: Mapping[str, str]
+) -> Any:
+    """Reads the variables of a model.
 
     Args:
         source: the checkpoint.
-        template: their shapes, as `variables.match` returns them.
-        origin: their names in the checkpoint, as `variables.match` returns them.
+        variables: variables of the model.
+        template: their shapes, as `Variables.match` returns them.
+        origin: their names in the checkpoint, as `Variables.match` returns them.
 
     Raises:
         CheckpointError: if one cannot be read, or holds NaN or infinities.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda key, _: _read(source, origin[path_name(key)]), template
-    )
+    return variables.filled(template, origin, lambda name: _read(source, origin[name]))
 
 
 def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
@@ -84,26 +94,6 @@ def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
         source = Subtree(source, subtree)
     check_tree([*source.arrays, *source.others], str(path))
     return source
-
-
-def _of_nnx(source: Reader, model: QuantizedModel) -> Any:
-    shapes, origin = nnx_variables.match(source, model)
-    theirs: dict[str, Any] = {}
-    nnx_variables.with_leaves(model, lambda name, x, _: theirs.setdefault(name, x))
-
-    def value(name: str, leaf: Any, variable: Any) -> Any:
-        del variable
-        if name in origin:
-            x = _read(source, origin[name])
-            return keys.as_key(x, leaf) if keys.is_key(leaf) else x
-        if isinstance(theirs[name], jax.ShapeDtypeStruct):
-            raise CheckpointError(
-                f"{source.path} has no value for {name}, and neither has the model: "
-                "make the model with its rngs and caches, not in nnx.eval_shape"
-            )
-        return theirs[name]
-
-    return nnx.state(nnx_variables.with_leaves(shapes, value))
 
 
 def _read(source: Reader, name: str) -> jax.Array:

@@ -8,14 +8,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 import aqtlite
 from aqtlite.checkpoint.arrays import ArrayInfo
-from aqtlite.checkpoint.packing import Packing
+from aqtlite.checkpoint.names import path_name
+from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.numerics import Numerics
 from aqtlite.program.serving.frozen_record import FrozenRecord
+from aqtlite.qtensor.qtensor import QTensor
 
 LINEN, NNX = "linen", "nnx"
 FRAMEWORKS = (LINEN, NNX)
@@ -108,6 +113,14 @@ class Manifest:
     version: str = aqtlite.__version__
     """The version of the library that wrote it."""
 
+    def source_dtypes(self) -> dict[str, Any]:
+        """The dtypes that the variables of the source had, by name."""
+        dtypes = {name: one.info.dtype for name, one in self.arrays.items()}
+        for node in self.nodes.values():
+            if isinstance(node, Frozen):
+                dtypes.update({name: info.dtype for name, info in node.origin.items()})
+        return dtypes
+
 
 def completed(
     manifest: Manifest,
@@ -126,3 +139,55 @@ def completed(
         for name, one in manifest.arrays.items()
     }
     return dataclasses.replace(manifest, nodes=nodes, arrays=arrays)
+
+
+def info_of(leaf: Any) -> ArrayInfo:
+    """Shape and dtype of an array, or of a `jax.ShapeDtypeStruct`."""
+    return ArrayInfo(tuple(leaf.shape), jnp.dtype(leaf.dtype))
+
+
+def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
+    """Lists the nodes of serving variables, given as shapes, and their arrays."""
+    nodes: dict[str, Node] = {}
+    arrays: dict[str, Stored] = {}
+
+    def is_node(x: Any) -> bool:
+        return isinstance(x, QTensor | FrozenRecord) or nn.meta.is_axis_metadata(x)
+
+    for key_path, node in jax.tree_util.tree_flatten_with_path(serving, is_node)[0]:
+        path = path_name(key_path)
+        if isinstance(node, FrozenRecord | FrozenKernel):
+            nodes[path] = node
+            continue
+        named = {
+            "/".join(filter(None, (path, path_name(below)))): info_of(leaf)
+            for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]
+        }
+        arrays.update(
+            {name: Stored(info, packing_of(info)) for name, info in named.items()}
+        )
+        if isinstance(node, QTensor):
+            prefix = f"{path}/"
+            # A box is a step of its own below the field.
+            fields = {
+                name.removeprefix(prefix).partition("/")[0]: name for name in named
+            }
+            qvalue = fields["qvalue"]
+            arrays[qvalue] = Stored(
+                named[qvalue], packing_of(named[qvalue], node.numerics)
+            )
+            nodes[path] = Frozen(
+                qvalue,
+                fields["scale"],
+                fields.get("zero_point"),
+                fields.get("sums"),
+                jnp.dtype(node.dtype),
+                node.order,
+                node.numerics,
+                origin={},
+                padding=node.padding,
+            )
+        else:
+            (name,) = named
+            nodes[path] = Plain(name)
+    return nodes, arrays

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.checkpoint import keys
+from aqtlite.checkpoint import arrays
 from aqtlite.checkpoint.errors import CheckpointError
 
 _LONGEST = 1 << 24
@@ -80,7 +80,7 @@ def _encode(x: Any) -> Any:
 def _encode_dtype(x: Any) -> dict[str, str]:
     if not jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return {"dtype": jnp.dtype(x.dtype).name}
-    generator = keys.generator_of(x) if keys.is_key(x) else None
+    generator = arrays.generator_of(x) if arrays.is_key(x) else None
     if not isinstance(generator, str):
         raise TypeError(f"an array of {x.dtype}")
     return {"keys": generator}
@@ -93,7 +93,7 @@ def _decode(data: Any, make: _Make) -> Any:
         case {"shape": list(shape), "dtype": str(dtype)}:
             return jax.ShapeDtypeStruct(_shape(shape), jnp.dtype(dtype))
         case {"shape": list(shape), "keys": str(generator)}:
-            return keys.shape_of_keys(generator, _shape(shape))
+            return arrays.shape_of_keys(generator, _shape(shape))
         case {"dict": dict(entries)}:
             return {key: _decode(value, make) for key, value in entries.items()}
         case {"list": list(entries)}:

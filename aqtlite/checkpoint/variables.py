@@ -1,23 +1,23 @@
-"""Matching the arrays of a checkpoint with the variables of a Flax model."""
+"""What conversion and loading need to know of a model, and how they match a source."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import abc
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar
 
 import jax
 from flax import errors
-from flax import linen as nn
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.names import path_name
-from aqtlite.checkpoint.nodes import info_of
-from aqtlite.flax.linen.quantize_model import Model
+from aqtlite.checkpoint.manifest import Manifest, info_of
 from aqtlite.jaxpr import tracing
-from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.stored_statistics import is_obsolete
 
 PARAMS = "params"
+
 OF_MODELS = (
     TypeError,
     ValueError,
@@ -31,30 +31,102 @@ OF_MODELS = (
 """Errors that a model may raise when it is traced."""
 
 
-def abstract_variables(
-    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Traces a model's `init` for the shapes of its float variables.
+class Variables(abc.ABC):
+    """The variables of a model, by the names that checkpoints have for them.
 
-    Raises:
-        CheckpointError: if the model raises.
+    A *template* is what a framework keeps variables in, with shapes in place of arrays.
     """
 
-    def init(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
-        # These are arguments of `apply` alone.
-        init_kwargs = {
-            k: v for k, v in call_kwargs.items() if k not in ("mutable", "rngs")
-        }
-        return model.init(jax.random.key(0), *call_args, **init_kwargs)
+    framework: ClassVar[str]
+    collection: ClassVar[str]
+    """First step of the names of parameters."""
 
-    flat, inputs = tracing.close_over_constants(
-        init, (args, dict(kwargs)), tracing.is_array
-    )
-    try:
-        shapes = jax.eval_shape(flat, inputs)
-    except OF_MODELS as error:
-        raise untraceable(type(model).__name__, args, kwargs, error) from error
-    return {name: value for name, value in shapes.items() if name != COLLECTION}
+    calibrate: ClassVar[str]
+    """Function that gathers statistics of activations."""
+
+    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        """Names the variables of a model.
+
+        Args:
+            model: the model.
+            args: sample inputs; shapes will do.
+            kwargs: sample inputs by name; shapes will do.
+        """
+        self.model, self.args, self.kwargs = model, args, dict(kwargs)
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Name of the model, for manifests and messages."""
+
+    @abc.abstractmethod
+    def match(self, source: Reader) -> tuple[Any, dict[str, str]]:
+        """Finds the variables in a source.
+
+        Returns:
+            A template, with the dtypes of the source; and for the name of each variable
+            the name in the source.
+
+        Raises:
+            CheckpointError: if the source lacks an array, or holds something else.
+        """
+
+    @abc.abstractmethod
+    def stored(self, manifest: Manifest) -> Any:
+        """A template with the dtypes and collections of the source of a checkpoint."""
+
+    @abc.abstractmethod
+    def statistics(self, template: Any) -> Any:
+        """The statistics of activations, in a tree of their names."""
+
+    @abc.abstractmethod
+    def plan(self, template: Any) -> Plan:
+        """Plans a conversion."""
+
+    @abc.abstractmethod
+    def params(self, plan: Plan, names: Collection[str]) -> list[str]:
+        """Names of the parameters, by number."""
+
+    @abc.abstractmethod
+    def buffer(self, buffer: Buffer) -> str:
+        """Name of a variable that is no parameter."""
+
+    @abc.abstractmethod
+    def tree_of(self, serving: Any, names: Collection[str]) -> Any:
+        """The serving variables that a checkpoint has.
+
+        Args:
+            serving: result of the conversion.
+            names: names of the variables that there are.
+        """
+
+    @abc.abstractmethod
+    def without_samples(self, serving: Any, tree: Any, names: Collection[str]) -> Any:
+        """A template of serving variables, without what older checkpoints lack.
+
+        Args:
+            serving: result of the conversion.
+            tree: what the checkpoint has of it.
+            names: names of the arrays of the checkpoint.
+        """
+
+    @abc.abstractmethod
+    def shardings(
+        self, serving: Any, mesh: jax.sharding.Mesh, rules: Any
+    ) -> dict[str, jax.sharding.Sharding]:
+        """Shardings of the arrays by the model's own partitioning."""
+
+    @abc.abstractmethod
+    def filled(
+        self, template: Any, names: Collection[str], read: Callable[[str], Any]
+    ) -> Any:
+        """Reads the arrays of a template.
+
+        Args:
+            template: the template.
+            names: names of the arrays that there are.
+            read: reads one of them.
+        """
 
 
 def untraceable(
@@ -71,62 +143,6 @@ def untraceable(
 
 def _brief(x: Any) -> Any:
     return str(info_of(x)) if tracing.is_array(x) else x
-
-
-def match(
-    source: Reader,
-    model: Model,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Finds a model's variables in a source.
-
-    Args:
-        source: all variables, or the collection "params" alone.
-        model: the model.
-        args: sample inputs of the model; shapes will do.
-        kwargs: sample inputs by name; shapes will do.
-
-    Returns:
-        The shapes of the variables, and for the name of each the name in the source.
-
-    Raises:
-        CheckpointError: if the source lacks an array, or holds something else.
-    """
-    template = abstract_variables(model, args, kwargs)
-    arrays = source.arrays
-    if any(name.startswith(f"{COLLECTION}/") for name in arrays):
-        raise CheckpointError(
-            f"the source holds frozen weights already (collection '{COLLECTION}'); "
-            "convert the float checkpoint of training"
-        )
-    has_collections = any(name.startswith(f"{PARAMS}/") for name in arrays)
-    # A collection that the source lacks is one that serving makes, such as "cache".
-    found = {
-        name: value
-        for name, value in template.items()
-        if name == PARAMS or any(array.startswith(f"{name}/") for array in arrays)
-    }
-    without_boxes = _names_without_boxes(found)
-    origin: dict[str, str] = {}
-    wrong: list[str] = []
-
-    def look_up(key_path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        name = path_name(key_path)
-        boxed, unboxed = (
-            n if has_collections else n.removeprefix(f"{PARAMS}/")
-            for n in (name, without_boxes[name])
-        )
-        found_as = boxed if boxed in arrays else unboxed
-        origin[name] = found_as
-        wrong.extend(differences(source, found_as, info_of(leaf)))
-        dtype = arrays[found_as].dtype if found_as in arrays else leaf.dtype
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
-
-    variables = jax.tree_util.tree_map_with_path(look_up, found)
-    wrong += unknown(source, origin.values())
-    refuse(wrong, lambda: _advice(template, arrays))
-    return variables, origin
 
 
 def differences(source: Reader, name: str, wanted: ArrayInfo) -> list[str]:
@@ -197,38 +213,3 @@ def advice_of(options: list[str]) -> str:
         ". Its parameters are in a subtree, which --subtree (subtree=) names: "
         f"{' or '.join(options)}"
     )
-
-
-def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
-    """Names the subtrees of a source that hold the model's parameters."""
-    params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
-    wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
-    names = set(arrays)
-    found = subtrees_of(wanted, names)[:4]
-    return advice_of([" ".join(_options(path, template, names)) for path in found])
-
-
-def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:
-    """The options that select parameters, and the collections beside them."""
-    above, slash, last = path.rpartition("/")
-    collections = [
-        f"{above}{slash}{collection}"
-        for collection in template
-        if collection != PARAMS
-        and last == PARAMS
-        and any(name.startswith(f"{above}{slash}{collection}/") for name in names)
-    ]
-    return [f"--subtree {one}" for one in (path, *collections)]
-
-
-def _names_without_boxes(variables: Any) -> dict[str, str]:
-    """Maps the name of each leaf to its name without the box around it."""
-    names: dict[str, str] = {}
-    for path, node in jax.tree_util.tree_flatten_with_path(
-        variables, is_leaf=nn.meta.is_axis_metadata
-    )[0]:
-        below = [sub for sub, _ in jax.tree_util.tree_flatten_with_path(node)[0]]
-        for sub in below:
-            outside = path if len(below) == 1 else (*path, *sub)
-            names[path_name((*path, *sub))] = path_name(outside)
-    return names

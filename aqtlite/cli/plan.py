@@ -5,7 +5,8 @@ from typing import Any
 
 from flax import nnx
 
-from aqtlite.checkpoint.variables import OF_MODELS, abstract_variables, untraceable
+from aqtlite.checkpoint.linen import LinenVariables
+from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.cli import factory, output
 from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
@@ -35,4 +36,6 @@ def run(args: argparse.Namespace) -> None:
 def _plan(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     if isinstance(model, nnx.Module):
         return aqt_nnx.plan(model, *args, **kwargs)
-    return linen_plan.plan(model, abstract_variables(model, args, kwargs), args, kwargs)
+    return linen_plan.plan(
+        model, LinenVariables(model, args, kwargs).initial(), args, kwargs
+    )

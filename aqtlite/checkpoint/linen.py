@@ -1,0 +1,197 @@
+"""The variables of Linen models, by name, and those that a checkpoint has for them."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.manifest import LINEN, Manifest, info_of
+from aqtlite.checkpoint.names import path_name
+from aqtlite.checkpoint.variables import (
+    OF_MODELS,
+    PARAMS,
+    Variables,
+    advice_of,
+    differences,
+    refuse,
+    subtrees_of,
+    unknown,
+    untraceable,
+)
+from aqtlite.flax.call import Call
+from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.jaxpr import tracing
+from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.planning import Plan
+from aqtlite.quantization.state_collections import STATISTICS
+
+
+class LinenVariables(Variables):
+    """The variables of a Linen module, or of what `quantize_model` returned.
+
+    The source may hold all variables, or the collection "params" alone; and without the
+    box a parameter that the model boxes (`nn.with_partitioning`).
+    """
+
+    framework = LINEN
+    collection = PARAMS
+    calibrate = "aqtlite.flax.calibrate"
+
+    @property
+    def name(self) -> str:
+        return repr(self.model)
+
+    def match(self, source: Reader) -> tuple[dict[str, Any], dict[str, str]]:
+        template = self.initial()
+        arrays = source.arrays
+        if any(name.startswith(f"{COLLECTION}/") for name in arrays):
+            raise CheckpointError(
+                f"the source holds frozen weights already (collection '{COLLECTION}'); "
+                "convert the float checkpoint of training"
+            )
+        has_collections = any(name.startswith(f"{PARAMS}/") for name in arrays)
+        # A collection that the source lacks is one that serving makes, such as "cache".
+        found = {
+            name: value
+            for name, value in template.items()
+            if name == PARAMS or any(array.startswith(f"{name}/") for array in arrays)
+        }
+        without_boxes = _names_without_boxes(found)
+        origin: dict[str, str] = {}
+        wrong: list[str] = []
+
+        def look_up(key_path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+            name = path_name(key_path)
+            boxed, unboxed = (
+                n if has_collections else n.removeprefix(f"{PARAMS}/")
+                for n in (name, without_boxes[name])
+            )
+            found_as = boxed if boxed in arrays else unboxed
+            origin[name] = found_as
+            wrong.extend(differences(source, found_as, info_of(leaf)))
+            dtype = arrays[found_as].dtype if found_as in arrays else leaf.dtype
+            return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+        variables = jax.tree_util.tree_map_with_path(look_up, found)
+        wrong += unknown(source, origin.values())
+        refuse(wrong, lambda: _advice(template, arrays))
+        return variables, origin
+
+    def initial(self) -> dict[str, Any]:
+        """Traces the model's `init` for the shapes of its float variables.
+
+        Raises:
+            CheckpointError: if the model raises.
+        """
+
+        def init(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # These are arguments of `apply` alone.
+            of_init = {k: v for k, v in kwargs.items() if k not in ("mutable", "rngs")}
+            return self.model.init(jax.random.key(0), *args, **of_init)
+
+        flat, inputs = tracing.close_over_constants(
+            init, (self.args, self.kwargs), tracing.is_array
+        )
+        try:
+            shapes = jax.eval_shape(flat, inputs)
+        except OF_MODELS as error:
+            name = type(self.model).__name__
+            raise untraceable(name, self.args, self.kwargs, error) from error
+        return {name: value for name, value in shapes.items() if name != COLLECTION}
+
+    def stored(self, manifest: Manifest) -> dict[str, Any]:
+        dtypes = manifest.source_dtypes()
+        collections = {path.split("/")[0] for path in manifest.nodes}
+        kept = {k: value for k, value in self.initial().items() if k in collections}
+        return jax.tree_util.tree_map_with_path(
+            lambda key, leaf: jax.ShapeDtypeStruct(
+                leaf.shape, dtypes.get(path_name(key), leaf.dtype)
+            ),
+            kept,
+        )
+
+    def statistics(self, template: dict[str, Any]) -> dict[str, Any]:
+        return {STATISTICS: template.get(STATISTICS)}
+
+    def plan(self, template: dict[str, Any]) -> Plan:
+        call = Call(*self.args, **self.kwargs)
+        return linen_convert.plan(self.model, template, [call])
+
+    def params(self, plan: Plan, names: Collection[str]) -> list[str]:
+        del plan
+        return [name for name in names if name.startswith(f"{PARAMS}/")]
+
+    def buffer(self, buffer: Buffer) -> str:
+        return path_name(buffer.key_path)
+
+    def tree_of(self, serving: Any, names: Collection[str]) -> Any:
+        del names
+        return serving
+
+    def without_samples(self, serving: Any, tree: Any, names: Collection[str]) -> Any:
+        del serving, names
+        return tree
+
+    def shardings(
+        self, serving: Any, mesh: jax.sharding.Mesh, rules: Any
+    ) -> dict[str, jax.sharding.Sharding]:
+        specs = nn.get_partition_spec(serving)
+        if rules is not None:
+            specs = nn.logical_to_mesh(specs, rules)
+        tree = jax.tree.map(
+            lambda spec: jax.sharding.NamedSharding(mesh, spec),
+            specs,
+            is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
+        )
+        names = [
+            path_name(key)
+            for key, _ in jax.tree_util.tree_flatten_with_path(serving)[0]
+        ]
+        return dict(zip(names, jax.tree.leaves(tree), strict=True))
+
+    def filled(
+        self, template: Any, names: Collection[str], read: Callable[[str], Any]
+    ) -> Any:
+        del names
+        return jax.tree_util.tree_map_with_path(
+            lambda key, _: read(path_name(key)), template
+        )
+
+
+def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
+    """Names the subtrees of a source that hold the model's parameters."""
+    params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
+    wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
+    names = set(arrays)
+    found = subtrees_of(wanted, names)[:4]
+    return advice_of([" ".join(_options(path, template, names)) for path in found])
+
+
+def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:
+    """The options that select parameters, and the collections beside them."""
+    above, slash, last = path.rpartition("/")
+    collections = [
+        f"{above}{slash}{collection}"
+        for collection in template
+        if collection != PARAMS
+        and last == PARAMS
+        and any(name.startswith(f"{above}{slash}{collection}/") for name in names)
+    ]
+    return [f"--subtree {one}" for one in (path, *collections)]
+
+
+def _names_without_boxes(variables: Any) -> dict[str, str]:
+    """Maps the name of each leaf to its name without the box around it."""
+    names: dict[str, str] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(
+        variables, is_leaf=nn.meta.is_axis_metadata
+    )[0]:
+        below = [sub for sub, _ in jax.tree_util.tree_flatten_with_path(node)[0]]
+        for sub in below:
+            outside = path if len(below) == 1 else (*path, *sub)
+            names[path_name((*path, *sub))] = path_name(outside)
+    return names

@@ -1,0 +1,357 @@
+"""The variables of NNX models, by name, and those that a checkpoint has for them."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+from flax import nnx, traverse_util
+
+from aqtlite.checkpoint import arrays as arrays_lib
+from aqtlite.checkpoint.errors import CheckpointError
+from aqtlite.checkpoint.formats import Reader
+from aqtlite.checkpoint.manifest import NNX, Manifest, info_of
+from aqtlite.checkpoint.names import name_of, path_name, steps_of
+from aqtlite.checkpoint.variables import (
+    OF_MODELS,
+    Variables,
+    advice_of,
+    differences,
+    refuse,
+    subtrees_of,
+    unknown,
+    untraceable,
+)
+from aqtlite.flax.call import Call
+from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.nnx import conversion
+from aqtlite.flax.nnx.model import ATTRIBUTE, ATTRIBUTES, QuantizedModel
+from aqtlite.flax.nnx.pure import PureCall
+from aqtlite.flax.nnx.quantize import as_quantized
+from aqtlite.flax.nnx.variables import Sample, is_weight
+from aqtlite.jaxpr import tracing
+from aqtlite.program.freezing import FrozenParameter
+from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD
+from aqtlite.program.serving.model import Buffer
+from aqtlite.program.serving.planning import Plan
+from aqtlite.quantization.state_collections import STATISTICS
+
+MODEL = "model"
+"""First step of the names of variables of the model itself. The collections of
+quantization are beside it: "aqt", "statistics"."""
+
+_FROZEN = "frozen"
+_MADE_BY_SERVING = (nnx.RngState, nnx.Cache)
+"""The variables that a float checkpoint may lack."""
+
+
+class NnxVariables(Variables):
+    """The variables of an NNX model, with floats or shapes, which stays as it is.
+
+    A source has them by their paths or named as a conversion does; with the step
+    "value" behind each, or without.
+    """
+
+    framework = NNX
+    collection = MODEL
+    calibrate = "aqtlite.flax.nnx.calibrate"
+
+    def __init__(
+        self, model: nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ):
+        super().__init__(as_quantized(model), args, kwargs)
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    def match(self, source: Reader) -> tuple[QuantizedModel, dict[str, str]]:
+        leaves = _leaves(self.model)
+        arrays = source.arrays
+        present = {*arrays, *source.others}
+        places = _places(leaves, present)
+        may_lack = self._may_lack()
+        origin: dict[str, str] = {}
+        wrong: list[str] = []
+        for name, leaf in leaves.items():
+            place = places[name]
+            if place in present:
+                origin[name] = place
+            if place in present or name not in may_lack:
+                wrong += differences(source, place, info_of(_as_stored(leaf)))
+        strangers = unknown(source, origin.values())
+        if any(_FROZEN in name.split("/")[:2] for name in strangers):
+            raise CheckpointError(
+                "the source holds frozen weights already ('frozen'); convert the float "
+                "checkpoint of training"
+            )
+        refuse(wrong + strangers, lambda: _advice(leaves, set(arrays)))
+        dtypes = {name: arrays[place].dtype for name, place in origin.items()}
+        template = _as_shapes(self.model, dtypes)
+        self._check_traces(template)
+        return template, origin
+
+    def _may_lack(self) -> set[str]:
+        """The names of the variables that a checkpoint may lack: rngs and caches."""
+        found: set[str] = set()
+
+        def note(name: str, leaf: Any, variable: Any) -> Any:
+            if isinstance(variable, _MADE_BY_SERVING):
+                found.add(name)
+            return leaf
+
+        _with_leaves(self.model, note)
+        return found
+
+    def stored(self, manifest: Manifest) -> QuantizedModel:
+        if self.model.aqt.frozen:
+            raise CheckpointError(
+                "load_serving takes the model as it was converted, and this one is "
+                "converted already"
+            )
+        return _as_shapes(self.model, manifest.source_dtypes())
+
+    def statistics(self, template: QuantizedModel) -> dict[str, Any]:
+        return {ATTRIBUTES[STATISTICS]: template.aqt.statistics}
+
+    def _check_traces(self, template: QuantizedModel) -> None:
+        """Raises CheckpointError if the model itself raises with the sample inputs."""
+        kwargs = dict(self.kwargs)
+        method = kwargs.pop("method", "__call__")
+        call = PureCall(template, method, self.args, kwargs)
+        try:
+            tracing.trace(call.function, call.arguments)
+        except OF_MODELS as error:
+            raise untraceable(self.name, self.args, self.kwargs, error) from error
+
+    def plan(self, template: QuantizedModel) -> Plan:
+        return conversion.plan(template, [Call(*self.args, **self.kwargs)])
+
+    def params(self, plan: Plan, names: Collection[str]) -> list[str]:
+        del names
+        return [name_of((MODEL, *one.path)) for one in plan.model.parameters]
+
+    def buffer(self, buffer: Buffer) -> str:
+        collection, *below = buffer.key_path
+        return "/".join((ATTRIBUTES[collection.key], path_name(below)))
+
+    def tree_of(
+        self, serving: QuantizedModel, names: Collection[str]
+    ) -> dict[str, Any]:
+        return _tree_of(serving, self._may_lack().difference(names))
+
+    def without_samples(
+        self, serving: QuantizedModel, tree: Any, names: Collection[str]
+    ) -> QuantizedModel:
+        del tree
+        _keep_samples(serving, names)
+        return serving
+
+    def shardings(
+        self, serving: QuantizedModel, mesh: jax.sharding.Mesh, rules: Any
+    ) -> dict[str, jax.sharding.Sharding]:
+        found: dict[str, jax.sharding.Sharding] = {}
+        with nnx.logical_axis_rules(rules or ()):
+            for path, variable in _flat_state(serving):
+                value = _value(variable)
+                if isinstance(value, FrozenParameter):
+                    continue
+                specs = _value(nnx.get_partition_spec(variable))
+                leaves = jax.tree.leaves(jax.tree.broadcast(specs, value))
+                names = _named(_steps(path, variable), value)
+                for name, spec in zip(names, leaves, strict=True):
+                    found[name] = jax.sharding.NamedSharding(mesh, spec)
+        return found
+
+    def filled(
+        self,
+        template: QuantizedModel,
+        names: Collection[str],
+        read: Callable[[str], Any],
+    ) -> QuantizedModel:
+        own = _leaves(self.model)
+        missing: list[str] = []
+
+        def value(name: str, leaf: Any, variable: Any) -> Any:
+            del variable
+            if name in names:
+                x = read(name)
+                return arrays_lib.as_key(x, leaf) if arrays_lib.is_key(leaf) else x
+            if isinstance(own[name], jax.ShapeDtypeStruct):
+                missing.append(name)
+            return own[name]
+
+        filled = _with_leaves(template, value)
+        if missing:
+            raise CheckpointError(
+                "the checkpoint has no values for the rngs and caches "
+                f"{', '.join(missing[:5])}, and neither has the model: make it with "
+                "them, not in nnx.eval_shape, or take a checkpoint that has them"
+            )
+        return filled
+
+
+def _flat_state(model: QuantizedModel) -> Any:
+    return nnx.to_flat_state(nnx.split(model, graph=True)[1])
+
+
+def _named(steps: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """The leaves of the value of a variable, by name."""
+    return {
+        "/".join(filter(None, (name_of(steps), path_name(below)))): x
+        for below, x in jax.tree_util.tree_flatten_with_path(value)[0]
+    }
+
+
+def _leaves(model: QuantizedModel) -> dict[str, Any]:
+    """The leaves of all variables, by name."""
+    found: dict[str, Any] = {}
+    for path, variable in _flat_state(model):
+        value = _value(variable)
+        if not isinstance(value, FrozenParameter):
+            found.update(_named(_steps(path, variable), value))
+    return found
+
+
+def _with_leaves(
+    model: QuantizedModel, function: Callable[[str, Any, Any], Any]
+) -> QuantizedModel:
+    """Returns a copy of a model with other values in its variables.
+
+    Args:
+        model: the model.
+        function: takes the name of a leaf, the value, and the variable that has it.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    flat = []
+    for path, variable in nnx.to_flat_state(state):
+        value = _value(variable)
+        if not isinstance(value, FrozenParameter):
+            above = name_of(_steps(path, variable))
+            value = jax.tree_util.tree_map_with_path(
+                lambda below, x, above=above, variable=variable: function(
+                    "/".join(filter(None, (above, path_name(below)))), x, variable
+                ),
+                value,
+            )
+        is_variable = isinstance(variable, nnx.Variable)
+        flat.append((path, variable.replace(value) if is_variable else value))
+    return nnx.merge(graphdef, nnx.from_flat_state(flat))
+
+
+def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
+    """Returns the variables of a serving model as a checkpoint has them.
+
+    Integers and scales are in "aqt", by the path of the module and the name of the
+    parameter, and everything else is where the model has it.
+
+    Args:
+        model: model with shapes in its variables.
+        without: the names of variables that the checkpoint has not.
+    """
+    nodes: dict[tuple[str, ...], Any] = {}
+    for path, variable in _flat_state(model):
+        steps, value = _steps(path, variable), _value(variable)
+        if is_weight(variable):
+            nodes[steps] = value
+            nodes[(*steps[:-1], RECORD)] = variable.get_metadata(RECORD)
+            continue
+        if isinstance(value, FrozenParameter):
+            kernel = FrozenKernel(value.shape, value.dtype, value.number, value.sliced)
+            nodes[steps] = kernel
+            continue
+        for name, x in _named(steps, value).items():
+            if name not in without:
+                nodes[steps_of(name)] = _as_stored(x)
+    return traverse_util.unflatten_dict(nodes)
+
+
+def _keep_samples(model: QuantizedModel, names: Collection[str]) -> None:
+    """Leaves samples of parameters out of a serving model that are not among names."""
+    kept = {}
+    for module, samples in model.aqt.samples.items():
+        inside = module.split("/") if module else ()
+        of_module = {
+            name: sample
+            for name, sample in samples.items()
+            if name_of((COLLECTION, *inside, name, IDENTITY)) in names
+        }
+        if of_module:
+            kept[module] = of_module
+    model.aqt.samples = nnx.data(kept)
+
+
+def _steps(path: tuple[Any, ...], variable: Any) -> tuple[str, ...]:
+    """The steps of the name of a variable."""
+    steps = tuple(map(str, path))
+    if steps[0] != ATTRIBUTE:
+        return (MODEL, *steps)
+    is_sample = isinstance(variable, Sample)
+    if not is_sample and not is_weight(variable):
+        return steps[1:]
+    *_, module, name = steps
+    inside = module.split("/") if module else ()
+    last = IDENTITY if is_sample else variable.get_metadata(RECORD).operand.side
+    return (COLLECTION, *inside, name, last)
+
+
+def _value(variable: Any) -> Any:
+    is_variable = isinstance(variable, nnx.Variable)
+    return variable.get_raw_value() if is_variable else variable
+
+
+def _as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a leaf in a checkpoint, which stores the data of keys."""
+    if arrays_lib.is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedModel:
+    """Returns a copy of a model with shapes in its variables.
+
+    Args:
+        model: the model.
+        dtypes: new dtypes of variables, by name; the others stay.
+    """
+
+    def shape(name: str, leaf: Any, variable: Any) -> jax.ShapeDtypeStruct:
+        del variable
+        dtype = leaf.dtype if arrays_lib.is_key(leaf) else dtypes.get(name, leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+    return _with_leaves(model, shape)
+
+
+def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]:
+    """The names that a source has for variables, or should have."""
+    return max(
+        (dict(zip(leaves, named, strict=True)) for named in _spellings(leaves)),
+        key=lambda places: sum(place in present for place in places.values()),
+    )
+
+
+def _spellings(leaves: Collection[str]) -> list[list[str]]:
+    """The ways in which checkpoints name variables.
+
+    They are named by their paths, or as those that a conversion writes; and of
+    variables, as they are in an `nnx.State`, there is a step to the value.
+    """
+    ways = []
+    for names in ([_path_of(name) for name in leaves], list(leaves)):
+        ways += [names, [f"{name}/value" for name in names]]
+    return ways
+
+
+def _path_of(name: str) -> str:
+    """The path in a model of a variable that training has."""
+    first, _, below = name.partition("/")
+    return below if first == MODEL else f"{ATTRIBUTE}/{name}"
+
+
+def _advice(leaves: Collection[str], names: set[str]) -> str:
+    """Names the subtrees of a source that hold the model's variables."""
+    for wanted in _spellings(leaves):
+        found = subtrees_of(wanted, names)[:4]
+        if found:
+            return advice_of([f"--subtree {path}" for path in found])
+    return ""
