@@ -4,7 +4,6 @@ It and the interpreter run in processes of their own (`aqtlite.edge.litert`): ei
 ends the process that it runs in, where it meets what its authors did not expect.
 """
 
-import importlib.util
 import json
 import pathlib
 import re
@@ -18,11 +17,9 @@ from typing import Any, Literal
 import jax
 
 from aqtlite.edge import litert
+from aqtlite.edge.extras import require
 
 SIGNATURE = "serving_default"
-
-_PACKAGES = {"convert": "litert_converter", "run": "ai_edge_litert"}
-"""What each step needs."""
 
 
 def convert(
@@ -43,7 +40,7 @@ def convert(
         ModuleNotFoundError: if the converter is not installed.
         ValueError: if it refuses the program.
     """
-    _check_installed("convert")
+    require("litert_converter")
     # What is not used keeps its place among the names of inputs.
     compiled = jax.jit(function, keep_unused=True)
     lowered: Any = compiled.lower(*inputs).compiler_ir("stablehlo")
@@ -78,7 +75,7 @@ def check_runs(data: bytes) -> None:
         ModuleNotFoundError: if the interpreter is not installed.
         ValueError: if it refuses the file.
     """
-    _check_installed("run")
+    require("ai_edge_litert")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "model.tflite").write_bytes(data)
@@ -87,16 +84,6 @@ def check_runs(data: bytes) -> None:
         raise ValueError(
             f"LiteRT's interpreter refuses the file: {refusal}. Where rules ask for "
             "int16 for some operators, ask for it for those around them, too"
-        )
-
-
-def _check_installed(step: Literal["convert", "run"]) -> None:
-    package = _PACKAGES[step]
-    if importlib.util.find_spec(package) is None:
-        raise ModuleNotFoundError(
-            "a LiteRT file is written and run once with the packages of the extra "
-            "edge: pip install 'aqtlite[edge]'",
-            name=package,
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite.edge.extras import package
 from aqtlite.edge.report import File, FileOperator, Tensor
 
 
@@ -15,14 +16,7 @@ def read(data: bytes) -> File:
         ModuleNotFoundError: if the runtime, which knows the format, is not installed.
         ValueError: if it is none.
     """
-    try:
-        from ai_edge_litert import schema_py_generated as schema
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "a LiteRT file is read with the packages of the extra edge: pip install "
-            "'aqtlite[edge]'",
-            name=error.name,
-        ) from error
+    schema = package("ai_edge_litert.schema_py_generated")
     if data[4:8] != b"TFL3":
         raise ValueError("this is no LiteRT file: it does not begin with TFL3")
     model = schema.ModelT.InitFromPackedBuf(data, 0)

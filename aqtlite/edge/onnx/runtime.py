@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.edge.onnx.writer import package
+from aqtlite.edge.extras import package
 from aqtlite.edge.report import File, FileOperator, Tensor
 
 _GIVE = {

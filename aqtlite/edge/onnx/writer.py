@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,28 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.edge.check import key_of
+from aqtlite.edge.extras import package
 from aqtlite.edge.grid import Grid
 
 OPSET = 21
 """The first with int4 and int16 in QuantizeLinear and DequantizeLinear."""
 
 IR_VERSION = 10
-
-
-def package(name: str) -> Any:
-    """A package of the extra.
-
-    Raises:
-        ModuleNotFoundError: if it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "an ONNX file is written and checked with the packages of the extra onnx: "
-            "pip install 'aqtlite[onnx]'",
-            name=error.name,
-        ) from error
 
 
 class NotWritable(Exception):

@@ -8,7 +8,7 @@ import numpy as np
 
 from aqtlite.edge.graph import Builder, Node
 from aqtlite.edge.operators.base import Equation
-from aqtlite.edge.operators.layout import Reshape, Transpose
+from aqtlite.edge.operators.layout import Reshape, Slice, Transpose
 
 
 class NotTranslatable(Exception):
@@ -79,6 +79,20 @@ class Site:
         if self.shape(x) == tuple(shape):
             return x
         return self.add(Reshape(tuple(map(int, shape))), x)
+
+    def slice(
+        self,
+        x: int,
+        start: Sequence[int],
+        limit: Sequence[int],
+        strides: Sequence[int] | None = None,
+    ) -> int:
+        """Adds a slice, unless it changes nothing."""
+        step = (1,) * len(start) if strides is None else tuple(strides)
+        if tuple(limit) == self.shape(x) and not any(start) and set(step) <= {1}:
+            return x
+        bounds = tuple(map(int, start)), tuple(map(int, limit))
+        return self.add(Slice(*bounds, step), x)
 
 
 Translation = Callable[[Site], Sequence[int]]

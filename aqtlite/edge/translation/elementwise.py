@@ -47,10 +47,6 @@ def _masked(site: Site, x: int, known: np.ndarray) -> int:
     )
 
 
-def _sub(site: Site) -> Sequence[int]:
-    return [site.add(Subtract(), *site.inputs)]
-
-
 def _mul(site: Site) -> Sequence[int]:
     x, y = site.inputs
     for one, index in ((x, 1), (y, 0)):
@@ -150,19 +146,12 @@ def _clamp(site: Site) -> Sequence[int]:
 
 
 def _neg(site: Site) -> Sequence[int]:
-    return [_times(site, site.inputs[0], -1.0)]
-
-
-def _times(site: Site, x: int, factor: float) -> int:
-    return site.add(Multiply(), x, site.builder.constant(np.float32(factor)))
-
-
-def _square(site: Site) -> Sequence[int]:
-    return [site.add(Multiply(), *site.inputs, *site.inputs)]
+    minus = site.builder.constant(np.float32(-1))
+    return [site.add(Multiply(), *site.inputs, minus)]
 
 
 def _integer_pow(site: Site) -> Sequence[int]:
-    return [_power(site, site.inputs[0], site.params["y"])]
+    return [_power(site, site.inputs[0], site.params.get("y", 2))]
 
 
 def _pow(site: Site) -> Sequence[int]:
@@ -229,8 +218,8 @@ def _leaky_relu(site: Site) -> int | None:
     return site.add(LeakyRelu(float(slope.reshape(()))), x)
 
 
-def _unary(function: str) -> Translation:
-    return lambda site: [site.add(Unary(function), *site.inputs)]
+def _operator(operator: Any) -> Translation:
+    return lambda site: [site.add(operator, *site.inputs)]
 
 
 TRANSLATIONS: dict[str, Translation] = {
@@ -246,10 +235,10 @@ TRANSLATIONS: dict[str, Translation] = {
     "neg": _neg,
     "pow": _pow,
     "select_n": _select_n,
-    "square": _square,
-    "sub": _sub,
+    "square": _integer_pow,
+    "sub": _operator(Subtract()),
     **{
-        name: _unary(name)
+        name: _operator(Unary(name))
         for name in ("abs", "exp", "log", "logistic", "rsqrt", "sqrt", "tanh")
     },
 }

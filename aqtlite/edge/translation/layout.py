@@ -10,20 +10,19 @@ from aqtlite.edge.operators.layout import (
     Concatenate,
     Pad,
     Reshape,
-    Slice,
     Take,
 )
 from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
 
 
+def _in_shape(site: Site) -> Sequence[int]:
+    return [site.reshape(site.inputs[0], site.shape(site.node.output))]
+
+
 def _reshape(site: Site) -> Sequence[int]:
     if site.params.get("dimensions") is not None:
         raise NotTranslatable("it reshapes axes in another order; transpose first")
-    return [site.reshape(site.inputs[0], site.shape(site.node.output))]
-
-
-def _squeeze(site: Site) -> Sequence[int]:
-    return [site.reshape(site.inputs[0], site.shape(site.node.output))]
+    return _in_shape(site)
 
 
 def _transpose(site: Site) -> Sequence[int]:
@@ -42,20 +41,8 @@ def _broadcast_in_dim(site: Site) -> Sequence[int]:
 
 
 def _slice(site: Site) -> Sequence[int]:
-    params, (x,) = site.params, site.inputs
-    strides = params["strides"] or (1,) * len(params["start_indices"])
-    if site.shape(x) == site.shape(site.node.output):
-        return [x]
-    return [
-        site.add(
-            Slice(
-                tuple(params["start_indices"]),
-                tuple(params["limit_indices"]),
-                tuple(strides),
-            ),
-            x,
-        )
-    ]
+    bounds = (site.params[k] for k in ("start_indices", "limit_indices", "strides"))
+    return [site.slice(site.inputs[0], *bounds)]
 
 
 def _dynamic_slice(site: Site) -> Sequence[int]:
@@ -70,8 +57,8 @@ def _dynamic_slice(site: Site) -> Sequence[int]:
         int(np.clip(start, 0, whole - size))
         for start, whole, size in zip(starts, shape, sizes, strict=True)
     ]
-    limit = tuple(a + b for a, b in zip(begin, sizes, strict=True))
-    return [site.add(Slice(tuple(begin), limit, (1,) * len(begin)), site.inputs[0])]
+    limit = [a + b for a, b in zip(begin, sizes, strict=True)]
+    return [site.slice(site.inputs[0], begin, limit)]
 
 
 def _split(site: Site) -> Sequence[int]:
@@ -80,8 +67,7 @@ def _split(site: Site) -> Sequence[int]:
     for size in site.params["sizes"]:
         begin, limit = [0] * len(shape), list(shape)
         begin[axis], limit[axis] = start, start + size
-        part = Slice(tuple(begin), tuple(limit), (1,) * len(shape))
-        made.append(site.add(part, x))
+        made.append(site.slice(x, begin, limit))
         start += size
     return made
 
@@ -93,12 +79,9 @@ def _pad(site: Site) -> Sequence[int]:
     if any(interior for _, _, interior in widths):
         raise NotTranslatable("it pads between elements")
     (x, _), shape = site.inputs, site.shape(site.inputs[0])
-    if any(low < 0 or high < 0 for low, high, _ in widths):
-        start = tuple(max(-low, 0) for low, _, _ in widths)
-        limit = tuple(
-            n - max(-high, 0) for n, (_, high, _) in zip(shape, widths, strict=True)
-        )
-        x = site.add(Slice(start, limit, (1,) * len(shape)), x)
+    start = [max(-low, 0) for low, _, _ in widths]
+    limit = [n - max(-high, 0) for n, (_, high, _) in zip(shape, widths, strict=True)]
+    x = site.slice(x, start, limit)
     pairs = tuple((max(low, 0), max(high, 0)) for low, high, _ in widths)
     return [site.add(Pad(pairs), x) if any(map(any, pairs)) else x]
 
@@ -166,14 +149,14 @@ TRANSLATIONS: dict[str, Translation] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,
-    "expand_dims": _squeeze,
+    "expand_dims": _in_shape,
     "gather": _gather,
     "pad": _pad,
     "reshape": _reshape,
     "rev": _rev,
     "slice": _slice,
     "split": _split,
-    "squeeze": _squeeze,
+    "squeeze": _in_shape,
     "stack": _stack,
     "tile": _tile,
     "transpose": _transpose,

@@ -1,0 +1,38 @@
+"""Packages that some files need, of the extras of aqtlite."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+_EXTRAS = {
+    "ai_edge_litert": "edge",
+    "litert_converter": "edge",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+}
+_FILES = {"edge": "a LiteRT file", "onnx": "an ONNX file"}
+
+
+def require(name: str) -> None:
+    """Checks that a package is installed, and imports nothing.
+
+    Raises:
+        ModuleNotFoundError: if it is not; it names the extra.
+    """
+    if importlib.util.find_spec(name) is None:
+        extra = _EXTRAS[name]
+        raise ModuleNotFoundError(
+            f"{_FILES[extra]} is written and checked with the packages of the extra "
+            f"{extra}: pip install 'aqtlite[{extra}]'",
+            name=name,
+        )
+
+
+def package(name: str) -> Any:
+    """Imports a package, or a module of it.
+
+    Raises:
+        ModuleNotFoundError: if it is not installed; it names the extra.
+    """
+    require(name.partition(".")[0])
+    return importlib.import_module(name)
