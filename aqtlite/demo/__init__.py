@@ -6,10 +6,11 @@ Each step is one file, and an example of how to use the library:
 - `corpus`: the text, as bytes, split into training and validation;
 - `model`: a transformer whose projections take an `AqtDotGeneral`;
 - `training`: both models trained side by side on the same data;
+- `snapshot`: the state of an interrupted training;
 - `artifact`: saving serving variables, and restoring them;
 - `serving`: a fresh process that loads an artifact and serves it;
 - `generate`: sampling text token by token with a KV cache;
 - `progress`: bars on a terminal, lines elsewhere;
-- `report`: the table, the loss curves and the samples;
+- `report`: the table, the plots and the samples;
 - `run`: the steps in order. Read `run` first.
 """

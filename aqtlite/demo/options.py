@@ -13,7 +13,8 @@ once with every projection in int8, forward and backward (same initial
 weights, same data, same order). Then convert each for serving, save it with
 Orbax, load it in a fresh process, check there that what is served equals what
 was trained bit for bit, and generate text from it. Ends with a table that
-compares float32 with int8.
+compares float32 with int8. An interrupted run goes on where it was, with the
+same command.
 """
 
 EXAMPLES = """\
@@ -57,6 +58,10 @@ class Options:
     text: pathlib.Path | None = None
     """None: the source of Python's standard library."""
     out: pathlib.Path = pathlib.Path("aqtlite-demo")
+    overwrite: bool = False
+    """Start anew where an interrupted run could be resumed."""
+    json: bool = False
+    """Print the figures as JSON."""
 
     def __post_init__(self):
         for name in ("steps", "layers", "width", "heads", "batch"):
@@ -158,6 +163,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tiny model and few steps: "
         + ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in SMOKE.items())
         + "; options you set stay as you set them",
+    )
+    data.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="start anew; without it an interrupted run with these options goes on",
+    )
+    data.add_argument(
+        "--json", action="store_true", help="print the figures as JSON, and no text"
     )
 
     training = parser.add_argument_group("training")

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import rich.console
 import rich.progress
@@ -32,24 +32,42 @@ def working(console: rich.console.Console, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def training_progress(console: rich.console.Console, steps: int) -> Iterator[OnStep]:
-    """Show the progress of training; yield the `OnStep` to call after each step."""
+def training_progress(
+    console: rich.console.Console, steps: int, names: Sequence[str]
+) -> Iterator[OnStep]:
+    """Show the progress of training; yield the `OnStep` to call after each step.
+
+    Until the first step is done, a line says that the steps are compiled.
+
+    Args:
+        console: where to show it.
+        steps: the number of steps.
+        names: names of the models.
+    """
+    compiling = f"compiling the training steps of {' and '.join(names)}"
     if not console.is_terminal:
-        say(console, "training them in turn, step by step; first they are compiled")
+        say(console, f"{compiling}; then the models take turns")
         yield _plain_lines(console, steps)
         return
-    with rich.progress.Progress(
+    progress = rich.progress.Progress(
         rich.progress.TextColumn("training"),
         rich.progress.BarColumn(),
         rich.progress.MofNCompleteColumn(),
         rich.progress.TextColumn("{task.fields[losses]}"),
         rich.progress.TimeRemainingColumn(),
         console=console,
-    ) as progress:
-        task = progress.add_task("training", total=steps, losses="compiling")
-        yield lambda step, runs: progress.update(
-            task, completed=step, losses=_losses(runs)
-        )
+    )
+    task = progress.add_task("training", total=steps, losses="")
+    with contextlib.ExitStack() as stack:
+        status = stack.enter_context(console.status(compiling))
+
+        def on_step(step: int, runs: Mapping[str, training.Trained]) -> None:
+            progress.update(task, completed=step, losses=_losses(runs))
+            if not progress.live.is_started:
+                status.stop()
+                stack.enter_context(progress)
+
+        yield on_step
 
 
 def _plain_lines(console: rich.console.Console, steps: int) -> OnStep:

@@ -1,16 +1,17 @@
 """Report of the demo: table, loss curves, samples, and figures as JSON."""
 
 import dataclasses
-import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import rich.box
 import rich.panel
 import rich.table
 import rich.text
+from rich import filesize
 
 from aqtlite.demo import corpus, training
 from aqtlite.demo.serving import Served
@@ -68,8 +69,8 @@ def table(found: Mapping[str, Figures]) -> rich.table.Table:
     )
     rows.add_row(
         "serving checkpoint on disk",
-        _megabytes(base.checkpoint_bytes),
-        _megabytes(other.checkpoint_bytes),
+        filesize.decimal(base.checkpoint_bytes),
+        filesize.decimal(other.checkpoint_bytes),
         ratio("checkpoint_bytes"),
     )
     rows.add_row(
@@ -107,21 +108,38 @@ def failures(found: Mapping[str, Figures]) -> list[str]:
     return lines
 
 
-def write_figures(
-    path: pathlib.Path, options: Mapping, found: Mapping[str, Figures]
-) -> None:
-    """Write the options and the figures, unrounded, as JSON."""
+def conclusion(found: Mapping[str, Figures]) -> str:
+    """One sentence of what was seen."""
+    (base_name, base), (name, other) = found.items()
+    loss = other.validation_loss - base.validation_loss
+    size = other.checkpoint_bytes / base.checkpoint_bytes
+    step = other.step_seconds / base.step_seconds
+    token = other.seconds_per_token / base.seconds_per_token
+    return (
+        f"{name} ended {abs(loss):.4f} nats per byte {'above' if loss > 0 else 'below'}"
+        f" {base_name}, trained in {step:.2f} of its time, is served in {size:.2f} of "
+        f"its size and {token:.2f} of its time for a token, and serves what was "
+        "trained, bit for bit."
+    )
+
+
+def as_dict(options: Mapping, found: Mapping[str, Figures]) -> dict[str, Any]:
+    """The options and the figures, unrounded, as plain data."""
     models = {name: dataclasses.asdict(figure) for name, figure in found.items()}
-    text = json.dumps({"options": dict(options), "models": models}, indent=2)
-    path.write_text(text + "\n")
+    return {"options": dict(options), "models": models}
 
 
-def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> bool:
-    """Draw the losses by step, and below them the differences from the first run.
+def plot(
+    path: pathlib.Path,
+    runs: Mapping[str, training.Trained],
+    found: Mapping[str, Figures],
+) -> bool:
+    """Draw the losses by step, their differences, and times and sizes.
 
     Args:
         path: the picture.
         runs: two runs on equal batches: the baseline, and the one compared with it.
+        found: the figures of both.
 
     Returns:
         True, or False where matplotlib is not installed.
@@ -130,8 +148,19 @@ def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> boo
         from matplotlib import figure as figure_lib
     except ModuleNotFoundError:
         return False
-    figure = figure_lib.Figure(figsize=(7, 6), layout="constrained")
-    losses, differences = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    figure = figure_lib.Figure(figsize=(10, 6), layout="constrained")
+    halves: Any = figure.subfigures(1, 2, width_ratios=(7, 3))
+    curves, bars = halves
+    losses, differences = curves.subplots(2, sharex=True, height_ratios=(2, 1))
+    _plot_losses(losses, differences, runs)
+    _plot_bars(bars.subplots(3), found)
+    figure.savefig(path, dpi=150)
+    return True
+
+
+def _plot_losses(
+    losses: Any, differences: Any, runs: Mapping[str, training.Trained]
+) -> None:
     # Larger markers below smaller ones, since the two curves nearly coincide.
     styles = (("-", 9), ("--", 5))
     for (name, run), (style, size) in zip(runs.items(), styles, strict=True):
@@ -165,14 +194,25 @@ def plot_curves(path: pathlib.Path, runs: Mapping[str, training.Trained]) -> boo
     for axes in (losses, differences):
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=150)
-    return True
+
+
+def _plot_bars(panels: Any, found: Mapping[str, Figures]) -> None:
+    titles: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "median training step": ("step_seconds", _milliseconds),
+        "time per generated token": ("seconds_per_token", _milliseconds),
+        "serving checkpoint on disk": ("checkpoint_bytes", filesize.decimal),
+    }
+    for axes, (title, (field, text)) in zip(panels, titles.items(), strict=True):
+        values = [getattr(figure, field) for figure in found.values()]
+        shown = axes.barh(list(found), values, color=("C0", "C1"))
+        axes.bar_label(shown, [text(value) for value in values], padding=3)
+        axes.set_title(title, fontsize="medium")
+        axes.set_xlim(0, 1.5 * max(values))
+        axes.xaxis.set_visible(False)
+        axes.invert_yaxis()
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
 def _milliseconds(seconds: float) -> str:
     milliseconds = seconds * 1e3
     return f"{milliseconds:.{0 if milliseconds >= 100 else 2}f} ms"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.2f} MB"

@@ -1,27 +1,39 @@
 """The steps of the demo, in order."""
 
 import dataclasses
+import json
 import pathlib
 import tempfile
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 import rich.console
+from rich import filesize
 
 from aqtlite import config
-from aqtlite.demo import artifact, corpus, progress, report, serving, training
+from aqtlite.demo import (
+    artifact,
+    corpus,
+    progress,
+    report,
+    serving,
+    snapshot,
+    training,
+)
 from aqtlite.demo.model import Transformer
 from aqtlite.demo.options import Options
 from aqtlite.errors import UserError
 
 
-def run(options: Options, console: rich.console.Console | None = None) -> bool:
+def run(options: Options) -> bool:
     """Train, convert, save, serve and report.
+
+    The result is on standard output, and all else on standard error.
 
     Args:
         options: options of the run.
-        console: where to print; None is the terminal.
 
     Returns:
         True if training ended with finite losses and the served logits equal the
@@ -30,7 +42,7 @@ def run(options: Options, console: rich.console.Console | None = None) -> bool:
     Raises:
         UserError: if the text or the output folder cannot be used.
     """
-    console = console or rich.console.Console(highlight=False, markup=False)
+    console = rich.console.Console(stderr=True, highlight=False, markup=False)
     artifact.quiet_logging()
     _make_writable(options.out)
     text = corpus.load(options.text, options.length)
@@ -40,8 +52,43 @@ def run(options: Options, console: rich.console.Console | None = None) -> bool:
     validation = text.validation_batches(
         options.validation_batches, options.batch, options.length
     )
-    with progress.training_progress(console, options.steps) as on_step:
-        runs = training.train_side_by_side(
+    kept = snapshot.FileSnapshot(options, text)
+    if kept.step:
+        progress.say(
+            console,
+            f"an interrupted run goes on after step {kept.step}; --overwrite starts "
+            "anew",
+        )
+    try:
+        runs = _train(console, options, text, models, validation, kept)
+        found, samples = _serve_all(console, options, runs, validation)
+    except KeyboardInterrupt as error:
+        if kept.step:
+            error.add_note(f"The same command goes on after step {kept.step}")
+        raise
+    kept.discard()
+    _write_files(console, options, runs, found)
+    problems = report.failures(found)
+    if options.json:
+        print(json.dumps(report.as_dict(_chosen(options), found), indent=2))
+    else:
+        _print_results(options, samples, found, problems)
+    for line in problems:
+        progress.say(console, line, style="bold red")
+    return not problems
+
+
+def _train(
+    console: rich.console.Console,
+    options: Options,
+    text: corpus.Corpus,
+    models: Mapping[str, Transformer],
+    validation: list[np.ndarray],
+    kept: snapshot.FileSnapshot,
+) -> dict[str, training.Trained]:
+    names = list(models)
+    with progress.training_progress(console, options.steps, names) as on_step:
+        return training.train_side_by_side(
             models,
             text.batches(options.batch, options.length, options.seed),
             validation,
@@ -49,27 +96,44 @@ def run(options: Options, console: rich.console.Console | None = None) -> bool:
             lr=options.lr,
             seed=options.seed,
             on_step=on_step,
+            snapshot=kept,
         )
 
+
+def _serve_all(
+    console: rich.console.Console,
+    options: Options,
+    runs: Mapping[str, training.Trained],
+    validation: list[np.ndarray],
+) -> tuple[dict[str, report.Figures], dict[str, np.ndarray]]:
+    """Figures and samples of every model, served from a fresh process."""
     tokens = validation[0][:, :-1]
     prompt = tokens[0, : options.prompt_length]
-    found, samples = {}, {}
+    found, samples = {}, {"prompt, from the held-out text": prompt}
     for name, trained in runs.items():
         folder = options.out / name
         with progress.working(console, f"serving {name} from a fresh process"):
             served = _serve(folder, trained, tokens, prompt, options)
         found[name] = report.figures(trained, artifact.checkpoint_bytes(folder), served)
-        samples[name] = np.array(served.sample)
+        samples[f"{name}, served, goes on"] = np.array(served.sample)
+    return found, samples
 
-    console.print(report.sample("prompt, from the held-out text", prompt))
-    for name, sample in samples.items():
-        console.print(report.sample(f"{name}, served, goes on", sample))
+
+def _print_results(
+    options: Options,
+    samples: Mapping[str, np.ndarray],
+    found: Mapping[str, report.Figures],
+    problems: list[str],
+) -> None:
+    console = rich.console.Console(highlight=False, markup=False)
+    for title, sample in samples.items():
+        console.print(report.sample(title, sample))
     console.print(report.table(found))
-    _write_files(console, options, runs, found)
-    problems = report.failures(found)
-    for line in problems:
-        progress.say(console, line, style="bold red")
-    return not problems
+    if not problems:
+        console.print(report.conclusion(found))
+        folder = options.out / options.quantized_name / artifact.CHECKPOINT
+        console.print("\nNext, what is in the checkpoint that is served:")
+        progress.say(console, f"  aqtlite show {folder}")
 
 
 def build_models(options: Options) -> dict[str, Transformer]:
@@ -124,8 +188,8 @@ def _introduce(
     weights = sum(x.size for x in jax.tree.leaves(abstract))
     progress.say(
         console,
-        f"{text.name}: {len(text.training) / 1e6:.2f} MB to train on, "
-        f"{len(text.validation) / 1e6:.2f} MB held out",
+        f"{text.name}: {filesize.decimal(len(text.training))} to train on, "
+        f"{filesize.decimal(len(text.validation))} held out",
     )
     progress.say(
         console,
@@ -141,14 +205,19 @@ def _write_files(
     runs: Mapping[str, training.Trained],
     found: Mapping[str, report.Figures],
 ) -> None:
-    chosen = {
+    text = json.dumps(report.as_dict(_chosen(options), found), indent=2)
+    (options.out / "figures.json").write_text(text + "\n")
+    plot = options.out / "loss.png"
+    if report.plot(plot, runs, found):
+        progress.say(console, f"plots of losses, times and sizes: {plot}")
+    else:
+        progress.say(console, "no plots: pip install matplotlib for them")
+    progress.say(console, f"checkpoints and figures: {options.out}")
+
+
+def _chosen(options: Options) -> dict[str, Any]:
+    return {
         name: str(value) if isinstance(value, pathlib.Path) else value
         for name, value in dataclasses.asdict(options).items()
+        if name not in ("overwrite", "json")
     }
-    report.write_figures(options.out / "figures.json", chosen, found)
-    curves = options.out / "loss.png"
-    if report.plot_curves(curves, runs):
-        progress.say(console, f"loss curves: {curves}")
-    else:
-        progress.say(console, "no loss curves: pip install matplotlib for them")
-    progress.say(console, f"checkpoints and figures: {options.out}")

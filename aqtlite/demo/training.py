@@ -1,10 +1,11 @@
 """Training of several models on the same data, in turn at every step."""
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -12,11 +13,26 @@ import optax
 
 from aqtlite.demo.model import Transformer
 
-CURVE_POINTS = 10
-"""Points of the validation curve."""
 
-CURVE_BATCHES = 4
-"""Validation batches behind each of these points."""
+class Snapshot(Protocol):
+    """Keeps the state of a training, so that another process can go on with it."""
+
+    def restore(self, runs: Mapping[str, "Trained"], opt_states: dict[str, Any]) -> int:
+        """Puts the state that was kept in place; returns its step, or 0."""
+
+    def keep(
+        self,
+        step: int,
+        runs: Mapping[str, "Trained"],
+        opt_states: Mapping[str, Any],
+        *,
+        is_last: bool,
+    ) -> None:
+        """Takes the state after a step, to keep it or not."""
+
+
+CURVE_POINTS = 6
+"""Points of the validation curve, each the mean over all validation batches."""
 
 
 @dataclasses.dataclass
@@ -25,13 +41,17 @@ class Trained:
 
     model: Transformer
     variables: Any
-    validation_loss: float = float("nan")
     losses: list[float] = dataclasses.field(default_factory=list)
     """The training loss of each step."""
     curve: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    """(step, validation loss on some of the batches)."""
+    """(step, validation loss)."""
     seconds: list[float] = dataclasses.field(default_factory=list)
     """The time of each step."""
+
+    @property
+    def validation_loss(self) -> float:
+        """The last of the curve."""
+        return self.curve[-1][1]
 
     @property
     def step_seconds(self) -> float:
@@ -79,6 +99,7 @@ def train_side_by_side(
     lr: float,
     seed: int,
     on_step: Callable[[int, Mapping[str, Trained]], None],
+    snapshot: Snapshot | None = None,
 ) -> dict[str, Trained]:
     """Train every model from the same key on the same batches.
 
@@ -93,6 +114,8 @@ def train_side_by_side(
         lr: the peak learning rate.
         seed: seed of the initial weights.
         on_step: called after each step with its number (from 1) and the models.
+        snapshot: where the state of the training is kept, and resumed from; None keeps
+            none.
 
     Returns:
         The trained models by name.
@@ -107,10 +130,13 @@ def train_side_by_side(
         evaluations[name] = jax.jit(lambda v, b, model=model: loss_fn(model, v, b))
 
     curve_steps = {round(steps * i / CURVE_POINTS) for i in range(1, CURVE_POINTS + 1)}
-    order = list(models)
-    for step in range(1, steps + 1):
-        batch = next(batches)
-        for name in order:
+    done = 0
+    if snapshot is not None:
+        done = snapshot.restore(runs, opt_states)
+    for step, batch in enumerate(itertools.islice(batches, steps), start=1):
+        if step <= done:
+            continue
+        for name in list(runs) if step % 2 else reversed(runs):
             run = runs[name]
             start = time.perf_counter()
             run.variables, opt_states[name], loss = step_fns[name](
@@ -120,15 +146,11 @@ def train_side_by_side(
             jax.block_until_ready(run.variables)
             run.seconds.append(time.perf_counter() - start)
             run.losses.append(loss)
-        order.reverse()
         if step in curve_steps:
             for name, run in runs.items():
-                loss = evaluate(
-                    evaluations[name], run.variables, validation[:CURVE_BATCHES]
-                )
+                loss = evaluate(evaluations[name], run.variables, validation)
                 run.curve.append((step, loss))
+        if snapshot is not None:
+            snapshot.keep(step, runs, opt_states, is_last=step == steps)
         on_step(step, runs)
-
-    for name, run in runs.items():
-        run.validation_loss = evaluate(evaluations[name], run.variables, validation)
     return runs

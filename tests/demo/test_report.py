@@ -35,7 +35,7 @@ def _shown(*renderables):
 
 def test_table_sets_the_models_side_by_side():
     shown = _shown(report.table({"float32": GOOD, "int8": BAD}))
-    for text in ("float32", "int8 / float32", "+0.0010", "0.25x", "8.00 MB", "200 ms"):
+    for text in ("float32", "int8 / float32", "+0.0010", "0.25x", "8.0 MB", "200 ms"):
         assert text in shown
     assert "yes" in shown
     assert "NO" in shown
@@ -55,12 +55,20 @@ def test_sample_shows_brackets_as_they_are():
     assert "a[bold]b" in _shown(report.sample("int8", tokens))
 
 
-def test_figures_are_written_unrounded(tmp_path):
-    path = tmp_path / "figures.json"
-    report.write_figures(path, {"steps": 3}, {"int8": BAD})
-    written = json.loads(path.read_text())
+def test_figures_are_plain_data_unrounded():
+    written = json.loads(json.dumps(report.as_dict({"steps": 3}, {"int8": BAD})))
     assert written["options"] == {"steps": 3}
     assert report.Figures(**written["models"]["int8"]) == BAD
+
+
+def test_the_conclusion_is_one_sentence():
+    slower = dataclasses.replace(GOOD, step_seconds=0.25, validation_loss=2.4)
+    found = {"float32": GOOD, "int8": slower}
+    assert report.conclusion(found) == (
+        "int8 ended 0.1000 nats per byte below float32, trained in 1.25 of its time, "
+        "is served in 1.00 of its size and 1.00 of its time for a token, and serves "
+        "what was trained, bit for bit."
+    )
 
 
 RUNS = {
@@ -72,22 +80,26 @@ RUNS = {
     ),
 }
 
+FOUND = {"float32": GOOD, "int8": BAD}
+
 
 def test_curves_are_drawn(tmp_path):
     path = tmp_path / "loss.png"
-    assert report.plot_curves(path, RUNS)
+    assert report.plot(path, RUNS, FOUND)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_curves_have_the_difference_in_a_panel_of_their_own(tmp_path):
     path = tmp_path / "loss.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        assert report.plot_curves(path, RUNS)
+        assert report.plot(path, RUNS, FOUND)
     drawn = path.read_text()
     assert "float32, train" in drawn
     assert "int8 - float32" in drawn
+    for text in ("time per generated token", "1.00 ms", "2.0 MB", "200 ms"):
+        assert text in drawn
 
 
 def test_curves_need_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert not report.plot_curves(tmp_path / "loss.png", RUNS)
+    assert not report.plot(tmp_path / "loss.png", RUNS, FOUND)

@@ -1,0 +1,95 @@
+"""The state of an interrupted training, in a file."""
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import serialization
+
+from aqtlite.demo.corpus import Corpus
+from aqtlite.demo.options import Options
+from aqtlite.demo.training import Trained
+
+EVERY_SECONDS = 15.0
+"""The time between two writes; the state has three times the size of the weights."""
+
+_FILE = "training.msgpack"
+_LISTS = ("losses", "curve", "seconds")
+_OF_TRAINING = (
+    *("steps", "layers", "width", "heads", "batch", "length", "lr", "seed"),
+    *("fwd_bits", "bwd_bits", "validation_batches"),
+)
+
+
+class FileSnapshot:
+    """Keeps the state of a training in the folder of results."""
+
+    def __init__(self, options: Options, text: Corpus):
+        """Looks for the state of a training with the same options and text."""
+        self._path = options.out / _FILE
+        sums = [zlib.crc32(part.data) for part in (text.training, text.validation)]
+        values = [getattr(options, name) for name in _OF_TRAINING]
+        self._key = json.dumps([*values, *sums])
+        self._written = time.monotonic()
+        self.step = 0
+        """The step that is in the file; 0 if there is none."""
+        self._found = self._read() if not options.overwrite else None
+        if self._found is not None:
+            self.step = self._found["step"]
+
+    def restore(self, runs: Mapping[str, Trained], opt_states: dict[str, Any]) -> int:
+        """Puts the state that was found in place; returns its step, or 0."""
+        if self._found is None:
+            return 0
+        for name, run in runs.items():
+            kept = self._found["runs"][name]
+            arrays = run.variables, opt_states[name]
+            run.variables, opt_states[name] = jax.tree.map(
+                jax.numpy.asarray, serialization.from_bytes(arrays, kept["arrays"])
+            )
+            for field in _LISTS:
+                setattr(run, field, json.loads(kept[field]))
+            run.curve = [(step, loss) for step, loss in run.curve]
+        return self.step
+
+    def keep(
+        self,
+        step: int,
+        runs: Mapping[str, Trained],
+        opt_states: Mapping[str, Any],
+        *,
+        is_last: bool,
+    ) -> None:
+        """Writes the state, if the last write is a while ago."""
+        if time.monotonic() - self._written < EVERY_SECONDS and not is_last:
+            return
+        state = {
+            "key": self._key,
+            "step": step,
+            "runs": {
+                name: {
+                    "arrays": serialization.to_bytes((run.variables, opt_states[name])),
+                    **{field: json.dumps(getattr(run, field)) for field in _LISTS},
+                }
+                for name, run in runs.items()
+            },
+        }
+        part = self._path.with_suffix(".part")
+        part.write_bytes(serialization.msgpack_serialize(state))
+        os.replace(part, self._path)
+        self._written, self.step = time.monotonic(), step
+
+    def discard(self) -> None:
+        """Removes the file."""
+        self._path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            found = serialization.msgpack_restore(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        return found if found["key"] == self._key else None
