@@ -219,8 +219,10 @@ def fingerprints(
         if not any(depends[output] for output in outputs)
     }
     evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
+    # Compiled here: traced where it is run, each of its equations would be a program.
+    program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
     with jax.ensure_compile_time_eval(), jax.debug_nans(False):
-        values = evaluated.unflatten(jax.jit(core.jaxpr_as_fun(evaluated.jaxpr))())
+        values = evaluated.unflatten(program())
         return [
             identity.from_values([np.asarray(value) for value in values[i]])
             if i in values
