@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aqtlite.program.convert import convert_function
     from aqtlite.program.quantize import plan, quantize_function
     from aqtlite.program.rules import Rule
+    from aqtlite.program.tabulate import tabulate
     from aqtlite.qtensor import shape_operations
     from aqtlite.qtensor.qtensor import QTensor
     from aqtlite.quantization import fixed_scale, statistics
@@ -56,6 +57,7 @@ __all__ = [
     "rules",
     "shape_operations",
     "statistics",
+    "tabulate",
     "with_gradient_statistics",
 ]
 
@@ -89,6 +91,7 @@ _PLACES = {
     "rules": "program.rules",
     "shape_operations": "qtensor.shape_operations",
     "statistics": "quantization.statistics",
+    "tabulate": "program.tabulate:tabulate",
     "with_gradient_statistics": "program.calibration_state:with_gradient_statistics",
     **{name: name for name in _MODULES},
 }

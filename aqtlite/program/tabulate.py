@@ -1,0 +1,75 @@
+"""Variables as a table of shapes and sizes."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from rich import filesize
+
+from aqtlite.config.tables import Tables
+from aqtlite.qtensor.qtensor import QTensor
+
+
+def tabulate(variables: Any) -> str:
+    """A table of variables: the shapes and sizes of their arrays, and no numbers.
+
+    >>> import flax.linen as nn
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.flax import AqtDotGeneral, convert
+    >>> dense = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
+    >>> x = jnp.ones((2, 64))
+    >>> serving = convert(dense, dense.init(jax.random.key(0), x), x)
+    >>> print(tabulate(serving))
+    path            array                           size
+    aqt/kernel/rhs  int8[8,64], scale float32[8,1]  544 bytes
+    params/bias     float32[8]                      32 bytes
+    (all)           2 arrays                        576 bytes
+
+    Args:
+        variables: a pytree of arrays, numbers or shapes (`jax.ShapeDtypeStruct`), such
+            as serving variables, or an `nnx.State`.
+
+    Returns:
+        The text, which a notebook shows as a table. A quantized array is one, and its
+        size is that of its integers and scales, at a byte for each integer of 4 bits
+        and fewer.
+    """
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
+        jax.tree.map(_as_array, variables), is_leaf=_is_quantized
+    )
+    rows = [(_name(path), _describe(node), _nbytes(node)) for path, node in nodes]
+    total = sum(size for _, _, size in rows)
+    cells = [(path, array, filesize.decimal(size)) for path, array, size in rows]
+    count = f"{len(rows)} array{'s' * (len(rows) != 1)}"
+    heads = ("path", "array", "size")
+    return Tables([[heads, *cells, ("(all)", count, filesize.decimal(total))]])
+
+
+def _is_quantized(node: Any) -> bool:
+    return isinstance(node, QTensor)
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _nbytes(node: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(node))
+
+
+def _describe(node: Any) -> str:
+    if not isinstance(node, QTensor):
+        return _type(node)
+    parts = [_type(node.qvalue), f"scale {_type(node.scale)}"]
+    if node.zero_point is not None:
+        parts.append(f"zero point {_type(node.zero_point)}")
+    return ", ".join(parts)
+
+
+def _type(x: Any) -> str:
+    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
