@@ -1,14 +1,16 @@
 """The states of calibrations of a function, and its contractions evaluated by them."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
+from aqtlite.jaxpr import rewriting
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
-from aqtlite.program import primitives
+from aqtlite.program import plan
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.quantization import statistics
@@ -62,16 +64,68 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
     return made
 
 
+def init(closed: core.ClosedJaxpr, planned: Plan, values: Sequence[Any]) -> Aux:
+    """The first states of the contractions of a program, by location.
+
+    Args:
+        closed: the program.
+        planned: what rules make of its contractions.
+        values: its inputs.
+    """
+
+    def run(values: Sequence[Any]) -> Aux:
+        return rewriting.evaluate(closed, values, initializing(planned))[1]
+
+    aux: Aux = jax.jit(run)(values)
+    return aux
+
+
+def evaluate(
+    closed: core.ClosedJaxpr,
+    planned: Plan,
+    values: Sequence[Any],
+    how: Callable[[PlannedContraction], Replacement],
+) -> tuple[list[Any], Aux]:
+    """Evaluates a program with its quantized contractions replaced.
+
+    Args:
+        closed: the program.
+        planned: what rules make of its contractions.
+        values: its inputs.
+        how: function from a contraction to what takes its place.
+
+    Returns:
+        The outputs of the program, and the states that contractions left.
+
+    Raises:
+        ValueError: if rules quantize nothing that they name.
+    """
+    plan.check_quantizes(planned)
+    replacements = {one.site.location: how(one) for one in planned.quantized()}
+    return rewriting.evaluate(closed, values, replacements)
+
+
+def left(
+    planned: Plan, aux: Aux
+) -> Iterator[tuple[PlannedContraction, str, dict[str, Any]]]:
+    """Yields the states that contractions left, each with its collection."""
+    for one in planned.quantized():
+        for collection, fields in collections_of(one.cfg).items():
+            if one.site.location in aux:
+                states = aux[one.site.location]
+                yield one, collection, {f: getattr(states, f) for f in fields}
+
+
 def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replacement:
     def function(values: Sequence[Any], given: States) -> tuple[Sequence[Any], States]:
         del given
         first = _first_states(one, values)
         if not is_quantized:
-            return primitives.in_float(one.site.eqn, values), first
+            return one.in_float(values), first
         now = first
         if STATISTICS in collections_of(one.cfg):
             now = _states_after(one, values, first)
-        return _contract(one, values, now), first
+        return one.contract(one.cfg, one.in_order(values), now), first
 
     return Replacement(
         function, _states_of_zeros(one), has_aux=True, per_step=one.site.per_step
@@ -99,10 +153,7 @@ def _check_gradients(one: PlannedContraction) -> None:
 
 def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:
     lhs, rhs, *_ = one.in_order(values)
-    operation = primitives.operation_of(
-        one.site.eqn, values, exchanged=one.is_exchanged
-    )
-    return statistics.init_states(one.cfg, lhs, rhs, operation)
+    return statistics.init_states(one.cfg, lhs, rhs, one.operation(values))
 
 
 def _states_of_zeros(one: PlannedContraction) -> States:
@@ -117,7 +168,7 @@ def contracting(one: PlannedContraction, states: States) -> Replacement:
     """Evaluates a contraction quantized, by states that stay as they are."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
-        return _contract(one, values, states), None
+        return one.contract(one.cfg, one.in_order(values), states), None
 
     return Replacement(function, states, per_step=one.site.per_step)
 
@@ -127,7 +178,7 @@ def updating(one: PlannedContraction, states: States) -> Replacement:
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
         after = _states_after(one, values, states)
-        return _contract(one, values, after), after
+        return one.contract(one.cfg, one.in_order(values), after), after
 
     if STATISTICS not in collections_of(one.cfg):
         return contracting(one, states)
@@ -138,13 +189,11 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
     """Evaluates a contraction in float, and leaves its states with this batch."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        return primitives.in_float(one.site.eqn, values), _states_after(
-            one, values, states
-        )
+        return one.in_float(values), _states_after(one, values, states)
 
     def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
         del states
-        return primitives.in_float(one.site.eqn, values), None
+        return one.in_float(values), None
 
     if STATISTICS not in collections_of(one.cfg):
         return Replacement(in_float, states, per_step=one.site.per_step)
@@ -155,18 +204,8 @@ def _states_after(
     one: PlannedContraction, values: Sequence[Any], states: States
 ) -> States:
     """The states of a contraction with the statistics of this batch."""
-    eqn = one.site.eqn
     lhs, rhs, *_ = one.in_order(values)
-    operation = primitives.operation_of(eqn, values, exchanged=one.is_exchanged)
-    return statistics.update_states(one.cfg, states, lhs, rhs, operation)
-
-
-def _contract(
-    one: PlannedContraction, values: Sequence[Any], states: States
-) -> list[jax.Array]:
-    ordered = one.in_order(values)
-    eqn, exchanged = one.site.eqn, one.is_exchanged
-    return [primitives.contract(eqn, one.cfg, ordered, states, exchanged=exchanged)]
+    return statistics.update_states(one.cfg, states, lhs, rhs, one.operation(values))
 
 
 def states_of(one: PlannedContraction, state: State) -> States:
@@ -192,9 +231,7 @@ def states_of(one: PlannedContraction, state: State) -> States:
 def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
     """The state with the statistics that contractions left."""
     after = {name: dict(entries) for name, entries in state.items()}
-    for one in planned.quantized():
-        fields = collections_of(one.cfg).get(STATISTICS)
-        if fields:
-            states = aux[one.site.location]
-            after[STATISTICS][one.path] = {f: getattr(states, f) for f in fields}
+    for one, collection, entry in left(planned, aux):
+        if collection == STATISTICS:
+            after[STATISTICS][one.path] = entry
     return after

@@ -14,9 +14,7 @@ from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
-    RECORD,
-    FrozenEntry,
-    FrozenRecord,
+    frozen_entries,
 )
 from aqtlite.program.serving.report import ConversionReport
 
@@ -136,10 +134,8 @@ class ServingFunction:
         state = serving["state"]
         program = FunctionCall(self.function, args, kwargs).program(shapes, state)
         frozen = {
-            tuple(module.split("/")) if module else (): [
-                FrozenEntry(name, entry[RECORD], entry)
-                for name, entry in entries.items()
-                if isinstance(entry.get(RECORD), FrozenRecord)
+            tuple(filter(None, module.split("/"))): [
+                one for _, one in frozen_entries(entries)
             ]
             for module, entries in serving[COLLECTION].items()
         }

@@ -15,10 +15,17 @@ from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.jaxpr import equations, registry, sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
-from aqtlite.program import injected, patterns, plan_table, primitives
+from aqtlite.program import injected, patterns, plan_table
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_SCOPE
-from aqtlite.program.planned import Kind, PlannedContraction, PlannedOperand
+from aqtlite.program.planned import (
+    Kind,
+    PlannedContraction,
+    PlannedOperand,
+    equation_of,
+    smaller_size,
+    why_not_quantized,
+)
 from aqtlite.program.rules import Rule
 
 
@@ -135,7 +142,7 @@ def _planned(
         module=module,
         op=site.operation,
         registered=site.registered,
-        equation=primitives.equation_of(site.eqn),
+        equation=equation_of(site.eqn),
         lhs=lhs,
         rhs=rhs,
         rule=None,
@@ -146,7 +153,7 @@ def _planned(
         site=site,
     )
     if given is not None:
-        why = primitives.why_not_quantized(site.eqn) or _obstacle(site)
+        why = why_not_quantized(site.eqn) or _obstacle(site)
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
     index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
     cfg = None if index is None else rules[index].cfg
@@ -176,7 +183,7 @@ def _kind(origin: sites.Origin, parameters: Collection[int]) -> Kind:
 def _why_float(
     site: Site, cfg: config.DotGeneral | None, rule: int | None
 ) -> str | None:
-    why = primitives.why_not_quantized(site.eqn)
+    why = why_not_quantized(site.eqn)
     if why is not None:
         return why
     if rule is None:
@@ -202,7 +209,7 @@ def _fulfils(one: PlannedContraction, rule: Rule) -> bool:
 def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
     """The conditions of a rule that a contraction does not fulfil, with its values."""
     num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
-    size = primitives.smaller_size(one.site.eqn)
+    size = smaller_size(one.site.eqn)
     checks: list[tuple[Callable[[], bool], str]] = [
         (lambda: patterns.fullmatch(rule.path, one.path), f"path={one.path!r}"),
         (

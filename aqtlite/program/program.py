@@ -15,7 +15,6 @@ from aqtlite.jaxpr import rewriting, sites, tracing
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
-from aqtlite.program import primitives
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import recording, statistics_uses
@@ -195,13 +194,12 @@ class Program:
             values: the inputs of its equation, or their types.
             states: states of the calibrations.
         """
-        eqn = one.site.eqn
         lhs, rhs = one.in_order(values)[:2]
         return Contraction(
             cfg=one.cfg.for_serving(),
             frozen_operands="auto",
             name=None,
-            operation=primitives.operation_of(eqn, values, exchanged=one.is_exchanged),
+            operation=one.operation(values),
             lhs=lhs,
             rhs=rhs,
             states=states,
@@ -225,32 +223,8 @@ class Program:
         call = self.contraction(one, values, states)
         recorded = {key.side: recording.outputs_of(call, key.side) for key in keys}
         if not gives_weight:
-            return primitives.in_float(one.site.eqn, values), recorded
-        return [contract(one, call, call.lhs, call.rhs, values, states)], recorded
-
-
-def contract(
-    one: PlannedContraction,
-    call: Contraction,
-    lhs: Any,
-    rhs: Any,
-    values: Sequence[Any],
-    states: States,
-) -> jax.Array:
-    """Evaluates a contraction, quantized.
-
-    Args:
-        one: the contraction.
-        call: the same, as it is in serving.
-        lhs: the operand that is first in the config; may be a `QTensor`.
-        rhs: the other one.
-        values: the inputs of its equation.
-        states: states of the calibrations.
-    """
-    operands = [lhs, rhs, *values[2:]]
-    return primitives.contract(
-        one.site.eqn, call.cfg, operands, states, exchanged=one.is_exchanged
-    )
+            return one.in_float(values), recorded
+        return one.contract(call.cfg, one.in_order(values), states), recorded
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:

@@ -7,19 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
+from aqtlite.program import calibration_state as states_lib
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
-from aqtlite.program.calibration_state import (
-    State,
-    contracting,
-    gathering,
-    initializing,
-    states_of,
-    updated,
-    updating,
-)
+from aqtlite.program.calibration_state import State
 from aqtlite.program.naming import Naming, Paths, by_scope, naming_of
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
@@ -101,18 +94,11 @@ class QuantizedFunction:
                 theirs where the contraction is.
         """
 
-        def init(values: list[Any]) -> Any:
-            made = initializing(planned)
-            return rewriting.evaluate(traced.jaxpr, values, made)[1]
-
         traced, planned = self.traced(args, kwargs)
-        aux = jax.jit(init)(traced.values((args, kwargs)))
+        aux = states_lib.init(traced.jaxpr, planned, traced.values((args, kwargs)))
         state: dict[str, Any] = {}
-        for one in planned.quantized():
-            for collection, fields in collections_of(one.cfg).items():
-                states = aux[one.site.location]
-                entry = {field: getattr(states, field) for field in fields}
-                state.setdefault(collection, {})[one.path] = entry
+        for one, collection, entry in states_lib.left(planned, aux):
+            state.setdefault(collection, {})[one.path] = entry
         return state
 
     def run(
@@ -128,8 +114,8 @@ class QuantizedFunction:
         Returns:
             Its result, and the state with the statistics of this call.
         """
-        out, planned, aux = self._evaluate(state, args, kwargs, updating)
-        return out, updated(state, planned, aux)
+        out, planned, aux = self._evaluate(state, args, kwargs, states_lib.updating)
+        return out, states_lib.updated(state, planned, aux)
 
     def gather(self, state: State, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Gathers the statistics of a call whose contractions run in float.
@@ -155,8 +141,8 @@ class QuantizedFunction:
         Returns:
             The state with the statistics of this call.
         """
-        _, planned, aux = self._evaluate(state, args, kwargs, gathering)
-        return updated(state, planned, aux)
+        _, planned, aux = self._evaluate(state, args, kwargs, states_lib.gathering)
+        return states_lib.updated(state, planned, aux)
 
     def evaluate(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -168,7 +154,7 @@ class QuantizedFunction:
             args: those of the function.
             kwargs: the same.
         """
-        return self._evaluate(state, args, kwargs, contracting)[0]
+        return self._evaluate(state, args, kwargs, states_lib.contracting)[0]
 
     def _evaluate(
         self,
@@ -178,13 +164,12 @@ class QuantizedFunction:
         how: Callable[[PlannedContraction, States], Replacement],
     ) -> tuple[Any, Plan, Aux]:
         traced, planned = self.traced(args, kwargs)
-        planning.check_quantizes(planned)
-        replacements = {
-            one.site.location: how(one, states_of(one, state))
-            for one in planned.quantized()
-        }
-        values = traced.values((args, kwargs))
-        outputs, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
+        outputs, aux = states_lib.evaluate(
+            traced.jaxpr,
+            planned,
+            traced.values((args, kwargs)),
+            lambda one: how(one, states_lib.states_of(one, state)),
+        )
         # Constants of the program are no arrays.
         out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
         return out, planned, aux

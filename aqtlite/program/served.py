@@ -185,8 +185,8 @@ def _contract(
         if side in beside:
             weight = guards.without_gradient(beside[side], weight, operands[side])
         operands[side] = weight
-    lhs, rhs = operands["lhs"], operands["rhs"]
-    return [program_lib.contract(one, call, lhs, rhs, values, call.states)], None
+    inputs = [operands["lhs"], operands["rhs"], *values[2:]]
+    return one.contract(call.cfg, inputs, call.states), None
 
 
 def _name(program: Program, needed: Set[Any]) -> str:

@@ -7,7 +7,7 @@ its own.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flax import errors
@@ -17,9 +17,8 @@ from flax.core import Scope, tracers
 from aqtlite.program.serving import guards
 from aqtlite.program.serving.frozen_record import (
     COLLECTION,
-    RECORD,
-    FrozenEntry,
     FrozenRecord,
+    frozen_entries,
 )
 from aqtlite.program.serving.lookup import ModuleVariables
 from aqtlite.program.serving.placeholder import Placeholder
@@ -79,9 +78,9 @@ def module_variables(scope: Scope) -> ModuleVariables:
     }
     guards.check_restored(variables.get(COLLECTION, {}))
     frozen = [
-        FrozenEntry(name, entry[RECORD], nn.meta.unbox(entry))
-        for name, entry in variables.get(COLLECTION, {}).items()
-        if is_entry(entry)
+        one._replace(values=nn.meta.unbox(one.values))
+        for module, one in frozen_entries(variables.get(COLLECTION, {}))
+        if not module
     ]
     return ModuleVariables(
         scope.path,
@@ -108,29 +107,8 @@ def _find(root: Scope, path: str) -> Any:
 def _records(root: Scope) -> list[tuple[tuple[str, ...], FrozenRecord]]:
     """The frozen weights below a root, each with the path of its module."""
     entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
-    return [(module, entry[RECORD]) for module, _, entry in entries]
+    return [(module, one.record) for module, one in entries]
 
 
 def _unboxed(value: Any) -> Any:
     return value if isinstance(value, Placeholder) else nn.meta.unbox(value)
-
-
-def frozen_entries(
-    collection: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], str, Mapping[str, Any]]]:
-    """Yields the frozen weights of a collection: path of the module, name, entry.
-
-    Args:
-        collection: collection of the module at `path`, and of those below it.
-        path: of this module.
-    """
-    for name, child in collection.items():
-        if is_entry(child):
-            yield path, name, child
-        elif isinstance(child, Mapping):
-            yield from frozen_entries(child, (*path, name))
-
-
-def is_entry(node: Any) -> bool:
-    """Whether a node of a collection is a frozen weight."""
-    return isinstance(node, Mapping) and isinstance(node.get(RECORD), FrozenRecord)

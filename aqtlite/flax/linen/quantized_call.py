@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,19 +11,22 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import given_variables
-from aqtlite.flax.linen.caller import frozen_entries
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
 from aqtlite.program import plan as planning
-from aqtlite.program import primitives, served
+from aqtlite.program import served
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Path, Program
 from aqtlite.program.rules import Rule
 from aqtlite.program.serving import guards, statistics_uses
-from aqtlite.program.serving.frozen_record import COLLECTION, RECORD, FrozenEntry
+from aqtlite.program.serving.frozen_record import (
+    COLLECTION,
+    FrozenEntry,
+    frozen_entries,
+)
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
     PARAMETERS,
@@ -89,44 +92,40 @@ class TracedCall:
     def init_states(self) -> dict[str, Any]:
         """Returns the states before the first call, by collection and path."""
 
-        def init(values: Sequence[Any]) -> Aux:
-            replacements = states_lib.initializing(self.program.plan)
-            jaxpr = self.program.traced.jaxpr
-            return rewriting.evaluate(jaxpr, values, replacements)[1]
-
-        aux = jax.jit(init)(self.values)
+        program = self.program
+        aux = states_lib.init(program.traced.jaxpr, program.plan, self.values)
         states: dict[str, Any] = {}
-        for one, path in entries(self.program):
-            found = aux.get(one.site.location)
-            for collection, fields in collections_of(one.cfg).items():
-                entry = {field: getattr(found, field) for field in fields}
-                put(states, collection, path, entry)
+        for one, collection, entry in states_lib.left(program.plan, aux):
+            put(states, collection, program.place_of(one), entry)
         return states
 
     def lacking(self) -> frozenset[str]:
         """The collections that lack states of a contraction."""
         return frozenset(
             collection
-            for one, path in entries(self.program)
+            for one in self.program.plan.quantized()
             for collection, fields in collections_of(one.cfg).items()
-            if set(fields) - set(_entry(self.variables, collection, path))
+            if set(fields)
+            - set(_entry(self.variables, collection, self.program.place_of(one)))
         )
 
     def run(self) -> Any:
         """Evaluates the call."""
-        planning.check_quantizes(self.program.plan)
         if COLLECTION in self.variables or any(map(_is_kernel, self.values)):
+            planning.check_quantizes(self.program.plan)
             aux: Aux = {}
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
         else:
-            make = self._updating if self.updates else self._contracting
-            replacements = {
-                one.site.location: make(one) for one in self.program.plan.quantized()
-            }
-            jaxpr = self.program.traced.jaxpr
-            outputs, aux = rewriting.evaluate(jaxpr, self.values, replacements)
+            how = self._updating if self.updates else self._contracting
+            outputs, aux = self._evaluate(how)
         return self._result(outputs, aux)
+
+    def _evaluate(
+        self, how: Callable[[PlannedContraction], Replacement]
+    ) -> tuple[list[Any], Aux]:
+        jaxpr, planned = self.program.traced.jaxpr, self.program.plan
+        return states_lib.evaluate(jaxpr, planned, self.values, how)
 
     def _updating(self, one: PlannedContraction) -> Replacement:
         return states_lib.updating(one, self.program.states_of(one))
@@ -146,13 +145,10 @@ class TracedCall:
 
     def gather(self) -> Any:
         """Evaluates the call in float, and updates statistics."""
-        planning.check_quantizes(self.program.plan)
-        replacements = {
-            one.site.location: states_lib.gathering(one, self.program.states_of(one))
-            for one in self.program.plan.quantized()
-        }
-        jaxpr = self.program.traced.jaxpr
-        return self._result(*rewriting.evaluate(jaxpr, self.values, replacements))
+        return self._result(*self._evaluate(self._gathering))
+
+    def _gathering(self, one: PlannedContraction) -> Replacement:
+        return states_lib.gathering(one, self.program.states_of(one))
 
     def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:
         """The result of the call, with statistics if it updates any."""
@@ -160,21 +156,17 @@ class TracedCall:
         if not self.updates:
             return out
         after: dict[str, Any] = {}
-        for one, path in entries(self.program):
-            fields = collections_of(one.cfg).get(STATISTICS)
-            if fields and one.site.location in aux:
-                states = aux[one.site.location]
-                entry = {field: getattr(states, field) for field in fields}
-                put(after, STATISTICS, path, entry)
+        for one, collection, entry in states_lib.left(self.program.plan, aux):
+            if collection == STATISTICS:
+                put(after, STATISTICS, self.program.place_of(one), entry)
         result, changed = out
         return result, merged(flax_core.unfreeze(changed), after)
 
     def _frozen(self) -> dict[Path, list[FrozenEntry]]:
         found: dict[Path, list[FrozenEntry]] = {}
-        for module, name, entry in frozen_entries(self.variables.get(COLLECTION, {})):
-            if isinstance(entry[RECORD].identity, str):
-                values = nn.meta.unbox(entry)
-                one = FrozenEntry(name, entry[RECORD], values)
+        for module, one in frozen_entries(self.variables.get(COLLECTION, {})):
+            if isinstance(one.record.identity, str):
+                one = one._replace(values=nn.meta.unbox(one.values))
                 found.setdefault(module, []).append(one)
         return found
 
@@ -232,23 +224,11 @@ def _numbered_entries(planned: Plan, modules: Mapping[str, Path]) -> dict[str, P
     counts: collections.Counter[Path] = collections.Counter()
     found = {}
     for one in planned.quantized():
-        avals = [atom.aval for atom in one.site.eqn.invars]
-        name = primitives.name_of(one.site.eqn, avals, exchanged=one.is_exchanged)
+        name = one.operation_name
         path = (*modules[one.path], name)
         number, counts[path] = counts[path], counts[path] + 1
         found[one.path] = (*path[:-1], f"{name}_{number}") if number else path
     return found
-
-
-def entries(program: Program) -> list[tuple[PlannedContraction, Path]]:
-    """The contractions that have states, and the paths of these."""
-    modules = {one.path: program.module_of(one) for one in program.plan.contractions}
-    found = _numbered_entries(program.plan, modules)
-    return [
-        (one, found[one.path])
-        for one in program.plan.quantized()
-        if collections_of(one.cfg)
-    ]
 
 
 def _name_in(collection: str, name: str) -> str:
@@ -330,9 +310,9 @@ def without_kernels(
     """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
     injected = [
-        (module, entry[RECORD])
-        for module, _, entry in frozen_entries(variables.get(COLLECTION, {}))
-        if not isinstance(entry[RECORD].identity, str)
+        (module, one.record)
+        for module, one in frozen_entries(variables.get(COLLECTION, {}))
+        if not isinstance(one.record.identity, str)
     ]
     if injected:
         others[COLLECTION] = variables[COLLECTION]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -147,3 +147,19 @@ class FrozenEntry(NamedTuple):
     record: FrozenRecord
     values: Mapping[str, Any]
     """The `QTensor` by its side; values of floats by `IDENTITY`, if there are any."""
+
+
+def frozen_entries(
+    collection: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FrozenEntry]]:
+    """Yields the frozen weights of a collection, each with the path of its module.
+
+    Args:
+        collection: collection of the module at `path`, and of those below it.
+        path: of this module.
+    """
+    for name, child in collection.items():
+        if isinstance(child, Mapping) and isinstance(child.get(RECORD), FrozenRecord):
+            yield path, FrozenEntry(name, child[RECORD], child)
+        elif isinstance(child, Mapping):
+            yield from frozen_entries(child, (*path, name))
