@@ -1,6 +1,7 @@
 """Partitioning metadata of frozen weights, carried over from their parameters."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,14 +43,14 @@ def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
         boxes: boxes of the parameters.
     """
     side = stored.record.operand.side
-    box = _box(stored.axes[side].qvalue, boxes)
+    box = _box(stored.axes(), boxes) if boxes else None
     if box is None:
         return stored
     qtensor = _box_qtensor(stored.values[side], box)
     return dataclasses.replace(stored, values={**stored.values, side: qtensor})
 
 
-def _box(axes: tuple[ParameterAxis | None, ...], boxes: Boxes) -> Any:
+def _box(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:
     """Returns a box with the names of these axes; None if none has a name."""
     template = None
     names: list[Any] = []

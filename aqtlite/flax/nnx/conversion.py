@@ -49,8 +49,7 @@ class NnxModel(FunctionModel):
         samples: dict[str, dict[str, Sample[Any]]] = {}
         for one in stored:
             module, side = "/".join(one.module), one.record.operand.side
-            axes = one.axes[side].qvalue
-            metadata = partitioning.metadata_of(axes, self._call.variables)
+            metadata = partitioning.metadata_of(one, self._call.variables)
             metadata[RECORD] = one.record
             variable = Frozen(one.values[side], **metadata)
             weights.setdefault(module, {})[one.name] = variable

@@ -1,13 +1,13 @@
 """Sharding metadata of frozen weights, carried over from their parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from aqtlite.program.serving.model import Parameter, ParameterAxis
+from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.qtensor.qtensor import QTensor
 
 _NAMES = "out_sharding"
@@ -18,17 +18,18 @@ _BESIDE = ("sharding_rules", "mesh")
 
 
 def metadata_of(
-    axes: Sequence[ParameterAxis | None],
-    variables: Mapping[tuple[str, ...], nnx.Variable[Any]],
+    stored: StoredWeight, variables: Mapping[tuple[str, ...], nnx.Variable[Any]]
 ) -> dict[str, Any]:
     """Returns the sharding metadata of a frozen weight; empty if it has none.
 
     Args:
-        axes: for each axis of its integers the axis of a parameter that it is, if so.
+        stored: the weight.
         variables: the parameters, by path.
     """
+    if not any(map(_declared, variables.values())):
+        return {}
     source, names = None, []
-    for axis in axes:
+    for axis in stored.axes():
         name = None
         if axis is not None and isinstance(axis.parameter, Parameter):
             variable = variables[axis.parameter.path]

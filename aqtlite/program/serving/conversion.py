@@ -4,7 +4,8 @@ It is the same for every framework. A `Model` puts the frozen weights into varia
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,7 +68,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     )
     run = jax.eval_shape if abstract else _run
     values: dict[int, Any] = {}
-    origins: dict[int, Any] = {}
+    origins: dict[int, Callable[[], Any]] = {}
     traces = {id(weight.recorded.trace): weight.recorded.trace for weight in weights}
     for trace in traces.values():
         outputs = {
@@ -79,20 +80,39 @@ def freeze(plan: Plan) -> list[StoredWeight]:
         read: dict[int, Parameter | Buffer] = {**trace.parameters, **trace.buffers}
         inputs = [read[i] for i in part.inputs]
         values.update(run(part, *(variables[one] for one in inputs)))
-        found = part.unflatten(
-            tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
-            for one in axes.output_axes(part.jaxpr)
-        )
-        origins.update(found)
+        origin = functools.cache(functools.partial(_origins, part, inputs))
+        origins.update(dict.fromkeys(outputs, origin))
     for i, weight in enumerate(weights):
         if weight.compared:
             stay = [variables[one] for one in weight.compared]
-            sampled = run(lambda *stay: identity.sample_parameters(stay), *stay)
-            values[i][IDENTITY], origins[i][IDENTITY] = sampled, (None,)
+            sample = run(lambda *stay: identity.sample_parameters(stay), *stay)
+            values[i][IDENTITY] = sample
     return [
-        StoredWeight(weight.module, weight.name, weight.record, values[i], origins[i])
+        StoredWeight(
+            weight.module,
+            weight.name,
+            weight.record,
+            values[i],
+            functools.partial(_axes_of, i, weight, origins[i]),
+        )
         for i, weight in enumerate(weights)
     ]
+
+
+def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
+    """The axes of parameters that the axes of the outputs of a slice are."""
+    return part.unflatten(
+        tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
+        for one in axes.output_axes(part.jaxpr)
+    )
+
+
+def _axes_of(
+    number: int, weight: Weight, origins: Callable[[], Any]
+) -> Sequence[ParameterAxis | None]:
+    found: Sequence[ParameterAxis | None]
+    found = origins()[number][weight.record.operand.side].qvalue
+    return found
 
 
 def _run(function: Callable[..., Any], *args: Any) -> Any:

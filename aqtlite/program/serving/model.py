@@ -302,9 +302,9 @@ class StoredWeight:
     values: dict[str, Any]
     """The `QTensor` by its side, and values of floats where something stayed one."""
 
-    axes: dict[str, Any]
-    """The same, with a tuple in place of each array: for each of its axes the
-    `ParameterAxis` that it is, if it is one."""
+    axes: Callable[[], Sequence[ParameterAxis | None]]
+    """Returns for each axis of the integers the axis of a parameter that it is, if so.
+    """
 
     @property
     def entry(self) -> dict[str, Any]:
