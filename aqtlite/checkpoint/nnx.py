@@ -23,7 +23,7 @@ from aqtlite.checkpoint.variables import (
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.nnx import conversion
+from aqtlite.flax.nnx.convert import plan
 from aqtlite.flax.nnx.model import ATTRIBUTE, ATTRIBUTES, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import as_quantized
@@ -124,7 +124,7 @@ class NnxVariables(Variables):
             raise untraceable(self.name, self.args, self.kwargs, error) from error
 
     def plan(self, template: QuantizedModel) -> Plan:
-        return conversion.plan(template, [Call(*self.args, **self.kwargs)])
+        return plan(template, [Call(*self.args, **self.kwargs)])
 
     def params(self, plan: Plan, names: Collection[str]) -> list[str]:
         del names

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from aqtlite.flax import convert
-from aqtlite.flax.linen import caller, recording
+from aqtlite.flax.linen import caller, modes
 from tests.flax import models
 from tests.flax.support import DG, INT8, LAST_BY_FIRST, X, init
 
@@ -48,11 +48,11 @@ def test_recording_ends_with_its_block():
     def recorder(contraction, caller, position):
         return contraction
 
-    assert not recording.is_recorded()
-    with pytest.raises(KeyError), recording.recorded_by(recorder):
-        assert recording.is_recorded()
+    assert not modes.is_recorded()
+    with pytest.raises(KeyError), modes.recorded_by(recorder):
+        assert modes.is_recorded()
         raise KeyError
-    assert not recording.is_recorded()
+    assert not modes.is_recorded()
 
 
 def _reports(model, variables, x):

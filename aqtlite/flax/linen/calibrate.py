@@ -10,7 +10,7 @@ from absl import logging
 from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.flax.linen import given_variables, recording
+from aqtlite.flax.linen import given_variables, modes
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -106,7 +106,7 @@ def calibrate_in_float(
     call = model.gather if isinstance(model, QuantizedModel) else model.apply
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with recording.in_float():
+        with modes.in_float():
             return call(*args, **kwargs)
 
     return _calibrated(run, variables, batches, kwargs)

@@ -13,7 +13,7 @@ from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import requantization
 from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen import recording, statistics
+from aqtlite.flax.linen import modes, statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
 from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
@@ -118,7 +118,7 @@ class Injected:
             options = options._replace(key=_rng(scope))
         states = statistics.update(call, operands, entry, states)
         mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if recording.is_in_float():
+        if modes.is_in_float():
             if cfg.is_quantized and injected.is_marking():
                 mark = injected.mark(cfg)
             cfg, states = config.unquantized(), States()
@@ -135,8 +135,8 @@ class Injected:
         self, call: Contraction, caller: Caller | None, scope: Scope | None
     ) -> tuple[Contraction, tuple[Any, Any]]:
         """Records a call, or looks its frozen weights up; returns its operands too."""
-        if recording.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
-            call = recording.record(call, caller)
+        if modes.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            call = modes.record(call, caller)
             return call, (call.lhs, call.rhs)
         return call, self._operands(call, scope)
 
@@ -150,7 +150,7 @@ class Injected:
         if tensor.calibration.has_state:
             own = self.name is not None
             state = statistics.of_output(tensor, out, scope, name, own=own)
-        if recording.is_in_float():
+        if modes.is_in_float():
             return out
         return requantization.quantize(out, tensor, state)
 
@@ -165,7 +165,7 @@ class Injected:
         """Whether forward operands are rounded as in serving, to nearest."""
         if self.quant_mode is not None:
             return self.quant_mode is QuantMode.SERVE
-        if recording.is_recorded():
+        if modes.is_recorded():
             return True
         return caller is not None and not caller.scope.root.is_collection_empty(
             COLLECTION

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from aqtlite.flax.linen import recording
+from aqtlite.flax.linen import modes
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.program import injected
 from aqtlite.program.plan import Plan
@@ -25,5 +25,5 @@ def plan(
     """
     if not isinstance(model, QuantizedModel):
         model = QuantizedModel(model, ())
-    with recording.in_float(), injected.marking():
+    with modes.in_float(), injected.marking():
         return model.plan(variables, *args, **kwargs)

@@ -10,7 +10,7 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import given_variables
+from aqtlite.flax.linen import given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
@@ -231,18 +231,13 @@ def _numbered_entries(planned: Plan, modules: Mapping[str, Path]) -> dict[str, P
     return found
 
 
-def _name_in(collection: str, name: str) -> str:
-    """The name of states there: beside other parameters, with a prefix."""
-    return f"aqt_{name}" if collection == PARAMETERS else name
-
-
 def put(tree: dict[str, Any], collection: str, path: Path, entry: Any) -> None:
     """Puts the states of a contraction into collections."""
     *module, name = path
     node = tree.setdefault(collection, {})
     for step in module:
         node = node.setdefault(step, {})
-    node[_name_in(collection, name)] = entry
+    node[statistics.name_in(collection, name)] = entry
 
 
 def _states_of(
@@ -276,7 +271,7 @@ def _entry(
     """The states of a contraction in a collection; empty if there are none."""
     *module, name = path
     node: Any = variables.get(collection, {})
-    for step in (*module, _name_in(collection, name)):
+    for step in (*module, statistics.name_in(collection, name)):
         node = node.get(step, {}) if isinstance(node, Mapping) else {}
     found: Mapping[str, Any] = node
     return found

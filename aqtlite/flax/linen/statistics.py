@@ -49,8 +49,13 @@ class Entry:
     name: str
 
     def name_in(self, collection: str) -> str:
-        """The name there: beside other parameters, with a prefix."""
-        return f"aqt_{self.name}" if collection == PARAMETERS else self.name
+        """The name there."""
+        return name_in(collection, self.name)
+
+
+def name_in(collection: str, name: str) -> str:
+    """The name of states in a collection: beside other parameters, with a prefix."""
+    return f"aqt_{name}" if collection == PARAMETERS else name
 
 
 def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:

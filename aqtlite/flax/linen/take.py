@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from aqtlite import config, operations
 from aqtlite.contraction import requantization
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen import recording
+from aqtlite.flax.linen import modes
 from aqtlite.flax.linen.caller import find_caller
 from aqtlite.flax.linen.dot_general import Injected
 from aqtlite.program.serving import lookup
@@ -84,7 +84,7 @@ class AqtTake(Injected):
         scope = caller.scope if caller is not None and caller.is_inside else None
         call, (lhs, table) = self._prepare(call, caller, scope)
         tensor = call.cfg.fwd.rhs.to_nearest()
-        if recording.is_in_float():
+        if modes.is_in_float():
             tensor = config.Tensor()
         return lookup.contract(lambda _, x: _rows(x, indices, tensor), lhs, table)
 

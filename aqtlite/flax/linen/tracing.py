@@ -11,13 +11,13 @@ from flax import linen as nn
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import (
     given_variables,
+    modes,
     partitioning,
     quantized_call,
-    recording,
 )
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.linen.modes import CallingModule, Recorder
 from aqtlite.flax.linen.quantized_call import ModelByRules
-from aqtlite.flax.linen.recording import CallingModule, Recorder
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
 from aqtlite.program.program import Program
@@ -135,7 +135,7 @@ class LinenModel(Model):
             traced = self._traced(call, recorder, self._variables)
             program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
-        stored = recording.stored_operands(traced.outputs[1])
+        stored = modes.stored_operands(traced.outputs[1])
         if program is not None:
             # The states of calibrations are inputs beside those of the call.
             traced = program.traced_record(self._variables, of_rules, stored)
@@ -161,7 +161,7 @@ class LinenModel(Model):
         params = with_frozen_kernels(self._variables["params"], injected)
         recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
         traced = self._traced(call, recorder, {**self._variables, "params": params})
-        stored = recording.stored_operands(traced.outputs[1])
+        stored = modes.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
 
     def serving(
@@ -204,7 +204,7 @@ class LinenModel(Model):
     ) -> tracing.Traced:
         """Traces a call that returns what a recorder stores, too."""
         apply, arguments = self._call(call, variables)
-        with recording.recorded_by(recorder):
+        with modes.recorded_by(recorder):
             return tracing.trace(apply, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
