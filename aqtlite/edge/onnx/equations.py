@@ -13,7 +13,7 @@ from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.passes.translate import TRANSLATIONS
-from aqtlite.edge.translation.base import NotTranslatable, Site
+from aqtlite.edge.translation.base import Context, NotTranslatable
 
 
 def write(
@@ -62,9 +62,9 @@ def _translated(
     """The operators that the equation stands for, of floats or indices."""
     constants = {i: np.asarray(known[i]) for i in node.inputs if i in known}
     builder = Builder(dataclasses.replace(graph, constants=constants))
-    site = Site(builder, node, frozenset(constants))
+    ctx = Context(builder, node, frozenset(constants))
     try:
-        outputs = TRANSLATIONS[site.equation.primitive](site)
+        outputs = TRANSLATIONS[ctx.equation.primitive](ctx)
     except NotTranslatable as error:
         raise NotWritable(str(error)) from error
     arrays = dict(zip(node.inputs, inputs, strict=True))

@@ -6,7 +6,7 @@ from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.translation import contractions, elementwise, layout
-from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+from aqtlite.edge.translation.base import Context, NotTranslatable, Translation
 
 TRANSLATIONS: dict[str, Translation] = {
     **contractions.TRANSLATIONS,
@@ -53,7 +53,7 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
             builder.keep(node)
             continue
         try:
-            outputs = tuple(_translated(Site(builder, node, static)))
+            outputs = tuple(_translated(Context(builder, node, static)))
         except NotTranslatable as error:
             if not rule.is_float:
                 refused[node.outputs[0]] = str(error)
@@ -85,9 +85,9 @@ def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
     return any(graph.is_float(value) for value in (*node.inputs, *node.outputs))
 
 
-def _translated(site: Site) -> list[int]:
-    primitive = site.equation.primitive
+def _translated(ctx: Context) -> list[int]:
+    primitive = ctx.equation.primitive
     if primitive not in TRANSLATIONS:
         why = _REASONS.get(primitive, "runtimes have no integer operator for it")
         raise NotTranslatable(why)
-    return list(TRANSLATIONS[primitive](site))
+    return list(TRANSLATIONS[primitive](ctx))

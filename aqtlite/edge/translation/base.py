@@ -16,8 +16,8 @@ class NotTranslatable(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
-    """An equation to translate."""
+class Context:
+    """An equation to translate, and the graph that is built of it."""
 
     builder: Builder
     node: Node
@@ -95,7 +95,7 @@ class Site:
         return self.add(Slice(*bounds, step), x)
 
 
-Translation = Callable[[Site], Sequence[int]]
+Translation = Callable[[Context], Sequence[int]]
 """Adds the operators that an equation stands for; returns its outputs.
 
 Raises:

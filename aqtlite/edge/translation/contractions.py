@@ -24,76 +24,76 @@ from aqtlite.edge.operators.reductions import (
     ReduceMin,
     Sum,
 )
-from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+from aqtlite.edge.translation.base import Context, NotTranslatable, Translation
 
 
-def dot_general(site: Site) -> Sequence[int]:
+def dot_general(ctx: Context) -> Sequence[int]:
     """A layer with a weight if one operand has no other origin, else a product."""
-    (contracting, batch) = site.params["dimension_numbers"]
-    lhs, rhs = (_floats(site, index) for index in range(2))
-    if site.is_static(0) and not batch[0]:
-        made = _fully_connected(site, rhs, contracting[1], lhs, contracting[0])
+    (contracting, batch) = ctx.params["dimension_numbers"]
+    lhs, rhs = (_floats(ctx, index) for index in range(2))
+    if ctx.is_static(0) and not batch[0]:
+        made = _fully_connected(ctx, rhs, contracting[1], lhs, contracting[0])
         # The axes of the weight come first.
-        of_weight = len(site.shape(lhs)) - len(contracting[0])
-        rank = len(site.shape(made))
+        of_weight = len(ctx.shape(lhs)) - len(contracting[0])
+        rank = len(ctx.shape(made))
         order = [*range(rank - of_weight, rank), *range(rank - of_weight)]
-        return [site.transpose(made, order)]
-    if site.is_static(1) and not batch[0]:
-        return [_fully_connected(site, lhs, contracting[0], rhs, contracting[1])]
-    return [_batch_matmul(site, lhs, rhs)]
+        return [ctx.transpose(made, order)]
+    if ctx.is_static(1) and not batch[0]:
+        return [_fully_connected(ctx, lhs, contracting[0], rhs, contracting[1])]
+    return [_batch_matmul(ctx, lhs, rhs)]
 
 
-def _floats(site: Site, index: int) -> int:
+def _floats(ctx: Context, index: int) -> int:
     """An operand, which may be of integers if the other one is of floats."""
-    value = site.inputs[index]
-    dtype = site.builder.values[value].dtype
+    value = ctx.inputs[index]
+    dtype = ctx.builder.values[value].dtype
     if jnp.issubdtype(dtype, jnp.floating):
         return value
-    if not site.is_static(index):
+    if not ctx.is_static(index):
         raise NotTranslatable(
             f"an operand is {dtype.name} and computed from the input: give the model "
             "floats, which are integers of the file in any case"
         )
-    return site.add(ToFloat(), value)
+    return ctx.add(ToFloat(), value)
 
 
 def _fully_connected(
-    site: Site, x: int, of_x: Sequence[int], w: int, of_w: Sequence[int]
+    ctx: Context, x: int, of_x: Sequence[int], w: int, of_w: Sequence[int]
 ) -> int:
     """A contraction with a weight, whose axes come behind those of x."""
-    x_free = [i for i in range(len(site.shape(x))) if i not in of_x]
-    w_free = [i for i in range(len(site.shape(w))) if i not in of_w]
-    lead = [site.shape(x)[i] for i in x_free]
-    columns = [site.shape(w)[i] for i in w_free]
-    size = math.prod(site.shape(x)[i] for i in of_x)
-    x = site.reshape(site.transpose(x, [*x_free, *of_x]), [*(lead or [1]), size])
-    w = site.transpose(w, [*of_w, *w_free])
-    w = site.reshape(w, [size, math.prod(columns)])
-    return site.reshape(site.add(FullyConnected(), x, w), [*lead, *columns])
+    x_free = [i for i in range(len(ctx.shape(x))) if i not in of_x]
+    w_free = [i for i in range(len(ctx.shape(w))) if i not in of_w]
+    lead = [ctx.shape(x)[i] for i in x_free]
+    columns = [ctx.shape(w)[i] for i in w_free]
+    size = math.prod(ctx.shape(x)[i] for i in of_x)
+    x = ctx.reshape(ctx.transpose(x, [*x_free, *of_x]), [*(lead or [1]), size])
+    w = ctx.transpose(w, [*of_w, *w_free])
+    w = ctx.reshape(w, [size, math.prod(columns)])
+    return ctx.reshape(ctx.add(FullyConnected(), x, w), [*lead, *columns])
 
 
-def _batch_matmul(site: Site, lhs: int, rhs: int) -> int:
-    (of_lhs, of_rhs), (lhs_batch, rhs_batch) = site.params["dimension_numbers"]
+def _batch_matmul(ctx: Context, lhs: int, rhs: int) -> int:
+    (of_lhs, of_rhs), (lhs_batch, rhs_batch) = ctx.params["dimension_numbers"]
     lhs_free, rhs_free = (
-        [i for i in range(len(site.shape(x))) if i not in (*used, *batch)]
+        [i for i in range(len(ctx.shape(x))) if i not in (*used, *batch)]
         for x, used, batch in ((lhs, of_lhs, lhs_batch), (rhs, of_rhs, rhs_batch))
     )
-    batch = [site.shape(lhs)[i] for i in lhs_batch]
-    rows = [site.shape(lhs)[i] for i in lhs_free]
-    columns = [site.shape(rhs)[i] for i in rhs_free]
-    size = math.prod(site.shape(lhs)[i] for i in of_lhs)
-    lhs = site.transpose(lhs, [*lhs_batch, *lhs_free, *of_lhs])
-    lhs = site.reshape(lhs, [*batch, math.prod(rows), size])
-    rhs = site.transpose(rhs, [*rhs_batch, *of_rhs, *rhs_free])
-    rhs = site.reshape(rhs, [*batch, size, math.prod(columns)])
-    return site.reshape(site.add(BatchMatMul(), lhs, rhs), [*batch, *rows, *columns])
+    batch = [ctx.shape(lhs)[i] for i in lhs_batch]
+    rows = [ctx.shape(lhs)[i] for i in lhs_free]
+    columns = [ctx.shape(rhs)[i] for i in rhs_free]
+    size = math.prod(ctx.shape(lhs)[i] for i in of_lhs)
+    lhs = ctx.transpose(lhs, [*lhs_batch, *lhs_free, *of_lhs])
+    lhs = ctx.reshape(lhs, [*batch, math.prod(rows), size])
+    rhs = ctx.transpose(rhs, [*rhs_batch, *of_rhs, *rhs_free])
+    rhs = ctx.reshape(rhs, [*batch, size, math.prod(columns)])
+    return ctx.reshape(ctx.add(BatchMatMul(), lhs, rhs), [*batch, *rows, *columns])
 
 
-def conv_general_dilated(site: Site) -> Sequence[int]:
+def conv_general_dilated(ctx: Context) -> Sequence[int]:
     """A convolution over one or two axes."""
-    params = site.params
-    x, w = site.inputs
-    if not site.is_static(1):
+    params = ctx.params
+    x, w = ctx.inputs
+    if not ctx.is_static(1):
         raise NotTranslatable("its kernel is computed from the input")
     if params["batch_group_count"] != 1:
         raise NotTranslatable("it has batch_group_count, as gradients have")
@@ -107,33 +107,33 @@ def conv_general_dilated(site: Site) -> Sequence[int]:
         )
     batch, feature, *x_axes = dims.lhs_spec
     out_feature, in_feature, *w_axes = dims.rhs_spec
-    x = site.transpose(x, [batch, *x_axes, feature])
-    w = site.transpose(w, [*w_axes, in_feature, out_feature])
+    x = ctx.transpose(x, [batch, *x_axes, feature])
+    w = ctx.transpose(w, [*w_axes, in_feature, out_feature])
     strides, dilation = params["window_strides"], params["rhs_dilation"]
     padding = params["padding"]
     if spatial == 1:
-        n, *rest = site.shape(x)
-        x, w = site.reshape(x, [n, 1, *rest]), site.reshape(w, [1, *site.shape(w)])
+        n, *rest = ctx.shape(x)
+        x, w = ctx.reshape(x, [n, 1, *rest]), ctx.reshape(w, [1, *ctx.shape(w)])
         strides, dilation = (1, *strides), (1, *dilation)
         padding = ((0, 0), *padding)
-    x, name = _padded(site, x, site.shape(w)[:2], strides, dilation, padding)
+    x, name = _padded(ctx, x, ctx.shape(w)[:2], strides, dilation, padding)
     groups = params["feature_group_count"]
-    is_depthwise = groups > 1 and site.shape(w)[2] == 1
+    is_depthwise = groups > 1 and ctx.shape(w)[2] == 1
     kind = DepthwiseConv2D if is_depthwise else Conv2D
-    y = site.add(kind(tuple(strides), name, tuple(dilation), groups), x, w)
+    y = ctx.add(kind(tuple(strides), name, tuple(dilation), groups), x, w)
     if spatial == 1:
-        n, _, *rest = site.shape(y)
-        y = site.reshape(y, [n, *rest])
+        n, _, *rest = ctx.shape(y)
+        y = ctx.reshape(y, [n, *rest])
     order = [0] * (spatial + 2)
     out_batch, out_channel, *out_axes = dims.out_spec
     order[out_batch], order[out_channel] = 0, spatial + 1
     for index, axis in enumerate(out_axes):
         order[axis] = 1 + index
-    return [site.transpose(y, order)]
+    return [ctx.transpose(y, order)]
 
 
 def _padded(
-    site: Site,
+    ctx: Context,
     x: int,
     window: Sequence[int],
     strides: Sequence[int],
@@ -144,7 +144,7 @@ def _padded(
     padding = [(int(low), int(high)) for low, high in padding]
     if all(pair == (0, 0) for pair in padding):
         return x, "VALID"
-    sizes = site.shape(x)[1:3]
+    sizes = ctx.shape(x)[1:3]
     extents = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
     if [tuple(p) for p in lax.padtype_to_pads(sizes, extents, strides, "SAME")] == (
         padding
@@ -152,39 +152,39 @@ def _padded(
         return x, "SAME"
     if any(side < 0 for pair in padding for side in pair):
         raise NotTranslatable(f"it has negative padding {padding}")
-    return site.add(Pad(((0, 0), *padding, (0, 0))), x), "VALID"
+    return ctx.add(Pad(((0, 0), *padding, (0, 0))), x), "VALID"
 
 
 def _reduction(operator: Callable[[tuple[int, ...]], Operator]) -> Translation:
     """A reduction over the axes of the equation."""
-    return lambda site: [site.add(operator(tuple(site.params["axes"])), *site.inputs)]
+    return lambda ctx: [ctx.add(operator(tuple(ctx.params["axes"])), *ctx.inputs)]
 
 
-def _reduce_window_sum(site: Site) -> Sequence[int]:
-    image = _image(site)
+def _reduce_window_sum(ctx: Context) -> Sequence[int]:
+    image = _image(ctx)
     x = image.x
     if any(pair != (0, 0) for pair in image.padding):
         # Runtimes leave what they pad out of the mean, and JAX counts it.
-        x = site.add(Pad(((0, 0), *image.padding, (0, 0))), x)
-    mean = site.add(AveragePool2D(image.window, image.strides), x)
-    count = site.builder.constant(np.float32(math.prod(image.window)))
-    return [image.restored(site, site.add(Multiply(), mean, count))]
+        x = ctx.add(Pad(((0, 0), *image.padding, (0, 0))), x)
+    mean = ctx.add(AveragePool2D(image.window, image.strides), x)
+    count = ctx.builder.constant(np.float32(math.prod(image.window)))
+    return [image.restored(ctx, ctx.add(Multiply(), mean, count))]
 
 
-def _reduce_window_max(site: Site) -> Sequence[int]:
-    image = _image(site)
+def _reduce_window_max(ctx: Context) -> Sequence[int]:
+    image = _image(ctx)
     name = "VALID"
     if any(pair != (0, 0) for pair in image.padding):
         name = "SAME"
-        sizes = site.shape(image.x)[1:3]
+        sizes = ctx.shape(image.x)[1:3]
         same = lax.padtype_to_pads(sizes, image.window, image.strides, "SAME")
         if [tuple(pair) for pair in same] != image.padding:
             raise NotTranslatable(
                 f"a max pooling has padding {image.padding}; runtimes pad by SAME or "
                 "VALID"
             )
-    y = site.add(MaxPool2D(image.window, image.strides, name), image.x)
-    return [image.restored(site, y)]
+    y = ctx.add(MaxPool2D(image.window, image.strides, name), image.x)
+    return [image.restored(ctx, y)]
 
 
 _Pair = tuple[int, int]
@@ -201,15 +201,15 @@ class _Image:
     order: tuple[int, ...]
     """The axes of the array, as the image has them, but for an H of size 1."""
 
-    def restored(self, site: Site, y: int) -> int:
+    def restored(self, ctx: Context, y: int) -> int:
         """The result, with its axes where the array has them."""
-        shape = site.shape(site.node.output)
-        y = site.reshape(y, [shape[axis] for axis in self.order])
-        return site.transpose(y, np.argsort(self.order).tolist())
+        shape = ctx.shape(ctx.node.output)
+        y = ctx.reshape(y, [shape[axis] for axis in self.order])
+        return ctx.transpose(y, np.argsort(self.order).tolist())
 
 
-def _image(site: Site) -> _Image:
-    params, (x,) = site.params, site.inputs
+def _image(ctx: Context) -> _Image:
+    params, (x,) = ctx.params, ctx.inputs
     if any(d != 1 for key in ("base_dilation", "window_dilation") for d in params[key]):
         raise NotTranslatable("a pooling is dilated")
     geometry = list(
@@ -231,13 +231,13 @@ def _image(site: Site) -> _Image:
         )
     batch, channel = around
     order = (batch, *pooled, channel)
-    x = site.transpose(x, order)
+    x = ctx.transpose(x, order)
     windows, strides, padding = (
         list(one) for one in zip(*(geometry[i] for i in pooled), strict=True)
     )
     if rank == 3:
-        n, *rest = site.shape(x)
-        x = site.reshape(x, [n, 1, *rest])
+        n, *rest = ctx.shape(x)
+        x = ctx.reshape(x, [n, 1, *rest])
         windows, strides, padding = [1, *windows], [1, *strides], [(0, 0), *padding]
     pairs = [(int(low), int(high)) for low, high in padding]
     return _Image(x, (windows[0], windows[1]), (strides[0], strides[1]), pairs, order)

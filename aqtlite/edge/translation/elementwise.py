@@ -20,150 +20,148 @@ from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.layout import BroadcastTo, Reshape, Select
 from aqtlite.edge.operators.reductions import AveragePool2D, Mean, Sum
 from aqtlite.edge.operators.unary import LeakyRelu, Unary
-from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+from aqtlite.edge.translation.base import Context, NotTranslatable, Translation
 
 
-def _add(site: Site) -> Sequence[int]:
-    for x, index in zip(site.inputs, (1, 0), strict=True):
-        known = site.constant(index)
+def _add(ctx: Context) -> Sequence[int]:
+    for x, index in zip(ctx.inputs, (1, 0), strict=True):
+        known = ctx.constant(index)
         if known is not None and (known <= MASKED_BELOW).any():
-            return [_masked(site, x, known)]
-    return [site.add(Add(), *site.inputs)]
+            return [_masked(ctx, x, known)]
+    return [ctx.add(Add(), *ctx.inputs)]
 
 
-def _masked(site: Site, x: int, known: np.ndarray) -> int:
+def _masked(ctx: Context, x: int, known: np.ndarray) -> int:
     """A mask that is added: far below all values, integers have nothing like it."""
     kept = known > MASKED_BELOW
     if known[kept].any():
-        rest = site.builder.constant(np.where(kept, known, np.float32(0)))
-        x = site.add(Add(), x, rest)
-    shape = site.shape(site.node.output)
-    if site.shape(x) != shape:
-        x = site.add(BroadcastTo(shape), x)
+        rest = ctx.builder.constant(np.where(kept, known, np.float32(0)))
+        x = ctx.add(Add(), x, rest)
+    shape = ctx.shape(ctx.node.output)
+    if ctx.shape(x) != shape:
+        x = ctx.add(BroadcastTo(shape), x)
     mask = np.broadcast_to(kept, shape)
     below = np.full(shape, np.float32(known.min()))
-    return site.add(
-        Select(), site.builder.constant(mask), x, site.builder.constant(below)
-    )
+    return ctx.add(Select(), ctx.builder.constant(mask), x, ctx.builder.constant(below))
 
 
-def _mul(site: Site) -> Sequence[int]:
-    x, y = site.inputs
+def _mul(ctx: Context) -> Sequence[int]:
+    x, y = ctx.inputs
     for one, index in ((x, 1), (y, 0)):
-        factor = site.uniform(index)
-        if factor and (mean := _mean_of_sum(site, one, 1 / factor)):
+        factor = ctx.uniform(index)
+        if factor and (mean := _mean_of_sum(ctx, one, 1 / factor)):
             return [mean]
-    return [site.add(Multiply(), x, y)]
+    return [ctx.add(Multiply(), x, y)]
 
 
-def _div(site: Site) -> Sequence[int]:
-    x, y = site.inputs
-    divisor = site.uniform(1)
-    if divisor is not None and (mean := _mean_of_sum(site, x, divisor)):
+def _div(ctx: Context) -> Sequence[int]:
+    x, y = ctx.inputs
+    divisor = ctx.uniform(1)
+    if divisor is not None and (mean := _mean_of_sum(ctx, x, divisor)):
         return [mean]
-    if site.is_static(1):
-        one = site.builder.constant(np.float32(1))
-        return [site.add(Multiply(), x, site.add(Divide(), one, y))]
-    root = _source(site, y, Unary("sqrt"))
+    if ctx.is_static(1):
+        one = ctx.builder.constant(np.float32(1))
+        return [ctx.add(Multiply(), x, ctx.add(Divide(), one, y))]
+    root = _source(ctx, y, Unary("sqrt"))
     if root is None:
         raise NotTranslatable(
             "LiteRT's quotients of integers are wrong where the numerator is small: "
             "divide by a known number or by a square root, or multiply by what you know"
         )
     (squared, *layouts) = root
-    inverse = site.add(Unary("rsqrt"), squared)
+    inverse = ctx.add(Unary("rsqrt"), squared)
     for layout in layouts:
-        inverse = site.add(layout, inverse)
-    return [site.add(Multiply(), x, inverse)]
+        inverse = ctx.add(layout, inverse)
+    return [ctx.add(Multiply(), x, inverse)]
 
 
-def _source(site: Site, y: int, operator: Unary) -> list[Any] | None:
+def _source(ctx: Context, y: int, operator: Unary) -> list[Any] | None:
     """The input of an operator that gives y, and the layouts between, or None."""
-    node = site.producer(y)
+    node = ctx.producer(y)
     if node is None:
         return None
     if isinstance(node.operator, Reshape | BroadcastTo):
-        found = _source(site, node.inputs[0], operator)
+        found = _source(ctx, node.inputs[0], operator)
         return None if found is None else [*found, node.operator]
     return [node.inputs[0]] if node.operator == operator else None
 
 
-def _mean_of_sum(site: Site, x: int, divisor: float) -> int | None:
+def _mean_of_sum(ctx: Context, x: int, divisor: float) -> int | None:
     """The mean, if x is a sum of `divisor` elements."""
-    node = site.producer(x)
+    node = ctx.producer(x)
     if node is None:
         return None
     if isinstance(node.operator, Reshape):
-        mean = _mean_of_sum(site, node.inputs[0], divisor)
-        return None if mean is None else site.add(node.operator, mean)
+        mean = _mean_of_sum(ctx, node.inputs[0], divisor)
+        return None if mean is None else ctx.add(node.operator, mean)
     if isinstance(node.operator, Sum):
         (source,), axes = node.inputs, node.operator.axes
-        count = math.prod(site.shape(source)[i] for i in axes)
-        return site.add(Mean(axes), source) if math.isclose(count, divisor) else None
+        count = math.prod(ctx.shape(source)[i] for i in axes)
+        return ctx.add(Mean(axes), source) if math.isclose(count, divisor) else None
     if isinstance(node.operator, Multiply):
         # What pools a sum is a mean, times the size of the window.
         mean, factor = node.inputs
-        pool, size = site.producer(mean), site.builder.constants.get(factor)
+        pool, size = ctx.producer(mean), ctx.builder.constants.get(factor)
         is_pool = pool is not None and isinstance(pool.operator, AveragePool2D)
         return mean if is_pool and size == divisor else None
     return None
 
 
-def _max(site: Site) -> Sequence[int]:
-    return _clipped(site, "low") or [site.add(Maximum(), *site.inputs)]
+def _max(ctx: Context) -> Sequence[int]:
+    return _clipped(ctx, "low") or [ctx.add(Maximum(), *ctx.inputs)]
 
 
-def _min(site: Site) -> Sequence[int]:
-    return _clipped(site, "high") or [site.add(Minimum(), *site.inputs)]
+def _min(ctx: Context) -> Sequence[int]:
+    return _clipped(ctx, "high") or [ctx.add(Minimum(), *ctx.inputs)]
 
 
-def _clipped(site: Site, end: str) -> Sequence[int]:
+def _clipped(ctx: Context, end: str) -> Sequence[int]:
     """A clip, where one operand is one known number; nothing otherwise."""
-    for x, index in zip(site.inputs, (1, 0), strict=True):
-        bound = site.uniform(index)
-        if bound is not None and site.shape(x) == site.shape(site.node.output):
-            return [clip(site, x, **{end: bound})]
+    for x, index in zip(ctx.inputs, (1, 0), strict=True):
+        bound = ctx.uniform(index)
+        if bound is not None and ctx.shape(x) == ctx.shape(ctx.node.output):
+            return [clip(ctx, x, **{end: bound})]
     return []
 
 
-def clip(site: Site, x: int, low: float = -math.inf, high: float = math.inf) -> int:
+def clip(ctx: Context, x: int, low: float = -math.inf, high: float = math.inf) -> int:
     """Adds a clip, or makes one of it and of the clip that it follows."""
-    node = site.producer(x)
+    node = ctx.producer(x)
     if node is not None and isinstance(node.operator, Clip):
         low = min(max(low, node.operator.low), high)
         high = max(min(high, node.operator.high), low)
         x = node.inputs[0]
     if low == -math.inf and high == math.inf:
         return x
-    return site.add(Clip(low, high), x)
+    return ctx.add(Clip(low, high), x)
 
 
-def _clamp(site: Site) -> Sequence[int]:
-    low, high = site.uniform(0), site.uniform(2)
+def _clamp(ctx: Context) -> Sequence[int]:
+    low, high = ctx.uniform(0), ctx.uniform(2)
     if low is None or high is None:
         raise NotTranslatable("its bounds are not two known numbers")
-    return [clip(site, site.inputs[1], low, high)]
+    return [clip(ctx, ctx.inputs[1], low, high)]
 
 
-def _neg(site: Site) -> Sequence[int]:
-    minus = site.builder.constant(np.float32(-1))
-    return [site.add(Multiply(), *site.inputs, minus)]
+def _neg(ctx: Context) -> Sequence[int]:
+    minus = ctx.builder.constant(np.float32(-1))
+    return [ctx.add(Multiply(), *ctx.inputs, minus)]
 
 
-def _integer_pow(site: Site) -> Sequence[int]:
-    return [_power(site, site.inputs[0], site.params.get("y", 2))]
+def _integer_pow(ctx: Context) -> Sequence[int]:
+    return [_power(ctx, ctx.inputs[0], ctx.params.get("y", 2))]
 
 
-def _pow(site: Site) -> Sequence[int]:
-    exponent = site.uniform(1)
+def _pow(ctx: Context) -> Sequence[int]:
+    exponent = ctx.uniform(1)
     if exponent is None:
         raise NotTranslatable("its exponent is not one known number")
-    return [_power(site, site.inputs[0], exponent)]
+    return [_power(ctx, ctx.inputs[0], exponent)]
 
 
-def _power(site: Site, x: int, exponent: float) -> int:
+def _power(ctx: Context, x: int, exponent: float) -> int:
     if exponent in (0.5, -0.5):
-        return site.add(Unary("sqrt" if exponent > 0 else "rsqrt"), x)
+        return ctx.add(Unary("sqrt" if exponent > 0 else "rsqrt"), x)
     if exponent not in (1, 2, 3, 4):
         raise NotTranslatable(
             f"there is no integer operator for the power {exponent:g}, only for 1 to "
@@ -171,39 +169,39 @@ def _power(site: Site, x: int, exponent: float) -> int:
         )
     result, count = x, int(exponent)
     if count == 4:
-        x, count = site.add(Multiply(), x, x), 2
+        x, count = ctx.add(Multiply(), x, x), 2
         result = x
     for _ in range(count - 1):
-        result = site.add(Multiply(), result, x)
+        result = ctx.add(Multiply(), result, x)
     return result
 
 
-def _expm1(site: Site) -> Sequence[int]:
-    exp = site.add(Unary("exp"), *site.inputs)
-    return [site.add(Subtract(), exp, site.builder.constant(np.float32(1)))]
+def _expm1(ctx: Context) -> Sequence[int]:
+    exp = ctx.add(Unary("exp"), *ctx.inputs)
+    return [ctx.add(Subtract(), exp, ctx.builder.constant(np.float32(1)))]
 
 
-def _select_n(site: Site) -> Sequence[int]:
-    if len(site.inputs) != 3:
+def _select_n(ctx: Context) -> Sequence[int]:
+    if len(ctx.inputs) != 3:
         raise NotTranslatable("it selects one of more than two arrays")
-    leaky = _leaky_relu(site)
+    leaky = _leaky_relu(ctx)
     if leaky is not None:
         return [leaky]
-    condition, if_false, if_true = site.inputs
-    return [site.add(Select(), condition, if_true, if_false)]
+    condition, if_false, if_true = ctx.inputs
+    return [ctx.add(Select(), condition, if_true, if_false)]
 
 
-def _leaky_relu(site: Site) -> int | None:
+def _leaky_relu(ctx: Context) -> int | None:
     """A leaky relu, if it selects x where it is positive, and else a multiple of it."""
-    compared, scaled = site.producer(site.inputs[0]), site.producer(site.inputs[1])
-    x = site.inputs[2]
+    compared, scaled = ctx.producer(ctx.inputs[0]), ctx.producer(ctx.inputs[1])
+    x = ctx.inputs[2]
     if compared is None or scaled is None or x not in scaled.inputs:
         return None
     if not isinstance(compared.operator, Equation):
         return None
     if not isinstance(scaled.operator, Multiply):
         return None
-    constants = site.builder.constants
+    constants = ctx.builder.constants
     slope = constants.get(next((i for i in scaled.inputs if i != x), x))
     zero = constants.get(compared.inputs[-1])
     if (
@@ -215,11 +213,11 @@ def _leaky_relu(site: Site) -> int | None:
         or slope.size != 1
     ):
         return None
-    return site.add(LeakyRelu(float(slope.reshape(()))), x)
+    return ctx.add(LeakyRelu(float(slope.reshape(()))), x)
 
 
 def _operator(operator: Any) -> Translation:
-    return lambda site: [site.add(operator, *site.inputs)]
+    return lambda ctx: [ctx.add(operator, *ctx.inputs)]
 
 
 TRANSLATIONS: dict[str, Translation] = {

@@ -12,121 +12,121 @@ from aqtlite.edge.operators.layout import (
     Reshape,
     Take,
 )
-from aqtlite.edge.translation.base import NotTranslatable, Site, Translation
+from aqtlite.edge.translation.base import Context, NotTranslatable, Translation
 
 
-def _in_shape(site: Site) -> Sequence[int]:
-    return [site.reshape(site.inputs[0], site.shape(site.node.output))]
+def _in_shape(ctx: Context) -> Sequence[int]:
+    return [ctx.reshape(ctx.inputs[0], ctx.shape(ctx.node.output))]
 
 
-def _reshape(site: Site) -> Sequence[int]:
-    if site.params.get("dimensions") is not None:
+def _reshape(ctx: Context) -> Sequence[int]:
+    if ctx.params.get("dimensions") is not None:
         raise NotTranslatable("it reshapes axes in another order; transpose first")
-    return _in_shape(site)
+    return _in_shape(ctx)
 
 
-def _transpose(site: Site) -> Sequence[int]:
-    return [site.transpose(site.inputs[0], site.params["permutation"])]
+def _transpose(ctx: Context) -> Sequence[int]:
+    return [ctx.transpose(ctx.inputs[0], ctx.params["permutation"])]
 
 
-def _broadcast_in_dim(site: Site) -> Sequence[int]:
-    (x, *_), shape = site.inputs, site.shape(site.node.output)
+def _broadcast_in_dim(ctx: Context) -> Sequence[int]:
+    (x, *_), shape = ctx.inputs, ctx.shape(ctx.node.output)
     in_place = [1] * len(shape)
     for size, axis in zip(
-        site.shape(x), site.params["broadcast_dimensions"], strict=True
+        ctx.shape(x), ctx.params["broadcast_dimensions"], strict=True
     ):
         in_place[axis] = size
-    x = site.reshape(x, in_place)
-    return [x if tuple(in_place) == shape else site.add(BroadcastTo(shape), x)]
+    x = ctx.reshape(x, in_place)
+    return [x if tuple(in_place) == shape else ctx.add(BroadcastTo(shape), x)]
 
 
-def _slice(site: Site) -> Sequence[int]:
-    bounds = (site.params[k] for k in ("start_indices", "limit_indices", "strides"))
-    return [site.slice(site.inputs[0], *bounds)]
+def _slice(ctx: Context) -> Sequence[int]:
+    bounds = (ctx.params[k] for k in ("start_indices", "limit_indices", "strides"))
+    return [ctx.slice(ctx.inputs[0], *bounds)]
 
 
-def _dynamic_slice(site: Site) -> Sequence[int]:
+def _dynamic_slice(ctx: Context) -> Sequence[int]:
     starts = []
-    for index in range(1, len(site.inputs)):
-        start = site.uniform(index)
+    for index in range(1, len(ctx.inputs)):
+        start = ctx.uniform(index)
         if start is None:
             raise NotTranslatable("it slices at an index that is computed")
         starts.append(start)
-    shape, sizes = site.shape(site.inputs[0]), site.params["slice_sizes"]
+    shape, sizes = ctx.shape(ctx.inputs[0]), ctx.params["slice_sizes"]
     begin = [
         int(np.clip(start, 0, whole - size))
         for start, whole, size in zip(starts, shape, sizes, strict=True)
     ]
     limit = [a + b for a, b in zip(begin, sizes, strict=True)]
-    return [site.slice(site.inputs[0], begin, limit)]
+    return [ctx.slice(ctx.inputs[0], begin, limit)]
 
 
-def _split(site: Site) -> Sequence[int]:
-    (x,), axis = site.inputs, site.params["axis"]
-    shape, start, made = site.shape(x), 0, []
-    for size in site.params["sizes"]:
+def _split(ctx: Context) -> Sequence[int]:
+    (x,), axis = ctx.inputs, ctx.params["axis"]
+    shape, start, made = ctx.shape(x), 0, []
+    for size in ctx.params["sizes"]:
         begin, limit = [0] * len(shape), list(shape)
         begin[axis], limit[axis] = start, start + size
-        made.append(site.slice(x, begin, limit))
+        made.append(ctx.slice(x, begin, limit))
         start += size
     return made
 
 
-def _pad(site: Site) -> Sequence[int]:
-    widths = site.params["padding_config"]
-    if site.uniform(1) != 0:
+def _pad(ctx: Context) -> Sequence[int]:
+    widths = ctx.params["padding_config"]
+    if ctx.uniform(1) != 0:
         raise NotTranslatable("it pads with another number than zero")
     if any(interior for _, _, interior in widths):
         raise NotTranslatable("it pads between elements")
-    (x, _), shape = site.inputs, site.shape(site.inputs[0])
+    (x, _), shape = ctx.inputs, ctx.shape(ctx.inputs[0])
     start = [max(-low, 0) for low, _, _ in widths]
     limit = [n - max(-high, 0) for n, (_, high, _) in zip(shape, widths, strict=True)]
-    x = site.slice(x, start, limit)
+    x = ctx.slice(x, start, limit)
     pairs = tuple((max(low, 0), max(high, 0)) for low, high, _ in widths)
-    return [site.add(Pad(pairs), x) if any(map(any, pairs)) else x]
+    return [ctx.add(Pad(pairs), x) if any(map(any, pairs)) else x]
 
 
-def _concatenate(site: Site) -> Sequence[int]:
-    return [site.add(Concatenate(site.params["dimension"]), *site.inputs)]
+def _concatenate(ctx: Context) -> Sequence[int]:
+    return [ctx.add(Concatenate(ctx.params["dimension"]), *ctx.inputs)]
 
 
-def _stack(site: Site) -> Sequence[int]:
-    axis, parts = site.params["axis"], []
-    for x in site.inputs:
-        shape = list(site.shape(x))
+def _stack(ctx: Context) -> Sequence[int]:
+    axis, parts = ctx.params["axis"], []
+    for x in ctx.inputs:
+        shape = list(ctx.shape(x))
         shape.insert(axis, 1)
-        parts.append(site.reshape(x, shape))
-    return [site.add(Concatenate(axis), *parts)]
+        parts.append(ctx.reshape(x, shape))
+    return [ctx.add(Concatenate(axis), *parts)]
 
 
-def _tile(site: Site) -> Sequence[int]:
-    (x,) = site.inputs
-    for axis, count in enumerate(site.params["reps"]):
+def _tile(ctx: Context) -> Sequence[int]:
+    (x,) = ctx.inputs
+    for axis, count in enumerate(ctx.params["reps"]):
         if count > 1:
-            x = site.add(Concatenate(axis), *[x] * count)
+            x = ctx.add(Concatenate(axis), *[x] * count)
     return [x]
 
 
-def _rev(site: Site) -> Sequence[int]:
-    (x,) = site.inputs
-    for axis in site.params["dimensions"]:
-        backwards = np.arange(site.shape(x)[axis], dtype=np.int32)[::-1]
-        x = site.add(Take(axis), x, site.builder.constant(backwards))
+def _rev(ctx: Context) -> Sequence[int]:
+    (x,) = ctx.inputs
+    for axis in ctx.params["dimensions"]:
+        backwards = np.arange(ctx.shape(x)[axis], dtype=np.int32)[::-1]
+        x = ctx.add(Take(axis), x, ctx.builder.constant(backwards))
     return [x]
 
 
-def _gather(site: Site) -> Sequence[int]:
+def _gather(ctx: Context) -> Sequence[int]:
     """A gather of whole slices along one axis, as `jnp.take` makes it."""
-    x, indices = site.inputs
-    dims, sizes = site.params["dimension_numbers"], site.params["slice_sizes"]
-    shape = site.shape(x)
+    x, indices = ctx.inputs
+    dims, sizes = ctx.params["dimension_numbers"], ctx.params["slice_sizes"]
+    shape = ctx.shape(x)
     batched = getattr(dims, "operand_batching_dims", ())
     if len(dims.start_index_map) != 1 or batched:
         raise NotTranslatable(
             "it gathers along several axes at once: write it with jnp.take"
         )
     (axis,) = dims.start_index_map
-    rank = len(site.shape(indices)) - 1
+    rank = len(ctx.shape(indices)) - 1
     whole = all(sizes[i] == n for i, n in enumerate(shape) if i != axis)
     expected = (*range(axis), *range(axis + rank, len(shape) - 1 + rank))
     if (
@@ -139,10 +139,10 @@ def _gather(site: Site) -> Sequence[int]:
             "it gathers other things than whole slices along one axis: write it with "
             "jnp.take"
         )
-    indices = site.add(Reshape(site.shape(indices)[:-1]), indices)
-    if math.prod(site.shape(indices)) == 0:
+    indices = ctx.add(Reshape(ctx.shape(indices)[:-1]), indices)
+    if math.prod(ctx.shape(indices)) == 0:
         raise NotTranslatable("it gathers nothing")
-    return [site.add(Take(axis), x, indices)]
+    return [ctx.add(Take(axis), x, indices)]
 
 
 TRANSLATIONS: dict[str, Translation] = {
