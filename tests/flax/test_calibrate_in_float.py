@@ -1,5 +1,7 @@
 """Statistics of the float model: of one pass, whatever was gathered before."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,3 +208,22 @@ def test_functions():
     }
     for path, entry in gathered(BATCHES)["aqt_stats"].items():
         assert_same(merged[path], statistics.States(**entry))
+
+
+def test_contractions_inside_a_jit_or_a_vmap_of_a_module_run_in_float():
+    class Model(nn.Module):
+        cfg: config.DotGeneral | None
+
+        @nn.compact
+        def __call__(self, x):
+            dot_general = AqtDotGeneral(self.cfg)
+            dot = partial(jnp.einsum, "i,ij->j", _dot_general=dot_general)
+            w = self.param("w", nn.initializers.normal(), (8, 8))
+            x = jax.jit(jax.vmap(dot, (0, None)))(x, w)
+            return nn.Dense(4, dot_general=AqtDotGeneral(CFG))(x)
+
+    variables = fresh(Model(config.qat(4)))
+    assert_same(
+        calibrate_in_float(Model(config.qat(4)), variables, [X]),
+        calibrate_in_float(Model(None), variables, [X]),
+    )
