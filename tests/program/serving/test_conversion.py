@@ -43,9 +43,9 @@ def test_layers_that_are_the_same_are_compiled_once(monkeypatch):
         compiled.append(self)
         return compile_(self, *args, **kwargs)
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", counting)
     variables = init(MODEL, X)
     planned = plan(MODEL, shapes(variables), [Call(X)])
+    monkeypatch.setattr(jax.stages.Lowered, "compile", counting)
     conversion.serving(planned)
     leaves, freezer = jax.tree.leaves(variables["params"]), WeightFreezer()
     assert not compiled
