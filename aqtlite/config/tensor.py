@@ -350,6 +350,11 @@ class Tensor(representation.CompactRepr):
         return self.is_quantized and self.calibration.has_state
 
     @property
+    def is_learned(self) -> bool:
+        """True if its scale is trained."""
+        return self.is_quantized and self.calibration.is_learned
+
+    @property
     def is_integer(self) -> bool:
         """True if stored integers are contracted as such."""
         if isinstance(self.numerics, grids.NoNumerics) or self.use_fake_quant:

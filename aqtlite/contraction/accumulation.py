@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 
 from aqtlite import lowering, numerics
 from aqtlite.config.arithmetic import Form
-from aqtlite.contraction import scale_moves
 from aqtlite.contraction.execution import ContractionExecution, OperandExecution
 from aqtlite.lowering import exact, gpu, narrow
 from aqtlite.lowering.target import TargetDependent
@@ -171,7 +170,7 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
     if form == "decoded":
         q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
     # Given or made here, it is contracted as the same array.
-    wide = dataclasses.replace(q, dtype=scale_moves.wide_dtype(q.dtype))
+    wide = dataclasses.replace(q, dtype=exact.wide_dtype(q.dtype))
     return exact.fusion_barrier(wide.dequant())
 
 

@@ -4,6 +4,7 @@
 modules of Flax and the rules make an operation, and call it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from aqtlite import config, noise
 from aqtlite.config import arithmetic
 from aqtlite.contraction import differentiation, execution, requantization
 from aqtlite.operations import Operation, Side
+from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import padding, quantizer, smoothing
 from aqtlite.quantization.statistics import States
@@ -129,10 +131,13 @@ def contract(
 def _in_storage(
     operation: Operation, side: Side, x: QTensor, tensor: config.Tensor
 ) -> tuple[Operation, QTensor]:
-    """Contracts the axes of a `QTensor` where they lie, if that gives equal sums.
+    """A `QTensor` as its grid stores it, and the contraction of its axes as they lie.
 
-    Sums of floats depend on the order of the axes, exact ones do not.
+    Sums of floats depend on the order of the axes, exact ones do not: of these alone
+    the axes stay where they are.
     """
+    values = stored_values.on_grid(x.qvalue, x.numerics)
+    x = dataclasses.replace(x, qvalue=values)
     if x.order is None:
         return operation, x
     is_exact = tensor.is_integer or operation.pairs_elements

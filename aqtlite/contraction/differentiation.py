@@ -30,7 +30,6 @@ from aqtlite.contraction.execution import ContractionExecution, Execution
 from aqtlite.contraction.straight_through import Estimator
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
-from aqtlite.qtensor import stored_bits
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import gradient_statistics, padding, quantizer, statistics
 from aqtlite.quantization.fixed_scale import FixedScale
@@ -108,10 +107,8 @@ def quantize_and_contract(
 
 
 def _constant(x: Operand) -> Operand:
-    if isinstance(x, QTensor):
-        values = stored_bits.on_grid(x.qvalue, x.numerics)
-        x = dataclasses.replace(x.stop_gradient(), qvalue=values)
-    fixed: Operand = jax.lax.stop_gradient(x)
+    plain = x.stop_gradient() if isinstance(x, QTensor) else x
+    fixed: Operand = jax.lax.stop_gradient(plain)
     return fixed
 
 
@@ -126,9 +123,13 @@ def _quantize(
     """One operand quantized, and a factor of the result: NaN where x hides one."""
     one = how.lhs if side == "lhs" else how.rhs
     axes = operation.axes(side)
-    q = quantizer.quantize_operand(x, one.tensor, axes, one.path, seeds, state)
-    if q is None or isinstance(x, QTensor):
-        return q, None
+    if isinstance(x, QTensor):
+        quantizer.check_scale(x.scale.shape, one.tensor, axes, one.path)
+        return x, None
+    if not one.tensor.is_quantized:
+        return None, None
+    q = quantizer.quantize_array(x, one.tensor, axes, one.path, seeds, state)
+    quantizer.check_scale(q.scale.shape, one.tensor, axes, one.path)
     scale, factor = q.scale, None
     if one.tensor.calibration.is_blind:
         q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
@@ -191,11 +192,7 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     perturbed = [
         _is_perturbed(x)
         # Parameters beside a frozen operand have done their work.
-        or (
-            statistics.is_learned(tensor)
-            and not isinstance(x, QTensor)
-            and _is_perturbed(state)
-        )
+        or (tensor.is_learned and not isinstance(x, QTensor) and _is_perturbed(state))
         for x, tensor, state in zip((lhs, rhs), tensors, states[:2], strict=True)
     ]
     differentiated = tuple(itertools.compress(SIDES, perturbed))
@@ -210,7 +207,13 @@ def _straight_through_fwd(how: Execution, *primals: Any):
                 "no gradient. Train on the float variables and convert them again"
             )
     _check_second_derivative(how, differentiated)
-    cost_warnings.warn(how, lhs, rhs, differentiated)
+    calibrated = [how.gradient(side) for side in differentiated]
+    for one in (how.fwd, *calibrated):
+        for operand in (one.lhs, one.rhs):
+            cost = operand.tensor.calibration.cost_in_training
+            is_found = operand.tensor.is_quantized and not operand.is_given
+            if cost is not None and is_found and operand.reuse is None:
+                cost_warnings.warn(operand, cost)
     inner = dataclasses.replace(how, differentiated=differentiated)
     out = _straight_through(
         inner, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states
@@ -355,7 +358,7 @@ def _gradient(
         if how.rhs.reuse == "stored":
             scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
             moved = operation.rhs_scale_to_lhs(scale)
-            g = (exact.float32(g) * moved).astype(scale_moves.wide_dtype(g.dtype))
+            g = (exact.float32(g) * moved).astype(exact.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
         elif how.rhs.reuse == "dequantized":

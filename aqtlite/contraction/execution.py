@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from aqtlite import config
 from aqtlite.config import arithmetic
 from aqtlite.contraction import scale_moves
+from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.quantization import granularity
@@ -198,7 +199,7 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Ex
     if moves_lhs or moves_rhs:
         lhs, rhs = (
             x._replace(
-                dtype=scale_moves.wide_dtype(x.dtype),
+                dtype=exact.wide_dtype(x.dtype),
                 scale_shape=(1,) * len(x.shape) if is_moved else None,
             )
             for x, is_moved in ((lhs, moves_lhs), (rhs, moves_rhs))

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from aqtlite import config
 from aqtlite.lowering import exact
@@ -107,11 +106,6 @@ def move(
         unrounded = exact.scaled(unrounded, reciprocal)
     unit = jnp.ones((1,) * x.ndim, jnp.float32)
     bare = dataclasses.replace(
-        x, scale=unit, unrounded=unrounded, dtype=wide_dtype(x.dtype)
+        x, scale=unit, unrounded=unrounded, dtype=exact.wide_dtype(x.dtype)
     )
     return bare, exact.scaled(other, factor)
-
-
-def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of products with a scale: float32, or float64 for float64."""
-    return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")

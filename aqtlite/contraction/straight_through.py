@@ -16,7 +16,7 @@ from aqtlite import calibration, config
 from aqtlite.contraction.execution import OperandExecution
 from aqtlite.lowering import exact
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import quantizer, statistics
+from aqtlite.quantization import quantizer
 from aqtlite.shapes import block_shapes
 
 
@@ -63,7 +63,7 @@ def estimator(
     """
     if one.is_given:
         return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
-    if q is not None and statistics.is_learned(one.tensor):
+    if q is not None and one.tensor.is_learned:
         return Estimator(one.tensor, None, Learned(state, x, q))
     if q is None or isinstance(x, QTensor):
         return Estimator(one.tensor, None, None)

@@ -64,6 +64,11 @@ def _scaled_jvp(primals, tangents):
     return out, dx.astype(out.dtype) * factor.astype(out.dtype)
 
 
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of products with a scale: float32, or float64 for float64."""
+    return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")
+
+
 def fusion_barrier(x: jax.Array) -> jax.Array:
     """Returns x, and keeps XLA from fusing its computation into what reads it.
 

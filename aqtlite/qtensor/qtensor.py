@@ -13,7 +13,7 @@ import numpy as np
 
 from aqtlite.lowering import transposed
 from aqtlite.numerics import Numerics
-from aqtlite.qtensor import stored_bits
+from aqtlite.qtensor import stored_values
 from aqtlite.shapes import block_shapes
 
 
@@ -172,7 +172,7 @@ class QTensor:
         """
         plain = self.in_own_order()
         grid, axes = plain.numerics, range(plain.ndim)
-        stored = stored_bits.on_grid(plain.qvalue, grid)
+        stored = stored_values.on_grid(plain.qvalue, grid)
         if plain.zero_point is not None:
             zero_point = block_shapes.repeat(plain.zero_point, stored.shape, axes)
             stored = stored.astype(jnp.int32) - zero_point

@@ -23,6 +23,7 @@ Operands of one operation all carry a gradient (`QTensor.unrounded`), or none do
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite import lowering
-from aqtlite.qtensor import concatenation, stored_bits
-from aqtlite.qtensor.pad_value import stored_zero
+from aqtlite.qtensor import concatenation, stored_values
 from aqtlite.qtensor.qtensor import QTensor, rearrange, rearrange_alike
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.block_shapes import from_the_front
@@ -120,26 +120,21 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
     """
     q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size, count = q.shape[axis], q.scale.shape[axis]
+    taken = functools.partial(jnp.take, indices=indices, axis=axis, mode=mode)
     if count == size != 1:
-
-        def on_scales(x: Any) -> Any:
-            return jnp.take(x, indices, axis, mode=mode)
-
-    elif count == 1:
-        if mode not in ("clip", "wrap"):
-            raise ValueError(
-                f"take along axis {axis} of a QTensor of shape {q.shape}, which shares "
-                "a scale: integers have no NaN to stand for an index out of range. "
-                "Give mode='clip' or mode='wrap', or take from .dequant()"
-            )
-        ones = (1,) * np.ndim(indices)
-
-        def on_scales(x: Any) -> Any:
-            return x.reshape(*x.shape[:axis], *ones, *x.shape[axis + 1 :])
-
-    else:
+        return rearrange_alike(q, taken)
+    if count != 1:
         raise _cuts_blocks("take", q, axis)
-    return rearrange(q, lambda x: jnp.take(x, indices, axis, mode=mode), on_scales)
+    if mode not in ("clip", "wrap"):
+        raise ValueError(
+            f"take along axis {axis} of a QTensor of shape {q.shape}, which shares a "
+            "scale: integers have no NaN to stand for an index out of range. Give "
+            "mode='clip' or mode='wrap', or take from .dequant()"
+        )
+    ones = (1,) * np.ndim(indices)
+    return rearrange(
+        q, taken, lambda x: x.reshape(*x.shape[:axis], *ones, *x.shape[axis + 1 :])
+    )
 
 
 def pad(q: QTensor, pad_width: Any) -> QTensor:
@@ -161,7 +156,7 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         ValueError: if the grid has no zero.
     """
     q = q.in_own_order()
-    q = dataclasses.replace(q, qvalue=stored_bits.on_grid(q.qvalue, q.numerics))
+    q = dataclasses.replace(q, qvalue=stored_values.on_grid(q.qvalue, q.numerics))
     widths = np.broadcast_to(np.asarray(pad_width), (q.ndim, 2)).tolist()
     scale_widths = []
     for axis, (width, block) in enumerate(zip(widths, q.blocks, strict=True)):
@@ -177,7 +172,15 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
         lambda x: jnp.pad(x, scale_widths, constant_values=np.ones((), x.dtype)),
     )
     if padded.zero_point is None:
-        stored = jnp.pad(q.qvalue, widths, constant_values=stored_zero(q))
+        zero: np.ndarray | None = np.zeros((), q.qvalue.dtype)
+        if q.numerics is not None:
+            zero = stored_values.zero(q.numerics)
+        if zero is None:
+            raise ValueError(
+                f"pad of a QTensor of shape {q.shape} with zeros, which its grid "
+                f"{q.numerics!r} does not have; pad the result of .dequant() instead"
+            )
+        stored = jnp.pad(q.qvalue, widths, constant_values=zero)
     else:
         zeros = block_shapes.repeat(padded.zero_point, padded.shape, range(q.ndim))
         inside = jnp.pad(jnp.ones(q.shape, bool), widths)
@@ -206,10 +209,7 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     concatenation.check_other_axes("concatenate", qs, axis)
     sizes = [q.shape[axis] for q in qs]
     counts = [q.scale.shape[axis] for q in qs]
-
-    def join(xs: Sequence[Any]) -> Any:
-        return jnp.concatenate(xs, axis)
-
+    join = functools.partial(jnp.concatenate, axis=axis)
     if counts == sizes or len({q.blocks[axis] for q in qs}) == 1 != max(counts):
         return concatenation.combine(qs, join, join)
     if set(counts) != {1}:
@@ -250,10 +250,7 @@ def stack(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
                 f"of shapes {qs[0].scale.shape} and {q.scale.shape}: they must be "
                 "equal; stack the results of .dequant() instead"
             )
-
-    def join(xs: Sequence[Any]) -> Any:
-        return jnp.stack(xs, axis)
-
+    join = functools.partial(jnp.stack, axis=axis)
     return concatenation.combine(qs, join, join)
 
 
@@ -395,7 +392,5 @@ def _check_each_axis(what: str, q: QTensor, *given: Sequence[Any]) -> None:
 
 def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
     """Where a slice starts in the scale, whose sizes clamp what is out of range."""
-    starts = []
-    for start, size, count in zip(start_indices, q.shape, q.scale.shape, strict=True):
-        starts.append(start if count == size else jnp.zeros_like(start))
-    return starts
+    found = zip(start_indices, q.shape, q.scale.shape, strict=True)
+    return [start if n == size else jnp.zeros_like(start) for start, size, n in found]

@@ -15,8 +15,7 @@ from jax import lax
 from aqtlite import config
 from aqtlite.operations import SIDES, Operation
 from aqtlite.operations.base import OperandAxes
-from aqtlite.qtensor import shape_operations
-from aqtlite.qtensor.pad_value import has_zero
+from aqtlite.qtensor import shape_operations, stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.shapes.sharding import whole_where_uneven
 
@@ -208,9 +207,11 @@ def _with_zeros(x: jax.Array, shape: Shape) -> jax.Array:
 
 
 def _check_has_zero(x: Operand, shape: Shape, tensor: config.Tensor, path: str) -> None:
-    if tuple(x.shape) == shape or not tensor.is_quantized or has_zero(tensor.grid):
+    if tuple(x.shape) == shape or not tensor.is_quantized:
         return
-    raise ValueError(
-        f"{path}.numerics={tensor.grid!r} has no zero to pad an operand of shape "
-        f"{tuple(x.shape)} with; choose blocks that divide it, or fit=True"
-    )
+    grid = tensor.grid
+    if grid.zero_point_range is None and stored_values.zero(grid) is None:
+        raise ValueError(
+            f"{path}.numerics={grid!r} has no zero to pad an operand of shape "
+            f"{tuple(x.shape)} with; choose blocks that divide it, or fit=True"
+        )

@@ -24,7 +24,7 @@ from aqtlite.calibration import counting
 from aqtlite.lowering import exact
 from aqtlite.numerics import rounding
 from aqtlite.operations import OperandAxes
-from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import granularity, statistics
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.shapes import block_shapes
@@ -108,36 +108,11 @@ def quantize_array(
         calibrated = calibrated._replace(scale=lax.stop_gradient(calibrated.scale))
     seed = None
     if tensor.needs_noise:
-        shared = granularity.noise_axes(tensor, x.shape, path)
         seed = seeds.of_channels(lax.stop_gradient(calibrated.found))
-        seed = noise.shared_along(seed, shared)
+        if tensor.noise_shared_axes is not None:
+            shared = granularity.noise_axes(tensor, x.shape, path)
+            seed = noise.shared_along(seed, shared)
     return round_to_grid(x, calibrated, tensor, seed)
-
-
-def quantize_operand(
-    x: Operand,
-    tensor: config.Tensor,
-    axes: OperandAxes,
-    path: str,
-    seeds: Seeds = _NO_SEEDS,
-    state: Any = (),
-) -> QTensor | None:
-    """Quantizes one operand of a contraction; None if it stays in floating point.
-
-    The arguments are those of `quantize_array`; a `QTensor` stays as it is.
-
-    Raises:
-        ValueError: if the scale varies along contracting axes where it could not be
-            taken out of the sum.
-    """
-    if isinstance(x, QTensor):
-        _check_scale(x.scale.shape, tensor, axes, path)
-        return x
-    if not tensor.is_quantized:
-        return None
-    q = quantize_array(x, tensor, axes, path, seeds, state)
-    _check_scale(q.scale.shape, tensor, axes, path)
-    return q
 
 
 def find_scale(
@@ -278,12 +253,13 @@ def _noise(
     shape: tuple[int, ...], seed: jax.Array, tensor_config: config.Tensor
 ) -> jax.Array:
     """The random bits of each element, equal along the axes that share them."""
-    source = tensor_config.noise
-    shared = granularity.noise_axes(tensor_config, shape, "tensor_config")
-    own = dn.shared_shape(shape, shared)
+    source, own = tensor_config.noise, shape
+    if tensor_config.noise_shared_axes is not None:
+        shared = granularity.noise_axes(tensor_config, shape, "tensor_config")
+        own = dn.shared_shape(shape, shared)
     bits = source.bits(own, seed)
     _check_array(bits, f"{type(source).__name__}.bits", own, np.dtype("uint32"))
-    return jnp.broadcast_to(bits, shape) if shared else bits
+    return bits if own == shape else jnp.broadcast_to(bits, shape)
 
 
 def _round_blocks(
@@ -351,9 +327,13 @@ def check_floating(x: jax.Array, what: str) -> None:
         )
 
 
-def _check_scale(
+def check_scale(
     scale_shape: tuple[int, ...], tensor: config.Tensor, axes: OperandAxes, path: str
 ) -> None:
+    """Raises ValueError if the scale of an operand cannot be taken out of the sum.
+
+    It varies along contracting axes then, and is not that of blocks.
+    """
     if tensor.use_fake_quant:
         return
     varying = [axis for axis in axes.contracting if scale_shape[axis] != 1]

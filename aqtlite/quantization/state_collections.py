@@ -26,7 +26,7 @@ def collections_of(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
         "drhs": cfg.drhs.lhs,
     }
     for side, tensor in tensors.items():
-        if statistics.is_learned(tensor):
+        if tensor.is_learned:
             found.setdefault(PARAMETERS, []).append(side)
         elif tensor.gathers_statistics:
             is_gradient = side in ("dlhs", "drhs")

@@ -73,17 +73,12 @@ def has_smoothing_state(cfg: config.DotGeneral) -> bool:
 
 def has_parameters(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration is learned."""
-    return any(is_learned(one) for one in (cfg.fwd.lhs, cfg.fwd.rhs))
+    return cfg.fwd.lhs.is_learned or cfg.fwd.rhs.is_learned
 
 
 def has_gradient_states(cfg: config.DotGeneral) -> bool:
     """Returns True if a calibration gathers statistics of the output gradient."""
     return cfg.dlhs.lhs.gathers_statistics or cfg.drhs.lhs.gathers_statistics
-
-
-def is_learned(tensor: config.Tensor) -> bool:
-    """Returns True if the scale of an operand is learned."""
-    return tensor.is_quantized and tensor.calibration.is_learned
 
 
 def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) -> States:
@@ -115,7 +110,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     if cfg.fwd.smoothing is not None and has_parameters(cfg):
         dims = smoothing.dims_of(operation)
         for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
-            if is_learned(tensor):
+            if tensor.is_learned:
                 learned_parameters.check_values(tensor, path, lhs, "fwd.lhs")
                 learned_parameters.check_values(tensor, path, rhs, "fwd.rhs")
         # Learned parameters start from what is quantized.
@@ -265,7 +260,7 @@ def _operation(contraction: Any, lhs: Any, rhs: Any) -> Operation:
 
 
 def _init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
-    if is_learned(tensor):
+    if tensor.is_learned:
         if path == "fwd.lhs" and tensor.calib_shared_axes is None:
             raise ValueError(_one_for_each_row(tensor, path, "is learned"))
         return learned_parameters.init(tensor, x, axes, path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -123,10 +124,11 @@ class Injected:
                 mark = injected.mark(cfg)
             cfg, states = config.unquantized(), States()
         options = options._replace(states=states)
+        run = functools.partial(contract, cfg, operation, options=options)
+        if any(isinstance(x, lookup.Either) for x in operands):
+            run = functools.partial(lookup.contract, run)
         with mark:
-            result: jax.Array = lookup.contract(
-                lambda lhs, rhs: contract(cfg, operation, lhs, rhs, options), *operands
-            )
+            result: Any = run(*operands)
         # Whatever stands for its operands, the result is quantized once.
         out_name = self.name or out_name or operation.name
         return self._quantize_output(result, scope, out_name)

@@ -93,9 +93,10 @@ def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
     """The rows of a table, which is quantized if it is not and should be."""
     if not isinstance(table, QTensor):
         axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
-        q = quantizer.quantize_operand(table, tensor, axes, _PATH)
-        if q is None:
+        if not tensor.is_quantized:
             return jnp.take(table, indices, axis=0)
+        q = quantizer.quantize_array(table, tensor, axes, _PATH)
+        quantizer.check_scale(q.scale.shape, tensor, axes, _PATH)
         table = dataclasses.replace(q, unrounded=table)
     if table.scale.shape[0] == table.shape[0] > 1:
         return shape_operations.take(table, indices, axis=0).dequant()

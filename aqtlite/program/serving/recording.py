@@ -24,7 +24,7 @@ from aqtlite.program.serving.model import (
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.qtensor import stored_bits
+from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import padding, quantizer
 
@@ -165,9 +165,10 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     # Of several axes, blocks cut that of the last pair.
     axes = contraction.operation.axes(operand.side)
     given, x = x, _padded(contraction, operand, x)
-    quantized = quantizer.quantize_operand(x, tensor, axes, path, state=state)
-    if quantized is None:
+    if not tensor.is_quantized:
         raise ValueError(f"{path} is not quantized: there is nothing to freeze")
+    quantized = quantizer.quantize_array(x, tensor, axes, path, state=state)
+    quantizer.check_scale(quantized.scale.shape, tensor, axes, path)
     if tensor.calibration.is_blind:
         marked = x, quantized, tensor, axes, path, state
         quantized = poison.with_poisoned_scale(*marked)
@@ -178,7 +179,7 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
     # Sums of floats depend on the order in which the trained model contracts them.
     if arithmetic.sums_integers(raw):
         quantized = quantized.stored_in(operand.serving_order())
-    values = stored_bits.to_save(quantized.qvalue)
+    values = stored_values.to_save(quantized.qvalue)
     return dataclasses.replace(quantized, qvalue=values)
 
 

@@ -1,8 +1,10 @@
-"""Stored values of uint4 that are kept as int4 of the same bits.
+"""Stored values of a grid: the dtypes that hold their bits, and that of zero.
 
-Orbax stores int4, and no uint4: conversion keeps frozen weights under the other name,
-and what reads stored values takes either.
+Orbax stores int4, and no uint4: conversion keeps frozen weights of uint4 as int4 of the
+same bits, and what reads stored values takes either.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -34,3 +36,13 @@ def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
     if values.dtype == jnp.int8:
         return (values & np.int8(15)).astype(jnp.uint8)
     return values
+
+
+@functools.lru_cache
+def zero(grid: Numerics) -> np.ndarray | None:
+    """The stored value of zero on a grid without zero points; None if it has none."""
+    with jax.ensure_compile_time_eval():
+        noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None
+        stored = grid.round(jnp.zeros((1,), jnp.float32), noise)
+        is_zero = (grid.decode(stored) == 0).all()
+    return np.asarray(stored)[0] if is_zero else None
