@@ -7,6 +7,7 @@ from aqtlite.checkpoint import table
 from aqtlite.cli import factory, output
 from aqtlite.cli.configs import config_of
 from aqtlite.cli.examples import Examples
+from aqtlite.cli.shared_options import STATIC
 from aqtlite.errors import UserError
 
 
@@ -36,7 +37,9 @@ def run(args: argparse.Namespace) -> None:
     except (ValueError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(" ".join(str(error).split())) from error
+        lacks_data = args.preset in STATIC and args.calibrate is None
+        hint = "; or gather them here, by --calibrate data.npz" * lacks_data
+        raise UserError(" ".join(str(error).split()) + hint) from error
     if args.json:
         output.print_json(report.to_dict())
     else:

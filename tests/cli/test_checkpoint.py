@@ -10,7 +10,7 @@ from flax import nnx
 
 from aqtlite import checkpoint, cli, config
 from aqtlite.checkpoint import replacement
-from aqtlite.flax import calibrate_in_float, convert
+from aqtlite.flax import calibrate_in_float, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
 from tests.checkpoint.support import assert_same, save
 from tests.flax import models
@@ -306,17 +306,21 @@ def test_a_factory_in_a_file_of_a_float_model(folder, capsys, monkeypatch):
     assert "a module 'json' of its own; rename" in error(capsys, *argv)
 
 
+@pytest.mark.parametrize("factory", ["factory", "float_model"])
 @pytest.mark.parametrize("holds_params_alone", [False, True])
-def test_statistics_by_examples(holds_params_alone, folder, capsys):
+def test_statistics_by_examples(factory, holds_params_alone, folder, capsys):
     if holds_params_alone:
         save(folder / "params", VARIABLES["params"], "orbax")
     np.savez(folder / "data.npz", np.concatenate([X, 2 * X]))
     source = "params" if holds_params_alone else "float"
-    argv = [source, "out", *MODEL[2:], "--preset", "static_int8"]
-    assert "calibrate" in error(capsys, *argv)
+    model = ["--model", f"serving_model:{factory}"]
+    argv = [source, "out", *model, "--preset", "static_int8"]
+    assert "--calibrate" in error(capsys, *argv)
     argv += ["--calibrate", "data.npz", "--batch-size", str(len(X))]
     assert run(capsys, *argv)[0] == 0
     model = models.MlpBlock(config.static_int8())
+    if factory == "float_model":
+        model = quantize_model(models.MlpBlock(None), config.static_int8())
     wanted = calibrate_in_float(model, VARIABLES, [X, 2 * X])
     served = [
         model.apply(serving, X)

@@ -97,19 +97,7 @@ class QuantizedModel(ModelByRules):
                 States that a mutable collection lacks are started first: learned
                 scales, from float parameters and this call, if "params" is.
         """
-        traced = self._traced(variables, args, kwargs)
-        mutable = kwargs.get("mutable", False)
-        made = [
-            name
-            for name in traced.lacking()
-            if flax_core.scope.in_filter(mutable, name)
-        ]
-        if made:
-            states = traced.init_states()
-            states = {name: states[name] for name in made}
-            variables = merged(states, given_variables.unfrozen(variables))
-            traced = self._traced(variables, args, kwargs)
-        return traced.run()
+        return self._started(variables, args, kwargs).run()
 
     def gather(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the model in float, and gathers statistics.
@@ -117,9 +105,10 @@ class QuantizedModel(ModelByRules):
         Args:
             variables: those of training.
             *args: as `flax.linen.Module.apply` takes them.
-            **kwargs: the same, "aqt_stats" being `mutable`.
+            **kwargs: the same, "aqt_stats" being `mutable`. Statistics that are not
+                there are started first.
         """
-        return self._traced(variables, args, kwargs).gather()
+        return self._started(variables, args, kwargs).gather()
 
     def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
         """Decides about every contraction of a call, and runs nothing.
@@ -130,6 +119,24 @@ class QuantizedModel(ModelByRules):
             **kwargs: the same.
         """
         return self._traced(variables, args, kwargs).program.plan
+
+    def _started(
+        self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> TracedCall:
+        """Traces a call, and starts the states that mutable collections lack."""
+        traced = self._traced(variables, args, kwargs)
+        mutable = kwargs.get("mutable", False)
+        made = [
+            name
+            for name in traced.lacking()
+            if flax_core.scope.in_filter(mutable, name)
+        ]
+        if not made:
+            return traced
+        states = traced.init_states()
+        states = {name: states[name] for name in made}
+        variables = merged(states, given_variables.unfrozen(variables))
+        return self._traced(variables, args, kwargs)
 
     def _traced(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
