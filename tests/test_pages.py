@@ -1,4 +1,8 @@
-"""Pages that are a program each: they run, and print what they say."""
+"""The code of a page is one program: it runs, and prints what the page says.
+
+A page may begin a block with what readers know already, in a comment of HTML:
+`<!-- setup`, lines of Python, and `-->`.
+"""
 
 import doctest
 import pathlib
@@ -12,16 +16,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 PAGES = [
     *sorted((DOCS / "how_to").glob("*.md")),
-    DOCS / "coming_from_qwix.md",
-    DOCS / "coming_from_torchao.md",
+    *(DOCS / f"coming_from_{name}.md" for name in ("qwix", "torchao")),
+    *(DOCS / f"{name}.md" for name in ("calibration", "checkpoints", "command_line")),
+    *(DOCS / f"{name}.md" for name in ("contractions", "edge_onnx", "numerics")),
+    *(DOCS / f"{name}.md" for name in ("qtensor", "smoothing")),
 ]
+BLOCK = r"^(?:```python|<!-- setup)\n(.*?)^(?:```|-->)$"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_program_of_a_page(page, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    blocks = re.findall(BLOCK, text, re.M | re.S)
     assert blocks
     program = tmp_path / "program.py"
     program.write_text("\n".join(blocks))
