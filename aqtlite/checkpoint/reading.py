@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.arrays import checksum
@@ -46,7 +45,7 @@ def read(
     x = stored.packing.unpack(raw, info) if stored.packing else raw
     if sharding is not None:
         return jax.device_put(x, sharding)
-    return jnp.asarray(x) if fits else x
+    return jax.device_put(x, may_alias=False) if fits else x
 
 
 def _read_slices(
