@@ -16,7 +16,8 @@ if os.environ.get("CI"):
 # Most of the time of the suite is compilation. Programs are found again by what they
 # say and how they are compiled: by the other process of `-n 2`, by the processes that
 # tests start, and by the next run. JAX reads these when it is first imported.
-_CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache"
+_TESTS = pathlib.Path(__file__).parent
+_CACHE = _TESTS.parent / ".jax_cache"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -26,6 +27,14 @@ collect_ignore = ["on_eight_devices.py"]
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _MOST_PROGRAMS = 1000  # kept from one file to the next, of a few MB each
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the files beside this one, which are long: they start processes.
+
+    At the end of a run one process would wait for the other at such a file.
+    """
+    items.sort(key=lambda item: item.path.parent != _TESTS)
 
 
 def pytest_collection_finish() -> None:
