@@ -24,7 +24,12 @@ def integers(shape, dtype, seed=0, extreme=False):
         if extreme
         else rng.integers(low, high + 1, shape)
     )
-    return jnp.asarray(values.astype(jnp.dtype(dtype)))
+    return jax.device_put(values.astype(jnp.dtype(dtype)))
+
+
+def compiled_dot(lhs, rhs, dims):
+    """`integer_dot` in one program, where eagerly each of its steps would be one."""
+    return jax.jit(lambda lhs, rhs: integer_dot(lhs, rhs, dims))(lhs, rhs)
 
 
 @pytest.fixture(params=[False, True], ids=["int8", "uint8"])
@@ -56,7 +61,7 @@ def exact(lhs, rhs, dims):
 def test_dimension_numbers(case):
     lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
     lhs, rhs = integers(lhs_shape, "int8"), integers(rhs_shape, "int8", 1)
-    got = integer_dot(lhs, rhs, dims)
+    got = compiled_dot(lhs, rhs, dims)
     assert got.dtype == jnp.int32
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
 
@@ -67,7 +72,7 @@ def test_a_transposed_operand_by_one_column(column):
     """A batch of them, with and without an axis of size one beside the column."""
     lhs, rhs = integers((2, 3, 8, 5), "int8"), integers(column, "int8", 1)
     dims = ((2,), (column.index(8),)), ((0,), (0,))
-    got = integer_dot(lhs, rhs, dims)
+    got = compiled_dot(lhs, rhs, dims)
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
 
 
@@ -88,7 +93,7 @@ def test_one_row_by_a_matrix_that_threads_would_divide(rows, columns, dot, monke
     dims = ((1,), (1,)), ((), ())
     (line,) = cpu_dots(lhs, rhs, dims)
     assert f"({dot})" in line
-    got = jax.jit(integer_dot, static_argnums=2)(lhs, rhs, dims)
+    got = compiled_dot(lhs, rhs, dims)
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
 
 
@@ -97,7 +102,7 @@ def test_one_row_by_a_matrix_that_threads_would_divide(rows, columns, dot, monke
 def test_storage_dtypes(lhs_dtype, rhs_dtype):
     lhs = integers((5, 64), lhs_dtype, extreme=True)
     rhs = integers((64, 3), rhs_dtype, 1, extreme=True)
-    got = jax.jit(lambda *xs: integer_dot(*xs, MATMUL))(lhs, rhs)
+    got = compiled_dot(lhs, rhs, MATMUL)
     np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
 
 
@@ -173,7 +178,7 @@ def test_long_contraction_does_not_overflow(size):
     """More products of +-128 than int32 holds are summed in pieces."""
     lhs = jnp.full((2, size), -127, jnp.int8)
     rhs = jnp.full((size, 1), -127, jnp.int8)
-    got = np.asarray(integer_dot(lhs, rhs, MATMUL), np.float64)
+    got = np.asarray(compiled_dot(lhs, rhs, MATMUL), np.float64)
     np.testing.assert_allclose(got, 127.0**2 * size, rtol=2e-7)
 
 
@@ -181,7 +186,7 @@ def test_long_contraction_over_two_axes():
     lhs = jnp.full((1, 600, 500), 127, jnp.int8)
     rhs = jnp.full((500, 600, 2), 127, jnp.int8)
     dims = (((1, 2), (1, 0)), ((), ()))
-    got = np.asarray(integer_dot(lhs, rhs, dims), np.float64)
+    got = np.asarray(compiled_dot(lhs, rhs, dims), np.float64)
     np.testing.assert_allclose(got, np.full((1, 2), 127.0**2 * 300_000), rtol=2e-7)
 
 
@@ -221,7 +226,7 @@ def test_cpus_get_a_matrix_where_rhs_has_its_products_last(lhs, rhs, contracted)
     lhs, rhs = integers(lhs, "int8"), integers(rhs, "int8", 1)
     (line,) = cpu_dots(lhs, rhs, dims)
     assert ", tensor<256x512xi8>)" in line
-    np.testing.assert_array_equal(integer_dot(lhs, rhs, dims), exact(lhs, rhs, dims))
+    np.testing.assert_array_equal(compiled_dot(lhs, rhs, dims), exact(lhs, rhs, dims))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64, 65, 200])
@@ -232,7 +237,7 @@ def test_cpus_get_the_dtypes_that_they_multiply_fast(rows, unsigned):
     assert all(("ui8>, tensor<96x48xi8>)" in line) == unsigned for line in dots)
     # What to take off comes with a row of zeros, or else by a contraction of its own.
     assert len(dots) == (2 if unsigned and rows > 64 else 1)
-    got = jax.jit(lambda *xs: integer_dot(*xs, MATMUL))(lhs, rhs)
+    got = compiled_dot(lhs, rhs, MATMUL)
     np.testing.assert_array_equal(got, exact(lhs, rhs, MATMUL))
 
 
@@ -243,7 +248,7 @@ def test_both_operands_transposed(products):
     lhs = integers((products, 80), "int8")
     rhs = integers((products, 5), "int8", 1)
     dims = (((0,), (0,)), ((), ()))
-    got = jax.jit(lambda *xs: integer_dot(*xs, dims))(lhs, rhs)
+    got = compiled_dot(lhs, rhs, dims)
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
 
 
@@ -270,7 +275,7 @@ def test_unsigned_sums_may_pass_int32_on_the_way(monkeypatch):
     lhs = jnp.full((70, products), 127, jnp.int8)
     rhs = jnp.full((2, products), 127, jnp.int8)
     dims = (((1,), (1,)), ((), ()))
-    got = integer_dot(lhs, rhs, dims)
+    got = compiled_dot(lhs, rhs, dims)
     assert got.dtype == jnp.int32
     np.testing.assert_array_equal(got, 127**2 * products)
 

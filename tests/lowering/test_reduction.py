@@ -6,16 +6,21 @@ import numpy as np
 import pytest
 
 from aqtlite.lowering import reduction
+from tests.common import normal
 
 SHAPES = [(128, 128), (4, 64, 96), (16, 1024), (1000, 33), (129, 130), (20000,), (0, 9)]
 
 
+def largest_magnitudes(x, subsets):
+    """Of each subset of axes, in one program."""
+    return jax.jit(lambda x: [reduction.largest_magnitude(x, s) for s in subsets])(x)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_largest_magnitude(shape):
-    x = jax.random.normal(jax.random.key(0), shape)
+    x = normal(shape)
     subsets = [(), *((axis,) for axis in range(len(shape))), tuple(range(len(shape)))]
-    for axes in subsets:
-        got = jax.jit(reduction.largest_magnitude, static_argnums=1)(x, axes)
+    for axes, got in zip(subsets, largest_magnitudes(x, subsets), strict=True):
         wanted = np.abs(x).max(axes, keepdims=True, initial=0)
         np.testing.assert_array_equal(got, wanted)
         assert got.dtype == jnp.float32
@@ -26,8 +31,7 @@ def test_largest_magnitude(shape):
 def test_what_is_not_finite_shows_at_every_size(size, bad):
     x = np.ones((size, size), np.float32)
     x[3, 7], x[5, 1] = bad, -0.0
-    for axis in (0, 1):
-        got = jax.jit(reduction.largest_magnitude, static_argnums=1)(x, (axis,))
+    for axis, got in enumerate(largest_magnitudes(x, [(0,), (1,)])):
         finite = np.isfinite(np.asarray(got)).ravel()
         assert not finite[7 if axis == 0 else 3]
         assert finite.sum() == size - 1
@@ -35,10 +39,10 @@ def test_what_is_not_finite_shows_at_every_size(size, bad):
 
 
 def test_gradient_of_the_largest_magnitude():
-    x = jax.random.normal(jax.random.key(0), (128, 256))
+    x = normal((128, 256))
 
     def total(function):
-        return jax.grad(lambda x: (function(x) ** 2).sum())(x)
+        return jax.jit(jax.grad(lambda x: (function(x) ** 2).sum()))(x)
 
     got = total(lambda x: reduction.largest_magnitude(x, (1,)))
     np.testing.assert_array_equal(got, total(lambda x: jnp.abs(x).max(1)))
@@ -56,14 +60,14 @@ def test_no_array_of_what_is_reduced(shape):
     def largest(axis):
         return lambda x: reduction.largest_magnitude(x, (axis,))
 
-    x = jax.random.normal(jax.random.key(0), shape)
+    x = normal(shape)
     for reduce in (largest(0), largest(x.ndim - 1)):
         assert temporary_bytes(reduce) < 0.3 * x.nbytes
 
 
 def test_sharded_arrays():
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
-    x = jax.random.normal(jax.random.key(0), (256, 128))
+    x = normal((256, 128))
     with jax.set_mesh(mesh):
         sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
         sharded = jax.device_put(x, sharding)
