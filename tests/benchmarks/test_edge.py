@@ -9,7 +9,7 @@ from benchmarks import digits
 from benchmarks.edge import __main__ as edge
 from benchmarks.edge import models, training
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def test_an_mlp_keeps_its_accuracy_in_a_third_of_the_bytes():

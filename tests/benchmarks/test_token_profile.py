@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import token_profile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def test_every_kind_is_found(capsys):

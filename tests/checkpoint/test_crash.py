@@ -21,6 +21,8 @@ from tests.checkpoint.support import assert_same, save, snapshot
 from tests.flax import models
 from tests.flax.support import DG, INT8, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 MODEL = models.MlpBlock(INT8)
 VARIABLES = init(MODEL, X)
 

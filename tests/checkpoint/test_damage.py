@@ -21,6 +21,8 @@ from tests.checkpoint.support import FORMATS, assert_same, copy, refuses, save
 from tests.flax import models
 from tests.flax.support import INT8, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 MODEL = models.MlpBlock(INT8)
 VARIABLES = init(MODEL, X)
 

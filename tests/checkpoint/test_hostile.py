@@ -16,6 +16,8 @@ from tests.checkpoint import support
 from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, save
 from tests.flax.support import DG, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 source, converted = support.source, support.converted
 
 

@@ -18,6 +18,8 @@ from aqtlite.flax import convert
 from tests.checkpoint.support import assert_same, copy, save
 from tests.flax.support import DG, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 TARGETS = ("out", "out.safetensors")
 
 

@@ -31,6 +31,8 @@ from tests.flax.nnx.models import (
     call,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 SAMPLE = jax.ShapeDtypeStruct(X.shape, X.dtype)
 
 
@@ -249,6 +251,7 @@ def test_states(name, tmp_path):
     assert_same(loaded, convert(model, X), X)
 
 
+@pytest.mark.code("users")
 def test_a_weight_that_stays_in_float(source, tmp_path):
     out = tmp_path / "out"
     checkpoint.convert_checkpoint(

@@ -16,6 +16,8 @@ from tests.checkpoint import support
 from tests.checkpoint.support import MODEL, assert_same, refuses, snapshot
 from tests.flax.support import X
 
+pytestmark = pytest.mark.code("quick")
+
 source, converted = support.source, support.converted
 
 

@@ -9,6 +9,8 @@ from aqtlite.flax import AqtDotGeneral, convert
 from tests.checkpoint.support import assert_same, save
 from tests.flax.support import init
 
+pytestmark = pytest.mark.code("quick")
+
 X = jnp.ones((1, 512))
 
 

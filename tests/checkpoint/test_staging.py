@@ -12,6 +12,8 @@ from tests.checkpoint import support
 from tests.checkpoint.support import MODEL, assert_same, refuses, snapshot
 from tests.flax.support import X
 
+pytestmark = pytest.mark.code("quick")
+
 source = support.source
 ARRAYS = {"qvalue": np.arange(6, dtype=np.int8), "scale": np.ones(2, np.float32)}
 

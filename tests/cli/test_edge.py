@@ -16,6 +16,8 @@ from aqtlite.cli import edge as edge_command
 from aqtlite.edge.export import TARGETS
 from tests.checkpoint.support import save
 
+pytestmark = pytest.mark.code("quick")
+
 needs_converter = pytest.mark.skipif(
     importlib.util.find_spec("litert_converter") is None,
     reason="needs the packages of the extra edge",
@@ -136,6 +138,7 @@ def _interpret(path, *inputs):
     return runner(**dict(zip(names, inputs, strict=True)))["output"]
 
 
+@pytest.mark.code("users")
 @needs_converter
 def test_linen(folder, made, capsys):
     code, out, err = run(capsys, *ARGV, *DATA, "--save-ranges", "out.json")

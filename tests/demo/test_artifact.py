@@ -11,7 +11,7 @@ from aqtlite.demo import artifact
 from aqtlite.demo.model import Transformer
 from tests.flax.support import init
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 WIDTH = 32
 INT8 = config.fully_quantized(fwd_bits=8, bwd_bits=8)
@@ -26,6 +26,7 @@ def made(cfg):
     return model, variables, artifact.serving_variables(model, variables)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("cfg", [None, INT8])
 def test_restores_what_was_saved(cfg, tmp_path):
     model, variables, serving = made(cfg)

@@ -16,6 +16,8 @@ from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, sav
 from tests.flax import models
 from tests.flax.support import INT8, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 STATE = train_state.TrainState.create(
     apply_fn=MODEL.apply, params=VARIABLES["params"], tx=optax.adam(1e-3)
 )

@@ -10,6 +10,8 @@ from aqtlite.edge.onnx.forms import FORMS
 from aqtlite.edge.operators.base import Equation, Operator
 from tests.edge.onnx import runs
 
+pytestmark = pytest.mark.code("quick")
+
 _RNG = np.random.default_rng(0)
 
 
