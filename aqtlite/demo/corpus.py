@@ -20,6 +20,8 @@ MAX_BYTES = 8 * 2**20
 HELD_OUT = 10
 """Inverse of the share of the text held out for validation."""
 
+_DOT = "\N{MIDDLE DOT}"
+
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 )
@@ -90,7 +92,10 @@ def to_text(tokens: np.ndarray) -> str:
     """Decode bytes to printable text; other characters become middle dots."""
     text = bytes(tokens.astype(np.uint8)).decode("utf-8", errors="replace")
     return "".join(
-        c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text
+        c
+        if c == "\n" or (c.isprintable() and c != "\N{REPLACEMENT CHARACTER}")
+        else _DOT
+        for c in text
     )
 
 

@@ -29,13 +29,13 @@ from aqtlite.program.planned import (
 from aqtlite.program.rules import Rule
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """What rules make of a program; it prints as a table."""
 
     contractions: tuple[PlannedContraction, ...]
-    rules: tuple[Rule, ...] = dataclasses.field(repr=False)
-    named: tuple[NamedValue, ...] = dataclasses.field(repr=False, compare=False)
+    rules: tuple[Rule, ...]
+    named: tuple[NamedValue, ...] = dataclasses.field(compare=False)
     """The values of the program that have names."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
@@ -83,7 +83,7 @@ class Plan:
             f"quantized, {len(self.left_float())} in float"
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return plan_table.as_text(self)
 
 

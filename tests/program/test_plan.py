@@ -1,11 +1,13 @@
 import dataclasses
 import functools
+import io
 import json
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+import rich.console
 from flax import nnx
 from jax import lax
 
@@ -434,3 +436,16 @@ def test_linen_models():
     plan = aqtlite.plan(model, variables, X, rules=[Rule(path=".*Dense_1", cfg=INT8)])
     assert paths(plan.quantized()) == ["Model/Dense_1"]
     assert {one.rhs.kind for one in plan.contractions} == {"weight"}
+
+
+def test_a_plan_is_a_table_in_notebooks_and_paragraphs_where_it_is_narrow():
+    plan = planned([Rule(path="first", cfg=INT8)])
+    assert repr(plan) == str(plan)
+    html = plan._repr_html_()
+    assert "<p>3 contractions: 1 quantized, 2 in float</p>" in html
+    assert html.count("<tr>") == 4 and "<td>int8 x int8</td>" in html
+    console = rich.console.Console(width=60, file=io.StringIO())
+    console.print(plan)
+    shown = console.file.getvalue()
+    assert "\nfirst\n    int8 x int8, rule 0\n" in shown
+    assert "\n    float: no rule names it\n" in shown
