@@ -91,12 +91,8 @@ def load(text: pathlib.Path | None, length: int) -> Corpus:
 def to_text(tokens: np.ndarray) -> str:
     """Decode bytes to printable text; other characters become middle dots."""
     text = bytes(tokens.astype(np.uint8)).decode("utf-8", errors="replace")
-    return "".join(
-        c
-        if c == "\n" or (c.isprintable() and c != "\N{REPLACEMENT CHARACTER}")
-        else _DOT
-        for c in text
-    )
+    text = text.replace("\N{REPLACEMENT CHARACTER}", _DOT)
+    return "".join(c if c.isprintable() or c == "\n" else _DOT for c in text)
 
 
 def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
