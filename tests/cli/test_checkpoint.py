@@ -306,8 +306,9 @@ def test_a_factory_in_a_file_of_a_float_model(folder, capsys, monkeypatch):
     assert "a module 'json' of its own; rename" in error(capsys, *argv)
 
 
-@pytest.mark.parametrize("factory", ["factory", "float_model"])
-@pytest.mark.parametrize("holds_params_alone", [False, True])
+@pytest.mark.parametrize(
+    ("factory", "holds_params_alone"), [("factory", False), ("float_model", True)]
+)
 def test_statistics_by_examples(factory, holds_params_alone, folder, capsys):
     if holds_params_alone:
         save(folder / "params", VARIABLES["params"], "orbax")
