@@ -5,11 +5,11 @@ Those that cannot be frozen are found, too, with the reason.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aqtlite.program.serving.contraction import OperandKey
-from aqtlite.program.serving.model import FoundOperand
+from aqtlite.program.serving.model import Discovery, FoundOperand
 
 
 class Refusal(NamedTuple):
@@ -18,6 +18,24 @@ class Refusal(NamedTuple):
     why: str
     is_expected: bool = False
     """Nobody would want it frozen, or somebody asked for it to stay in float."""
+
+
+def check_some(discoveries: Sequence[Discovery]) -> None:
+    """Raises ValueError if no contraction of any call is quantized."""
+    if any(one.operands for one in discoveries):
+        return
+    count = sum(one.num_contractions for one in discoveries)
+    if count:
+        raise ValueError(
+            f"nothing to freeze: the configs of all {count} contractions that were "
+            "traced quantize nothing (cfg=None or config.unquantized()). The model is "
+            "a float model, whose trained variables serve as they are"
+        )
+    raise ValueError(
+        "nothing to freeze: the method that was called has no AqtDotGeneral or "
+        "AqtEinsum with a config that quantizes, and no contraction that a rule "
+        "quantizes (plan says why)"
+    )
 
 
 def weights(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite import config
 from aqtlite.program.serving import discovery, identity, recording
 from aqtlite.program.serving.discovery import Refusal
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
@@ -59,12 +58,6 @@ class Weight:
     def buffers(self) -> tuple[Buffer, ...]:
         """The variables that its quantization reads beside its parameters."""
         return self.recorded.buffers
-
-    @property
-    def tensor(self) -> config.Tensor:
-        """The config by which it is quantized."""
-        raw = self.record.cfg.fwd
-        return raw.lhs if self.record.operand.side == "lhs" else raw.rhs
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -136,8 +129,7 @@ def plan(model: Model) -> Plan:
     """
     calls = range(model.num_calls)
     discoveries = [model.discover(call) for call in calls]
-    if not any(one.operands for one in discoveries):
-        raise ValueError(_why_nothing_is_frozen(discoveries))
+    discovery.check_some(discoveries)
     recorded: list[RecordedWeight] = []
     refusals: _Refusals = {}
     for call, one in enumerate(discoveries):
@@ -148,21 +140,6 @@ def plan(model: Model) -> Plan:
         refusals.update({(call, key): why for key, why in not_weights.items()})
     refusals.update(_copies(recorded))
     return _settle(model, discoveries, recorded, refusals, {})
-
-
-def _why_nothing_is_frozen(discoveries: list[Discovery]) -> str:
-    count = sum(one.num_contractions for one in discoveries)
-    if count:
-        return (
-            f"nothing to freeze: the configs of all {count} contractions that were "
-            "traced quantize nothing (cfg=None or config.unquantized()). The model is "
-            "a float model, whose trained variables serve as they are"
-        )
-    return (
-        "nothing to freeze: the method that was called has no AqtDotGeneral or "
-        "AqtEinsum with a config that quantizes, and no contraction that a rule "
-        "quantizes (plan says why)"
-    )
 
 
 def _settle(
