@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from aqtlite.program import arguments, served
+from aqtlite.program import served
 from aqtlite.program.calibration_state import State
 from aqtlite.program.freezing import FunctionCall, FunctionModel, is_frozen
 from aqtlite.program.quantize import QuantizedFunction
@@ -85,7 +85,7 @@ def convert_function(
             "state= is the state of the quantized function's calibrations, "
             + ("which have none" if state is not None else "and was not given")
         )
-    arguments.check(
+    conversion.check_call(
         fn_q.function,
         (params, *args),
         kwargs,

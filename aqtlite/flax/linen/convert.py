@@ -10,7 +10,6 @@ from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
 from aqtlite.flax.linen.tracing import LinenModel
-from aqtlite.program import arguments
 from aqtlite.program.serving import conversion, planning, statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.planning import Plan
@@ -141,7 +140,7 @@ def _check_arguments(model: Model, call: Call) -> None:
     if not inspect.isfunction(method):
         return
     kwargs = {k: v for k, v in call.kwargs.items() if k not in _OF_APPLY}
-    arguments.check(
+    conversion.check_call(
         method,
         (module, *call.args),
         kwargs,

@@ -15,7 +15,6 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import M, as_quantized, function_of
 from aqtlite.flax.nnx.variables import Frozen, Recipe, Sample, Statistics
 from aqtlite.jaxpr import scopes
-from aqtlite.program import arguments
 from aqtlite.program.freezing import FunctionCall, FunctionModel
 from aqtlite.program.program import Program
 from aqtlite.program.serving import conversion, planning
@@ -146,7 +145,7 @@ def _check_arguments(model: QuantizedModel, call: Call) -> None:
     name = kwargs.pop("method", "__call__")
     method = getattr(float_class_of(model), name, None)
     if inspect.isfunction(method):
-        arguments.check(
+        conversion.check_call(
             method,
             (model, *call.args),
             kwargs,

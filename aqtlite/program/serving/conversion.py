@@ -1,11 +1,12 @@
-"""The conversion itself: runs what a plan says, at once or one weight at a time.
+"""What every conversion does: runs what a plan says, at once or a weight at a time.
 
 It is the same for every framework. A `Model` puts the frozen weights into variables.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,34 @@ from aqtlite.program.serving.model import (
 from aqtlite.program.serving.planning import Plan, Weight
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.qtensor.qtensor import QTensor
+
+
+def check_call(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    what: str,
+) -> None:
+    """Checks that a function takes the arguments of a call, before it is traced.
+
+    Args:
+        function: the function. One whose signature Python does not know takes any.
+        args: arguments of the call.
+        kwargs: its keyword arguments.
+        what: who calls the function, and how it is given the arguments.
+
+    Raises:
+        TypeError: if it does not take them.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(f"{what}; {name} cannot be called so: {error}") from error
 
 
 def convert(
