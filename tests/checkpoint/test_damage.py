@@ -321,7 +321,7 @@ def test_full_disk_is_seen_before(tmp_path, monkeypatch):
     source = save(tmp_path / "float", VARIABLES, "msgpack")
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    assert "0.00 GB free" in convert_error(tmp_path, source)
+    assert "1.0 kB free" in convert_error(tmp_path, source)
 
 
 @pytest.mark.slow
