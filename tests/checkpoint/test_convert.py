@@ -14,6 +14,7 @@ from aqtlite import checkpoint, config
 from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from tests.checkpoint.support import FORMATS, assert_same, save, snapshot
+from tests.common import quick_jit
 from tests.flax import models
 from tests.flax.support import DG, INT8, XX, X, apply, assert_equal, init
 
@@ -227,7 +228,7 @@ def test_a_cache_is_left_to_serving(tmp_path):
     source = save(tmp_path / "float", variables, "orbax")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, TOKENS)
     decoder = model.clone(decode=True)
-    cache = jax.jit(decoder.init)(jax.random.key(0), TOKENS[:, :1])["cache"]
+    cache = quick_jit(decoder.init)(jax.random.key(0), TOKENS[:, :1])["cache"]
     serving = checkpoint.load_serving(tmp_path / "out")
     decode = jax.jit(functools.partial(decoder.apply, mutable="cache"))
     got, _ = decode({**serving, "cache": cache}, TOKENS[:, :1])

@@ -16,7 +16,7 @@ from aqtlite import checkpoint
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import assert_same, refuses, save
-from tests.common import nearest, normal
+from tests.common import nearest, normal, quick_jit
 
 CFG = nearest()
 X = normal((3, 8))
@@ -95,7 +95,7 @@ def shapes_of(args):
 @pytest.mark.parametrize("args", INPUTS.values(), ids=INPUTS)
 def test_linen(args, tmp_path):
     model = Layer()
-    variables = jax.jit(model.init)(jax.random.key(1), *args)
+    variables = quick_jit(model.init)(jax.random.key(1), *args)
     wanted = convert(model, variables, *args)
     source = save(tmp_path / "float", variables, "msgpack")
     for name, sample in (("values", args), ("shapes", shapes_of(args))):

@@ -15,6 +15,7 @@ from aqtlite.flax import absorb_smoothing, calibrate, convert, merge_statistics
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import FORMATS, save
 from tests.checkpoint.written_before.model import CONFIGS, SERVED, Layers, Mlp, X
+from tests.common import quick_jit
 
 FOLDER = pathlib.Path(__file__).parent / "written_before"
 STORED = serialization.msgpack_restore((FOLDER / "linen.msgpack").read_bytes())
@@ -55,7 +56,7 @@ def step(variables):
 
 @pytest.fixture(scope="module")
 def records():
-    target = jax.tree.map(jnp.zeros_like, jax.jit(MODEL.init)(jax.random.key(0), X))
+    target = jax.tree.map(jnp.zeros_like, quick_jit(MODEL.init)(jax.random.key(0), X))
     return serialization.from_bytes(target, serialization.to_bytes(OLD))
 
 

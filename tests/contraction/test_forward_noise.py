@@ -16,7 +16,7 @@ import pytest
 import aqtlite
 from aqtlite import calibration, checkpoint, config, noise, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
-from tests.common import MATMUL, assert_same, normal, tensor
+from tests.common import MATMUL, assert_same, normal, quick_jit, tensor
 
 NOISY = tensor(4, grid={"preserve_max_val": True, "stochastic_rounding": True})
 AFFINE = config.Tensor(
@@ -120,7 +120,7 @@ STOCHASTIC, NEAREST = Model(CFG), Model(CFG.for_serving())
 
 @pytest.fixture(scope="module")
 def variables():
-    return jax.jit(NEAREST.init)(jax.random.key(0), X)
+    return quick_jit(NEAREST.init)(jax.random.key(0), X)
 
 
 @pytest.fixture(scope="module")

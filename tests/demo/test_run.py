@@ -16,7 +16,7 @@ from aqtlite.demo import options as options_lib
 from aqtlite.demo.errors import ServingError
 from aqtlite.demo.options import Options
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 STEPS = 20
 TINY = ["demo", "--smoke", f"--steps={STEPS}", "--layers=1", "--width=32", "--heads=2"]

@@ -112,7 +112,7 @@ def test_simulated(tmp_path, group):
     assert report.float_operators == ()
     # The integers stand for what the float function gives, where nothing is clipped.
     ranges = edge.calibrate(model, _W, [_X])
-    rounded = jax.jit(edge.fake_quantize(model, ranges))(_W, _X)
+    rounded = jax.device_get(jax.jit(edge.fake_quantize(model, ranges))(_W, _X))
     # And training gives what they stand for.
     simulation = edge.simulate(model, _W, ranges, _X)
     program = simulation.deployed.program
@@ -120,10 +120,10 @@ def test_simulated(tmp_path, group):
     simulated = jax.jit(simulation)(_X)
     for name, one, integers in zip(outputs, rounded, simulated, strict=True):
         np.testing.assert_array_equal(one, simulation.dequantize(name, integers))
-    floats = jax.jit(model)(_W, _X)
+    floats = jax.device_get(jax.jit(model)(_W, _X))
     for name, one, expected in zip(functions, rounded, floats, strict=True):
         spread = float(expected.max() - expected.min())
-        error = np.abs(np.asarray(one - expected))
+        error = np.abs(one - expected)
         assert np.median(error) <= 0.03 * spread, name
     assert len(found) == len(functions)
 

@@ -11,10 +11,10 @@ from flax import linen as nn
 from aqtlite import calibration, checkpoint, config
 from aqtlite.flax import AqtConvGeneralDilated, AqtDotGeneral, calibrate, convert
 from tests.checkpoint.support import save
-from tests.common import nearest, rms_error
+from tests.common import nearest, normal, rms_error
 from tests.flax.support import apply, assert_equal, check_served, init
 
-X = jax.random.normal(jax.random.key(0), (4, 8, 8, 3))
+X = normal((4, 8, 8, 3))
 
 
 class Cnn(nn.Module):
@@ -53,6 +53,7 @@ def test_served_equals_trained():
     assert kernel.order == (3, 0, 1, 2) and kernel.scale.size == 8
 
 
+@pytest.mark.code("quick")
 def test_gradients_are_those_of_floats():
     model = layer(nearest())
     variables = init(model, X)

@@ -157,6 +157,7 @@ class PerFeature(nn.Module):
         return dense(cfg)(x)
 
 
+@pytest.mark.code("quick")
 def test_a_batch_of_another_shape():
     model = PerFeature()
     serving = convert(model, calibrated(model), X)
@@ -164,12 +165,14 @@ def test_a_batch_of_another_shape():
         model.apply(serving, X[:2])
 
 
+@pytest.mark.code("quick")
 def test_several_calls():
     model = dense()
     serving = convert(model, calibrated(model), calls=[Call(X), Call(X[:1])])
     assert len(nodes(serving)) == 1
 
 
+@pytest.mark.code("quick")
 def test_no_more_batches():
     model = dense()
     variables = calibrated(model)

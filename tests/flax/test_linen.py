@@ -12,6 +12,7 @@ from jax import lax
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
+from tests.common import quick_jit
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -32,7 +33,7 @@ STOCHASTIC = config.fully_quantized(bwd_bits=4)
 def initialized(build, *args):
     """Variables of the quantized model and of the float one."""
     # In one program, which leaves out all but the initializers.
-    return jax.jit(
+    return quick_jit(
         lambda: [build(cfg).init(jax.random.key(0), *args) for cfg in (INT8, None)]
     )()
 
@@ -93,7 +94,7 @@ def test_share_scope():
 
 
 def test_none_is_lax_dot_general():
-    dense = jax.jit(nn.Dense(24).init)(jax.random.key(0), X)
+    dense = quick_jit(nn.Dense(24).init)(jax.random.key(0), X)
     plain = jax.make_jaxpr(nn.Dense(24).apply)(dense, X)
     injected = nn.Dense(24, dot_general=AqtDotGeneral(None))
     assert str(jax.make_jaxpr(injected.apply)(dense, X)) == str(plain)

@@ -16,7 +16,7 @@ import pytest
 
 from aqtlite import Rule, config
 from aqtlite.flax import convert, quantize_model
-from tests.common import relative_error
+from tests.common import quick_jit, relative_error
 
 INT8 = config.fully_quantized()
 TOKENS = jnp.arange(8).reshape(2, 4)
@@ -254,7 +254,7 @@ def test_every_contraction_is_quantized_and_served(
         Rule(operands="activations", cfg=INT8, is_required=bool(num_of_activations)),
     ]
     quantized = quantize_model(model, rules, strict=True)
-    variables = jax.jit(model.init)(jax.random.key(0), TOKENS)
+    variables = quick_jit(model.init)(jax.random.key(0), TOKENS)
     planned = quantized.plan(variables, TOKENS).quantized()
     assert [one.rule for one in planned].count(0) == num_weights
     assert [one.rule for one in planned].count(1) == num_of_activations
@@ -272,7 +272,7 @@ def test_every_contraction_is_quantized_and_served(
 
 def test_a_decoder_with_a_cache_serves_what_the_whole_sequence_froze():
     trained, decoder = (quantize_model(Wmt(one), INT8) for one in (False, True))
-    variables = jax.jit(decoder.init)(jax.random.key(0), TOKENS)
+    variables = quick_jit(decoder.init)(jax.random.key(0), TOKENS)
     cache = variables.pop("cache")
     serving = convert(trained, variables, TOKENS)
 

@@ -20,6 +20,7 @@ from aqtlite.flax import (
     quantize_model,
 )
 from aqtlite.quantization.fixed_scale import FixedScale
+from tests.common import quick_jit
 
 INT8 = config.fully_quantized()
 
@@ -74,7 +75,7 @@ DENSE = Rule(path=".*/(query|key|value|out|up|down)", cfg=INT8)
 
 @functools.cache
 def variables_of(is_scanned: bool):
-    return Model(is_scanned).init(jax.random.key(0), TOKENS)
+    return quick_jit(Model(is_scanned).init)(jax.random.key(0), TOKENS)
 
 
 @pytest.mark.parametrize("is_scanned", [False, True])
@@ -127,7 +128,7 @@ def test_mapped_layers_and_layers_called_twice_equal_injected_ones():
     injected = Experts(AqtDotGeneral(cfg))
     quantized = quantize_model(Experts(), cfg, strict=True)
     x = jax.random.normal(jax.random.key(1), (4, 8))
-    variables = jax.jit(Experts().init)(jax.random.key(0), x)
+    variables = quick_jit(Experts().init)(jax.random.key(0), x)
     paths = [one.path for one in quantized.plan(variables, x).quantized()]
     assert paths == ["Experts/experts", "Experts/shared", "Experts/shared#1"]
     served = [convert(model, variables, x) for model in (injected, quantized)]
@@ -178,7 +179,7 @@ def test_a_model_may_have_injected_contractions_too():
             return nn.Dense(4, name="other")(x)
 
     quantized, x = quantize_model(Both(), INT8), jnp.ones((2, 8))
-    variables = quantized.init(jax.random.key(0), x)
+    variables = quick_jit(quantized.init)(jax.random.key(0), x)
     assert [one.path for one in quantized.plan(variables, x).quantized()] == [
         "Both/other"
     ]
@@ -206,7 +207,7 @@ def test_mutable_collections_methods_and_rngs():
 
     model = Net()
     quantized, x = quantize_model(model, INT8), jnp.ones((2, 5, 5, 3))
-    variables = quantized.init(jax.random.key(0), x)
+    variables = quick_jit(quantized.init)(jax.random.key(0), x)
     train = functools.partial(quantized.apply, train=True, mutable=["batch_stats"])
     out, changed = jax.eval_shape(train, variables, x)
     assert out.shape == (2, 2)
@@ -240,7 +241,7 @@ class EncoderDecoder(nn.Module):
 def test_one_conversion_serves_methods_that_the_call_calls():
     x = jax.random.normal(jax.random.key(1), (2, 8))
     quantized = quantize_model(EncoderDecoder(), INT8)
-    variables = quantized.init(jax.random.key(0), x)
+    variables = quick_jit(quantized.init)(jax.random.key(0), x)
     serving = convert(quantized, variables, x)
     served = convert(EncoderDecoder(AqtDotGeneral(INT8)), variables, x)
     assert _arrays(serving) == _arrays(served)
@@ -253,6 +254,7 @@ def test_one_conversion_serves_methods_that_the_call_calls():
     jax.tree.map(np.testing.assert_array_equal, methods(serving), methods(variables))
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("cfg", [INT8, config.static_int8()], ids=["int8", "static"])
 def test_init_makes_caches_anew(cfg):
     """In a call that finds a cache, attention takes a token at a time."""
@@ -265,6 +267,7 @@ def test_init_makes_caches_anew(cfg):
     jax.tree.map(np.testing.assert_array_equal, kept, dict(expected))
 
 
+@pytest.mark.code("quick")
 def test_dropout_draws_from_the_rngs_of_the_call():
     class Net(nn.Module):
         @nn.compact
@@ -273,7 +276,7 @@ def test_dropout_draws_from_the_rngs_of_the_call():
 
     quantized, x = quantize_model(Net(), INT8), jnp.ones((2, 4))
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    variables = quantized.init(keys, x)
+    variables = quick_jit(quantized.init)(keys, x)
     apply = jax.jit(lambda key: quantized.apply(variables, x, rngs={"dropout": key}))
     first, again, other = (apply(jax.random.key(i)) for i in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -284,7 +287,7 @@ def test_dropout_draws_from_the_rngs_of_the_call():
 def test_static_ranges_are_gathered_and_served(is_scanned):
     rules = [Rule(operands="weight", cfg=config.static_int8())]
     quantized = quantize_model(Model(is_scanned), rules)
-    variables = quantized.init(jax.random.key(0), TOKENS)
+    variables = quick_jit(quantized.init)(jax.random.key(0), TOKENS)
     with pytest.raises(ValueError, match="no statistics yet|aqtlite.flax.calibrate"):
         quantized.apply(variables, TOKENS)
     variables = calibrate(quantized, variables, [TOKENS, TOKENS + 1])
@@ -299,11 +302,12 @@ def test_static_ranges_are_gathered_and_served(is_scanned):
     np.testing.assert_array_equal(apply(serving, TOKENS), apply(variables, TOKENS))
 
 
+@pytest.mark.code("quick")
 def test_learned_scales_are_parameters_of_a_train_state():
     quantized = quantize_model(
         Model(), [Rule(path=".*/(up|down)", cfg=config.lsq(bits=8))]
     )
-    variables = quantized.init(jax.random.key(0), TOKENS)
+    variables = quick_jit(quantized.init)(jax.random.key(0), TOKENS)
     names = set(variables["params"]["block"]["up"])
     assert "aqt_dot_general_abc_cd" in names
     state = TrainState.create(
@@ -334,7 +338,7 @@ def test_convolutions_equal_injected_ones():
     injected = nn.Conv(
         4, (3, 3), strides=2, conv_general_dilated=AqtConvGeneralDilated(INT8)
     )
-    variables = layer.init(jax.random.key(0), x)
+    variables = quick_jit(layer.init)(jax.random.key(0), x)
     np.testing.assert_array_equal(
         jax.jit(quantize_model(layer, INT8).apply)(variables, x),
         jax.jit(injected.apply)(variables, x),
@@ -354,6 +358,7 @@ def test_refuses_what_is_no_model_and_explains_what_it_lacks():
         )
 
 
+@pytest.mark.code("quick")
 def test_all_that_a_served_call_changes_is_returned():
     """But for parameters, which are frozen."""
     model = quantize_model(nn.Dense(4), config.fully_quantized())

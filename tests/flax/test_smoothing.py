@@ -9,7 +9,7 @@ import pytest
 from aqtlite import calibration, config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, absorb_smoothing, calibrate, convert
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import normal
+from tests.common import normal, quick_jit
 from tests.flax.support import assert_equal, init
 
 SMOOTHQUANT = config.smoothquant()
@@ -259,7 +259,7 @@ def test_learned_steps_are_those_of_the_smoothed_operands():
         config.lsq(8, bwd_bits=None), {"fwd.smoothing": SMOOTHQUANT.fwd.smoothing}
     )
     model = nn.Dense(4, dot_general=AqtDotGeneral(cfg))
-    variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), [X])
+    variables = calibrate(model, quick_jit(model.init)(jax.random.key(0), X), [X])
     (entry,) = variables["aqt_stats"].values()
     (steps,) = (v for k, v in variables["params"].items() if k.startswith("aqt_"))
     x = X * entry["smoothing"].lhs_factor

@@ -10,6 +10,7 @@ from flax import serialization
 from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from tests.checkpoint.support import save
+from tests.common import quick_jit
 from tests.flax.support import apply, assert_equal, check_served, init
 
 X = jnp.abs(jax.random.normal(jax.random.key(0), (4, 16)))
@@ -49,7 +50,7 @@ def test_its_sums_are_frozen_with_a_weight(rhs):
 def test_serving_adds_up_neither_operand():
     model = model_of(STATIC, INT8)
     variables = calibrate(
-        model, nn.meta.unbox(jax.jit(model.init)(jax.random.key(1), X)), [X]
+        model, nn.meta.unbox(quick_jit(model.init)(jax.random.key(1), X)), [X]
     )
     serving = convert(model, variables, X)
     assert_equal(apply(model, variables, X), apply(model, serving, X))

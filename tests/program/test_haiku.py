@@ -1,5 +1,7 @@
 """Haiku's transformed functions, quantized by rules on the names of their modules."""
 
+import functools
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 
 import aqtlite
 from aqtlite import Rule, config
-from tests.common import relative_error
+from tests.common import quick_jit, relative_error
 
 INT8 = config.fully_quantized()
 
@@ -15,7 +17,7 @@ INT8 = config.fully_quantized()
 def test_an_mlp():
     model = hk.transform(lambda x: hk.nets.MLP([16, 16, 4])(x))
     x = jax.random.normal(jax.random.key(1), (8, 8))
-    params = jax.jit(model.init)(jax.random.key(0), x)
+    params = quick_jit(model.init)(jax.random.key(0), x)
     rules = [Rule(path="mlp/linear_[01]", operands="weight", cfg=INT8)]
     planned = aqtlite.plan(model, params, None, x, rules=rules)
     assert [one.path for one in planned.quantized()] == [
@@ -27,19 +29,18 @@ def test_an_mlp():
 
     @jax.jit
     def run(params, serving):
-        def gradient(apply):
-            return jax.grad(lambda p: jnp.sum(apply(p, None, x) ** 2))(params)
+        return quantized(params, None, x), serve(serving, None, x)
 
-        served = serve(serving, None, x)
-        return (
-            quantized(params, None, x),
-            served,
-            gradient(quantized),
-            gradient(model.apply),
-        )
+    np.testing.assert_array_equal(*run(params, serving))
 
-    out, served, found, wanted = run(params, serving)
-    np.testing.assert_array_equal(served, out)
+    @quick_jit
+    def gradients(params):
+        return [
+            jax.grad(lambda p, apply=apply: jnp.sum(apply(p, None, x) ** 2))(params)
+            for apply in (quantized, model.apply)
+        ]
+
+    found, wanted = gradients(params)
     errors = jax.tree.map(relative_error, found, wanted)
     assert max(jax.tree.leaves(errors)) < 0.1
     assert errors["mlp/~/linear_0"]["w"] > 0
@@ -55,7 +56,7 @@ def test_a_recurrent_network():
 
     model = hk.transform(unroll)
     xs = jax.random.normal(jax.random.key(1), (5, 2, 8))
-    params = jax.jit(model.init)(jax.random.key(0), xs)
+    params = quick_jit(model.init)(jax.random.key(0), xs)
     quantized = aqtlite.quantize_function(model.apply, INT8, params=0, strict=True)
     planned = quantized.plan(params, None, xs)
     assert [one.path for one in planned.quantized()] == ["lstm/linear", "linear"]
@@ -78,7 +79,9 @@ def test_a_model_with_state_and_rngs():
 
     model = hk.transform_with_state(net)
     x, rng = jax.random.normal(jax.random.key(1), (2, 5, 8)), jax.random.key(2)
-    params, state = model.init(jax.random.key(0), x, True)
+    params, state = quick_jit(functools.partial(model.init, is_training=True))(
+        jax.random.key(0), x
+    )
     quantized = aqtlite.quantize_function(model.apply, INT8, params=0, strict=True)
     serve, serving = aqtlite.convert_function(quantized, params, state, rng, x, False)
 

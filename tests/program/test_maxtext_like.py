@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from aqtlite import config
 from aqtlite.flax import QuantMode, convert
-from tests.common import relative_error
+from tests.common import quick_jit, relative_error
 from tests.program.maxtext_like import Decoder, Quantization
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 32)
@@ -27,9 +27,10 @@ MIXED = Quantization.of_file(
 
 @functools.cache
 def variables():
-    return jax.jit(Decoder().init)(jax.random.key(1), TOKENS)
+    return quick_jit(Decoder().init)(jax.random.key(1), TOKENS)
 
 
+@pytest.mark.code("quick")
 def test_a_remat_policy_saves_quantized_operands():
     def gradients(params, quant, policy):
         model = Decoder(quant, policy)
@@ -72,6 +73,7 @@ def test_what_is_trained_is_served(quant):
         jax.eval_shape(to_serve.apply, variables(), TOKENS)
 
 
+@pytest.mark.code("quick")
 def test_frozen_weights_keep_logical_axes():
     serving = convert(Decoder(INT8), variables(), TOKENS)
     specs = nn.get_partition_spec(serving)["aqt"]["layers"]["mlp_up"]["kernel"]["rhs"]
@@ -84,7 +86,7 @@ def test_frozen_weights_keep_logical_axes():
 def test_decoding_with_a_quantized_cache():
     quant = dataclasses.replace(INT8, mode=QuantMode.SERVE)
     model = Decoder(quant, decode=True)
-    cache = jax.jit(model.init)(jax.random.key(1), TOKENS)["cache"]
+    cache = quick_jit(model.init)(jax.random.key(1), TOKENS)["cache"]
     serving = convert(Decoder(INT8), variables(), TOKENS)
 
     @jax.jit

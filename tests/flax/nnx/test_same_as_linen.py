@@ -10,11 +10,12 @@ from flax import nnx
 from aqtlite import config
 from aqtlite import flax as aqt_flax
 from aqtlite.flax import nnx as aqt_nnx
+from tests.common import normal, quick_jit
 from tests.flax.nnx.models import CFG, Mlp, X, call
 
 # Attention of NNX lays out its products otherwise, and so the noise on gradients.
 NEAREST = config.fully_quantized(use_stochastic_rounding=False)
-IMAGES = jax.random.normal(jax.random.key(2), (2, 6, 6, 3))
+IMAGES = normal((2, 6, 6, 3))
 
 
 class LinenMlp(nn.Module):
@@ -70,7 +71,7 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_forward_gradients_and_serving(name):
     linen, make, x = PAIRS[name]
-    variables = jax.jit(linen.init)(jax.random.key(0), x)
+    variables = quick_jit(linen.init)(jax.random.key(0), x)
     inner = make(nnx.Rngs(0))
     nnx.update(inner, nnx.State(variables["params"]))
     cfg = NEAREST if name == "attention" else CFG
