@@ -83,6 +83,7 @@ def sums_integers(raw: DotGeneralRaw) -> bool:
     return kind in ("integers", "integers in float", "mixed")
 
 
+@functools.cache
 def reused(
     raw: DotGeneralRaw, forward: Tensor, *, scale_moves: bool
 ) -> tuple[Reuse, Tensor]:

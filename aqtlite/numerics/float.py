@@ -224,8 +224,6 @@ class Float(base.Numerics):
         exponent = jnp.clip(exponent, self._smallest_exponent, 126) - self.mantissa_bits
         steps = jnp.abs(clipped) * _power_of_two(-exponent)
         if self.stochastic_rounding:
-            if noise is None:
-                raise ValueError("stochastic rounding needs random bits, got None")
             whole = rounding.stochastically(steps, noise)
         else:
             whole = exact.nearest_integer(steps)

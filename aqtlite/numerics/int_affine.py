@@ -118,8 +118,6 @@ class IntAffine(base.Numerics):
         clipped = jnp.clip(scaled, -self.bound, self.bound)
         if not self.stochastic_rounding:
             return exact.nearest_integer(clipped)
-        if noise is None:
-            raise ValueError("stochastic rounding needs random bits, got None")
         return rounding.stochastically(clipped, noise)
 
     def gradient_mask_around(

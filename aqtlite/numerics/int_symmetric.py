@@ -147,8 +147,6 @@ class IntSymmetric(base.Numerics):
         bound = self._clip_bound
         clipped = jnp.clip(scaled, -bound, bound)
         if self.stochastic_rounding:
-            if noise is None:
-                raise ValueError("stochastic rounding needs random bits, got None")
             position = clipped
             if not self.preserve_zero:
                 # XLA would add the half to the constant that rounds to an integer.

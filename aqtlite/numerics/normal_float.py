@@ -127,8 +127,6 @@ class NormalFloat(base.Numerics):
             for threshold in _THRESHOLDS:
                 code += scaled > threshold
             return code.astype(self.storage_dtype)
-        if noise is None:
-            raise ValueError("stochastic rounding needs random bits, got None")
         # The clip also keeps a compiler from contracting the product that made `scaled`
         # with the differences below into one rounding.
         clipped = jnp.clip(scaled.astype(jnp.float32), -1, 1)

@@ -7,7 +7,7 @@ import numpy as np
 from aqtlite.lowering import exact
 
 
-def stochastically(x: jax.Array, noise: jax.Array) -> jax.Array:
+def stochastically(x: jax.Array, noise: jax.Array | None) -> jax.Array:
     """Rounds up with a probability equal to the distance from the integer below.
 
     From the nearest integer, a value moves on with a probability equal to the distance.
@@ -25,6 +25,9 @@ def stochastically(x: jax.Array, noise: jax.Array) -> jax.Array:
 
     Returns:
         int32.
+
+    Raises:
+        ValueError: if there are no random bits.
     """
     nearest = exact.nearest_integer(x)
     rest = x - nearest.astype(jnp.float32)
@@ -32,8 +35,14 @@ def stochastically(x: jax.Array, noise: jax.Array) -> jax.Array:
     return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
 
 
-def uniform_31(noise: jax.Array) -> jax.Array:
-    """31 of 32 random bits as a float32 from 0 to 2^31."""
+def uniform_31(noise: jax.Array | None) -> jax.Array:
+    """31 of 32 random bits as a float32 from 0 to 2^31.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if noise is None:
+        raise ValueError("stochastic rounding needs random bits, got None")
     return (noise >> 1).astype(jnp.int32).astype(jnp.float32)
 
 

@@ -81,8 +81,8 @@ class DotGeneral(lowering.Dot, Lowered):
         return self.lhs_ndim if side == "lhs" else self.rhs_ndim
 
     def gradient(self, side: Side) -> "DotGeneral":
-        gradient_of = dn.for_dlhs if side == "lhs" else dn.for_drhs
-        dims, order = gradient_of(self.dims, self.lhs_ndim, self.rhs_ndim, self.order)
+        ranks = self.lhs_ndim, self.rhs_ndim
+        dims, order = dn.for_gradient(side, self.dims, *ranks, self.order)
         (lhs_ca, _), (batch, _) = self.dims
         out_ndim = self.lhs_rank + self.rhs_ndim - len(lhs_ca) - len(batch)
         other_ndim = self.rhs_ndim if side == "lhs" else self.lhs_ndim

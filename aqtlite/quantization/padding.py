@@ -6,6 +6,7 @@ another axis gets is cut off the result again.
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -65,8 +66,7 @@ def pad_operands(
             _block(x, tensor, axis, is_last, f"{path}.{side}")
             for x, tensor, axis, side in zip(whole, tensors, pair, SIDES, strict=True)
         ]
-        size = max(one[axis] for one, axis in zip(sizes, pair, strict=True))
-        size = -(-size // math.lcm(*blocks)) * math.lcm(*blocks)
+        size = _whole(max(map(operator.getitem, sizes, pair)), *blocks)
         for one, x, axis in zip(sizes, whole, pair, strict=True):
             if size != x.shape[axis]:
                 _check_blocks(size, blocks, whole, tensors, pair, path)
@@ -77,19 +77,23 @@ def pad_operands(
             _kept_block(x, tensor, axis, its)
             for x, tensor, axis, its in zip(whole, tensors, pair, axes, strict=True)
         ]
-        size = max(one[axis] for one, axis in zip(sizes, pair, strict=True))
-        size = -(-size // math.lcm(*blocks)) * math.lcm(*blocks)
+        size = _whole(max(map(operator.getitem, sizes, pair)), *blocks)
         for one, axis in zip(sizes, pair, strict=True):
             one[axis] = size
     for one, x, tensor, its in zip(sizes, whole, tensors, axes, strict=True):
         for axis in its.remaining:
-            block = _kept_block(x, tensor, axis, its)
-            one[axis] = -(-one[axis] // block) * block
+            one[axis] = _whole(one[axis], _kept_block(x, tensor, axis, its))
     left, right = (
         _padded(x, tuple(one), tensor, f"{path}.{side}")
         for x, one, tensor, side in zip(whole, sizes, tensors, SIDES, strict=True)
     )
     return left, right
+
+
+def _whole(size: int, *blocks: int) -> int:
+    """The size of an axis in whole blocks of several sizes."""
+    block = math.lcm(*blocks)
+    return -(-size // block) * block
 
 
 def pad_array(

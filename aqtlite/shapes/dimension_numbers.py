@@ -100,80 +100,48 @@ def behind_new_axes(dims: DimensionNumbers, lhs: int, rhs: int) -> DimensionNumb
     return contracting, (shift(lhs_ba, lhs), shift(rhs_ba, rhs))
 
 
-def for_dlhs(
-    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None = None
-) -> tuple[DimensionNumbers, Axes]:
-    """Contracts the output's gradient with rhs to lhs's gradient.
-
-    Args:
-        dims: dimension numbers of the forward contraction.
-        lhs_ndim: rank of lhs.
-        rhs_ndim: rank of rhs.
-        order: permutation of the axes of the output; None for none.
-
-    Returns:
-        The dimension numbers of ``dot_general(g, rhs)``, and the permutation that
-        brings its result into lhs's order of axes.
-    """
-    g_axes = _output_axes(dims, lhs_ndim, rhs_ndim, order)
-    return _for_gradient(dims, lhs_ndim, rhs_ndim, g_axes)
-
-
-def for_drhs(
-    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None = None
-) -> tuple[DimensionNumbers, Axes]:
-    """Contracts the output's gradient with lhs to rhs's gradient.
-
-    Args:
-        dims: dimension numbers of the forward contraction.
-        lhs_ndim: rank of lhs.
-        rhs_ndim: rank of rhs.
-        order: permutation of the axes of the output; None for none.
-
-    Returns:
-        The dimension numbers of ``dot_general(g, lhs)``, and the permutation that
-        brings its result into rhs's order of axes.
-    """
-    batch, of_lhs, of_rhs = _output_axes(dims, lhs_ndim, rhs_ndim, order)
-    g_axes = batch, of_rhs, of_lhs
-    return _for_gradient(transpose(dims), rhs_ndim, lhs_ndim, g_axes)
-
-
-def _for_gradient(
+def for_gradient(
+    side: Side,
     dims: DimensionNumbers,
-    own_ndim: int,
-    other_ndim: int,
-    g_axes: tuple[Axes, Axes, Axes],
+    lhs_ndim: int,
+    rhs_ndim: int,
+    order: Axes | None = None,
 ) -> tuple[DimensionNumbers, Axes]:
-    """Contracts the output's gradient with the other operand.
+    """Contracts the output's gradient with one operand to the gradient of the other.
+
+    >>> for_gradient("rhs", (((1,), (0,)), ((), ())), 2, 2)
+    ((((0,), (0,)), ((), ())), (1, 0))
 
     Args:
-        dims: Dimension numbers, those of the own operand first.
-        own_ndim: Rank of the operand whose gradient it is.
-        other_ndim: Rank of the other operand.
-        g_axes: Axes of the gradient: batch, the own remaining ones, the other's.
+        side: Operand whose gradient it is.
+        dims: Dimension numbers of the forward contraction.
+        lhs_ndim: Rank of lhs.
+        rhs_ndim: Rank of rhs.
+        order: Permutation of the axes of the output; None for none.
+
+    Returns:
+        The dimension numbers of ``dot_general(g, other)``, and the permutation that
+        brings its result into the own operand's order of axes.
     """
-    (own_ca, other_ca), (own_ba, other_ba) = dims
-    own_ra = remaining_axes(own_ndim, own_ca, own_ba)
-    other_ra = remaining_axes(other_ndim, other_ca, other_ba)
-    g_ba, g_of_own, g_of_other = g_axes
-    # The result's axes: batch, own remaining, own contracting in the other's order.
-    kept = tuple(own_ra[i] for i in np.argsort(g_of_own))
-    paired = tuple(own_ca[i] for i in np.argsort(other_ca))
-    order = np.argsort(own_ba + kept + paired)
-    return ((g_of_other, other_ra), (g_ba, other_ba)), tuple(int(i) for i in order)
-
-
-def _output_axes(
-    dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int, order: Axes | None
-) -> tuple[Axes, Axes, Axes]:
-    """The output's axes that are batch axes, lhs's and rhs's remaining ones."""
     (lhs_ca, rhs_ca), (batch, _) = dims
+    # The output's axes: batch axes, lhs's remaining ones, rhs's.
     first, second = len(batch), lhs_ndim - len(lhs_ca)
     axes = tuple(range(second + rhs_ndim - len(rhs_ca) - first))
     if order is not None:
         axes = tuple(order.index(axis) for axis in axes)
-    return axes[:first], axes[first:second], axes[second:]
+    g_ba, g_of_own, g_of_other = axes[:first], axes[first:second], axes[second:]
+    own_ndim, other_ndim = lhs_ndim, rhs_ndim
+    if side == "rhs":
+        dims, own_ndim, other_ndim = transpose(dims), rhs_ndim, lhs_ndim
+        g_of_own, g_of_other = g_of_other, g_of_own
+    (own_ca, other_ca), (own_ba, other_ba) = dims
+    own_ra = remaining_axes(own_ndim, own_ca, own_ba)
+    other_ra = remaining_axes(other_ndim, other_ca, other_ba)
+    # The result's axes: batch, own remaining, own contracting in the other's order.
+    kept = tuple(own_ra[i] for i in np.argsort(g_of_own))
+    paired = tuple(own_ca[i] for i in np.argsort(other_ca))
+    found = tuple(int(i) for i in np.argsort(own_ba + kept + paired))
+    return ((g_of_other, other_ra), (g_ba, other_ba)), found
 
 
 def scale_to_output(

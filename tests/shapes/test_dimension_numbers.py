@@ -57,8 +57,8 @@ def test_backward_dimension_numbers(contraction):
     out = numpy_dot(lhs, rhs, dims)
     assert out.shape == dn.output_shape(dims, lhs_shape, rhs_shape)
     (g,) = arrays(out.shape)
-    to_dlhs, lhs_order = dn.for_dlhs(dims, lhs.ndim, rhs.ndim)
-    to_drhs, rhs_order = dn.for_drhs(dims, lhs.ndim, rhs.ndim)
+    to_dlhs, lhs_order = dn.for_gradient("lhs", dims, lhs.ndim, rhs.ndim)
+    to_drhs, rhs_order = dn.for_gradient("rhs", dims, lhs.ndim, rhs.ndim)
     dlhs = numpy_dot(g, rhs, to_dlhs).transpose(lhs_order)
     drhs = numpy_dot(g, lhs, to_drhs).transpose(rhs_order)
     assert dlhs.shape == lhs.shape and drhs.shape == rhs.shape
@@ -73,8 +73,8 @@ def test_backward_dimension_numbers_against_jax(case):
     (g,) = arrays(shape)
     _, vjp = jax.vjp(lambda lhs, rhs: jax.lax.dot_general(lhs, rhs, dims), lhs, rhs)
     wanted = vjp(jnp.asarray(g, jnp.float32))
-    to_dlhs, lhs_order = dn.for_dlhs(dims, lhs.ndim, rhs.ndim)
-    to_drhs, rhs_order = dn.for_drhs(dims, lhs.ndim, rhs.ndim)
+    to_dlhs, lhs_order = dn.for_gradient("lhs", dims, lhs.ndim, rhs.ndim)
+    to_drhs, rhs_order = dn.for_gradient("rhs", dims, lhs.ndim, rhs.ndim)
     got = (
         numpy_dot(g, np.asarray(rhs), to_dlhs).transpose(lhs_order),
         numpy_dot(g, np.asarray(lhs), to_drhs).transpose(rhs_order),
