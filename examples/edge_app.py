@@ -80,7 +80,7 @@ def main():
     order = np.random.default_rng(0).permutation(len(images))
     train_set, test_set = order[:1400], order[1400 : 1400 + shown]
     variables = train(images[train_set], digits.target[train_set], steps)
-    logits = Classifier().apply(variables, images[test_set])
+    logits = jax.jit(Classifier().apply)(variables, images[test_set])
     correct = np.mean(logits.argmax(-1) == digits.target[test_set])
     print(f"float32 accuracy {correct:.2%}")
 

@@ -78,6 +78,7 @@ def main():
         variables = jax.jit(model.init)(jax.random.key(1), x)
         state = optimizer.init(variables)
 
+        @jax.jit
         def loss_fn(variables, x, y, model=model):
             return jnp.mean((model.apply(variables, x) - y) ** 2)
 
