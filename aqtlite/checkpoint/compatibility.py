@@ -8,7 +8,7 @@ import jax
 
 from aqtlite import config
 from aqtlite.checkpoint.errors import CheckpointError
-from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, describe
+from aqtlite.checkpoint.manifest import Frozen, Manifest, Node, Plain, describe
 from aqtlite.checkpoint.names import name_of
 from aqtlite.checkpoint.variables import Variables
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
@@ -109,6 +109,16 @@ def check(manifest: Manifest, serving: Any, where: str) -> None:
         )
 
 
+_NOT_COMPARED: dict[type, set[str]] = {
+    FrozenRecord: {"identity"},
+    # The record names the differences of grids.
+    Frozen: {"arrays", "numerics", "origin", "decibels"},
+    # The place of the parameter among the others, which say themselves how they differ.
+    FrozenKernel: {"number"},
+    Plain: set(),
+}
+
+
 def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
     """Says how a node of the checkpoint differs from the model's; empty if equal."""
     if stored is None or wanted is None:
@@ -119,32 +129,19 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         changes = list(config.differences(stored.cfg, wanted.cfg))
         if changes:
             return f"the config of {path}, checkpoint against model: {_few(changes)}"
-        changes = [
-            f"{field.name} {getattr(stored, field.name)} against "
-            f"{getattr(wanted, field.name)}"
-            for field in dataclasses.fields(FrozenRecord)
-            if field.compare
-            and getattr(stored, field.name) != getattr(wanted, field.name)
-            and field.name != "identity"
-            and not (field.name == "removed" and stored.removed is None)
-        ]
-        return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
-    if isinstance(stored, Frozen) and isinstance(wanted, Frozen):
-        # The record names the differences of their grids.
-        same = (stored.dtype, stored.order, stored.padding) == (
-            wanted.dtype,
-            wanted.order,
-            wanted.padding,
-        )
-    elif isinstance(stored, FrozenKernel) and isinstance(wanted, FrozenKernel):
-        # The number is the parameter's place among the others, which say themselves
-        # where they differ.
-        same = dataclasses.replace(stored, number=wanted.number) == wanted
-    else:
-        same = stored == wanted
-    return (
-        "" if same else f"{path} is {stored} in the checkpoint, {wanted} in the model"
-    )
+    if type(stored) is not type(wanted):
+        return f"{path} is {stored} in the checkpoint, {wanted} in the model"
+    changes = [
+        f"{field.name} {getattr(stored, field.name)} against "
+        f"{getattr(wanted, field.name)}"
+        for field in dataclasses.fields(stored)
+        if field.compare
+        and field.name not in _NOT_COMPARED[type(stored)]
+        and getattr(stored, field.name) != getattr(wanted, field.name)
+        # Records that were written earlier do not have them.
+        and not (field.name == "removed" and getattr(stored, "removed", ()) is None)
+    ]
+    return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""
 
 
 def _few(differences: list[str]) -> str:

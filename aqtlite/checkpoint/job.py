@@ -93,7 +93,7 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         inputs += [variables.buffer(buffer) for buffer in weight.buffers]
         origins = {name: source.arrays[origin[name]] for name in inputs}
         nodes[path] = dataclasses.replace(node, origin=origins)
-        fields = node.fields()
+        fields = dict(node.arrays)
         identity = "/".join((COLLECTION, *weight.path[:-1], "identity"))
         if identity in stored:
             fields["identity"] = identity

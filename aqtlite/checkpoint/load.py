@@ -2,20 +2,22 @@
 
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx, traverse_util
 
 from aqtlite.checkpoint import manifest_json
 from aqtlite.checkpoint import sample as sample_lib
+from aqtlite.checkpoint.arrays import checksum
 from aqtlite.checkpoint.compatibility import abstract_serving
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, open_reader
 from aqtlite.checkpoint.load_float import variables_of
-from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain
+from aqtlite.checkpoint.manifest import NNX, Frozen, Manifest, Node, Plain, Stored
 from aqtlite.checkpoint.names import steps_of
-from aqtlite.checkpoint.reading import read
 from aqtlite.checkpoint.report import Report, report_of, size_of
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model
@@ -87,7 +89,7 @@ def load_serving(
     serving, plan = abstract_serving(manifest, variables, str(path))
     shardings = {} if mesh is None else variables.shardings(serving, mesh, rules)
     loaded = variables.filled(
-        serving, manifest.arrays, lambda name: read(source, manifest, name, shardings)
+        serving, manifest.arrays, lambda name: _read(source, manifest, name, shardings)
     )
     return plan.model.fix_scales(loaded)
 
@@ -125,11 +127,11 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
     def value(node: Node) -> Any:
         match node:
             case Plain():
-                return read(source, manifest, node.array, {})
+                return _read(source, manifest, node.array, {})
             case Frozen():
                 fields = {
-                    field: read(source, manifest, name, {})
-                    for field, name in node.fields().items()
+                    field: _read(source, manifest, name, {})
+                    for field, name in node.arrays.items()
                 }
                 return QTensor(
                     **fields,
@@ -147,3 +149,55 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
             {steps_of(path): value for path, value in values.items()}
         )
     )
+
+
+def _read(
+    source: Reader,
+    manifest: Manifest,
+    name: str,
+    shardings: Mapping[str, jax.sharding.Sharding],
+) -> jax.Array | np.ndarray:
+    """Reads one array, of the shape, dtype and checksum of the manifest."""
+    stored = manifest.arrays[name]
+    found = source.arrays.get(name)
+    if found != stored.on_disk:
+        raise CheckpointError(
+            f"{name} in {source.path} is {found or 'missing'}; the manifest says "
+            f"{stored.on_disk}"
+        )
+    info = stored.info
+    sharding = shardings.get(name)
+    # JAX has 64 bits only if they are enabled; elsewhere it would cut them off.
+    fits = jax.dtypes.canonicalize_dtype(info.dtype) == info.dtype
+    if sharding is not None and not fits:
+        raise CheckpointError(
+            f"{name} in {source.path} is {info}, which JAX cannot hold: enable "
+            "jax_enable_x64"
+        )
+    if sharding is not None and not sharding.is_fully_addressable:
+        return _read_slices(source, name, stored, sharding)
+    raw = source.read(name)
+    if checksum(raw) != stored.checksum:
+        raise CheckpointError(
+            f"{name} in {source.path} is damaged: its checksum is "
+            f"{checksum(raw):08x}, and was {stored.checksum:08x} when it was written"
+        )
+    x = stored.packing.unpack(raw, info) if stored.packing else raw
+    if sharding is not None:
+        return jax.device_put(x, sharding)
+    return jax.device_put(x, may_alias=False) if fits else x
+
+
+def _read_slices(
+    source: Reader, name: str, stored: Stored, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """Reads the slices of one array that this host's devices hold."""
+    slices = source.slices(name)
+
+    def read(index: tuple[slice, ...] | None) -> np.ndarray:
+        index = index or ()
+        if stored.packing:
+            return stored.packing.unpack_slice(slices, stored.info, index)
+        return slices[index]
+
+    return jax.make_array_from_callback(stored.info.shape, sharding, read)

@@ -22,6 +22,9 @@ from aqtlite.numerics import Numerics
 from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
 
+FIELDS = ("qvalue", "scale", "zero_point", "sums")
+"""Fields of a `QTensor` that are arrays; the last two may be None."""
+
 LINEN, NNX = "linen", "nnx"
 FRAMEWORKS = (LINEN, NNX)
 
@@ -56,12 +59,9 @@ class Plain:
 class Frozen:
     """A node that is a `QTensor`."""
 
-    qvalue: str
-    """Name of an array, as are the next three."""
+    arrays: Mapping[str, str]
+    """Names of the arrays, by field of the `QTensor`: at least "qvalue" and "scale"."""
 
-    scale: str
-    zero_point: str | None
-    sums: str | None
     dtype: np.dtype
     order: tuple[int, ...] | None
     numerics: Numerics | None
@@ -76,16 +76,6 @@ class Frozen:
     decibels: float | None = None
     """Signal-to-noise ratio of the quantization; None without noise, and until it is
     known."""
-
-    def fields(self) -> dict[str, str]:
-        """Names of the arrays, by field of the `QTensor`."""
-        names = {
-            "qvalue": self.qvalue,
-            "scale": self.scale,
-            "zero_point": self.zero_point,
-            "sums": self.sums,
-        }
-        return {field: name for field, name in names.items() if name is not None}
 
 
 Node = Plain | Frozen | FrozenKernel | FrozenRecord
@@ -169,18 +159,15 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
         if isinstance(node, QTensor):
             prefix = f"{path}/"
             # A box is a step of its own below the field.
-            fields = {
+            arrays_of = {
                 name.removeprefix(prefix).partition("/")[0]: name for name in named
             }
+            fields = {one: arrays_of[one] for one in FIELDS if one in arrays_of}
             qvalue = fields["qvalue"]
-            arrays[qvalue] = Stored(
-                named[qvalue], packing_of(named[qvalue], node.numerics)
-            )
+            packing = packing_of(named[qvalue], node.numerics)
+            arrays[qvalue] = Stored(named[qvalue], packing)
             nodes[path] = Frozen(
-                qvalue,
-                fields["scale"],
-                fields.get("zero_point"),
-                fields.get("sums"),
+                fields,
                 jnp.dtype(node.dtype),
                 node.order,
                 node.numerics,

@@ -13,6 +13,7 @@ from aqtlite.checkpoint import sample as sample_lib
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.manifest import (
+    FIELDS,
     FRAMEWORKS,
     LINEN,
     NNX,
@@ -121,54 +122,49 @@ def _check_references(manifest: Manifest) -> None:
     unused = set(manifest.arrays)
     for path, node in manifest.nodes.items():
         named: dict[str, str] = {}
+        grids: dict[str, Any] = {}
         if isinstance(node, Plain):
             named = {path: node.array}
         elif isinstance(node, Frozen):
-            named = {f"{path}/{field}": name for field, name in node.fields().items()}
+            named = {f"{path}/{field}": name for field, name in node.arrays.items()}
+            grids = {node.arrays["qvalue"]: node.numerics}
         for above, name in named.items():
             if name not in unused:
                 raise ValueError(f"{path} names an array {name!r} that is not there")
             if name != above and not name.startswith(f"{above}/"):
                 raise ValueError(f"{path} names an array of another node, {name!r}")
             unused.remove(name)
+            stored = manifest.arrays[name]
+            if stored.packing != packing_of(stored.info, grids.get(name)):
+                raise ValueError(
+                    f"{name}, {stored.info}, is packed as {stored.packing}"
+                )
         if isinstance(node, Frozen):
-            stored_shape = manifest.arrays[node.qvalue].info.shape
-            _check_order(path, node.order, stored_shape)
-            _check_padding(path, node, stored_shape)
-        for name in named.values():
-            numerics = None
-            if isinstance(node, Frozen) and name == node.qvalue:
-                numerics = node.numerics
-            _check_packing(name, manifest.arrays[name], numerics)
+            shape = manifest.arrays[node.arrays["qvalue"]].info.shape
+            _check_axes(path, node.order, node.padding, shape)
     if unused:
         raise ValueError(f"no node names the array {min(unused)!r}")
 
 
-def _check_packing(name: str, stored: Stored, numerics: Any) -> None:
-    if stored.packing != packing_of(stored.info, numerics):
-        raise ValueError(f"{name}, {stored.info}, is packed as {stored.packing}")
-
-
-def _check_order(
-    path: str, order: tuple[int, ...] | None, shape: tuple[int, ...]
+def _check_axes(
+    path: str,
+    order: tuple[int, ...] | None,
+    padding: tuple[int, ...] | None,
+    shape: tuple[int, ...],
 ) -> None:
-    if order is None:
-        return
+    """Checks the order and the padding of the axes of a frozen weight."""
+    rank = len(padding or order or ())
+    order = tuple(range(rank)) if order is None else order
     if sorted(order) != list(range(len(order))) or len(order) > len(shape):
         raise ValueError(f"{path} of shape {shape} has its axes in the order {order}")
-
-
-def _check_padding(path: str, node: Frozen, shape: tuple[int, ...]) -> None:
-    if node.padding is None:
+    if padding is None:
         return
-    order = range(len(node.padding)) if node.order is None else node.order
-    stored = shape[len(shape) - len(node.padding) :]
-    fits = len(node.padding) <= len(shape) and len(node.padding) == len(order)
-    if not fits or not all(
-        isinstance(node.padding[axis], int) and 0 <= node.padding[axis] <= size
+    stored = shape[len(shape) - rank :]
+    if rank != len(order) or not all(
+        isinstance(padding[axis], int) and 0 <= padding[axis] <= size
         for axis, size in zip(order, stored, strict=True)
     ):
-        raise ValueError(f"{path} of shape {shape} is padded by {node.padding}")
+        raise ValueError(f"{path} of shape {shape} is padded by {padding}")
 
 
 def _encode_stored(stored: Stored) -> dict[str, Any]:
@@ -206,7 +202,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
             decibels = float("nan") if node.decibels is None else node.decibels
             return {
                 "kind": "frozen",
-                **node.fields(),
+                **node.arrays,
                 "dtype": node.dtype.name,
                 "order": node.order,
                 **({} if node.padding is None else {"padding": node.padding}),
@@ -264,11 +260,10 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
             dtype = json_text.dtype(data["dtype"])
             if not jnp.issubdtype(dtype, jnp.floating):
                 raise ValueError(f"a frozen weight of {dtype}")
+            if not {"qvalue", "scale"} <= data.keys():
+                raise ValueError(f"a frozen weight of {sorted(data)}")
             return Frozen(
-                qvalue=str(data["qvalue"]),
-                scale=str(data["scale"]),
-                zero_point=str(data["zero_point"]) if "zero_point" in data else None,
-                sums=str(data["sums"]) if "sums" in data else None,
+                arrays={one: str(data[one]) for one in FIELDS if one in data},
                 dtype=dtype,
                 order=None if data["order"] is None else tuple(data["order"]),
                 numerics=_decode_numerics(data["numerics"]),

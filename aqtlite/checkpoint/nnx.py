@@ -1,6 +1,6 @@
 """The variables of NNX models, by name, and those that a checkpoint has for them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -92,15 +92,12 @@ class NnxVariables(Variables):
 
     def _may_lack(self) -> set[str]:
         """The names of the variables that a checkpoint may lack: rngs and caches."""
-        found: set[str] = set()
-
-        def note(name: str, leaf: Any, variable: Any) -> Any:
-            if isinstance(variable, _MADE_BY_SERVING):
-                found.add(name)
-            return leaf
-
-        _with_leaves(self.model, note)
-        return found
+        return {
+            name
+            for steps, variable, value in _variables(self.model)
+            if isinstance(variable, _MADE_BY_SERVING)
+            for name in _named(steps, value)
+        }
 
     def stored(self, manifest: Manifest) -> QuantizedModel:
         if self.model.aqt.frozen:
@@ -151,14 +148,12 @@ class NnxVariables(Variables):
     ) -> dict[str, jax.sharding.Sharding]:
         found: dict[str, jax.sharding.Sharding] = {}
         with nnx.logical_axis_rules(rules or ()):
-            for path, variable in _flat_state(serving):
-                value = _value(variable)
+            for steps, variable, value in _variables(serving):
                 if isinstance(value, FrozenParameter):
                     continue
                 specs = _value(nnx.get_partition_spec(variable))
                 leaves = jax.tree.leaves(jax.tree.broadcast(specs, value))
-                names = _named(_steps(path, variable), value)
-                for name, spec in zip(names, leaves, strict=True):
+                for name, spec in zip(_named(steps, value), leaves, strict=True):
                     found[name] = jax.sharding.NamedSharding(mesh, spec)
         return found
 
@@ -171,8 +166,7 @@ class NnxVariables(Variables):
         own = _leaves(self.model)
         missing: list[str] = []
 
-        def value(name: str, leaf: Any, variable: Any) -> Any:
-            del variable
+        def value(name: str, leaf: Any) -> Any:
             if name in names:
                 x = read(name)
                 return arrays_lib.as_key(x, leaf) if arrays_lib.is_key(leaf) else x
@@ -190,8 +184,12 @@ class NnxVariables(Variables):
         return filled
 
 
-def _flat_state(model: QuantizedModel) -> Any:
-    return nnx.to_flat_state(nnx.split(model, graph=True)[1])
+def _variables(
+    model: QuantizedModel,
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """The steps of the name of each variable, the variable, and its value."""
+    for path, variable in nnx.to_flat_state(nnx.split(model, graph=True)[1]):
+        yield _steps(path, variable), variable, _value(variable)
 
 
 def _named(steps: tuple[str, ...], value: Any) -> dict[str, Any]:
@@ -204,34 +202,31 @@ def _named(steps: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 def _leaves(model: QuantizedModel) -> dict[str, Any]:
     """The leaves of all variables, by name."""
-    found: dict[str, Any] = {}
-    for path, variable in _flat_state(model):
-        value = _value(variable)
-        if not isinstance(value, FrozenParameter):
-            found.update(_named(_steps(path, variable), value))
-    return found
+    return {
+        name: leaf
+        for steps, _, value in _variables(model)
+        if not isinstance(value, FrozenParameter)
+        for name, leaf in _named(steps, value).items()
+    }
 
 
 def _with_leaves(
-    model: QuantizedModel, function: Callable[[str, Any, Any], Any]
+    model: QuantizedModel, function: Callable[[str, Any], Any]
 ) -> QuantizedModel:
     """Returns a copy of a model with other values in its variables.
 
     Args:
         model: the model.
-        function: takes the name of a leaf, the value, and the variable that has it.
+        function: takes the name of a leaf, and the value.
     """
     graphdef, state = nnx.split(model, graph=True)
     flat = []
     for path, variable in nnx.to_flat_state(state):
         value = _value(variable)
         if not isinstance(value, FrozenParameter):
-            above = name_of(_steps(path, variable))
-            value = jax.tree_util.tree_map_with_path(
-                lambda below, x, above=above, variable=variable: function(
-                    "/".join(filter(None, (above, path_name(below)))), x, variable
-                ),
-                value,
+            named = _named(_steps(path, variable), value).items()
+            value = jax.tree.unflatten(
+                jax.tree.structure(value), [function(name, x) for name, x in named]
             )
         is_variable = isinstance(variable, nnx.Variable)
         flat.append((path, variable.replace(value) if is_variable else value))
@@ -249,8 +244,7 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
         without: the names of variables that the checkpoint has not.
     """
     nodes: dict[tuple[str, ...], Any] = {}
-    for path, variable in _flat_state(model):
-        steps, value = _steps(path, variable), _value(variable)
+    for steps, variable, value in _variables(model):
         if is_weight(variable):
             nodes[steps] = value
             nodes[(*steps[:-1], RECORD)] = variable.get_metadata(RECORD)
@@ -314,8 +308,7 @@ def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedMod
         dtypes: new dtypes of variables, by name; the others stay.
     """
 
-    def shape(name: str, leaf: Any, variable: Any) -> jax.ShapeDtypeStruct:
-        del variable
+    def shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
         dtype = leaf.dtype if arrays_lib.is_key(leaf) else dtypes.get(name, leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
 

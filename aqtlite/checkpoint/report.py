@@ -70,13 +70,13 @@ def report_of(
             Row(
                 path=path,
                 origin=tuple(node.origin),
-                shape=manifest.arrays[node.qvalue].info.shape,
+                shape=manifest.arrays[node.arrays["qvalue"]].info.shape,
                 grid=_grid(node, manifest),
-                scales=math.prod(manifest.arrays[node.scale].info.shape),
+                scales=math.prod(manifest.arrays[node.arrays["scale"]].info.shape),
                 bytes_before=sum(info.nbytes for info in node.origin.values()),
                 bytes_after=sum(
                     manifest.arrays[name].on_disk.nbytes
-                    for name in node.fields().values()
+                    for name in node.arrays.values()
                 ),
                 decibels=node.decibels,
             )
@@ -103,7 +103,7 @@ def size_of(path: pathlib.Path) -> int:
 
 def _grid(node: Frozen, manifest: Manifest) -> str:
     if node.numerics is None:
-        return manifest.arrays[node.qvalue].info.dtype.name
+        return manifest.arrays[node.arrays["qvalue"]].info.dtype.name
     return node.numerics.name
 
 

@@ -14,33 +14,13 @@ from aqtlite.checkpoint.report import Report
 _NARROWEST = 16
 """The least width of a path; with less, the table is wider than the terminal."""
 
-_SHORTEST = 7
-"""The least length to which one step is shortened."""
 
-
-def table(report: Report, console: rich.console.Console) -> rich.console.Group:
+def table(report: Report) -> rich.console.Group:
     """Lays out a report: a row for each weight, and a summary.
 
-    Paths lose the steps that all of them share, and are shortened in the middle where
-    the console is too narrow for them.
+    Paths lose the steps that all of them share, and are folded where the terminal is
+    too narrow for them.
     """
-    rows = [
-        (
-            "x".join(map(str, row.shape)),
-            row.grid,
-            str(row.scales),
-            filesize.decimal(row.bytes_before),
-            filesize.decimal(row.bytes_after),
-            "" if row.decibels is None else f"{row.decibels:.1f}",
-        )
-        for row in report.weights
-    ]
-    heads = ("stored", "grid", "scales", "before", "after", "dB")
-    others = sum(
-        max(len(cell) for cell in column) + 2
-        for column in zip(heads, *rows, strict=True)
-    )
-    width = max(console.width - others, _NARROWEST)
     result = rich.table.Table(
         box=rich.box.SIMPLE_HEAD,
         show_edge=False,
@@ -48,11 +28,20 @@ def table(report: Report, console: rich.console.Console) -> rich.console.Group:
         padding=(0, 0, 0, 1),
     )
     shared, paths = without_constant_steps([row.path for row in report.weights])
-    result.add_column(shortened(f"weight in {shared}" if shared else "weight", width))
-    for head in heads:
+    head = f"weight in {shared}" if shared else "weight"
+    result.add_column(head, overflow="fold", min_width=_NARROWEST)
+    for head in ("stored", "grid", "scales", "before", "after", "dB"):
         result.add_column(head, no_wrap=True, justify="right")
-    for path, row in zip(paths, rows, strict=True):
-        result.add_row(shortened(path, width), *row)
+    for path, row in zip(paths, report.weights, strict=True):
+        result.add_row(
+            path,
+            "x".join(map(str, row.shape)),
+            row.grid,
+            str(row.scales),
+            filesize.decimal(row.bytes_before),
+            filesize.decimal(row.bytes_after),
+            "" if row.decibels is None else f"{row.decibels:.1f}",
+        )
     return rich.console.Group(result, "", rich.text.Text(summary(report)))
 
 
@@ -91,23 +80,3 @@ def without_constant_steps(paths: Sequence[str]) -> tuple[str, list[str]]:
     same = (len(set(column)) == 1 for column in zip(*above, strict=False))
     count = sum(itertools.takewhile(bool, same))
     return "/".join(steps[0][:count]), ["/".join(s[count:]) for s in steps]
-
-
-def shortened(path: str, width: int) -> str:
-    """Shortens the longest steps of a path in the middle.
-
-    >>> shortened("encoder/layers_11/multi_head_attention_0/query", 36)
-    'encoder/layers_11/multi…tion_0/query'
-    """
-    steps = path.split("/")
-    for i in sorted(range(len(steps)), key=lambda i: -len(steps[i])):
-        excess = len("/".join(steps)) - width
-        steps[i] = _cut(steps[i], max(len(steps[i]) - excess, _SHORTEST))
-    return _cut("/".join(steps), width)
-
-
-def _cut(text: str, width: int) -> str:
-    if len(text) <= width:
-        return text
-    head = (width - 1) // 2
-    return text[:head] + "…" + text[len(text) - (width - 1 - head) :]

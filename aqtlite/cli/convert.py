@@ -44,4 +44,4 @@ def run(args: argparse.Namespace) -> None:
         output.print_json(report.to_dict())
     else:
         console = output.results()
-        console.print(table.table(report, console))
+        console.print(table.table(report))

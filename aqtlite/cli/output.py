@@ -7,7 +7,7 @@ from typing import Any
 import rich.console
 
 _UNLIMITED = 200
-"""Columns of output that is no terminal: no path is shortened there."""
+"""Columns of output that is no terminal: no path is folded there."""
 
 
 def results() -> rich.console.Console:

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> None:
         if args.json:
             output.print_json(report.to_dict())
         else:
-            console.print(table.table(report, console))
+            console.print(table.table(report))
         return
     if args.json:
         output.print_json(contents.to_dict())

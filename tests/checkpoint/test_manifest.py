@@ -30,10 +30,7 @@ def stored(shape, dtype, grid=None):
 
 
 FROZEN = Frozen(
-    qvalue="aqt/w/rhs/qvalue",
-    scale="aqt/w/rhs/scale",
-    zero_point=None,
-    sums=None,
+    arrays={"qvalue": "aqt/w/rhs/qvalue", "scale": "aqt/w/rhs/scale"},
     dtype=FLOAT32,
     order=(1, 0),
     numerics=TERNARY,
@@ -71,7 +68,9 @@ def test_round_trip():
 
 
 def test_a_zero_point():
-    node = dataclasses.replace(FROZEN, zero_point="aqt/w/rhs/zero_point")
+    node = dataclasses.replace(
+        FROZEN, arrays={**FROZEN.arrays, "zero_point": "aqt/w/rhs/zero_point"}
+    )
     manifest = dataclasses.replace(
         MANIFEST,
         nodes={**MANIFEST.nodes, "aqt/w/rhs": node},
