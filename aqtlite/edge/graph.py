@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.edge.operators.base import Equation, Operator
+from aqtlite.edge.operators.base import Operator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,7 @@ class Node:
 
     def compute(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The outputs, of floats."""
-        if isinstance(self.operator, Equation):
-            return self.operator.compute_all(*inputs)
-        return [self.operator.compute(*inputs)]
+        return self.operator.compute_all(*inputs)
 
 
 @dataclasses.dataclass(frozen=True)

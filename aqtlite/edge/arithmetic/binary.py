@@ -17,6 +17,8 @@ def add(
     grid: Grid,
     clamp: Clamp = NO_CLAMP,
     kernels: Kernels = "xnnpack",
+    *,
+    sign: int = 1,
 ) -> jax.Array:
     """ADD.
 
@@ -35,8 +37,27 @@ def add(
         grid: grid of the result.
         clamp: the range of a fused activation.
         kernels: whose arithmetic.
+        sign: -1 negates the integers of y after the zero point.
     """
-    return _add(x, y, grid, clamp, kernels, sign=1)
+    given = x.grid.scale, y.grid.scale, grid.scale
+
+    def of_tflite() -> jax.Array:
+        return _add_of_tflite(x.centered, y.centered, given, grid, clamp, sign)
+
+    if kernels != "xnnpack" or grid.dtype != "int8":
+        return of_tflite()
+    xp = fixed_point.namespace(*given)
+    ratios = [scales.factor(s, _ONE, given[2]) for s in given[:2]]
+    largest, smallest = xp.maximum(*ratios), xp.minimum(*ratios)
+    within = (smallest >= 2.0**-10) & (largest < 2.0**8)
+
+    def of_xnnpack() -> jax.Array:
+        shift = 21 - xp.frexp(largest)[1]
+        a, b = (xp.rint(xp.ldexp(ratio, shift)).astype(np.int32) for ratio in ratios)
+        total = a * x.centered + sign * b * y.centered + (1 << (shift - 1))
+        return rescaling.shifted(total >> shift, grid, clamp)
+
+    return fixed_point.where(within, of_xnnpack, of_tflite)
 
 
 def sub(
@@ -46,8 +67,8 @@ def sub(
     clamp: Clamp = NO_CLAMP,
     kernels: Kernels = "xnnpack",
 ) -> jax.Array:
-    """SUB: `add` with the integers of y negated after its zero point."""
-    return _add(x, y, grid, clamp, kernels, sign=-1)
+    """SUB: `add` with the integers of y negated."""
+    return add(x, y, grid, clamp, kernels, sign=-1)
 
 
 def mul(
@@ -87,28 +108,6 @@ def mul(
     if kernels != "xnnpack" or grid.dtype != "int8":
         return of_tflite()
     within = (multiplier >= 2.0**-16) & (multiplier < 2.0**8)
-    return fixed_point.where(within, of_xnnpack, of_tflite)
-
-
-def _add(x, y, grid, clamp, kernels, sign):
-    given = x.grid.scale, y.grid.scale, grid.scale
-
-    def of_tflite() -> jax.Array:
-        return _add_of_tflite(x.centered, y.centered, given, grid, clamp, sign)
-
-    if kernels != "xnnpack" or grid.dtype != "int8":
-        return of_tflite()
-    xp = fixed_point.namespace(*given)
-    ratios = [scales.factor(s, _ONE, given[2]) for s in given[:2]]
-    largest, smallest = xp.maximum(*ratios), xp.minimum(*ratios)
-    within = (smallest >= 2.0**-10) & (largest < 2.0**8)
-
-    def of_xnnpack() -> jax.Array:
-        shift = 21 - xp.frexp(largest)[1]
-        a, b = (xp.rint(xp.ldexp(ratio, shift)).astype(np.int32) for ratio in ratios)
-        total = a * x.centered + sign * b * y.centered + (1 << (shift - 1))
-        return rescaling.shifted(total >> shift, grid, clamp)
-
     return fixed_point.where(within, of_xnnpack, of_tflite)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.arithmetic import fixed_point, interpolated
+from aqtlite.edge.arithmetic import fixed_point, interpolated, rescaling
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.lowering import exact
 
@@ -30,9 +30,8 @@ def softmax(x: Quantized, grid: Grid) -> jax.Array:
     exponentials, total = _exponentials(x)
     inverse = np.float32(1) / (total * np.float32(grid.scale))
     scaled = exponentials * inverse[..., None]
-    rounded = lax.round(scaled, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int32)
-    low, high = grid.limits
-    return jnp.clip(rounded + grid.zero_point, low, high).astype(grid.dtype)
+    rounded = lax.round(scaled, lax.RoundingMethod.AWAY_FROM_ZERO)
+    return rescaling.shifted(rounded.astype(jnp.int32), grid)
 
 
 def _softmax_of_int16(x: Quantized) -> jax.Array:
@@ -90,10 +89,7 @@ def log_softmax(x: Quantized, grid: Grid) -> jax.Array:
     offset = (reached + jnp.log(total)[..., None]) / scale
     products = exact.rounded_product(integers, jnp.asarray(x_scale / scale))
     rounded = lax.round(products - offset, lax.RoundingMethod.TO_NEAREST_EVEN)
-    low, high = grid.limits
-    return jnp.clip(rounded.astype(jnp.int32) + grid.zero_point, low, high).astype(
-        grid.dtype
-    )
+    return rescaling.shifted(rounded.astype(jnp.int32), grid)
 
 
 def _exponentials(x: Quantized) -> tuple[jax.Array, jax.Array]:

@@ -38,7 +38,7 @@ def write(
     equation = node.operator
     assert isinstance(equation, Equation)
     name = "/".join(part for part in (node.path, equation.primitive) if part)
-    inputs = [Array(writer.floats(x), x.shape, x.dtype, known=x.known) for x in inputs]
+    inputs = [writer.in_floats(x) for x in inputs]
     form = FORMS.get(equation.primitive)
     if len(inputs) > 1 and images.is_transposed(equation, inputs[1]):
         form = images.conv_transpose

@@ -139,18 +139,11 @@ class _Writing:
             grid = deployed.grids[node.output]
             inputs = self._quantized_inputs(node, name)
         else:
-            inputs = [self.read(i) for i in node.inputs]
-            inputs = [self._plain(x) for x in inputs]
+            inputs = [self.writer.in_floats(self.read(i)) for i in node.inputs]
         aval = deployed.program.graph.values[node.output]
         dtype = np.dtype(aval.dtype)
         call = Call(self.writer, inputs, aval.shape, dtype, name, grid)
         self.arrays[node.output] = forms.write(call, node.operator)
-
-    def _plain(self, x: Array) -> Array:
-        """The values of an array, for an operator of floats."""
-        if x.grid is None:
-            return x
-        return Array(self.writer.floats(x), x.shape, x.dtype)
 
     def _quantized_inputs(self, node: Node, name: str) -> list[Array]:
         deployed, inputs = self.deployed, []

@@ -154,6 +154,12 @@ class Writer:
             )
         return self._floats[x.name]
 
+    def in_floats(self, x: Array) -> Array:
+        """The values of an array, for an operator of floats."""
+        if x.grid is None:
+            return x
+        return Array(self.floats(x), x.shape, x.dtype, known=x.known)
+
     def quantize(
         self, floats: str, shape: Sequence[int], grid: Grid, name: str
     ) -> Array:

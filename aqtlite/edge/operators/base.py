@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -45,6 +46,10 @@ class Operator(abc.ABC):
     @abc.abstractmethod
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """The output of inputs of floats, in the form that the converter recognises."""
+
+    def compute_all(self, *args: Any) -> Sequence[Any]:
+        """All outputs, of which equations may have several."""
+        return [self.compute(*args)]
 
     def simulate(
         self, output: Grid, kernels: Kernels, *args: Any, **kwargs: Any
@@ -151,5 +156,4 @@ class Equation(Operator):
         return result
 
     def compute_all(self, *inputs: Any) -> list[Any]:
-        """All outputs of an equation that may have several."""
         return equations.evaluate(self.jaxpr, self.eqn, inputs)
