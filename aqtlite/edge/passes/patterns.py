@@ -30,10 +30,12 @@ class Pattern:
 
     function: Callable[[jax.Array], Any]
     replacement: Replacement
+    x: jax.ShapeDtypeStruct
+    """Shape and dtype of the array."""
 
 
-Candidates = Callable[[Graph, Node], Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]]
-"""Yields patterns that a node may be the last one of, and the shapes of their input."""
+Candidates = Callable[[Graph, Node], Iterator[Pattern]]
+"""Yields patterns that a node may be the last one of."""
 
 
 def recognise(graph: Graph) -> Graph:
@@ -58,25 +60,21 @@ def _replaced(
     """The output of what takes the place of the pattern that ends in a node."""
     operator = node.operator
     assert isinstance(operator, Equation)
-    for primitive, of_shape in _PATTERNS:
+    for primitive, candidates in _PATTERNS:
         if operator.primitive != primitive or len(node.outputs) != 1:
             continue
-        for pattern, shape in of_shape(graph, node):
-            x = _match(graph, producers, node, pattern, shape)
+        for pattern in candidates(graph, node):
+            x = _match(graph, producers, node, pattern)
             if x is not None:
                 return pattern.replacement(builder, builder.resolve(x), node.path)
     return None
 
 
 def _match(
-    graph: Graph,
-    producers: Mapping[int, Node],
-    node: Node,
-    pattern: Pattern,
-    shape: jax.ShapeDtypeStruct,
+    graph: Graph, producers: Mapping[int, Node], node: Node, pattern: Pattern
 ) -> int | None:
     """The value whose function a node computes; None if it computes another."""
-    traced = _traced(pattern.function, shape.shape, shape.dtype)
+    traced = _traced(pattern.function, pattern.x.shape, pattern.x.dtype)
     if traced is None:
         return None
     of_pattern = traced.producers()
@@ -140,16 +138,15 @@ def _function(function: Callable[[jax.Array], Any]) -> Replacement:
     return replacement
 
 
-def _elementwise(*patterns: Pattern) -> Candidates:
-    """Patterns whose input has the shape of their output."""
+def _elementwise(
+    function: Callable[[jax.Array], Any], replacement: Replacement
+) -> Candidates:
+    """A function whose input has the shape of the output."""
 
-    def of_shape(
-        graph: Graph, node: Node
-    ) -> Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]:
-        for pattern in patterns:
-            yield pattern, graph.values[node.output]
+    def candidates(graph: Graph, node: Node) -> Iterator[Pattern]:
+        yield Pattern(function, replacement, graph.values[node.output])
 
-    return of_shape
+    return candidates
 
 
 def _over_an_axis(function: Callable[..., Any], operator: Operator) -> Candidates:
@@ -159,15 +156,13 @@ def _over_an_axis(function: Callable[..., Any], operator: Operator) -> Candidate
     def along(axis: int) -> Callable[[jax.Array], Any]:
         return lambda x: function(x, axis=axis)
 
-    def of_shape(
-        graph: Graph, node: Node
-    ) -> Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]:
+    def candidates(graph: Graph, node: Node) -> Iterator[Pattern]:
         x = graph.values[node.output]
         rank = len(x.shape)
         for axis in reversed(range(rank)):
-            yield Pattern(along(axis), _along(operator, axis, rank)), x
+            yield Pattern(along(axis), _along(operator, axis, rank), x)
 
-    return of_shape
+    return candidates
 
 
 def _along(operator: Operator, axis: int, rank: int) -> Replacement:
@@ -184,9 +179,7 @@ def _along(operator: Operator, axis: int, rank: int) -> Replacement:
     return replacement
 
 
-def _variance(
-    graph: Graph, node: Node
-) -> Iterator[tuple[Pattern, jax.ShapeDtypeStruct]]:
+def _variance(graph: Graph, node: Node) -> Iterator[Pattern]:
     """The variance as the mean of squares less the square of the mean.
 
     It is the difference of two large numbers, of which integers of 8 bits leave
@@ -200,11 +193,14 @@ def _variance(
             axes = tuple(operator.params["axes"])
             if graph.values[producer.output].shape == graph.values[node.output].shape:
                 is_clipped = node.operator.primitive == "max"
-                yield _variance_over(axes, is_clipped), x
+                fast, stable = _variances(axes, is_clipped)
+                yield Pattern(fast, _function(stable), x)
 
 
 @functools.cache
-def _variance_over(axes: tuple[int, ...], is_clipped: bool) -> Pattern:
+def _variances(
+    axes: tuple[int, ...], is_clipped: bool
+) -> tuple[Callable[[jax.Array], Any], Callable[[jax.Array], Any]]:
     def fast(x: jax.Array) -> jax.Array:
         square = jnp.square(jnp.mean(x, axes))
         difference = jnp.mean(jnp.square(x), axes) - square
@@ -213,7 +209,7 @@ def _variance_over(axes: tuple[int, ...], is_clipped: bool) -> Pattern:
     def stable(x: jax.Array) -> jax.Array:
         return jnp.mean(jnp.square(x - jnp.mean(x, axes, keepdims=True)), axes)
 
-    return Pattern(fast, _function(stable))
+    return fast, stable
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -232,24 +228,15 @@ def _softplus(x: jax.Array) -> jax.Array:
     return jnp.maximum(x, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(x)))
 
 
+_GELU = _operator(Unary("gelu"))
 _PATTERNS: tuple[tuple[str, Candidates], ...] = (
-    (
-        "mul",
-        _elementwise(
-            Pattern(_gelu, _operator(Unary("gelu"))),
-            # At most 4.8e-4 from the function of tanh, which runtimes have.
-            Pattern(_gelu_of_erf, _operator(Unary("gelu"))),
-            Pattern(jax.nn.hard_swish, _operator(Unary("hard_swish"))),
-        ),
-    ),
-    ("div", _elementwise(Pattern(_gelu_of_erf, _operator(Unary("gelu"))))),
-    (
-        "select_n",
-        _elementwise(
-            Pattern(jax.nn.elu, _function(_elu)),
-            Pattern(jax.nn.softplus, _function(_softplus)),
-        ),
-    ),
+    ("mul", _elementwise(_gelu, _GELU)),
+    # At most 4.8e-4 from the function of tanh, which runtimes have.
+    ("mul", _elementwise(_gelu_of_erf, _GELU)),
+    ("mul", _elementwise(jax.nn.hard_swish, _operator(Unary("hard_swish")))),
+    ("div", _elementwise(_gelu_of_erf, _GELU)),
+    ("select_n", _elementwise(jax.nn.elu, _function(_elu))),
+    ("select_n", _elementwise(jax.nn.softplus, _function(_softplus))),
     ("div", _over_an_axis(jax.nn.softmax, Softmax())),
     ("sub", _over_an_axis(jax.nn.log_softmax, LogSoftmax())),
     ("sub", _variance),
