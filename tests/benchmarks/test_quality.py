@@ -30,7 +30,7 @@ from benchmarks.quality import (
 from benchmarks.quality.records import Record
 from tests.common import QUICK_FLAGS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 STEPS = 2
 TRAINED = ("float32", "static_int8", "qwix_int8")

@@ -18,7 +18,7 @@ from benchmarks.harness.figures import BARE, FLOOR
 from benchmarks.workloads import memory
 from tests.common import QUICK_FLAGS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 FIGURE_KEYS = {
     "workload",
