@@ -12,6 +12,7 @@ from flax import nnx
 
 from aqtlite import edge
 from aqtlite.edge.arithmetic import rescaling
+from tests.common import quick_jit
 
 RESOLVERS = {
     "xnnpack": interpreter.OpResolverType.AUTO,
@@ -87,7 +88,7 @@ def trained(model: nn.Module, x: Any) -> Any:
         factors = rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
         return (np.asarray(leaf) + np.float32(0.1)) * factors
 
-    return jax.tree.map(changed, jax.jit(model.init)(jax.random.key(0), x))
+    return jax.tree.map(changed, quick_jit(model.init)(jax.random.key(0), x))
 
 
 def run(path: pathlib.Path, *inputs: Any, kernels: str = "xnnpack") -> list[np.ndarray]:

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from aqtlite.edge import Rule
+from tests.common import quick_jit
 from tests.edge.onnx import runs
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,7 @@ class Encoder(nn.Module):
 
 
 def linen(model, x, path, **options):
-    variables = jax.jit(model.init)(jax.random.key(0), x)
+    variables = quick_jit(model.init)(jax.random.key(0), x)
     return runs.run(model, variables, (x,), path, **options)
 
 
