@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from aqtlite.calibration import scale_grids
 from aqtlite.lowering import exact
@@ -332,8 +333,10 @@ def scale_from_bound(
         unit: what one stored unit stands for on the grid, a power of two.
         empty: the scale of a channel of zeros, None for `unit`.
     """
-    scale = exact.algebraic_barrier(bound) * (np.float32(unit) / np.float32(grid_bound))
+    factor = np.float32(unit) / np.float32(grid_bound)
+    scale = lax.mul(exact.algebraic_barrier(bound), factor)
     limits = jnp.finfo(jnp.float32)
-    finite = jnp.where(scale <= limits.max, scale, jnp.float32(jnp.nan))
-    empty = unit if empty is None else empty
-    return jnp.where(scale < limits.tiny, jnp.float32(empty), finite)
+    nan = lax.full_like(scale, np.nan)
+    finite = lax.select(lax.le(scale, np.float32(limits.max)), scale, nan)
+    nothing = lax.full_like(scale, unit if empty is None else empty)
+    return lax.select(lax.lt(scale, np.float32(limits.tiny)), nothing, finite)

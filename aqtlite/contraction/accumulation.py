@@ -1,6 +1,7 @@
 """The sums of products of a contraction: one dot, or scaled dots of tiles."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -53,6 +54,7 @@ def sum_products(
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # Traced once for a shape.
 def scaled(
     how: ContractionExecution,
     operation: Operation,
@@ -68,10 +70,12 @@ def scaled(
     """
     if how.has_blocks and math.prod(tile_counts(how, operation, lhs_q, rhs_q)) > 1:
         return sums
-    scales = []
+    scales: list[jax.Array] = []
     pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
     for side, (one, q) in zip(SIDES, pairs, strict=True):
-        if q is not None and one.scales_output:
+        # A scale that moved to lhs left ones.
+        has_moved = bool(scales) and one.reuse == "stored"
+        if q is not None and one.scales_output and not has_moved:
             scale = of_elements(operation, side, q.scale, q.qvalue.shape)
             scales.append(operation.scale_to_output(side, scale))
     return _multiplied(sums, scales, how.out_sharding)
@@ -90,7 +94,7 @@ def _multiplied(
     *first, last = reversed(scales)
     if sharding is not None:
         *first, last = (sharded_like(one, sharding) for one in (*first, last))
-    out = math.prod(first, start=sums.astype(jnp.float32))
+    out = functools.reduce(lax.mul, first, sums.astype(jnp.float32))
     return exact.rounded_product(out, last)
 
 

@@ -4,6 +4,10 @@ XLA rearranges float arithmetic where it sees how a value was computed: it turns
 ``(x * c) * s`` into ``x * (c * s)``, and drops the rounding of
 ``float32 -> bfloat16 -> float32``, in some programs and not in others. The functions
 here prevent that at no cost in memory or passes.
+
+What every operand of every contraction goes through is written in `jax.lax`, here and
+in the modules that import this one: an operator of `jax.numpy` traces a function of its
+own for each shape that it meets, which takes longer than all else in tracing.
 """
 
 import dataclasses
@@ -39,9 +43,10 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
     """
     # Broadcast once: the partitioner of a mesh moves it between devices once, too.
     scale = jnp.broadcast_to(scale, x.shape)
-    words = lax.bitcast_convert_type(x * scale, jnp.uint32)
-    zero = lax.bitcast_convert_type(scale, jnp.uint32) >> 31
-    return lax.bitcast_convert_type(words | zero, jnp.float32)
+    words = lax.bitcast_convert_type(lax.mul(x, scale), jnp.uint32)
+    sign = lax.bitcast_convert_type(scale, jnp.uint32)
+    zero = lax.shift_right_logical(sign, np.uint32(31))
+    return lax.bitcast_convert_type(lax.bitwise_or(words, zero), jnp.float32)
 
 
 @jax.custom_jvp
@@ -111,11 +116,11 @@ class _FusionBarrier(OnCpu):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
             return lax.bitcast_convert_type(bits, x.dtype)
-        pair = jnp.broadcast_to(x, (2, *x.shape))
+        pair = lax.broadcast(x, (2,))
         position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
 
         def later(one, other):
-            is_later = other[1] >= one[1]
+            is_later = lax.ge(other[1], one[1])
             return lax.select(is_later, other[0], one[0]), lax.max(one[1], other[1])
 
         start = np.zeros((), x.dtype), np.int32(-1)
@@ -132,7 +137,7 @@ def float32(x: jax.Array) -> jax.Array:
     >>> float32(jnp.array([1 / 3], jnp.bfloat16)).tolist()
     [0.333984375]
     """
-    wide = x.astype(jnp.float32)
+    wide = lax.convert_element_type(x, jnp.float32)
     if x.dtype == jnp.bfloat16:
         return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
     if x.dtype == jnp.float16:
@@ -161,8 +166,9 @@ class _NearestInteger(TargetDependent):
         # 1.5 * 2^23 rounds x, and leaves it in the lowest bits. A conversion, which
         # looks for NaN and overflow, takes longer.
         anchor = np.float32(1.5 * 2.0**23)
-        bits = lax.bitcast_convert_type(x.astype(jnp.float32) + anchor, jnp.int32)
-        return bits - anchor.view(np.int32)
+        x = lax.convert_element_type(x, jnp.float32)
+        bits = lax.bitcast_convert_type(lax.add(x, anchor), jnp.int32)
+        return lax.sub(bits, anchor.view(np.int32))
 
     def lowered(self, target, x):
         if not target.is_gpu:

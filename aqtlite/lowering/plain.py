@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -41,8 +42,10 @@ def without_int4(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def with_zeros(x: jax.Array, axis: int, count: int) -> jax.Array:
     """An array with zeros behind its end along one axis; they add nothing to a sum."""
+    if count == 0:
+        return x
     padding = [(0, count if a == axis else 0, 0) for a in range(x.ndim)]
-    return lax.pad(x, jnp.zeros((), x.dtype), padding)
+    return lax.pad(x, np.zeros((), x.dtype), padding)
 
 
 def unstacked(x: jax.Array, axis: int) -> list[jax.Array]:

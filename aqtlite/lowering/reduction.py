@@ -46,15 +46,21 @@ class _LargestMagnitude(OnCpu):
     def on_cpu(self, is_whole, x):
         # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in
         # the order of their bits, and NaN comes last.
-        bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+        bits = lax.bitcast_convert_type(lax.abs(x), jnp.int32)
         cut = _cut(x, self.axes) if self.can_be_cut else None
         if cut is None or not is_whole:
-            largest = jnp.max(bits, axis=self.axes, keepdims=True, initial=0)
-            return lax.bitcast_convert_type(largest, jnp.float32)
+            return lax.bitcast_convert_type(_largest(bits, self.axes), jnp.float32)
         axis, terms = cut
         infinity = np.float32(np.inf).view(np.int32)
-        first = jnp.minimum(_in_pieces(bits, axis, terms).max(axis), infinity)
-        return self.reference(lax.bitcast_convert_type(first, jnp.float32))
+        first = lax.reduce_max(_in_pieces(bits, axis, terms), (axis,))
+        first = lax.bitcast_convert_type(lax.min(first, infinity), jnp.float32)
+        return _largest(first, self.axes)
+
+
+def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The largest of numbers that are not negative, keepdims."""
+    largest = lax.reduce(x, np.zeros((), x.dtype), lax.max, axes)
+    return lax.expand_dims(largest, axes)
 
 
 def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int] | None:
@@ -77,4 +83,4 @@ def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int] | None:
 def _in_pieces(x: jax.Array, axis: int, terms: int) -> jax.Array:
     """Splits an axis into ``(terms, size / terms)``."""
     pieces = (terms, x.shape[axis] // terms)
-    return x.reshape(*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
+    return lax.reshape(x, (*x.shape[:axis], *pieces, *x.shape[axis + 1 :]))

@@ -69,8 +69,10 @@ class _RandomBits(TargetDependent):
 
 
 def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
-    index = _flat_index(shape, first=seed[1])
-    return mixer.mix(index ^ seed[0]) * (seed[1] | np.uint32(1))
+    first, second = (lax.index_in_dim(seed, i, keepdims=False) for i in (0, 1))
+    index = _flat_index(shape, first=second)
+    bits = mixer.mix(lax.bitwise_xor(index, first))
+    return lax.mul(bits, lax.bitwise_or(second, np.uint32(1)))
 
 
 def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
@@ -83,8 +85,9 @@ def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
     for axis, size in enumerate(shape):
         if axis > 0:  # The size of the first one does not matter.
             is_known = isinstance(size, int)
-            index = index * (np.uint32(size) if is_known else _as_uint32(size))
-        index = index + lax.broadcasted_iota(jnp.uint32, shape, axis)
+            factor = np.uint32(size) if is_known else _as_uint32(size)
+            index = lax.mul(index, factor)
+        index = lax.add(index, lax.broadcasted_iota(jnp.uint32, shape, axis))
     return index
 
 

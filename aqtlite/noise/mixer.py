@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from jax import lax
 
 GOLDEN = 0x9E3779B9
 """2^32 / golden ratio: spreads consecutive salts."""
@@ -13,8 +14,11 @@ def mix(x: jax.Array) -> jax.Array:
     It is of the kind of MurmurHash3's finalizer, with the constants of C. Wellons'
     "hash prospector" (lowbias32).
     """
-    x = x ^ (x >> 16)
-    x = x * np.uint32(0x7FEB352D)
-    x = x ^ (x >> 15)
-    x = x * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    x = lax.mul(_with_high_bits(x, 16), np.uint32(0x7FEB352D))
+    x = lax.mul(_with_high_bits(x, 15), np.uint32(0x846CA68B))
+    return _with_high_bits(x, 16)
+
+
+def _with_high_bits(x: jax.Array, distance: int) -> jax.Array:
+    """x, with its high bits moved down and added to the low ones, without a carry."""
+    return lax.bitwise_xor(x, lax.shift_right_logical(x, np.uint32(distance)))

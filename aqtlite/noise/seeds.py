@@ -49,8 +49,10 @@ def _seed_from_words(words: jax.Array) -> jax.Array:
     return _two_words(jnp.sum(mixer.mix(words + place), dtype=jnp.uint32))
 
 
-@jax.jit
-def seed_from_bounds(bound: jax.Array, *others: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="salt")
+def seed_from_bounds(
+    bound: jax.Array, *others: jax.Array, salt: int | None = None
+) -> jax.Array:
     """A seed for each channel, from what calibration found in it.
 
     No element is read, and nothing is summed over channels or devices: the bounds are
@@ -60,22 +62,26 @@ def seed_from_bounds(bound: jax.Array, *others: jax.Array) -> jax.Array:
         bound: float32; the bound of each channel, of size 1 along the others.
         others: float32, more that tells channels apart (the scales of the forward
             pass, say); each broadcasts to the shape of `bound`. Their order matters.
+        salt: What is folded in (`fold_in`); None for nothing.
 
     Returns:
-        uint32 of shape ``(2, *bound.shape)``.
+        uint32 of shape ``(2, *bound.shape)``, computed once for a channel, not again
+        for each of its elements.
     """
-    total = mixer.mix(
-        lax.bitcast_convert_type(bound, jnp.uint32) + np.uint32(mixer.GOLDEN)
-    )
+    bits = lax.bitcast_convert_type(bound, jnp.uint32)
+    total = mixer.mix(lax.add(bits, np.uint32(mixer.GOLDEN)))
     for other in others:
-        total = mixer.mix(total + lax.bitcast_convert_type(other, jnp.uint32))
-    return exact.fusion_barrier(_two_words(total))
+        bits = lax.bitcast_convert_type(other, jnp.uint32)
+        total = mixer.mix(lax.add(total, bits))
+    seed = _two_words(total)
+    return exact.fusion_barrier(seed if salt is None else fold_in(seed, salt))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
     """Other seeds, independent of the first ones, for each salt."""
-    return mixer.mix(seed + np.uint32((mixer.GOLDEN * (salt + 1)) & 0xFFFFFFFF))
+    word = np.uint32((mixer.GOLDEN * (salt + 1)) & 0xFFFFFFFF)
+    return mixer.mix(lax.add(seed, word))
 
 
 def _two_words(total: jax.Array) -> jax.Array:

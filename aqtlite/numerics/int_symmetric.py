@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from aqtlite.lowering import exact
 from aqtlite.numerics import base, fields, rounding
@@ -145,7 +146,8 @@ class IntSymmetric(base.Numerics):
 
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
         bound = self._clip_bound
-        clipped = jnp.clip(scaled, -bound, bound)
+        scaled = lax.convert_element_type(scaled, jnp.float32)
+        clipped = lax.clamp(np.float32(-bound), scaled, np.float32(bound))
         if self.stochastic_rounding:
             position = clipped
             if not self.preserve_zero:
@@ -158,7 +160,7 @@ class IntSymmetric(base.Numerics):
             whole = jnp.floor(clipped)
         if not self.preserve_zero:
             whole = 2 * whole + 1
-        return whole.astype(self.storage_dtype)
+        return lax.convert_element_type(whole, self.storage_dtype)
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
         if not (self.clip and self.clip_gradient):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from aqtlite.lowering import exact
 
@@ -30,9 +31,13 @@ def stochastically(x: jax.Array, noise: jax.Array | None) -> jax.Array:
         ValueError: if there are no random bits.
     """
     nearest = exact.nearest_integer(x)
-    rest = x - nearest.astype(jnp.float32)
-    moves = uniform_31(noise) < jnp.abs(rest) * np.float32(2.0**31)
-    return nearest + jnp.where(moves, jnp.where(rest < 0, -1, 1), 0)
+    rest = lax.sub(x, lax.convert_element_type(nearest, jnp.float32))
+    distance = lax.mul(lax.abs(rest), np.float32(2.0**31))
+    moves = lax.lt(uniform_31(noise), distance)
+    # -1 or 1, as the sign bit says. That of a zero or a NaN says nothing: none moves.
+    signs = lax.bitcast_convert_type(rest, jnp.int32)
+    step = lax.bitwise_or(lax.shift_right_arithmetic(signs, np.int32(31)), np.int32(1))
+    return lax.select(moves, lax.add(nearest, step), nearest)
 
 
 def uniform_31(noise: jax.Array | None) -> jax.Array:
@@ -43,7 +48,10 @@ def uniform_31(noise: jax.Array | None) -> jax.Array:
     """
     if noise is None:
         raise ValueError("stochastic rounding needs random bits, got None")
-    return (noise >> 1).astype(jnp.int32).astype(jnp.float32)
+    positive = lax.bitcast_convert_type(
+        lax.shift_right_logical(noise, np.uint32(1)), jnp.int32
+    )
+    return lax.convert_element_type(positive, jnp.float32)
 
 
 def around_zero_point(

@@ -70,15 +70,14 @@ class Seeds(NamedTuple):
 
     def of_channels(self, found: tuple[jax.Array, ...]) -> jax.Array:
         """The seeds of the channels of which calibration found these bounds."""
-        seed = self.seed
-        if seed is None:
+        if self.seed is None:
             local = []
             for scale in self.forward_scales:
                 pairs = zip(scale.shape, found[0].shape, strict=True)
                 if all(size in (1, wanted) for size, wanted in pairs):
                     local.append(scale)
-            seed = noise.seed_from_bounds(*found, *local)
-        return seed if self.salt is None else noise.fold_in(seed, self.salt)
+            return noise.seed_from_bounds(*found, *local, salt=self.salt)
+        return self.seed if self.salt is None else noise.fold_in(self.seed, self.salt)
 
 
 _NO_SEEDS = Seeds()
@@ -211,7 +210,7 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
         values, scale = values * shrink, scale * shrink
-    return values * (jnp.float32(grid.unit) / scale)
+    return lax.mul(values, lax.div(lax.full_like(scale, grid.unit), scale))
 
 
 @functools.partial(jax.jit, static_argnames="tensor_config")

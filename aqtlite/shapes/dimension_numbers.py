@@ -151,12 +151,24 @@ def scale_to_output(
     is_lhs = side == "lhs"
     contracting, batch = (pair[0 if is_lhs else 1] for pair in dims)
     remaining = remaining_axes(scale.ndim, contracting, batch)
-    permuted = scale.transpose(batch + remaining + contracting)
-    shared, own = len(batch), len(batch) + len(remaining)
-    others = (rhs_ndim if is_lhs else lhs_ndim) - shared - len(contracting)
-    sizes, ones = permuted.shape[shared:own], (1,) * others
+    others = (rhs_ndim if is_lhs else lhs_ndim) - len(batch) - len(contracting)
+    sizes, ones = tuple(scale.shape[axis] for axis in remaining), (1,) * others
     rest = sizes + ones if is_lhs else ones + sizes
-    return permuted.reshape(permuted.shape[:shared] + rest)
+    shape = tuple(scale.shape[axis] for axis in batch) + rest
+    return _laid_out(scale, batch + remaining, shape)
+
+
+def _laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
+    """Reshapes an array, its axes in another order.
+
+    Args:
+        x: of size 1 along other axes than `axes`.
+        axes: axes of x, in their new order.
+        shape: sizes of `axes`, with ones between them.
+    """
+    if axes != tuple(sorted(axes)):
+        x = x.transpose(axes + remaining_axes(x.ndim, axes, ()))
+    return x.reshape(shape)
 
 
 def rhs_scale_to_lhs(
@@ -168,15 +180,11 @@ def rhs_scale_to_lhs(
     along rhs's remaining axes.
     """
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    rhs_ra = remaining_axes(scale.ndim, rhs_ca, rhs_ba)
-    permuted = scale.transpose(rhs_ca + rhs_ba + rhs_ra)
-    sizes = permuted.shape[: len(rhs_ca) + len(rhs_ba)]
-    lhs_axes = lhs_ca + lhs_ba
-    ordered = permuted.reshape(sizes).transpose(tuple(np.argsort(lhs_axes)))
+    pairs = sorted(zip(lhs_ca + lhs_ba, rhs_ca + rhs_ba, strict=True))
     shape = [1] * lhs_ndim
-    for axis, size in zip(lhs_axes, sizes, strict=True):
-        shape[axis] = size
-    return ordered.reshape(shape)
+    for lhs_axis, rhs_axis in pairs:
+        shape[lhs_axis] = scale.shape[rhs_axis]
+    return _laid_out(scale, tuple(rhs_axis for _, rhs_axis in pairs), tuple(shape))
 
 
 def output_shape(
