@@ -17,6 +17,10 @@ Shape = tuple[int, ...]
 # Up to so many rows, reading rhs is what takes time.
 _FEW_ROWS = 64
 
+# A matrix of so many bytes stays in the first cache, in whatever order it is read: not
+# worth the kernels of a loop that transposes it, nor of a second contraction.
+_FEW_BYTES = 2**14
+
 # Up to so many rows, widening int4 takes time beside contracting it.
 _ROWS_OF_PAIRS = 512
 
@@ -110,14 +114,17 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
         return dot(rhs, lhs, dn.transpose(dims)).reshape(shape)
     # For one column, reading lhs is what takes time, and raising it reads it once more.
     is_unsigned = processor.multiplies_unsigned() and not has_one_column
+    products = dn.contraction_size(dims, lhs.shape)
     few = _FEW_ROWS if is_unsigned and can_reshape(lhs) else 1
-    has_few_rows = isinstance(rows, int) and rows <= few
+    has_few_rows = isinstance(rows, int) and (
+        rows <= few or (few > 1 and rows * products <= _FEW_BYTES)
+    )
     if (
         not (has_few_rows or has_one_column)
         and dims[0][0] == dims[0][1] == tuple(range(len(dims[0][0])))
         and not dims[1][0]
         and can_reshape(lhs, rhs)
-        and is_transposed_in_blocks(dn.contraction_size(dims, lhs.shape))
+        and is_transposed_in_blocks(products)
     ):
         return _dot_of_transposed(lhs, rhs, contracted=len(dims[0][0]))
     if has_few_rows:
@@ -339,7 +346,7 @@ def offset_by_128(x: jax.Array) -> jax.Array:
     rhs``. All of it is modulo 2^32, so that the sums are exact wherever int32 holds the
     result.
     """
-    return lax.bitcast_convert_type(x ^ np.int8(-128), jnp.uint8)
+    return lax.bitcast_convert_type(lax.bitwise_xor(x, np.int8(-128)), jnp.uint8)
 
 
 def unsigned_dot(
