@@ -1,11 +1,11 @@
 """Quantized contractions for JAX: int8 and int4 training and serving.
 
-A *config* (`aqtlite.config`) says what to quantize and how. `make_dot_general` turns
-it into a function with the signature of `jax.lax.dot_general` and quantized gradients,
-`make_conv_general_dilated` into one with that of `jax.lax.conv_general_dilated`, and
-`make_ragged_dot` into one with that of `jax.lax.ragged_dot`; `aqtlite.flax` puts them
-into Flax layers, and freezes trained weights for serving. `quantize_function` quantizes
-the contractions of any function by rules, and `convert_function` freezes its weights.
+A *config* (`aqtlite.config`) says what to quantize and how. `make_dot_general`,
+`make_conv_general_dilated` and `make_ragged_dot` turn a config into a replacement for
+`jax.lax.dot_general`, `jax.lax.conv_general_dilated` or `jax.lax.ragged_dot`, with
+quantized gradients; `aqtlite.flax` puts them into Flax layers and freezes trained
+weights for serving. `quantize_function` quantizes the contractions of any function by
+rules, and `convert_function` freezes its weights.
 """
 
 import pkgutil
@@ -98,9 +98,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used.
+    """Imports a public name on first use.
 
-    Thus the command line can explain itself without JAX, which takes long to import.
+    The command line can then print its help without importing JAX, which is slow.
     """
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

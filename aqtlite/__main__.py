@@ -1,6 +1,6 @@
 """The program ``aqtlite``, also ``python -m aqtlite``: the command line and the demo.
 
-No other file knows both: nothing in the library imports the demo.
+Only this file imports both: nothing in the library imports the demo.
 """
 
 import argparse
@@ -40,12 +40,12 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program in this process; arguments and result are `cli.main`'s."""
+    """Runs the program in this process, with the arguments and result of `cli.main`."""
     return cli.main(argv, COMMANDS)
 
 
 def run() -> NoReturn:
-    """Runs the program, and ends the process."""
+    """Runs the program and exits the process."""
     cli.run(COMMANDS)
 
 

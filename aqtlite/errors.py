@@ -1,15 +1,15 @@
-"""Errors that the command line reports in one line, and warnings."""
+"""Warnings, and errors that the command line reports in one line."""
 
 
 class UserError(Exception):
-    """Something the user can put right; `str` of it is one line that says what."""
+    """A mistake that the user can fix; the message is one line."""
 
     exit_code = 2
 
 
 class CostWarning(UserWarning):
-    """A calibration that is meant for weights, once, is paid at every training step.
+    """A costly calibration, meant to run once on weights, runs at every training step.
 
-    It is given when a gradient is traced, once for each path of a config that has such
-    a calibration. ``warnings.simplefilter("ignore", CostWarning)`` silences it.
+    Issued when a gradient is traced, once per config path with such a calibration.
+    ``warnings.simplefilter("ignore", CostWarning)`` silences it.
     """

@@ -1,14 +1,15 @@
 """A quantized KV cache, and attention to it.
 
-Keys and values have a scale for each position and head. Attention contracts their
+Keys and values have one scale per position and head. Attention contracts the stored
 integers:
 
 - scores: ``sum_d q_d (s k_d) = s sum_d q_d k_d``: the scale of a key multiplies its
   score;
 - values: ``sum_t p_t (s_t v_t) = sum_t (p_t s_t) v_t``: the scale of a value multiplies
-  its probability, before that is quantized (`aqtlite.contraction.scale_moves`).
+  its probability before the probability is quantized
+  (`aqtlite.contraction.scale_moves`).
 
-`aqtlite.flax.QuantizedCache` puts it into Flax's layers.
+`aqtlite.flax.QuantizedCache` puts the cache into Flax layers.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.quantize import quantize
 
 _WIDENED = {np.dtype("int4"): np.dtype("int8"), np.dtype("uint4"): np.dtype("uint8")}
-"""What `aqtlite.flax.widen_int4` makes of storage dtypes."""
+"""Storage dtypes before and after `aqtlite.flax.widen_int4`."""
 
 
 @jax.tree_util.register_dataclass
@@ -46,11 +47,12 @@ class KVCache:
     """
 
     key: QTensor
-    """``(*batch, length, heads, depth)``, stored as ``(*batch, heads, depth, length)``:
-    the order that its contraction runs fastest in."""
+    """Keys, ``(*batch, length, heads, depth)``, stored as ``(*batch, heads, depth,
+    length)``, the fastest order for their contraction."""
 
     value: QTensor
-    """The same, stored as ``(*batch, heads, length, depth)``."""
+    """Values, ``(*batch, length, heads, depth)``, stored as ``(*batch, heads, length,
+    depth)``."""
 
     index: jax.Array
     """Number of positions written, int32 scalar."""
@@ -65,7 +67,7 @@ def check_config(cfg: config.DotGeneral) -> None:
     """Raises ValueError unless a cache can be quantized by ``cfg.fwd.rhs``.
 
     Args:
-        cfg: config of both contractions; queries and probabilities are their lhs.
+        cfg: config of both contractions, in which queries and probabilities are lhs.
     """
     tensor = cfg.fwd.rhs
     if not tensor.is_quantized or tensor.use_fake_quant:
@@ -104,16 +106,17 @@ def empty(
     cfg: config.DotGeneral,
     value_depth: int | None = None,
 ) -> KVCache:
-    """Makes a cache without positions.
+    """Makes an empty cache.
 
     Args:
-        shape: ``(*batch, length, heads, depth)``, with the heads of the keys.
-        dtype: of keys and values.
-        cfg: its ``fwd.rhs`` quantizes keys and values.
-        value_depth: of values, where it is another than that of keys.
+        shape: shape of the keys, ``(*batch, length, heads, depth)``.
+        dtype: dtype of keys and values.
+        cfg: config; ``fwd.rhs`` quantizes keys and values.
+        value_depth: depth of the values. None: the depth of the keys.
 
     Raises:
-        ValueError: if a config has no such cache, or a shape has fewer than 3 axes.
+        ValueError: if `check_config` rejects the config, or the shape has fewer than 3
+            axes.
     """
     check_config(cfg)
     if len(shape) < 3:
@@ -134,23 +137,23 @@ def empty(
 def append(
     cache: KVCache, key: jax.Array, value: jax.Array, cfg: config.DotGeneral
 ) -> KVCache:
-    """Writes the next positions, in place where XLA may (if the cache is donated).
+    """Writes the next positions; XLA can do so in place if the cache is donated.
 
-    More positions than the cache is long raise, and so do more than it has room for,
-    where `index` is known. Where it is not, as inside `jax.jit`, they are written over
-    the last ones with scales of NaN, so that all attention to the cache is NaN from
-    there on.
+    Writing more positions than the cache has room for raises. Where `index` is not
+    known, as inside `jax.jit`, only more positions than the length of the cache raise;
+    other excess positions overwrite the last ones with NaN scales, which makes all
+    later attention to the cache NaN.
 
     Args:
-        cache: the cache.
-        key: ``(*batch, positions, heads, depth)``, floating.
-        value: the same.
-        cfg: the config of the cache.
+        cache: cache to append to.
+        key: new keys, ``(*batch, positions, heads, depth)``, floating.
+        value: new values, ``(*batch, positions, heads, value depth)``, floating.
+        cfg: config that the cache was made with.
 
     Raises:
-        TypeError: if they are not floating.
-        ValueError: for another shape, if the cache is on another grid or stored in
-            another dtype than the grid's, or if there is no room.
+        TypeError: if `key` or `value` is not floating.
+        ValueError: if a shape does not match, if the cache is on another grid than the
+            config's or stored in another dtype than the grid's, or if there is no room.
     """
     order = cache.key.order, cache.value.order
     cache = _checked(cache, cfg)
@@ -181,7 +184,7 @@ def append(
         scale = jnp.where(is_overfull, jnp.float32(jnp.nan), new.scale)
         starts = [0] * (past.ndim - 3) + [index, 0, 0]
         starts = [jnp.asarray(start, index.dtype) for start in starts]
-        # Those of a cache whose int4 were widened are kept in int8.
+        # A cache widened by `widen_int4` stays in int8.
         qvalue = new.qvalue.astype(past.qvalue.dtype)
         new = dataclasses.replace(new, qvalue=qvalue, scale=scale)
         updated = shape_operations.dynamic_update_slice(past, new, starts)
@@ -200,21 +203,21 @@ def attend(
     cfg: config.DotGeneral,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Dot-product attention of the last positions to all that have been written.
+    """Causal dot-product attention of the last positions to all positions written.
 
-    With fewer heads of keys than of queries (grouped-query attention), each of them
-    serves as many consecutive heads of queries.
+    With fewer key heads than query heads (grouped-query attention), each key head
+    serves a group of consecutive query heads.
 
     Args:
-        query: ``(*batch, positions, query heads, depth)``: those written last, each of
-            which attends to itself and what was before it.
-        cache: with the keys and values of these positions.
-        cfg: the config of the cache.
+        query: queries of the positions written last, ``(*batch, positions, query heads,
+            depth)``; each position attends to itself and to all earlier ones.
+        cache: cache that already holds the keys and values of these positions.
+        cfg: config that the cache was made with.
         mask: True where attended; broadcasts to ``(*batch, query heads, positions,
             length)``.
 
     Returns:
-        ``(*batch, positions, query heads, depth of values)``, in the dtype of query.
+        ``(*batch, positions, query heads, value depth)``, in the dtype of `query`.
     """
     cache = _checked(cache, cfg)
     positions = cache.index - query.shape[-3] + jnp.arange(query.shape[-3])
@@ -230,13 +233,13 @@ def attend_uncached(
     cfg: config.DotGeneral,
     mask: jax.Array | None = None,
 ) -> jax.Array:
-    """Dot-product attention to keys and values that are quantized as a cache would.
+    """Dot-product attention to keys and values quantized as in a cache.
 
     Args:
-        query: ``(*batch, positions, query heads, depth)``.
-        key: ``(*batch, length, heads, depth)``.
-        value: the same.
-        cfg: the config of the cache.
+        query: queries, ``(*batch, positions, query heads, depth)``.
+        key: keys, ``(*batch, length, heads, depth)``.
+        value: values, ``(*batch, length, heads, value depth)``.
+        cfg: config of the cache.
         mask: as for `attend`; without one, every position attends to all.
     """
     masks = () if mask is None else (mask,)
@@ -286,7 +289,7 @@ def _attend(
 def _by_group(
     mask: jax.Array, heads: int, group: int, last: tuple[int, int]
 ) -> jax.Array:
-    """Splits the axis of heads of a mask, if it has one."""
+    """Splits a mask's axis of query heads, if present, into key heads and groups."""
     mask = jnp.atleast_2d(mask)
     rows, columns = mask.shape[-2:]
     if rows not in (1, last[0]) or columns not in (1, last[1]):
@@ -307,12 +310,12 @@ def _by_group(
 
 
 def _quantize(x: jax.Array, cfg: config.DotGeneral) -> QTensor:
-    """Quantizes keys or values, each position and head with a scale."""
+    """Quantizes keys or values with one scale per position and head."""
     return quantize(x, cfg.for_serving().fwd.rhs, axes=-1).stop_gradient()
 
 
 def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
-    """The cache with an order of axes for those that it has.
+    """The cache, with its storage order adapted to `jax.vmap`.
 
     Raises:
         ValueError: if the cache is on another grid than the config's, or stored in
@@ -341,7 +344,7 @@ def _checked(cache: KVCache, cfg: config.DotGeneral) -> KVCache:
 
 
 def _as_mapped(q: QTensor) -> QTensor:
-    """Keys or values as `jax.vmap` over leading axes sees them."""
+    """Drops leading axes that `jax.vmap` maps from the storage order."""
     if q.order is None or len(q.order) <= q.ndim:
         return q
     mapped = len(q.order) - q.ndim

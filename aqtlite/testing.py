@@ -1,4 +1,4 @@
-"""Assertions for the tests of models that are quantized with this library."""
+"""Assertions for tests of quantized models and kernels."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -32,29 +32,28 @@ def assert_served_equals_trained(
     serving: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Asserts that a converted model gives what the trained one gives, bit for bit.
+    """Asserts that a converted model equals the trained one bit for bit.
 
-    Runs ``model.apply`` under `jax.jit`, with the float variables and with the serving
-    variables, and compares all outputs. NaN equals NaN; ``0.0`` and ``-0.0``
-    differ.
+    Runs ``model.apply`` under `jax.jit`, once with the float variables and once with
+    the serving variables, and compares all outputs. NaN equals NaN; ``0.0`` and
+    ``-0.0`` differ.
 
     Args:
-        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside.
-        variables: its trained variables.
-        *args: the arguments of ``model.apply(variables, *args, **kwargs)``.
-        serving: serving variables that `convert` or `load_serving` made; for a model
-            with several methods or calls, convert once and compare each. None converts
+        model: Linen module that contains `AqtDotGeneral` or `AqtEinsum`.
+        variables: trained variables of the model.
+        *args: positional arguments of ``model.apply`` after `variables`.
+        serving: serving variables from `convert` or `load_serving`. For a model with
+            several methods or calls, convert once and compare each. None converts
             `variables` for this call.
-        **kwargs: keyword arguments of ``model.apply``. `method`, `rngs` and `mutable`
-            are those of `apply`; others that are not arrays are constants. With
-            `mutable`, the returned collections are compared too, but not the frozen
-            weights among them.
+        **kwargs: keyword arguments of ``model.apply``, `method`, `rngs` and `mutable`
+            included; any others that are not arrays are constants. With `mutable`, the
+            returned collections are compared too, except for the frozen weights.
 
     Raises:
-        AssertionError: if the results differ; it names the first leaf that does, how
-            many of its elements do, and by how much.
-        ValueError: if nothing is frozen, as in a model whose configs quantize nothing:
-            the comparison could not fail.
+        AssertionError: if the results differ; the message names the first leaf that
+            differs, the number of differing elements and the size of the difference.
+        ValueError: if no weight is frozen, as in a model without quantized
+            contractions: the comparison could not fail.
 
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral
@@ -63,7 +62,7 @@ def assert_served_equals_trained(
     >>> variables = model.init(jax.random.key(0), x)
     >>> assert_served_equals_trained(model, variables, x)
 
-    With serving variables that are there already:
+    With existing serving variables:
 
     >>> serving = convert(model, variables, x)
     >>> assert_served_equals_trained(model, variables, 2 * x, serving=serving)
@@ -96,12 +95,12 @@ def assert_kernel_equals_reference(
     differentiate: Sequence[int] | None = None,
     mapped: Sequence[int] = (0, 1, -1),
 ) -> None:
-    """Asserts that a kernel computes what is registered for it, quantized or not.
+    """Asserts that a kernel agrees with its registered reference, quantized or not.
 
-    Compares the kernel with the function that `aqtlite.register_operation` has, and the
-    kernel quantized by a rule of its name with the quantized reference: values and
-    gradients, under `jax.jit`, of the arrays as they are and of stacks of two or more
-    of each, mapped over some axes by `jax.vmap`.
+    Compares the kernel with the reference given to `aqtlite.register_operation`, and
+    the quantized kernel (by a rule for `name`) with the quantized reference. Values and
+    gradients are compared under `jax.jit`, on the given arrays and, under `jax.vmap`,
+    on stacks of them mapped over each axis of `mapped`.
 
     >>> from jax.experimental import pallas
     >>> import aqtlite
@@ -121,21 +120,22 @@ def assert_kernel_equals_reference(
 
     Args:
         name: name of the registered operation.
-        kernel: a function of the arrays that calls it.
-        *args: arrays. Stacks of them hold them in several orders.
-        cfg: config of the rule. Without stochastic rounding, whose noise would differ.
-        tolerance: the largest difference, relative to the largest magnitude of each
+        kernel: function of the arrays that calls the operation.
+        *args: arrays. A stack holds one array with its elements rolled.
+        cfg: config of the rule, without stochastic rounding: the noise would differ.
+        tolerance: largest difference allowed, relative to the largest magnitude of each
             result.
-        differentiate: the numbers of the arguments of which gradients of the kernel are
-            compared; () for a kernel that has none. None takes all that are floats.
-            Quantized, the gradients of all of these are compared.
-        mapped: the axes; () for what `jax.vmap` cannot map, such as a `ragged_dot`.
+        differentiate: positions of the arguments for which the kernel's gradients are
+            compared; () for a kernel without gradients. None: all floating arguments.
+            When quantized, the gradients of all floating arguments are compared.
+        mapped: axes to map; () if `jax.vmap` cannot map the kernel, as with
+            `ragged_dot`.
 
     Raises:
-        AssertionError: if they differ; it names the comparison and the largest
-            difference.
-        ValueError: if no such operation is registered, the kernel does not call it, or
-            the reference does not take its arrays.
+        AssertionError: if results differ; the message names the comparison and the
+            largest difference.
+        ValueError: if no operation of this name is registered, the kernel does not call
+            it, or the reference does not accept its arrays.
     """
     reference = registry.reference_of(name)
     floats = [
@@ -163,14 +163,14 @@ def assert_kernel_equals_reference(
 
 
 def _axis_of(x: Any, axis: int) -> int:
-    """Where a stack of arrays has its axis: a vector has no place in the middle."""
+    """The stacking axis of an array, at most its rank: a vector has no middle axis."""
     return axis if axis < 1 else min(axis, jnp.ndim(x))
 
 
 def _stacks(args: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
-    """Stacks each array with others of its elements.
+    """Stacks each array with rolled copies.
 
-    So many that no other axis is of this size, and shapes tell which is mapped.
+    The size of the stack is unlike that of any axis, so shapes tell which is mapped.
     """
     sizes = {size for x in args for size in jnp.shape(x)}
     count = next(n for n in itertools.count(2) if n not in sizes)
@@ -183,7 +183,7 @@ def _stacks(args: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
 def _values(
     function: Callable[..., Any], differentiate: Sequence[int], args: Sequence[Any]
 ) -> dict[str, Any]:
-    """The results of a function, and the gradients of a sum over them."""
+    """The results of a function, and the gradients of the sum of their sines."""
 
     @jax.jit
     def run(*args: Any) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _run(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Runs ``model.apply`` under jit; all arguments but arrays are constants."""
+    """Runs ``model.apply`` under jit, with all non-array arguments as constants."""
     leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
     traced = {
         i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array | np.ndarray)
