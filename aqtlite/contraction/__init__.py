@@ -1,8 +1,8 @@
-"""Private: a quantized contraction and its gradients. The heart: read it first of all.
+"""Private: a quantized contraction and its gradients, the core of the library.
 
 `dot_general`, `einsum`, `conv_general_dilated` and `ragged_dot` take the arguments of
-`jax.lax`, and call `contract`; `execution` resolves what runs in what;
+`jax.lax` and call `contract`; `execution` resolves the config for the operands;
 `differentiation` quantizes the operands, sums products (`accumulation`), scales the
-sums, and has the gradients (`straight_through`). Read `dot_general` first, then
+sums and defines the gradients (`straight_through`). Read `dot_general` first, then
 `contract`, `execution` and `differentiation`.
 """

@@ -1,4 +1,4 @@
-"""The sums of products of a contraction: one dot, or scaled dots of tiles."""
+"""The sums of products of a contraction: one dot, or scaled dots summed over tiles."""
 
 import dataclasses
 import functools
@@ -30,19 +30,19 @@ def sum_products(
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
 ) -> jax.Array:
-    """Contracts two operands.
+    """Contracts two operands, without the scales that multiply the output.
 
     Args:
-        how: what runs in what.
+        how: execution of the contraction.
         operation: the contraction.
-        lhs: the operand.
-        rhs: the same.
-        lhs_q: its stored values, None if it stays in floating point.
-        rhs_q: the same.
+        lhs: left operand.
+        rhs: right operand.
+        lhs_q: lhs quantized, None if it stays in floating point.
+        rhs_q: rhs quantized, None if it stays in floating point.
 
     Returns:
-        The bare sums, of integers where there are any; scaled ones, in float32, if
-        scales vary along contracting axes (`tile_counts`).
+        The unscaled sums, of integers where operands are contracted as integers; scaled
+        sums, in float32, if scales vary along contracting axes (`tile_counts`).
     """
     left = _dot_input(how, operation, "lhs", lhs, lhs_q)
     right = _dot_input(how, operation, "rhs", rhs, rhs_q)
@@ -54,7 +54,7 @@ def sum_products(
     return _sum_of_tiles(how, operation, counts, (left, lhs_q), (right, rhs_q))
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)  # Traced once for a shape.
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # Traced once per shape.
 def scaled(
     how: ContractionExecution,
     operation: Operation,
@@ -65,15 +65,15 @@ def scaled(
     """Applies the scales of the operands to what `sum_products` returned.
 
     Returns:
-        float32; the sums as they are if neither operand has a scale for them, or if
-        those of tiles are scaled already.
+        float32; the sums unchanged if no scale multiplies them, or if they were scaled
+        tile by tile.
     """
     if how.has_blocks and math.prod(tile_counts(how, operation, lhs_q, rhs_q)) > 1:
         return sums
     scales: list[jax.Array] = []
     pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
     for side, (one, q) in zip(SIDES, pairs, strict=True):
-        # A scale that moved to lhs left ones.
+        # A scale that moved to lhs was replaced by ones.
         has_moved = bool(scales) and one.reuse == "stored"
         if q is not None and one.scales_output and not has_moved:
             scale = of_elements(operation, side, q.scale, q.qvalue.shape)
@@ -84,10 +84,10 @@ def scaled(
 def _multiplied(
     sums: jax.Array, scales: list[jax.Array], sharding: NamedSharding | None
 ) -> jax.Array:
-    """Multiplies sums with the scales of lhs and rhs.
+    """Multiplies sums by the scales of lhs and rhs.
 
-    That of rhs, mostly weights, goes first: integers times the scale of a large lhs
-    would overflow where the result does not.
+    The scale of rhs, usually the weights, goes first: integers times the scale of a
+    large lhs could overflow where the result does not.
     """
     if not scales:
         return sums
@@ -105,14 +105,14 @@ def _dot_input(
     x: Operand,
     q: QTensor | None,
 ) -> DotInput:
-    """Makes the input to the dot of one operand.
+    """Returns one operand in the form in which it enters the dot.
 
     Args:
-        how: what runs in what.
+        how: execution of the contraction.
         operation: the contraction.
         side: side of the operand.
         x: the operand.
-        q: its stored values, None if it stays in floating point.
+        q: the operand quantized, None if it stays in floating point.
     """
     form = (how.lhs if side == "lhs" else how.rhs).form
     if q is not None and form == "stored":
@@ -125,10 +125,10 @@ def _dot_input(
 
 
 def _stored(operation: Operation, side: Side, q: QTensor) -> DotInput:
-    """Stored integers, signed, beside their zero point."""
+    """The dot input of stored integers: signed values and their zero point."""
     values, zero_point, grid = q.qvalue, q.zero_point, q.numerics
     if values.dtype == jnp.uint8:
-        # Flipping the sign bit takes 128 off; the zero point goes along.
+        # Flipping the sign bit subtracts 128, from the zero point as well.
         values = lax.bitcast_convert_type(values ^ np.uint8(128), jnp.int8)
         before = (
             jnp.zeros_like(q.scale, jnp.int32) if zero_point is None else zero_point
@@ -137,7 +137,7 @@ def _stored(operation: Operation, side: Side, q: QTensor) -> DotInput:
     elif jnp.issubdtype(values.dtype, jnp.unsignedinteger):
         values = values.astype(jnp.int8 if values.dtype == jnp.uint4 else jnp.int32)
     if zero_point is not None:
-        # Blocks along kept axes share them, and groups.
+        # Blocks along kept axes share a zero point, and so do groups.
         axes = operation.axes(side)
         zero_point = of_elements(operation, side, zero_point, values.shape)
         if axes.groups > 1:
@@ -147,7 +147,7 @@ def _stored(operation: Operation, side: Side, q: QTensor) -> DotInput:
 
 
 def _narrow(q: QTensor) -> DotInput:
-    """Stored floats of 8 bits."""
+    """The dot input of stored floats of 8 bits."""
     grid = q.numerics
     if not isinstance(grid, numerics.Float):
         return DotInput(q.qvalue)
@@ -156,9 +156,9 @@ def _narrow(q: QTensor) -> DotInput:
 
 
 def _as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
-    """Operands that are contracted alike, whether they are computed or given.
+    """Makes XLA contract operands alike, whether they are computed or given.
 
-    Those that a CPU contracts as integers are so anyway.
+    Operands that a CPU contracts as integers need no barrier.
     """
     units, largest = (lhs.unit, rhs.unit), (lhs.largest, rhs.largest)
     if narrow.units_of_integers(units, largest) is not None:
@@ -170,10 +170,10 @@ def _as_if_given(lhs: DotInput, rhs: DotInput) -> tuple[DotInput, DotInput]:
 
 
 def _floats(q: QTensor, form: Form) -> jax.Array:
-    """The values of an operand that is not contracted as integers."""
+    """The float values of a quantized operand that is contracted in floating point."""
     if form == "decoded":
         q = dataclasses.replace(q, scale=jnp.ones((1,) * q.qvalue.ndim, jnp.float32))
-    # Given or made here, it is contracted as the same array.
+    # Contracted alike, whether the operand was given or quantized here.
     wide = dataclasses.replace(q, dtype=exact.wide_dtype(q.dtype))
     return exact.fusion_barrier(wide.dequant())
 
@@ -181,7 +181,7 @@ def _floats(q: QTensor, form: Form) -> jax.Array:
 def _dot(
     how: ContractionExecution, operation: Operation, left: DotInput, right: DotInput
 ) -> jax.Array:
-    """The bare dot."""
+    """Contracts two inputs by the kind of dot that the execution has, unscaled."""
     kind: lowering.Kind = lowering.Floats(how.precision)
     if how.kind == "integers":
         kind = lowering.Integers()
@@ -201,7 +201,7 @@ def tile_counts(
     lhs_q: QTensor | None,
     rhs_q: QTensor | None,
 ) -> tuple[int, ...]:
-    """Into how many tiles each contracting axis is cut, so that scales do not vary."""
+    """The number of tiles per contracting axis, in which scales are constant."""
     pairs = (how.lhs, lhs_q), (how.rhs, rhs_q)
     counts = [
         operation.axes(side).counts_in_group(q.scale.shape)
@@ -218,14 +218,14 @@ def _sum_of_tiles(
     lhs: tuple[DotInput, QTensor | None],
     rhs: tuple[DotInput, QTensor | None],
 ) -> jax.Array:
-    """The sum over tiles of their scaled dots.
+    """Contracts tile by tile, scales each dot and sums over the tiles.
 
     Args:
-        how: what runs in what.
+        how: execution of the contraction.
         operation: the contraction.
-        counts: into how many tiles each contracting axis is cut.
-        lhs: the input to the dot, and the quantized operand if there is one.
-        rhs: the same.
+        counts: number of tiles of each contracting axis.
+        lhs: input to the dot, and the quantized operand if there is one.
+        rhs: like `lhs`.
 
     Returns:
         float32.
@@ -247,7 +247,7 @@ def _cut(
     given: DotInput,
     q: QTensor | None,
 ) -> tuple[DotInput, jax.Array | None]:
-    """Cuts the input to the dot of one operand, and its scale laid out for the sums."""
+    """Cuts one input to the dot into tiles, and its scale, laid out like the sums."""
     axes = operation.axes(side)
 
     def cut(x: jax.Array) -> jax.Array:
@@ -265,7 +265,7 @@ def _cut(
 def of_elements(
     operation: Operation, side: Side, x: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Repeats what blocks along kept axes, or several groups, share."""
+    """Repeats scales or zero points that blocks along kept axes, or groups, share."""
     axes = operation.axes(side)
     for axis in axes.batch + axes.remaining:
         if x.shape[axis] not in (1, shape[axis]):
@@ -278,22 +278,22 @@ def of_elements(
 
 @dataclasses.dataclass(frozen=True)
 class _SumOfTiles(TargetDependent):
-    """The sum over tiles of their scaled dots.
+    """The sum of scaled dots over tiles.
 
-    Where one device has whole arrays, in a loop: the sums of all tiles at once would
-    take as many times the memory, and a CPU has no fast batch of them.
+    A loop where one device holds whole arrays: the sums of all tiles at once would
+    multiply the memory by the number of tiles, and CPUs have no fast batched dot.
     """
 
     how: ContractionExecution
     structure: Any
-    """Of the arguments: the operation; of each operand the values, the zero point and
-    the scale, cut into tiles."""
+    """Pytree structure of the arguments: the operation, then the values, zero point and
+    scale of each operand, cut into tiles."""
 
     counts: tuple[int, ...]
-    """Into how many tiles each contracting axis is cut."""
+    """Number of tiles of each contracting axis."""
 
     largest: tuple[int | None, int | None]
-    """The largest magnitudes of stored integers."""
+    """Largest magnitude of the stored integers of lhs and rhs."""
 
     def reference(self, *leaves):
         operation, given = jax.tree.unflatten(self.structure, leaves)

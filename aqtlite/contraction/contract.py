@@ -1,7 +1,7 @@
-"""One quantized contraction, whatever its operation, from its arguments to its result.
+"""One quantized contraction of any operation, from its arguments to its result.
 
-`contract` is the one way in: the functions with `jax.lax`'s signatures, einsums, the
-modules of Flax and the rules make an operation, and call it.
+`contract` is the only entry point: the functions with `jax.lax`'s signatures, einsums,
+the Flax modules and the rules make an operation and call it.
 """
 
 import dataclasses
@@ -28,22 +28,22 @@ from aqtlite.shapes.sharding import before_transposition, explicit_sharding
 
 
 class Options(NamedTuple):
-    """The arguments of a contraction beside its operands."""
+    """The arguments of a contraction besides its operands."""
 
     precision: Any = None
-    """Precision of what the config leaves in floats, as `jax.lax` takes it."""
+    """Precision of contractions that the config leaves in floats, as in `jax.lax`."""
 
     preferred_element_type: Any = None
-    """Dtype of the result; None for that of the operands, promoted."""
+    """Dtype of the result; None for the promoted dtype of the operands."""
 
     out_sharding: Any = None
     """Sharding of the result, on a mesh with explicit axes, as `jax.lax` takes it."""
 
     key: jax.Array | None = None
-    """Seed of stochastic rounding; None seeds it from the operands."""
+    """Key of stochastic rounding; None seeds it from the operands."""
 
     states: Any = None
-    """`aqtlite.statistics.States`; None for calibrations that have none."""
+    """`aqtlite.statistics.States`; None for calibrations without states."""
 
     order: Axes | None = None
     """Permutation of the axes of the operation's result; None for none."""
@@ -56,11 +56,11 @@ def contract(
     rhs: Any,
     options: Options,
 ) -> jax.Array | QTensor:
-    """Contracts two operands, quantized as a config says.
+    """Contracts two operands, quantized by a config.
 
     Args:
         cfg: Config; None, or one that quantizes nothing, contracts as `jax.lax` does.
-        operation: Contraction of operands of these shapes.
+        operation: Contraction, made for the shapes of the operands.
         lhs: Floating array, or a `QTensor` in place of one that `cfg` quantizes, as
             `as_operands` returns them.
         rhs: Floating array, or a `QTensor`.
@@ -70,10 +70,10 @@ def contract(
         An array; a `QTensor` where ``cfg.out`` quantizes the result.
 
     Raises:
-        TypeError: if an operand is not what the config quantizes, or if the states or
-            the dtype of the result are of another type.
-        ValueError: if the config does not fit the operands, or asks of the operation
-            what it does not have.
+        TypeError: if the config does not quantize operands of such a type or grid, if
+            the states are not `States`, or if the dtype of the result is not floating.
+        ValueError: if the config does not fit the operands, or needs something that
+            the operation does not support.
     """
     order, out_sharding = options.order, options.out_sharding
     if order is not None:
@@ -119,7 +119,7 @@ def contract(
     )
     if out.shape != shape:
         out = padding.crop(out, shape)
-    # What reads the rows that are masked may be given any gradient there.
+    # The gradient of the output may be anything in masked rows.
     out = operation.masked(out)
     if order is not None:
         out = out.transpose(order)
@@ -131,10 +131,10 @@ def contract(
 def _in_storage(
     operation: Operation, side: Side, x: QTensor, tensor: config.Tensor
 ) -> tuple[Operation, QTensor]:
-    """A `QTensor` as its grid stores it, and the contraction of its axes as they lie.
+    """A `QTensor` in its grid's dtype, and the contraction of its axes as stored.
 
-    Sums of floats depend on the order of the axes, exact ones do not: of these alone
-    the axes stay where they are.
+    Sums of floats depend on the order of the axes, exact sums do not: only for exact
+    sums do the axes keep their stored order.
     """
     values = stored_values.on_grid(x.qvalue, x.numerics)
     x = dataclasses.replace(x, qvalue=values)
@@ -149,7 +149,7 @@ def _in_storage(
 
 
 def with_config(function: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
-    """A function of operands from one of a config and operands.
+    """Binds a config to a function of a config and operands.
 
     Returns:
         The same object for equal arguments, which makes it hashable by value.
@@ -182,11 +182,11 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Operand, Operand]:
 def _check_operand(
     x: Operand, tensor: config.Tensor, operation: Operation, path: str
 ) -> None:
-    """Raises unless an operand is floating, or as its config would quantize it.
+    """Raises unless an operand is floating, or quantized as its config would.
 
     Raises:
-        TypeError: if it is of another dtype, or on another grid.
-        ValueError: for blocks that are padded, if the operation takes none.
+        TypeError: if its dtype or grid is another.
+        ValueError: if its blocks are padded and the operation does not support that.
     """
     if not isinstance(x, QTensor):
         quantizer.check_floating(x, path)
@@ -201,7 +201,7 @@ def _check_operand(
 
 
 def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
-    """Raises TypeError if a config would not have quantized an operand so."""
+    """Raises TypeError if a `QTensor` is not what its config would have made."""
     if not tensor.is_quantized:
         raise TypeError(
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
@@ -225,7 +225,7 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
 
 
 def _check_no_sharding(lhs: Operand, rhs: Operand, out_sharding: Any) -> None:
-    """Raises ValueError for explicit shardings, which a `ragged_dot` does not take."""
+    """Raises ValueError for explicit shardings, which `ragged_dot` does not support."""
     floats = [x for x in (lhs, rhs) if not isinstance(x, QTensor)]
     if out_sharding is not None or any(explicit_sharding(x) for x in floats):
         raise ValueError(
@@ -236,7 +236,7 @@ def _check_no_sharding(lhs: Operand, rhs: Operand, out_sharding: Any) -> None:
 
 
 def _checked_states(states: Any) -> States:
-    """Returns the states of a call; raises TypeError if they are none."""
+    """Returns the states of a call as `States`; raises TypeError for anything else."""
     is_states = isinstance(states, tuple) and len(states) <= len(States._fields)
     if not is_states or any(hasattr(state, "shape") for state in states):
         raise TypeError(
@@ -249,11 +249,11 @@ def _checked_states(states: Any) -> States:
 def _precision_of_floats(
     cfg: config.DotGeneral, operation: Operation, precision: Any
 ) -> Any:
-    """Returns the precision of the contractions of floats that a config leaves.
+    """Returns the precision of the contractions that a config leaves in floats.
 
     Raises:
-        ValueError: if it leaves none, or the operation has none to choose, and more
-            than the default precision is asked for.
+        ValueError: if more than the default precision is asked for, and the config
+            leaves no contraction in floats or the operation takes no precision.
     """
     wanted = tuple(precision) if isinstance(precision, list) else precision
     if operation.takes_precision and arithmetic.contracts_floats(cfg):

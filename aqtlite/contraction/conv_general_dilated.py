@@ -15,18 +15,18 @@ ConvGeneralDilated = Callable[..., Any]
 def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilated:
     """Compiles a config into a function like `lax.conv_general_dilated`.
 
-    The config is that of `make_dot_general`: ``fwd.lhs`` is the input, ``fwd.rhs`` the
-    kernel, and ``dlhs`` and ``drhs`` are the gradients of the two, which are
-    convolutions with the gradient of the output. Along the axes that a convolution sums
-    over, elements share a scale: by default an input has one for each example, the
-    kernel one for each output feature, and the gradient of the output one for each
-    example in ``dlhs`` and one for each output feature in ``drhs``. With as many groups
-    as input features (depthwise), the input has one for each example and feature.
+    The config reads as in `make_dot_general`: ``fwd.lhs`` is the input, ``fwd.rhs`` the
+    kernel, and ``dlhs`` and ``drhs`` are their gradients, which are convolutions with
+    the gradient of the output. Elements share a scale along the axes that a convolution
+    sums over: by default the input has a scale for each example, the kernel one for
+    each output feature, and the gradient of the output one for each example in ``dlhs``
+    and one for each output feature in ``drhs``. In a depthwise convolution (as many
+    groups as input features), the input has a scale for each example and feature.
 
-    Along the window no scale may vary. What else is summed over can be cut into blocks
-    (``blocks``; ``local_aqt`` of a gradient): the input features in ``fwd``, the output
-    features in ``dlhs`` and the examples in ``drhs``, of grouped convolutions those of
-    each group. A depthwise convolution sums over its window alone, and blocks cut
+    No scale may vary along the window. The other contracting axes can be cut into
+    blocks (``blocks``; ``local_aqt`` of a gradient): the input features in ``fwd``, the
+    output features in ``dlhs`` and the examples in ``drhs``; in grouped convolutions,
+    within each group. A depthwise convolution sums over its window alone, so blocks cut
     nothing there.
 
     The function is hashable, and the same object for equal configs.
@@ -41,13 +41,13 @@ def make_conv_general_dilated(cfg: config.DotGeneral | None) -> ConvGeneralDilat
         batch_group_count=1, precision=None, preferred_element_type=None,
         out_sharding=None, *, key=None, states=None)``.
 
-        The geometry is that of `lax.conv_general_dilated`; everything else is that of
-        the function that `make_dot_general` returns. What pads the input is zero on
+        The geometry is as in `lax.conv_general_dilated`; everything else is as in the
+        function that `make_dot_general` returns. The padding of the input is zero on
         every grid.
 
     Raises:
         TypeError: if `cfg` is not a `config.DotGeneral` or None.
-        ValueError: if it has smoothing, which convolutions do not.
+        ValueError: if the config has smoothing, which convolutions do not support.
 
     >>> import jax.numpy as jnp
     >>> conv = make_conv_general_dilated(config.fully_quantized())

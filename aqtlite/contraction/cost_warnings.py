@@ -1,4 +1,4 @@
-"""Warnings of calibrations that cost too much for every training step."""
+"""Warnings about calibrations that cost too much at every training step."""
 
 import warnings
 
@@ -6,17 +6,17 @@ from aqtlite import errors
 from aqtlite.contraction.execution import OperandExecution
 
 _WITH_STATISTICS = ("fwd.lhs", "fwd.rhs", "dlhs.lhs", "drhs.lhs")
-"""The operands whose calibration may keep a range."""
+"""The operands that may have a calibration with statistics."""
 
 
 def warn(one: OperandExecution, cost: str) -> None:
-    """Warns of the calibration of an operand in a contraction that is differentiated.
+    """Warns about an operand's costly calibration in a differentiated contraction.
 
-    Python shows a warning of the same text once, however often a step is traced.
+    Python shows a warning of equal text once, however often a step is traced.
 
     Args:
         one: Operand that is calibrated at every step.
-        cost: Cost of the calibration, as it says itself.
+        cost: Cost of the calibration (its `cost_in_training`).
     """
     advice = "train with calibration.AbsMax()"
     if one.path.startswith("fwd."):

@@ -1,11 +1,11 @@
 """The quantized contraction with its custom gradients, for every operation.
 
-The operands are quantized and their integers contracted in plain sight: checkpoint
-policies see a contraction of integers. Around it stands `_straight_through`, a
-`custom_vjp` that scales the sums and differentiates as if nothing had been rounded
-(straight-through estimator). Float operands are saved for the backward pass only where
-it quantizes them afresh. Both gradients are calls of the same function, whose own
-gradients are float, so that second derivatives exist.
+Quantization and the integer contraction stay outside of any `custom_vjp`, so that
+checkpoint policies see them. `_straight_through`, a `custom_vjp`, then scales the sums
+and differentiates as if nothing had been rounded (straight-through estimator). Float
+operands are saved for the backward pass only where it quantizes them anew. Both
+gradients call the same function, with float gradients of its own, so that second
+derivatives exist.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
 _NO_STATES = States()
 
 SCOPE = "aqtlite"
-"""The name scope of a quantized contraction, by which rules know it."""
+"""The name scope of a quantized contraction, from which rules recognize one."""
 
 
 @jax.named_scope(SCOPE)
@@ -54,17 +54,17 @@ def quantize_and_contract(
     forward_scales: tuple[jax.Array, ...] = (),
     states: States = _NO_STATES,
 ) -> jax.Array:
-    """Quantizes what is to be quantized, contracts, and scales the sums.
+    """Quantizes the operands that the config quantizes, contracts, and scales the sums.
 
     Args:
-        how: what runs in what.
+        how: execution of the contraction and of its gradients.
         operation: the contraction.
-        lhs: float array, or a `QTensor` in place of one that is quantized.
-        rhs: the same.
+        lhs: float array, or a `QTensor` in place of an array to quantize.
+        rhs: like `lhs`.
         seed: seed of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
-        forward_scales: the scales of the forward pass, laid out so that they would
-            multiply lhs; with them, gradients that are equal have other noise.
-        states: the statistics and the parameters of calibrations that have some.
+        forward_scales: scales of the forward pass, in a shape that broadcasts with lhs;
+            they give equal gradients of different contractions different noise.
+        states: states of calibrations with statistics or learned parameters.
 
     Returns:
         The result, in ``how.fwd.out_dtype``.
@@ -79,7 +79,7 @@ def quantize_and_contract(
     fixed_lhs, fixed_rhs = map(_constant, (lhs, rhs))
     fixed = jax.lax.stop_gradient(states)
     lhs, rhs = (
-        # The array that takes the gradient; a `QTensor` that has none stays.
+        # The array that takes the gradient; a `QTensor` without one stays.
         x.unrounded if isinstance(x, QTensor) and x.unrounded is not None else x
         for x in (lhs, rhs)
     )
@@ -120,7 +120,7 @@ def _quantize(
     seeds: Seeds,
     state: Any,
 ) -> tuple[QTensor | None, jax.Array | None]:
-    """One operand quantized, and a factor of the result: NaN where x hides one."""
+    """Quantizes one operand; also a factor of the result, NaN where `x` hides a NaN."""
     one = how.lhs if side == "lhs" else how.rhs
     axes = operation.axes(side)
     if isinstance(x, QTensor):
@@ -134,8 +134,8 @@ def _quantize(
     if one.tensor.calibration.is_blind:
         q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
     is_given = isinstance(state, FixedScale) and q.scale is scale
-    # A scale that is given needs no barrier. What may be frozen is compiled alike
-    # whether it is computed or given.
+    # An operand that may be frozen is compiled alike, whether it is computed or given.
+    # A given scale needs no barrier.
     if how.path == "fwd" and not is_given:
         q = quantizer.with_fusion_barrier(q)
     return q, factor
@@ -166,24 +166,24 @@ class _Residuals:
 
     operation: Operation
     lhs: Operand
-    """Needed by the gradient of rhs; `_absent` if that is not asked for."""
+    """Needed by the gradient of rhs; `_absent` if no gradient of rhs is asked for."""
 
     rhs: Operand
     estimators: tuple[Estimator | None, Estimator | None]
-    """Of lhs and rhs, None of a frozen one; `_absent` where no gradient is asked
-    for."""
+    """Estimators of lhs and rhs; None for a frozen operand, `_absent` where no gradient
+    is asked for."""
 
     seed: jax.Array | None
     scales: tuple[jax.Array | None, jax.Array | None]
-    """The scales of lhs and rhs; they tell the noise of equal gradients apart."""
+    """Scales of lhs and rhs, which give equal gradients different noise."""
 
     states: States
-    """Of the output gradient alone."""
+    """States of the output gradient only."""
 
     scaled_shapes: tuple[tuple[int, ...], ...] = dataclasses.field(
         metadata={"static": True}
     )
-    """The shapes of what the scales are for; empty for None."""
+    """Shapes of the operands of `scales`; empty for None."""
 
 
 def _straight_through_fwd(how: Execution, *primals: Any):
@@ -191,7 +191,7 @@ def _straight_through_fwd(how: Execution, *primals: Any):
     tensors = how.fwd.lhs.tensor, how.fwd.rhs.tensor
     perturbed = [
         _is_perturbed(x)
-        # Parameters beside a frozen operand have done their work.
+        # The parameters of a frozen operand are no longer used.
         or (tensor.is_learned and not isinstance(x, QTensor) and _is_perturbed(state))
         for x, tensor, state in zip((lhs, rhs), tensors, states[:2], strict=True)
     ]
@@ -252,17 +252,17 @@ _ABSENT_SHAPE = (0, 0, 0)
 
 
 def _absent(tree: Any) -> Any:
-    """Residuals that are not needed, of the structure of those that would be.
+    """Placeholders, in the same pytree structure, for residuals that are not needed.
 
-    What `jax.checkpoint` and `jax.jit` traced once they differentiate with respect to
-    one operand here and to both there, and JAX takes the residuals of all of it to
-    have one structure.
+    `jax.checkpoint` and `jax.jit` trace a function once, then differentiate it with
+    respect to one operand or to both; JAX assumes that its residuals have one structure
+    in all cases.
     """
     return jax.tree.map(lambda _: jnp.zeros(_ABSENT_SHAPE, bool), tree)
 
 
 def _is_absent(tree: Any) -> bool:
-    """Whether something of residuals is `_absent`."""
+    """Whether any residual in a pytree is `_absent`."""
     return any(
         leaf.shape == _ABSENT_SHAPE and leaf.dtype == bool
         for leaf in jax.tree.leaves(tree)
@@ -270,7 +270,7 @@ def _is_absent(tree: Any) -> bool:
 
 
 def _scales_on_output(saved: _Residuals) -> tuple[jax.Array, ...]:
-    """The scales that can multiply the output, laid out so."""
+    """The scales that can multiply the output, in a shape that broadcasts with it."""
     operation = saved.operation
     return tuple(
         operation.scale_to_output(
@@ -293,7 +293,7 @@ def _is_perturbed(operand: Any) -> bool:
 
 
 def _check_second_derivative(how: Execution, differentiated: tuple[Side, ...]) -> None:
-    """Refuses a derivative of saved integers with respect to what they came from."""
+    """Raises ValueError for a derivative of saved integers by their float operand."""
     for gradient, other in zip(SIDES, reversed(SIDES), strict=True):
         is_mixed = gradient in how.differentiated and other in differentiated
         if is_mixed and how.saves(other) == "quantized":
@@ -311,7 +311,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
         scales = _scales_on_output(saved)
         others = saved.rhs, saved.lhs
-        # Layers of one shape have one gradient, which is traced once.
+        # Layers of one shape share one trace of the gradient.
         gradient_of = _traced_once if isinstance(g, jax.core.Tracer) else _gradient
         for side, other, own in zip(SIDES, others, saved.estimators, strict=True):
             if own is not None and not _is_absent((other, own)):
@@ -346,14 +346,14 @@ def _gradient(
     forward_scales: tuple[jax.Array, ...],
     state: Any,
 ) -> tuple[jax.Array, Any]:
-    """Contracts the gradient of the output with what the forward pass left.
+    """Contracts the gradient of the output with the residual of the other operand.
 
     Returns:
-        The gradient of an operand, and the statistics of the gradient of the output,
-        brought up to date.
+        The gradient of an operand, and the updated statistics of the gradient of the
+        output.
     """
     if isinstance(other, QTensor):
-        # Those are over the axes that the forward pass contracted.
+        # The sums are over the axes that the forward pass contracted.
         other = dataclasses.replace(other, sums=None)
         if how.rhs.reuse == "stored":
             scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
@@ -375,7 +375,7 @@ def _gradient(
         statistics.check_given(tensor, state, how.lhs.path)
         state = gradient_statistics.update(tensor, state, g, how.lhs.path)
         states = States(lhs=gradient_statistics.typed(tensor, state, g.ndim))
-        # The bound of a channel may be that of the batch before, but not its noise.
+        # Two batches may have equal bounds, and still need different noise.
         count = jnp.reshape(state.batches, (1,) * g.ndim)
         forward_scales = (*forward_scales, count)
     out = quantize_and_contract(

@@ -15,8 +15,8 @@ DotGeneral = Callable[..., Any]
 def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
     """Compiles a config into a function with the signature of `lax.dot_general`.
 
-    The function is hashable, and the same object for equal configs, so that it goes
-    where a static argument is wanted (``jnp.einsum(..., _dot_general=...)``).
+    The function is hashable, and the same object for equal configs, so that it can be a
+    static argument (``jnp.einsum(..., _dot_general=...)``).
 
     Args:
         cfg: what to quantize, and how. None, or a config that quantizes nothing,
@@ -30,28 +30,27 @@ def make_dot_general(cfg: config.DotGeneral | None) -> DotGeneral:
         - `lhs`, `rhs`: float32, bfloat16, float16 or float64 arrays, of equal dtypes
           or not, or a `QTensor` that was quantized with this config: frozen weights,
           or the result of another contraction.
-        - `precision`: of what the config leaves in floats: a gradient, or a float
-          operand beside integers. Where it leaves nothing, None or DEFAULT: sums of
-          integers are exact and have no other; ask for one and it raises.
-        - `preferred_element_type`: the dtype of the output. By default that of
-          `lax.dot_general`: the operands' dtypes, promoted.
+        - `precision`: precision of the contractions that the config leaves in floats:
+          a gradient, or a float operand with an integer one. If it leaves none, only
+          None and DEFAULT are allowed, others raise: sums of integers are exact.
+        - `preferred_element_type`: the dtype of the output; by default, as in
+          `lax.dot_general`, the promoted dtype of the operands.
         - `out_sharding`: as in `lax.dot_general`.
-        - `key`: seeds the noise of stochastic rounding, for each operand otherwise.
-          Without it the seeds are made of what calibration found in the operands.
+        - `key`: seeds the noise of stochastic rounding, which differs between operands.
+          Without a key, the seeds come from what calibration found in the operands.
         - `states`: `aqtlite.statistics.States`, for calibrations that gather statistics
-          or are learned. The gradient with respect to learned parameters is that of
-          the loss; with respect to statistics of the output gradient, it is what they
-          become with this batch. With ``fwd.smoothing`` a `QTensor` is one of an
-          operand that was smoothed before (`aqtlite.quantization.smoothing.smooth`).
+          or are learned. The gradient with respect to learned parameters is the
+          gradient of the loss; with respect to statistics of the output gradient, it
+          is their value after this batch. With ``fwd.smoothing``, a `QTensor` must have
+          been smoothed already (`aqtlite.quantization.smoothing.smooth`).
 
-        It returns an array, or, where ``cfg.out`` quantizes the result, a
-        `QTensor`.
+        It returns an array, or a `QTensor` where ``cfg.out`` quantizes the result.
 
         Gradients pass the rounding unchanged (straight-through estimator, Bengio et
         al. 2013, arXiv:1308.3432). Where ``use_fwd_quant`` is set, the backward
-        contraction takes the forward's integers as they are, and they alone are saved
-        for it. Such integers are constants to a *second* differentiation: second
-        derivatives with respect to one operand are there, mixed ones raise, and need
+        contraction reuses the integers of the forward pass, and only they are saved.
+        A *second* differentiation sees these integers as constants: second derivatives
+        with respect to one operand exist; mixed ones raise, and need
         ``use_fwd_quant=False``.
 
     Raises:

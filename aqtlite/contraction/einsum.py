@@ -28,29 +28,29 @@ def einsum(
     """Evaluates a two-operand einsum with a quantized contraction.
 
     Args:
-        eqn: any equation that `jnp.einsum` takes for two operands: with an ellipsis,
-            with letters repeated in one operand (its diagonal), summed away in one
-            operand, or of size one in one operand, with or without ``->``.
-        lhs: floating, or a `QTensor`; ``cfg.fwd.lhs`` is its config, in whatever order
-            the contraction runs.
+        eqn: any equation that `jnp.einsum` takes for two operands: with an ellipsis;
+            with letters repeated in one operand (a diagonal), summed over in one
+            operand, or of size one in one operand; with or without ``->``.
+        lhs: floating, or a `QTensor`; ``cfg.fwd.lhs`` is its config, whatever the order
+            in which the contraction runs.
         rhs: floating, or a `QTensor`; ``cfg.fwd.rhs`` is its config.
         cfg: what to quantize. None contracts in floating point.
         key: as for the function that `make_dot_general` returns.
         preferred_element_type: the dtype of the output.
         out_sharding: sharding of the output, a `NamedSharding` or a `PartitionSpec`, as
             in `jnp.einsum`.
-        states: for calibrations that gather statistics or are learned, as
-            `aqtlite.einsum_states` makes them; they are those of the operands of the
-            contraction, and of the result of the equation.
+        states: states of calibrations that gather statistics or are learned, as made by
+            `aqtlite.einsum_states`: for the operands of the contraction, and for the
+            result of the equation.
 
     Returns:
-        What ``jnp.einsum(eqn, lhs, rhs)`` returns, in its dtype; a `QTensor` where
-        ``cfg.out`` quantizes it, whose axes are those of the equation.
+        An array of the shape and dtype of ``jnp.einsum(eqn, lhs, rhs)``; where
+        ``cfg.out`` quantizes the result, a `QTensor` with the axes of the equation.
 
     Raises:
         ValueError: if the equation does not fit two operands of these shapes.
-        TypeError: if an operand is not floating and `cfg` quantizes, or if the
-            equation takes a diagonal of a `QTensor` or sums over an axis of it alone.
+        TypeError: if `cfg` quantizes and an operand is not floating, or if the equation
+            takes the diagonal of a `QTensor` or sums over an axis that only it has.
 
     >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
     >>> einsum("...k,kn->...n", x, w, cfg=config.fully_quantized()).shape
@@ -70,11 +70,11 @@ def einsum(
 def as_dot_general(
     eqn: str, lhs: Any, rhs: Any
 ) -> tuple[Operand, Operand, DotGeneral, Axes]:
-    """The contraction that an einsum makes.
+    """Returns the contraction to which an einsum reduces.
 
     Returns:
-        The operands of the equation, less axes that are no part of a contraction; the
-        contraction; and the permutation of the axes of its result.
+        The operands of the equation, without the axes that take no part in the
+        contraction; the contraction; and the permutation of the axes of its result.
     """
     lhs, rhs = as_operands(lhs, rhs)
     lhs_names, rhs_names, out_names = _parse(eqn, lhs, rhs)
@@ -97,7 +97,7 @@ def as_dot_general(
 
 
 def _parse(eqn: str, lhs: jax.Array, rhs: jax.Array) -> tuple[str, str, str]:
-    """The letters of both operands and of the output, ellipses spelled out."""
+    """The letters of both operands and of the output, with ellipses expanded."""
     if not isinstance(eqn, str):
         raise TypeError(f"eqn must be a string, got {type(eqn).__name__}")
     if eqn.count(",") != 1:

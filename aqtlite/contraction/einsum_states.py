@@ -27,11 +27,11 @@ def init_states(cfg: config.DotGeneral, eqn: str, lhs: Any, rhs: Any) -> States:
         cfg: config of the einsum.
         eqn: the equation.
         lhs: floating, or a `QTensor`; under `jax.eval_shape` a shape is enough.
-        rhs: the same.
+        rhs: like `lhs`.
 
     Returns:
-        As `aqtlite.statistics.init_states`, for the operands of the contraction and the
-        result of the equation.
+        States as from `aqtlite.statistics.init_states`, for the operands of the
+        contraction and the result of the equation.
     """
     lhs, rhs, operation, order = as_dot_general(eqn, lhs, rhs)
     states = statistics.init_states(cfg, lhs, rhs, operation)
@@ -47,12 +47,12 @@ def update_states(
 
     Args:
         cfg: config of the einsum.
-        states: as `init_states` returns them. What
-            `aqtlite.statistics.update_states` leaves as it is, stays as it is;
+        states: States, as `init_states` returns them. The states that
+            `aqtlite.statistics.update_states` leaves alone do not change;
             `aqtlite.statistics.update_output` updates ``states.out``.
         eqn: the equation.
         lhs: floating, or a `QTensor`.
-        rhs: the same.
+        rhs: like `lhs`.
     """
     lhs, rhs, operation, _ = as_dot_general(eqn, lhs, rhs)
     return statistics.update_states(cfg, states, lhs, rhs, operation)

@@ -1,8 +1,8 @@
 """The execution of a contraction and its gradients, resolved once.
 
-`resolve` decides, and the contraction reads its record: nothing rewrites a config after
-it. What follows from a config alone is in `config.arithmetic`, which `config.describe`
-reads, too.
+`resolve` turns a config into an `Execution`, which the contraction reads; no config is
+rewritten after that. Decisions that depend on the config alone are in
+`config.arithmetic`, which `config.describe` reads, too.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ _PATHS = "fwd.lhs", "dlhs.lhs", "drhs.lhs", "fwd.rhs", "dlhs.rhs", "drhs.rhs"
 
 
 class _OperandType(NamedTuple):
-    """All that the execution depends on of an operand."""
+    """The properties of an operand on which the execution depends."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: NamedSharding | None
-    """On a mesh with explicit axes."""
+    """Sharding on a mesh with explicit axes, otherwise None."""
 
     scale_shape: tuple[int, ...] | None
-    """Of a `QTensor`, None for an array."""
+    """Shape of the scale of a `QTensor`, None for an array."""
 
 
 def _type_of(x: Operand) -> _OperandType:
@@ -57,30 +57,29 @@ class OperandExecution:
     """The execution of one operand."""
 
     path: str
-    """The path of its config."""
+    """Path of the operand's config, as ``"fwd.lhs"``."""
 
     tensor: config.Tensor
-    """The config by which it is quantized, or was; its blocks those of ``local_aqt``,
-    if there is one."""
+    """Config of the operand, with the blocks of ``local_aqt`` if there is one."""
 
     form: arithmetic.Form
-    """The form in which it enters the dot."""
+    """Form in which the operand enters the dot."""
 
     salt: int
-    """Tells the noise of this operand from that of its siblings."""
+    """Number that gives each operand its own noise."""
 
     reuse: arithmetic.Reuse | None = None
-    """None: the operand is quantized here, if at all."""
+    """How a gradient reuses an operand of the forward pass; None if it does not."""
 
     is_given: bool = False
-    """It is given quantized, as a `QTensor`."""
+    """Whether the operand is given quantized, as a `QTensor`."""
 
     scale_moves: bool = False
-    """Its scale multiplies the other operand before that one is quantized."""
+    """Whether the scale multiplies the other operand, before that one is quantized."""
 
     @property
     def scales_output(self) -> bool:
-        """True if the scale multiplies the sums."""
+        """Whether the scale multiplies the sums."""
         return self.form in ("stored", "narrow", "decoded")
 
 
@@ -94,53 +93,53 @@ class ContractionExecution:
     lhs: OperandExecution
     rhs: OperandExecution
     kind: arithmetic.Kind
-    """The kind of dot."""
+    """Kind of dot."""
 
     in_dtype: np.dtype | None
-    """A float dtype to contract in, None for that of the operands."""
+    """Float dtype to contract in, None for the dtype of the operands."""
 
     accumulator: np.dtype | None
-    """A float dtype for the sums, None for int32 or float32."""
+    """Float dtype of the sums, None for int32 or float32."""
 
     out_dtype: np.dtype
     out_sharding: NamedSharding | None
 
     needs_noise: bool
-    """The rounding of its lhs is stochastic."""
+    """Whether lhs is rounded stochastically."""
 
     precision: lax.PrecisionLike = None
-    """Of the contraction, where it is one of floats."""
+    """Precision of the contraction, if it is one of floats."""
 
     @property
     def has_blocks(self) -> bool:
-        """Whether a scale of blocks may vary along contracting axes."""
+        """Whether an operand is quantized in blocks."""
         return self.lhs.tensor.blocks is not None or self.rhs.tensor.blocks is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """A contraction, and what its gradients are resolved from."""
+    """The execution of a contraction, and what its gradients need to be resolved."""
 
     fwd: ContractionExecution
     cfg: config.DotGeneral
-    """The config of the gradients."""
+    """Config of the gradients."""
 
     structure: Any
-    """The operation, less its arrays."""
+    """Pytree structure of the operation."""
 
     lhs: _OperandType
     rhs: _OperandType
     differentiated: tuple[Side, ...] = ()
-    """The operands that an enclosing differentiation differentiates."""
+    """Operands with respect to which an enclosing differentiation differentiates."""
 
     def gradient(self, side: Side) -> ContractionExecution:
-        """The contraction that gives the gradient of an operand."""
+        """The execution of the contraction that gives the gradient of an operand."""
         own, other = (self.lhs, self.rhs) if side == "lhs" else (self.rhs, self.lhs)
         precision = self.fwd.precision
         return _gradient(self.cfg, self.structure, side, own, other, precision)
 
     def saves(self, side: Side) -> Saved:
-        """The residual of an operand, which the gradient of the other one reads."""
+        """The form in which an operand is saved for the gradient of the other one."""
         if side == "lhs":
             return _saved(self.cfg.fwd.lhs, self.cfg.drhs, self.lhs)
         return _saved(self.cfg.fwd.rhs, self.cfg.dlhs, self.rhs)
@@ -155,20 +154,20 @@ def resolve(
     out_sharding: NamedSharding | None = None,
     precision: lax.PrecisionLike = None,
 ) -> Execution:
-    """Resolves a config for an operation on operands of these types.
+    """Resolves a config for an operation and its operands.
 
     Args:
         cfg: what to quantize.
         operation: the contraction.
         lhs: an array, or a `QTensor` in place of one that the config quantizes.
-        rhs: the same.
+        rhs: like `lhs`.
         out_dtype: dtype of the result.
         out_sharding: sharding of the result, on a mesh with explicit axes.
-        precision: of contractions of floats, the gradients among them.
+        precision: precision of contractions of floats, gradients included.
 
     Raises:
-        ValueError: if ``calib_shared_axes`` names axes that an operand lacks, or a
-            `QTensor` has a scale for each element of its contracting axes that cannot
+        ValueError: if ``calib_shared_axes`` names axes that an operand lacks, or if a
+            `QTensor` has a scale per element of its contracting axes that cannot
             multiply the other operand.
     """
     structure, types = jax.tree.structure(operation), (_type_of(lhs), _type_of(rhs))
@@ -182,7 +181,7 @@ def _resolve(cfg, structure, lhs, rhs, out_dtype, out_sharding, precision) -> Ex
     fwd = _contraction("fwd", cfg.fwd, cfg.fwd.rhs, None, *results)
     if lhs.scale_shape is None and rhs.scale_shape is None:
         return Execution(fwd, cfg, structure, lhs, rhs)
-    # The arrays of an operation, if it has any, do not matter here.
+    # Only the static fields of the operation matter here.
     operation = jax.tree.unflatten(structure, [None] * structure.num_leaves)
     moves_lhs = _scale_moves(operation, "lhs", fwd.lhs, lhs, fwd.rhs, rhs)
     moves_rhs = _scale_moves(operation, "rhs", fwd.rhs, rhs, fwd.lhs, lhs)
@@ -227,7 +226,7 @@ def _scale_moves(
     if obstacle is None:
         return True
     if one.tensor.blocks is not None:
-        return False  # As blocks of one element.
+        return False  # Contracted in tiles, as blocks of one element.
     raise ValueError(
         f"{one.path} is a QTensor of shape {own.shape} with a scale of shape "
         f"{own.scale_shape} that varies along the contracting axes "
@@ -240,12 +239,12 @@ def _scale_moves(
 def resolve_gradient(
     gradient: ContractionExecution, operation: Operation, g: jax.Array, other: Operand
 ) -> Execution:
-    """Resolves a gradient as a contraction of its own, whose gradients are float.
+    """Resolves a gradient as a contraction with float gradients of its own.
 
     Args:
         gradient: ``execution.gradient(side)``.
         operation: ``operation.gradient(side)``.
-        g: the gradient of the output.
+        g: gradient of the output.
         other: the other operand.
     """
     structure = jax.tree.structure(operation)
@@ -264,17 +263,17 @@ def _contraction(
     """Resolves one contraction.
 
     Args:
-        path: path of the config.
-        raw: its config.
-        rhs: how its rhs is quantized, which may be as the forward pass did.
-        reuse: reuse of the rhs.
+        path: path of the contraction's config: "fwd", "dlhs" or "drhs".
+        raw: config of the contraction.
+        rhs: config of rhs, in a gradient perhaps the one of the forward pass.
+        reuse: reuse of rhs.
         out_dtype: dtype of the result.
         out_sharding: sharding of the result.
-        precision: precision of the contraction, where it is one of floats.
+        precision: precision of the contraction, if it is one of floats.
     """
     accumulator = raw.dg_accumulator_dtype
     if accumulator is not None and not jnp.issubdtype(accumulator, jnp.floating):
-        accumulator = None  # Sums of integers are of int32 anyway.
+        accumulator = None  # Sums of integers are int32 anyway.
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     tensors = raw.lhs, rhs
     if raw.local_aqt is not None:

@@ -1,21 +1,22 @@
-"""NaN where a static range would hide it.
+"""Propagation of NaN where a static range would hide it.
 
-A calibration that looks at an array finds its NaN and infinities, and makes the scale
-NaN. One whose range is known beforehand (statistics, learned scales, constants) sees
-none, and rounding makes some integer of a NaN. So something is multiplied by 1, or by
-NaN where an operand was not finite:
+A dynamic calibration sees NaN and infinities in an array and makes the scale NaN. With
+a range known beforehand (statistics, learned scales, constants), rounding would turn a
+NaN into some integer. So the scale or the result is multiplied by a factor, NaN where
+an operand was not finite and otherwise 1:
 
-- with statistics that can still be updated, all of the operand counts. In a training
-  step that gathers statistics of largest magnitudes, they are found anyway;
-- in any case, as in serving, where a reduction over the activations would cost as much
-  as a dynamic scale, the ends of each row count: that finds a layer before that gave
-  NaN alone, for want of its own statistics. `config.Tensor.find_nan` looks at all.
+- Statistics that can still be updated: the factor checks the whole operand. A training
+  step that gathers statistics of largest magnitudes reduces over it anyway.
+- Otherwise, as in serving, where a reduction over the activations would cost as much as
+  a dynamic scale: the factor checks the first and last element of each row. That finds
+  an earlier layer that returned nothing but NaN, for lack of statistics of its own.
+  `config.Tensor.find_nan` checks the whole operand here, too.
 
-What is multiplied by the ends is the result, in which each row of activations has its
-own factor. All else multiplies scales, which are computed in full before anything reads
-them and are given in serving: what follows is then compiled alike in both programs.
-Scales of what may be a weight are multiplied by the ends, too, and frozen so: a served
-program has no float weight to look at.
+The factor from the ends of rows multiplies the result, which keeps a factor for each
+row of activations. Other factors multiply scales, which are computed in full before
+anything reads them and are given in serving: the rest is then compiled alike in both
+programs. Scales of possible weights are multiplied by the factor of the ends, too, and
+frozen so: a served program has no float weight to check.
 """
 
 import dataclasses
@@ -44,19 +45,19 @@ def marked(
     path: str,
     state: Any,
 ) -> tuple[QTensor, jax.Array | None]:
-    """Makes the scale NaN where an operand was, or gives a factor of the result.
+    """Makes the scale NaN where an operand was, or returns a factor of the result.
 
     Args:
         x: the operand.
-        q: x, quantized here.
-        tensor: how it is quantized, by a calibration that `is_blind`.
+        q: `x`, quantized.
+        tensor: config of the operand, with a calibration that `is_blind`.
         axes: axes of the operand.
-        path: where `tensor` stands, as ``"fwd.rhs"``.
+        path: path of `tensor`, as ``"fwd.rhs"``.
         state: state of the calibration.
 
     Returns:
         `q`, and the factor: float32, 1 or NaN, keepdims with size 1 along the
-        contracting axes; None if the scale is NaN where it has to be.
+        contracting axes; None if `q.scale` already has every NaN.
     """
     is_weight = path == "fwd.rhs" and not axes.batch
     gathers = _gathers(tensor, state)
@@ -67,7 +68,7 @@ def marked(
     factor = _of_rows(x, tensor, axes)
     if factor is None:
         return q, None
-    # Statistics are of activations.
+    # Only activations have statistics.
     is_own = not tensor.calibration.has_state and all(
         n in (1, m) for n, m in zip(factor.shape, q.scale.shape, strict=True)
     )
@@ -82,7 +83,7 @@ def with_poisoned_scale(
     path: str,
     state: Any,
 ) -> QTensor:
-    """Makes the scale NaN where an array was: what shares a scale shares that.
+    """Like `marked`, but the factor always multiplies the scale, never the result.
 
     The arguments are those of `marked`.
     """
@@ -93,7 +94,7 @@ def with_poisoned_scale(
 
 
 def _gathers(tensor: config.Tensor, state: Any) -> bool:
-    """Whether the statistics can still be updated, and no element is hidden."""
+    """Whether statistics can still be updated, and ``find_nan`` is not set."""
     is_fixed = isinstance(state, FixedScale)
     return tensor.gathers_statistics and not is_fixed and not tensor.find_nan
 
@@ -101,7 +102,7 @@ def _gathers(tensor: config.Tensor, state: Any) -> bool:
 def _of_whole(
     x: jax.Array, tensor: config.Tensor, axes: OperandAxes, path: str
 ) -> jax.Array:
-    # The axes of the statistics, for which the reduction is there already.
+    # The axes of the statistics, over which the calibration reduces anyway.
     shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     return _of_all(x, tuple(sorted({*shared, *axes.contracting})))
 
@@ -153,6 +154,6 @@ class _OfEnds(TargetDependent):
     def lowered(self, target, x):
         if target.partitions == 1:
             return self.reference(x)
-        # Devices would have to tell each other the ends of what is cut.
+        # The ends of a sharded axis would take communication between devices.
         shape = (1 if axis in self.axes else n for axis, n in enumerate(x.shape))
         return jnp.ones(tuple(shape), jnp.float32)

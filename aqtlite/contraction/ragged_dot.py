@@ -17,13 +17,13 @@ def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
     """Compiles a config into a function with the signature of `lax.ragged_dot`.
 
     ``y[m,n] = sum_k x[m,k] w[group(m),k,n]``, for a mixture of experts: rows, sorted by
-    expert, are contracted with the matrix of theirs. By default a row of x has a scale,
-    and so has each column of each expert in w.
+    expert, are contracted with the matrix of their expert. By default each row of x has
+    a scale, and so has each column of each expert in w.
 
     The gradient of w sums over the rows of each expert. There the gradient of the
-    output has a scale for each column, found over the rows of all experts. One for each
-    expert and column would be a maximum by segments; the gradients of rows do not grow
-    with the number of rows that an expert has, so that it would gain little.
+    output has a scale for each column, found over the rows of all experts. A scale for
+    each expert and column would need a segment maximum and gain little: the gradient of
+    a row does not grow with the number of rows of its expert.
 
     The function is hashable, and the same object for equal configs.
 
@@ -37,11 +37,11 @@ def make_ragged_dot(cfg: config.DotGeneral | None) -> RaggedDot:
         preferred_element_type=None, group_offset=None, out_sharding=None, *,
         key=None, states=None)``.
 
-        - `lhs`, `rhs`: of shapes ``(m, k)`` and ``(g, k, n)``, otherwise as those of
-          `make_dot_general`'s function.
-        - `group_sizes`: integers, of shape ``(g,)``. Rows behind the last group have
-          zeros as result and as gradient, whatever they hold.
-        - `precision`, `preferred_element_type`, `key`, `states`: as there.
+        - `lhs`, `rhs`: of shapes ``(m, k)`` and ``(g, k, n)``, otherwise as in the
+          function that `make_dot_general` returns.
+        - `group_sizes`: integers, of shape ``(g,)``. Rows after the last group have
+          zero results and gradients, whatever they hold.
+        - `precision`, `preferred_element_type`, `key`, `states`: as in that function.
         - `group_offset`, `out_sharding`: None. JAX has no `group_offset` either.
 
         It returns an array, or, where ``cfg.out`` quantizes the result, a `QTensor`.
@@ -79,11 +79,11 @@ def _ragged_dot(
 def ragged_operation(
     lhs: Any, rhs: Any, group_sizes: Any, group_offset: Any = None
 ) -> operations.RaggedDot:
-    """The operation of a `lax.ragged_dot` of such operands.
+    """Returns the operation of a `lax.ragged_dot` of these operands.
 
     Raises:
-        TypeError: if the group sizes are no integers.
-        ValueError: if a shape does not fit, or for a group offset.
+        TypeError: if the group sizes are not integers.
+        ValueError: if a shape does not fit, or if a group offset is given.
     """
     if group_offset is not None:
         raise ValueError(
@@ -103,7 +103,7 @@ def ragged_operation(
         )
     sizes = jnp.asarray(group_sizes)
     if not sizes.size:
-        sizes = sizes.astype(jnp.int32)  # Of an empty list they are floats.
+        sizes = sizes.astype(jnp.int32)  # An empty list becomes float32.
     if not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise TypeError(
             f"group_sizes must be integers, got {sizes.dtype} of shape {sizes.shape}; "

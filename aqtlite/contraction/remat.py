@@ -1,8 +1,8 @@
-"""Names of what a contraction quantizes, for policies of `jax.checkpoint`.
+"""Names of quantized operands and sums, for policies of `jax.checkpoint`.
 
-A quantized contraction gives names (`jax.ad_checkpoint.checkpoint_name`) to its
-integers, their scales and their sums, so that a policy can save integers where it would
-have saved floats of four times their size, and recompute the rest.
+A quantized contraction names (`jax.ad_checkpoint.checkpoint_name`) its integers, their
+scales and their sums, so that a policy can save integers instead of floats of four
+times their size, and recompute the rest.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ LHS, RHS = "aqt_lhs", "aqt_rhs"
 """The stored values of the operands."""
 
 LHS_SCALE, RHS_SCALE = "aqt_lhs_scale", "aqt_rhs_scale"
-"""Their scales and zero points."""
+"""The scales and zero points of the operands."""
 
 SUMS = "aqt_sums"
 """The sums of products, before they are scaled."""
@@ -35,9 +35,9 @@ Policy = Callable[..., Any]
 def save_quantized(*names: str) -> Policy:
     """A policy of `jax.checkpoint` that saves quantized operands and no floats.
 
-    The backward pass quantizes nothing a second time that it reuses
-    (``use_fwd_quant``), and of what it reuses keeps a quarter of float32's memory.
-    Without `jax.checkpoint`, the floats between contractions are kept as well.
+    The backward pass does not quantize again the operands that it reuses
+    (``use_fwd_quant``), and they take a quarter of float32's memory. Without
+    `jax.checkpoint`, the floats between contractions are kept as well.
 
     >>> import jax.numpy as jnp
     >>> import aqtlite
@@ -52,7 +52,7 @@ def save_quantized(*names: str) -> Policy:
     (4, 4)
 
     Args:
-        *names: others to save, such as those of a model's own
+        *names: other names to save, such as a model's own
             `jax.ad_checkpoint.checkpoint_name`.
     """
     policy: Policy = jax.checkpoint_policies.save_only_these_names(*OPERANDS, *names)
@@ -60,7 +60,7 @@ def save_quantized(*names: str) -> Policy:
 
 
 def named(side: Side, q: QTensor) -> QTensor:
-    """Gives names to the arrays of a quantized operand."""
+    """Names the arrays of a quantized operand, for policies of `jax.checkpoint`."""
     name, scales = (LHS, LHS_SCALE) if side == "lhs" else (RHS, RHS_SCALE)
     zero_point = q.zero_point
     if zero_point is not None:
@@ -78,11 +78,11 @@ def named(side: Side, q: QTensor) -> QTensor:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Packed:
-    """Floats of 8 or 16 bits, as the integers of their bits.
+    """Floats of 8 or 16 bits, bitcast to unsigned integers.
 
     `jax.checkpoint` passes every float that it saves through `lax.reduce_precision`,
-    which takes the largest exponent for infinities and NaN, and flushes subnormal
-    values. Neither is true of all float8 dtypes.
+    which reads the largest exponent as infinity or NaN and flushes subnormal values;
+    that is wrong for some float8 dtypes.
     """
 
     bits: jax.Array
@@ -93,10 +93,10 @@ def packed(tree: Any) -> Any:
     """Replaces stored floats by their bits, which `jax.checkpoint` saves exactly.
 
     Args:
-        tree: a pytree in which a `QTensor` is a node.
+        tree: a pytree with `QTensor`s as nodes.
 
     Returns:
-        The pytree for `unpacked`; stored integers and float arrays stay.
+        A pytree that `unpacked` takes; stored integers and float arrays are unchanged.
     """
     return _map_stored(_pack, tree)
 

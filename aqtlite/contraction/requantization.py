@@ -17,7 +17,7 @@ PATH = "out"
 
 
 def left_float(cfg: config.DotGeneral) -> config.DotGeneral:
-    """The config without the quantization of its result."""
+    """Returns a config without the quantization of the result."""
     if not cfg.out.is_quantized:
         return cfg
     return dataclasses.replace(cfg, out=config.Tensor())
@@ -26,28 +26,29 @@ def left_float(cfg: config.DotGeneral) -> config.DotGeneral:
 def quantize(
     out: jax.Array, tensor: config.Tensor, state: Any = ()
 ) -> jax.Array | QTensor:
-    """Quantizes the result of a contraction as ``out`` says.
+    """Quantizes the result of a contraction by the config ``out``.
 
-    Gradients pass the rounding unchanged (straight-through estimator): those with
-    respect to the returned `QTensor`, of `QTensor.dequant` or of a contraction that
-    takes it, are those with respect to `out`, except where the grid's
-    ``clip_gradient`` drops them.
+    Gradients pass the rounding unchanged (straight-through estimator): the gradient
+    with respect to the returned `QTensor`, through `QTensor.dequant` or a contraction,
+    becomes the gradient with respect to `out`, except where the grid's
+    ``clip_gradient`` drops it.
 
     Args:
-        out: the result, floating.
-        tensor: how; by default its last axis shares a scale.
-        state: the statistics of a calibration that gathers them, or the `FixedScale` in
-            their place.
+        out: result of the contraction, floating.
+        tensor: config of the result; by default, elements share a scale along the last
+            axis.
+        state: statistics of a calibration that gathers them, or a `FixedScale` in their
+            place.
 
     Returns:
-        A `QTensor`; the array that it stands for, with ``use_fake_quant``.
+        A `QTensor`; with ``use_fake_quant``, its dequantized array.
     """
     axes = OperandAxes.of_contracting(out.ndim, tuple(range(out.ndim))[-1:])
     fixed = jax.lax.stop_gradient(out)
     q = quantizer.quantize_array(fixed, tensor, axes, PATH, state=state)
     if tensor.calibration.is_blind:
         q = poison.with_poisoned_scale(fixed, q, tensor, axes, PATH, state)
-    # What contracts the integers reads scales as it reads those of operands.
+    # The next contraction must read this scale like any operand's scale.
     if not isinstance(state, FixedScale):
         q = quantizer.with_fusion_barrier(q)
     mask = straight_through.gradient_mask(fixed, q)

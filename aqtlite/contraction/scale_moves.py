@@ -1,14 +1,14 @@
 """Scales that vary along contracting axes, moved to the other operand.
 
 A value cache has a scale for each position, and attention contracts positions. Such a
-scale cannot be taken out of the sum, but goes to the other operand, before that one is
-quantized:
+scale cannot be taken out of the sum, but it can multiply the other operand before that
+one is quantized:
 
     sum_k p_k (s_k q_k) = sum_k (p_k s_k) q_k
 
-The contraction stays one of integers, ``q`` with the integers of ``p s``. Whether a
-scale moves is decided by `aqtlite.contraction.execution.resolve`; scales of blocks of
-several elements do not, and cut the contraction into tiles.
+Integers are still contracted with integers: ``q`` with the quantized ``p s``.
+`aqtlite.contraction.execution.resolve` decides whether a scale moves; scales of blocks
+of several elements do not, and cut the contraction into tiles.
 """
 
 import dataclasses
@@ -52,8 +52,8 @@ def obstacle(
         operation: the contraction.
         side: side of the operand that has the scale.
         scale_shape: shape of the scale.
-        other_scale_shape: shape of the other operand's scale, if that is a `QTensor`.
-        other: the config of the other operand.
+        other_scale_shape: shape of the other operand's scale, None for an array.
+        other: config of the other operand.
     """
     if other_scale_shape is not None:
         return (
@@ -77,15 +77,15 @@ def obstacle(
 def move(
     operation: Operation, side: Side, x: QTensor, other: Any
 ) -> tuple[QTensor, jax.Array]:
-    """Takes the scale from one operand, and multiplies the other by it.
+    """Moves the scale of one operand to the other.
 
-    Gradients are those of the operands: of the other one, and of the float array that
-    was rounded, if the `QTensor` carries it.
+    Gradients flow to the other operand, and to the float array that was rounded, if the
+    `QTensor` carries it.
 
     Args:
         operation: the contraction.
         side: side of the operand that has the scale.
-        x: a `QTensor`, whose scale has size 1 along remaining axes.
+        x: a `QTensor`, with a scale of size 1 along remaining axes.
         other: floating.
 
     Returns:

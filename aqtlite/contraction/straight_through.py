@@ -1,7 +1,7 @@
 """The straight-through estimator of one operand (Bengio et al. 2013, arXiv:1308.3432).
 
-It says at which elements the gradient of the rounded operand passes on to the operand,
-and what of it goes to the parameters of a learned calibration.
+It decides at which elements the gradient of the rounded operand passes on to the
+operand, and how much goes to the parameters of a learned calibration.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ class Estimator:
 
     tensor: config.Tensor
     mask: jax.Array | None
-    """The elements at which the gradient passes. None: all, or `learned` tells."""
+    """Elements at which the gradient passes. None: all, or the mask of `learned`."""
 
     learned: "Learned | None"
     """None if the calibration is not learned."""
 
     def gradients(self, gradient: jax.Array) -> tuple[jax.Array, Any]:
-        """The gradients of the operand, and of learned parameters (or None).
+        """The gradients of the operand and of the learned parameters (None without).
 
         Args:
             gradient: gradient of the rounded operand.
@@ -56,13 +56,13 @@ def estimator(
     """Makes the estimator of an operand.
 
     Args:
-        one: the execution of the operand.
+        one: execution of the operand.
         x: the operand.
-        q: what became of it; None if it stayed in float.
+        q: the operand quantized; None if it stayed in floating point.
         state: state of the calibration.
     """
     if one.is_given:
-        return Estimator(one.tensor, None, None)  # It was rounded, and clipped, before.
+        return Estimator(one.tensor, None, None)  # Clipped where it was made.
     if q is not None and one.tensor.is_learned:
         return Estimator(one.tensor, None, Learned(state, x, q))
     if q is None or isinstance(x, QTensor):
@@ -82,18 +82,18 @@ class Learned:
     def gradients(
         self, tensor: config.Tensor, gradient: jax.Array
     ) -> tuple[jax.Array | None, calibration.Parameters]:
-        """The elements at which the gradient passes, and that of the parameters.
+        """The elements at which the gradient passes, and the parameters' gradients.
 
         Args:
-            tensor: the config of the operand.
+            tensor: config of the operand.
             gradient: gradient of the rounded operand.
 
         Returns:
-            A mask, None for all; and arrays like the parameters.
+            A mask, None for all elements; and arrays like the parameters.
 
         Raises:
-            TypeError: if a class of a user's own gives anything but a mask.
-            ValueError: if it gives other arrays than the parameters'.
+            TypeError: if a user's calibration returns anything but a mask.
+            ValueError: if it returns arrays unlike the parameters.
         """
         values, of = self._values(), tensor.calibration
         mask = of.gradient_mask(self.parameters, values, tensor.grid)
@@ -105,7 +105,7 @@ class Learned:
         return mask, self._of_parameters(tensor, values, gradient)
 
     def _values(self) -> calibration.Quantized:
-        """The operand before and after quantization, its blocks laid apart."""
+        """The operand before and after quantization, split into blocks."""
         unit = 1.0 if self.q.numerics is None else self.q.numerics.unit
         wide = dataclasses.replace(self.q, dtype=np.dtype("float32"))
         zero_point = self.q.zero_point
@@ -128,7 +128,7 @@ class Learned:
         found = tensor.calibration.parameters_gradient(
             self.parameters, values, self._in_blocks(gradient), axes, tensor.grid
         )
-        # Parameters that were cast have gradients of their own dtype.
+        # Parameters that were cast need gradients in their own dtype.
         found = {
             name: one.astype(self.parameters[name].dtype)
             if name in self.parameters and one.dtype == jnp.float32
@@ -151,11 +151,11 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
     """The elements at which the grid lets the gradient pass; None for all.
 
     Args:
-        x: what was quantized.
-        q: what became of it.
+        x: the array that was quantized.
+        q: `x` quantized.
 
     Raises:
-        TypeError: if a grid of a user's own gives anything but a mask.
+        TypeError: if a user's grid returns anything but a mask.
     """
     grid = q.numerics
     if grid is None:
