@@ -1,4 +1,4 @@
-"""A traced function with frozen weights in place of its float parameters."""
+"""Evaluates a traced function with frozen weights in place of float parameters."""
 
 import functools
 import itertools
@@ -21,22 +21,21 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 
 Entries = Mapping[Path, Sequence[FrozenEntry]]
-"""Frozen weights by the path under which they are kept."""
+"""Frozen weights by the path of their module in the collection."""
 
 
 class _Found(NamedTuple):
-    """A frozen weight of a contraction."""
+    """A frozen weight found for a contraction."""
 
     name: str
-    """The names of its parameters."""
+    """Names of its parameters, joined by commas."""
 
     qtensor: QTensor
     floats: tuple[int, ...]
-    """The inputs that are those of its parameters which are there as floats, too, since
-    something else reads them."""
+    """Indices of inputs that are its parameters and stayed in float for other uses."""
 
     sampled: Any
-    """What these were when it was frozen; None if it was not stored."""
+    """Samples of these floats when they were frozen; None if none were stored."""
 
 
 def serve(
@@ -46,16 +45,16 @@ def serve(
 
     Args:
         program: the traced call.
-        values: the inputs of its jaxpr; a `Placeholder` for a parameter that is frozen.
+        values: inputs of its jaxpr; a `Placeholder` for each frozen parameter.
         frozen: the frozen weights.
-        converter: how the user converts, for errors.
+        converter: the user's call of the conversion, for messages.
 
     Returns:
         The outputs of the jaxpr.
 
     Raises:
-        ValueError: if a frozen weight is beside its float, is missing or does not fit,
-            or if a frozen parameter is in another place or read in any other way.
+        ValueError: if a frozen weight is missing, does not fit, or is beside the float
+            that it replaced; or if a frozen parameter has moved or is read as a float.
     """
     gone = {i for i, x in enumerate(values) if isinstance(x, Placeholder)}
     for i in sorted(gone):
@@ -91,7 +90,7 @@ def serve(
 
 
 def _compared(weight: _Found, values: Sequence[Any], converter: str) -> _Found:
-    """A frozen weight, or NaN if it is stale: its floats have other values."""
+    """Returns a weight after comparing its floats, as `guards.unless_stale`."""
     if not weight.floats or weight.sampled is None:
         return weight
     floats = [lax.stop_gradient(jnp.asarray(values[i])) for i in weight.floats]
@@ -137,7 +136,7 @@ def _check_read(
     frozen: Entries,
     converter: str,
 ) -> None:
-    """Raises if a result depends on parameters that are gone, but by frozen weights."""
+    """Raises if a result depends on frozen parameters except through frozen weights."""
     quantized = program.plan.quantized()
     unread = {
         one.site.location: {one.index(side) for side in found[one.site.location]}
@@ -169,13 +168,13 @@ def _contract(
     values: Sequence[Any],
     given: tuple[Mapping[Side, QTensor], States],
 ) -> tuple[Sequence[Any], None]:
-    """Contracts frozen weights.
+    """Contracts with frozen weights.
 
     Args:
         program: the traced call.
         one: the contraction.
-        beside: the names of those weights whose floats are there, too.
-        values: the inputs of its equation.
+        beside: names of the weights with parameters that stayed in float, by side.
+        values: inputs of its equation.
         given: its frozen weights, and the states of its calibrations.
     """
     frozen, states = given
@@ -190,12 +189,12 @@ def _contract(
 
 
 def _name(program: Program, needed: Set[Any]) -> str:
-    """The names of the parameters among what a weight is made of."""
+    """Returns the names of the parameters among the inputs of a weight."""
     numbers = program.parameters.keys() & needed
     return ", ".join(map(str, sorted(program.parameters[i] for i in numbers)))
 
 
 def _steps(one: PlannedContraction) -> tuple[int, ...]:
-    """The sizes of the leading axes that its frozen weights have for steps of scans."""
+    """Returns the sizes of leading axes that hold one frozen weight per scan step."""
     of_weights = program_lib.weights_per_step(one)
     return tuple(itertools.compress(one.site.lengths, of_weights))

@@ -1,8 +1,8 @@
-"""The serving conversion of any framework's models, and serving; knows no framework.
+"""Serving conversion and serving, independent of the framework.
 
-A framework gives a `model.Model`, which says what the operands of its calls are made
-of. `discovery` tells which of them are weights, `recording` makes them outputs of a
-trace, `planning` decides which of them to freeze, `conversion` runs the plan, `report`
-sums it up, and `lookup` finds the frozen weights when the model is served. Read `model`
+A framework implements `model.Model`, which reports the parameters behind the operands
+of every call. `discovery` finds the weights among the operands, `recording` makes them
+outputs of a trace, `planning` decides which to freeze, `conversion` runs the plan,
+`report` sums it up, and `lookup` finds the frozen weights at serving time. Read `model`
 first.
 """

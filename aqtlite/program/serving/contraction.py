@@ -1,4 +1,4 @@
-"""Calls of quantized contractions, as a trace of a model shows them."""
+"""Quantized contractions in the trace of a model."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -20,18 +20,19 @@ class Contraction:
     """The operands to freeze: "auto", "lhs", "rhs", "both" or "none"."""
 
     name: str | None
-    """The name of its frozen weights, in place of their parameters'."""
+    """Name for its frozen weights, instead of the names of their parameters."""
 
     operation: Operation
     lhs: Any
     rhs: Any
     states: States = States()
-    """States of the calibrations."""
+    """States of its calibrations."""
 
     def in_float(self) -> "Contraction":
-        """Returns the contraction without quantization, which takes less to trace.
+        """Returns the contraction without quantization, which is cheaper to trace.
 
-        One whose operands `lax.dot_general` does not take together stays as it is.
+        A contraction with a `QTensor` operand, or with operands of two dtypes, is
+        returned unchanged: `lax.dot_general` does not take them.
         """
         operands = self.lhs, self.rhs
         if any(isinstance(x, QTensor) for x in operands):
@@ -41,7 +42,7 @@ class Contraction:
         return dataclasses.replace(self, cfg=config.unquantized())
 
     def smoothed_operands(self) -> tuple[Any, Any]:
-        """Returns the operands that are quantized."""
+        """Returns the operands after smoothing, ready to be quantized."""
         raw = self.cfg.fwd
         if raw.smoothing is None:
             return self.lhs, self.rhs
@@ -49,7 +50,7 @@ class Contraction:
         return smoothing.smooth(raw, self.lhs, self.rhs, dims, self.states.smoothing)
 
     def array(self, side: Side) -> Any:
-        """Returns an operand."""
+        """Returns the array of one side."""
         return self.lhs if side == "lhs" else self.rhs
 
     def operand(self, side: Side) -> Operand:
@@ -58,7 +59,7 @@ class Contraction:
         return Operand(side, tuple(x.shape), tuple(sorted(axes)), x.dtype)
 
     def quantized_sides(self) -> list[Side]:
-        """Returns the operands that the config quantizes and no caller has."""
+        """Returns the sides to quantize: those that are not `QTensor`s already."""
         raw = self.cfg.fwd
         sides: tuple[tuple[Side, config.Tensor, Any], ...] = (
             ("lhs", raw.lhs, self.lhs),
@@ -72,12 +73,12 @@ class Contraction:
 
 
 class OperandKey(NamedTuple):
-    """An operand of a contraction, the same in every trace of one call of a model."""
+    """Key of an operand, stable across traces of one call of a model."""
 
     path: tuple[str, ...]
-    """The path of the calling module."""
+    """Path of the calling module."""
 
     position: int
-    """The place of the contraction among those of the module."""
+    """Index of the contraction among the contractions of the module."""
 
     side: Side

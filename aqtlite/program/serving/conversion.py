@@ -1,6 +1,6 @@
-"""What every conversion does: runs what a plan says, at once or a weight at a time.
+"""Runs the plan of a conversion, all weights at once or one at a time.
 
-It is the same for every framework. A `Model` puts the frozen weights into variables.
+Independent of the framework: a `Model` puts the frozen weights into its variables.
 """
 
 import dataclasses
@@ -33,16 +33,16 @@ def check_call(
     kwargs: Mapping[str, Any],
     what: str,
 ) -> None:
-    """Checks that a function takes the arguments of a call, before it is traced.
+    """Checks that a function accepts the arguments of a call, before tracing it.
 
     Args:
-        function: the function. One whose signature Python does not know takes any.
-        args: arguments of the call.
-        kwargs: its keyword arguments.
-        what: who calls the function, and how it is given the arguments.
+        function: the function. Without a known signature it accepts any arguments.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        what: the caller and how it passes the arguments, for the message.
 
     Raises:
-        TypeError: if it does not take them.
+        TypeError: if the arguments do not fit the signature.
     """
     try:
         signature = inspect.signature(function)
@@ -61,15 +61,16 @@ def convert(
     strict: bool = False,
     report: Callable[[ConversionReport], Any] | None = None,
 ) -> Any:
-    """Returns the serving variables of a plan, and says what became of parameters.
+    """Returns the serving variables of a plan, and reports on every parameter.
 
     Args:
         plan: the plan.
         strict: raise if a weight stays in float.
-        report: is called with the `ConversionReport`.
+        report: function to call with the `ConversionReport`.
 
     Raises:
-        ValueError: with `strict`, if a weight stays in float; before variables change.
+        ValueError: with `strict`, if a weight stays in float; no variable has changed
+            by then.
     """
     stored = freeze(plan)
     summary = report_lib.report_of(plan, stored)
@@ -87,7 +88,10 @@ def serving(plan: Plan) -> Any:
 
 
 def freeze(plan: Plan) -> list[StoredWeight]:
-    """Makes all weights, those of one call in one program; shapes of shapes."""
+    """Quantizes all weights of a plan, with one program per traced call.
+
+    Returns shapes in place of arrays if the model's variables are shapes.
+    """
     weights, variables = plan.weights, plan.model.values
     abstract = any(
         isinstance(variables[one], jax.ShapeDtypeStruct)
@@ -129,7 +133,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
 
 
 def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
-    """The axes of parameters that the axes of the outputs of a slice are."""
+    """Returns the parameter axis behind each axis of the outputs of a slice."""
     return part.unflatten(
         tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
         for one in axes.output_axes(part.jaxpr)
@@ -149,30 +153,30 @@ def _run(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class FrozenWeight(NamedTuple):
-    """A frozen weight, and the cost of its quantization."""
+    """A frozen weight and its quantization error."""
 
     qtensor: QTensor
     signal: jax.Array
-    """float32: the sum of the squares of the operand that was quantized."""
+    """Sum of squares of the smoothed float operand, float32."""
 
     noise: jax.Array
-    """float32: the sum of the squares of what quantization changed."""
+    """Sum of squares of the quantization error, float32."""
 
     identity: jax.Array | None = None
-    """Values of what stays in float."""
+    """Values that identify the float operand or parameters that stay beside it."""
 
 
 class WeightFreezer:
-    """Makes weights one at a time.
+    """Quantizes weights one at a time.
 
-    Compiles programs that are the same only once, as those of equal layers are.
+    Identical programs, as of equal layers, are compiled once.
     """
 
     def __init__(self):
         self._compiled: dict[str, Any] = {}
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
-        """Makes a weight of the values of its sources and buffers."""
+        """Quantizes a weight from the values of its sources and buffers, in order."""
         recorded = weight.recorded
         outputs = weight.outputs, recorded.outputs.smoothed
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
@@ -199,7 +203,7 @@ class WeightFreezer:
 
 
 def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:
-    """Returns the sums of squares of an array, and of what quantization changed."""
+    """Returns the sums of squares of an array and of its quantization error."""
     x = x.astype(jnp.float32)
     noise = x - dataclasses.replace(qtensor, dtype=jnp.dtype("float32")).dequant()
     return jnp.sum(x * x), jnp.sum(noise * noise)

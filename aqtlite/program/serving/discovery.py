@@ -1,7 +1,7 @@
 """Weights among the operands of a model's contractions.
 
-A weight is an operand whose value depends on nothing but parameters and constants.
-Those that cannot be frozen are found, too, with the reason.
+A weight is an operand that depends only on parameters and constants. Operands that
+cannot be frozen are returned with the reason.
 """
 
 import math
@@ -17,7 +17,7 @@ class Refusal(NamedTuple):
 
     why: str
     is_expected: bool = False
-    """Nobody would want it frozen, or somebody asked for it to stay in float."""
+    """Whether it is no candidate, such as an activation, or stays float on request."""
 
 
 def check_some(discoveries: Sequence[Discovery]) -> None:
@@ -57,7 +57,7 @@ def weights(
     for key in sorted(chosen):
         is_required = all(one.is_required for one in by_key[key])
         if key.side == "lhs" and key._replace(side="rhs") in chosen and not is_required:
-            # The lhs may be one that was broadcast to the inputs' batch.
+            # The lhs may have been broadcast to the batch of the inputs.
             chosen.discard(key)
             refusals[key] = Refusal("the rhs is a weight, too", is_expected=True)
     return frozenset(chosen), {k: r for k, r in refusals.items() if r is not None}

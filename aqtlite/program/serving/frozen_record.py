@@ -1,4 +1,4 @@
-"""The static record of a frozen weight: what contracts it, and how."""
+"""The static record of a frozen weight: the operand and config it was frozen for."""
 
 import dataclasses
 import functools
@@ -14,39 +14,39 @@ from aqtlite.operations import Side
 from aqtlite.program.serving.identity import Identity
 
 COLLECTION = "aqt"
-"""The collection of frozen weights, and the name of the optional rng stream."""
+"""Name of the collection of frozen weights, and of the optional rng stream."""
 
 RECORD = "site"
-"""The name of the `FrozenRecord` among the values that are stored of a weight.
+"""Key of the `FrozenRecord` in the entry of a frozen weight.
 
-It is part of the format of checkpoints, as "kind": "site" is in their manifests."""
+Part of the checkpoint format, as is "kind": "site" in the manifests."""
 
 IDENTITY = "identity"
-"""The name there of values of what stayed in float, where something did: those of the
-operand, or samples of parameters where the record has a text for its identity."""
+"""Key of the values that identify what stayed in float, if anything did: values of the
+operand, or samples of parameters if the record's identity is a string."""
 
 
 class Operand(NamedTuple):
-    """The static part of one operand of a contraction."""
+    """The static description of one operand of a contraction."""
 
     side: Side
 
     shape: tuple[int, ...]
     contracting: tuple[int, ...]
-    """Its contracting axes, in ascending order."""
+    """Contracting axes, in ascending order."""
 
     dtype: np.dtype
 
     def serving_order(self) -> tuple[int, ...]:
-        """Returns the order to store it in when frozen: contracting axes last.
+        """Returns the order of axes to store a frozen weight in: contracting axes last.
 
-        A few rows by a 4096 x 4096 kernel take a CPU half the time that way.
+        On CPUs this halves the time of a few rows by a 4096 x 4096 kernel.
         """
         others = (a for a in range(len(self.shape)) if a not in self.contracting)
         return (*others, *self.contracting)
 
     def is_like(self, other: "Operand") -> bool:
-        """Whether both agree in all but the dtype."""
+        """Whether both agree in everything except the dtype."""
         return self._replace(dtype=other.dtype) == other
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Operand(NamedTuple):
 
 
 def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
-    """Writes a shape and a dtype as JAX does, such as "float32[8,24]"."""
+    """Formats a shape and a dtype as JAX does, such as "float32[8,24]"."""
     return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
@@ -72,31 +72,31 @@ def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class FrozenRecord:
-    """The contraction that `convert` froze a weight of: a pytree without leaves.
+    """The contraction for which `convert` froze a weight; a pytree without leaves.
 
-    It is stored beside the integers, and serving compares it with the call.
+    Stored beside the integers, and compared with the call when served.
     """
 
     cfg: config.DotGeneral
     operand: Operand
     identity: Identity | None
-    """Fingerprint of the operand where its parameters are placeholders. None where they
-    stayed in float: then its values are an array beside the integers."""
+    """Identity of the operand made of placeholders. None if its parameters stayed in
+    float: values that identify it are then an array beside the integers."""
 
     made_of: tuple[str, ...]
-    """Paths of its parameters, joined by dots."""
+    """Paths of the parameters it is made of, joined by dots."""
 
     beside_floats: bool = False
-    """The module also contracts operands like this one that are not frozen."""
+    """Whether the module also contracts float operands like this one."""
 
     removed: tuple[str, ...] | None = None
-    """Those of its parameters that the conversion took away: paths from the root of the
-    parameters, joined by slashes. None where the conversion did not say."""
+    """The parameters in `made_of` that the conversion removed: paths from the root,
+    joined by slashes. None in records of conversions that did not store them."""
 
     recipe: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
-    """An empty dictionary under a name that tells how the weight was made. Checkpoints
-    keep the name, and refuse to be restored as what was made in another way: their
-    readers cast the integers of one grid to those of another."""
+    """`recipe_name` of the record, mapped to an empty dictionary. Checkpoints keep the
+    name, so that restoring a weight into a target of another config raises; their
+    readers would cast the integers of one grid to another."""
 
     def __post_init__(self) -> None:
         if self.recipe is None:
@@ -104,15 +104,17 @@ class FrozenRecord:
 
     @property
     def is_beside_floats_like_it(self) -> bool:
-        """Whether an operand may be a float although it is like this one. One that is
-        known by how it is made is not."""
+        """Whether an operand like this one may be a float.
+
+        False if serving identifies it by its computation (a string identity).
+        """
         return self.beside_floats and not isinstance(self.identity, str)
 
     def is_made_of(self, module: Sequence[str], path: Sequence[str]) -> bool:
         """Whether the weight may be made of a parameter.
 
         Args:
-            module: the path of the module that contracts the weight.
+            module: path of the module that contracts the weight.
             path: path of the parameter.
         """
         name = ".".join(path)
@@ -121,15 +123,15 @@ class FrozenRecord:
         )
 
     def __repr__(self) -> str:
-        # Serving variables hold one of these per layer; its fields fill a screen.
+        # Serving variables hold a record per layer, and all fields fill a screen.
         return f"FrozenRecord({self.operand} of {'+'.join(self.made_of)})"
 
 
 def recipe_name(records: Sequence[FrozenRecord]) -> str:
-    """The name under which checkpoints keep how frozen weights were made.
+    """Returns the name that tells checkpoints how frozen weights were made.
 
-    Two names differ if the forward configs do, or what is contracted. It is part of the
-    format of checkpoints.
+    A digest of the forward configs, sides, contracting axes and dtypes. Part of the
+    checkpoint format.
     """
     parts: list[Any] = []
     for record in records:
@@ -141,12 +143,12 @@ def recipe_name(records: Sequence[FrozenRecord]) -> str:
 
 
 class FrozenEntry(NamedTuple):
-    """A frozen weight of a module, as it is stored."""
+    """The stored entry of a frozen weight."""
 
     name: str
     record: FrozenRecord
     values: Mapping[str, Any]
-    """The `QTensor` by its side; values of floats by `IDENTITY`, if there are any."""
+    """The `QTensor` keyed by side, and values of floats by `IDENTITY`, if any."""
 
 
 def frozen_entries(
@@ -155,8 +157,8 @@ def frozen_entries(
     """Yields the frozen weights of a collection, each with the path of its module.
 
     Args:
-        collection: collection of the module at `path`, and of those below it.
-        path: of this module.
+        collection: the part of the collection below `path`.
+        path: path of the module that it belongs to.
     """
     for name, child in collection.items():
         if isinstance(child, Mapping) and isinstance(child.get(RECORD), FrozenRecord):

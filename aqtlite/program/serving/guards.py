@@ -1,9 +1,8 @@
-"""What serving refuses, in one text for every way of serving.
+"""Errors of serving, with the same messages for every way of serving.
 
-Frozen weights are served by injected functions of Linen, by models and functions that
-rules quantize, and by NNX models. Each finds its frozen weights in its own way, and
-tells here what it knows. Each function names the parameter, what is wrong with it, and
-what to do.
+Injected Linen functions, models and functions quantized by rules, and NNX models look
+up frozen weights in their own ways and share these checks. Every message names the
+parameter, the problem and the remedy.
 """
 
 import dataclasses
@@ -38,20 +37,20 @@ RESTORED = (
     "target, or load a checkpoint of `aqtlite convert` with "
     "aqtlite.checkpoint.load_serving"
 )
-"""Why something is not there, and how to restore it."""
+"""Cause of static values that are missing after a restore, and the remedy."""
 
 
 def check_restored(collection: Any) -> None:
-    """Refuses frozen weights whose static part was lost on disk.
+    """Refuses frozen weights restored without their static records.
 
     Args:
-        collection: the frozen weights, by names.
+        collection: the frozen weights, by name.
 
     Raises:
-        ValueError: if there are their arrays alone.
+        ValueError: if a weight has its arrays but no record.
     """
     for path, node in _mappings(collection, ()):
-        # Modules may have these names, too.
+        # "qvalue" and "scale" may also be names of modules.
         if node.keys() >= _QTENSOR and not isinstance(node["qvalue"], Mapping):
             raise ValueError(
                 f"the frozen weight at {'/'.join((COLLECTION, *path))!r} has arrays "
@@ -69,15 +68,14 @@ def _mappings(
 
 
 def check_recipe(record: FrozenRecord, stored: Collection[str]) -> None:
-    """Refuses to restore a frozen weight as if it were made by another config.
+    """Refuses to restore a frozen weight into a target of another config.
 
     Args:
         record: record of the target.
-        stored: the names of the recipe that was saved; empty in what was saved before
-            there were any.
+        stored: names in the saved recipe; empty in checkpoints older than recipes.
 
     Raises:
-        ValueError: if it is another one.
+        ValueError: if the recipes differ.
     """
     if stored and set(stored) != set(record.recipe or ()):
         weight = " and ".join(record.made_of)
@@ -91,15 +89,15 @@ def check_recipe(record: FrozenRecord, stored: Collection[str]) -> None:
 def check_not_beside_floats(
     record: FrozenRecord, floats: Collection[str], converter: str
 ) -> None:
-    """Refuses a frozen weight beside the float parameters whose place it took.
+    """Refuses a frozen weight beside the float parameters that it replaced.
 
     Args:
         record: record of the weight.
-        floats: the paths of the parameters that are floats.
-        converter: how the user converts.
+        floats: paths of the float parameters.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
-        ValueError: if a parameter that the conversion took away is there again.
+        ValueError: if a parameter that the conversion removed is there again.
     """
     for name in record.removed or ():
         if name in floats:
@@ -111,16 +109,16 @@ def check_not_beside_floats(
 
 
 def check_place(parameter: str, number: int, converted: int, converter: str) -> None:
-    """Refuses a frozen parameter in the place of another one.
+    """Refuses a frozen parameter that has moved since the conversion.
 
     Args:
-        parameter: its path.
-        number: its place among the parameters.
-        converted: the place of the parameter that was frozen.
-        converter: how the user converts.
+        parameter: path of the parameter.
+        number: its index among the parameters.
+        converted: its index in the conversion.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
-        ValueError: if they differ.
+        ValueError: if the indices differ.
     """
     if number != converted:
         raise ValueError(
@@ -136,15 +134,15 @@ def check_has_weight(
     records: Iterable[tuple[Sequence[str], FrozenRecord]],
     converter: str,
 ) -> None:
-    """Refuses a frozen parameter that no frozen weight is made of.
+    """Refuses a frozen parameter without a frozen weight made of it.
 
     Args:
-        parameter: its path.
-        records: the frozen weights, each with the path of its module.
-        converter: how the user converts.
+        parameter: path of the parameter.
+        records: records of the frozen weights, each with the path of its module.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if no frozen weight is made of it.
     """
     path = tuple(parameter.split("/"))
     if not any(record.is_made_of(module, path) for module, record in records):
@@ -152,7 +150,7 @@ def check_has_weight(
 
 
 def refuse_missing(parameter: str, converter: str) -> NoReturn:
-    """Refuses a frozen parameter without any frozen weight that is made of it.
+    """Raises the error of `check_has_weight`.
 
     Raises:
         ValueError: always.
@@ -168,13 +166,13 @@ def refuse_missing(parameter: str, converter: str) -> NoReturn:
 def refuse_another_way(
     parameter: str, operand: Operand, where: str, converter: str
 ) -> NoReturn:
-    """Refuses a contraction of frozen parameters that no converted call had.
+    """Refuses an operand made of frozen parameters as in no converted call.
 
     Args:
-        parameter: the path of one of them.
-        operand: that is made of it.
-        where: the contraction, or the module that makes it.
-        converter: how the user converts.
+        parameter: path of one of the parameters.
+        operand: the operand made of it.
+        where: the contraction, or its module.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
         ValueError: always.
@@ -188,12 +186,12 @@ def refuse_another_way(
 
 
 def refuse_float_read(parameter: str, why: str, converter: str) -> NoReturn:
-    """Refuses to read a frozen parameter as if it were a float.
+    """Refuses to read a frozen parameter as a float.
 
     Args:
-        parameter: its path.
-        why: the reason why there is no frozen weight to take.
-        converter: how the user converts.
+        parameter: path of the parameter.
+        why: reason why no frozen weight takes its place.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
         ValueError: always.
@@ -215,15 +213,15 @@ def fitting(
     """Returns the frozen weights that fit an operand.
 
     Args:
-        named: weights that may stand for it, each with a name for errors.
+        named: candidate weights, each with a name for messages.
         cfg: config of the contraction.
         operand: the operand.
-        steps: sizes of the leading axes along which steps of scans have their own.
-        converter: how the user converts.
+        steps: sizes of the leading axes that hold one weight per step of a scan.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
-        ValueError: if one that fits is not stored as it was converted; or if none does,
-            and the operand cannot be a float that was left beside them.
+        ValueError: if a fitting weight is not stored as it was converted; or if there
+            are candidates, none fits, and the operand cannot be a float beside them.
     """
     of_config = [(name, entry) for name, entry in named if entry.record.cfg == cfg]
     found = [one for one in of_config if one[1].record.operand == operand]
@@ -240,13 +238,13 @@ def fitting(
 def refuse_another_config(
     weight: str, converted: config.DotGeneral, called: config.DotGeneral, converter: str
 ) -> NoReturn:
-    """Refuses a contraction by another config than its weight was frozen by.
+    """Refuses a contraction with another config than its weight was frozen with.
 
     Args:
-        weight: its name.
-        converted: the config of the conversion.
-        called: the config of the call.
-        converter: how the user converts.
+        weight: name of the weight.
+        converted: config in the conversion.
+        called: config in the call.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
         ValueError: always.
@@ -262,13 +260,13 @@ def refuse_another_config(
 def refuse_another_operand(
     weight: str, converted: Operand, called: Operand, converter: str
 ) -> NoReturn:
-    """Refuses a contraction of another shape or dtype than that of its weight.
+    """Refuses an operand of another shape or dtype than its frozen weight.
 
     Args:
-        weight: its name.
-        converted: the operand in the conversion.
-        called: the operand of the call.
-        converter: how the user converts.
+        weight: name of the weight.
+        converted: operand in the conversion.
+        called: operand in the call.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
         ValueError: always.
@@ -305,16 +303,18 @@ def _check_stored(
 def unless_stale(
     weight: str, frozen: QTensor, is_same: jax.Array, converter: str
 ) -> QTensor:
-    """Returns a frozen weight; NaN where that shows at run time to be stale.
+    """Returns a frozen weight if the floats beside it have not changed.
+
+    With a traced `is_same` that turns out false, its scale is NaN.
 
     Args:
-        weight: its name.
+        weight: name of the weight.
         frozen: the weight.
-        is_same: whether floats that stay beside it are those that it was made of.
-        converter: how the user converts.
+        is_same: whether the floats beside it still have the values it was made of.
+        converter: the user's call of the conversion, for the message.
 
     Raises:
-        ValueError: if they are not, and that is known.
+        ValueError: if `is_same` is concrete and false.
     """
     if not isinstance(is_same, jax.core.Tracer):
         if is_same:
@@ -331,15 +331,15 @@ def unless_stale(
 
 
 def without_gradient(weight: str, frozen: QTensor, operand: jax.Array) -> QTensor:
-    """Returns a frozen weight, which refuses the gradient of its float parameters.
+    """Returns a frozen weight that refuses gradients of its float parameters.
 
     Args:
-        weight: its name.
+        weight: name of the weight.
         frozen: the weight.
-        operand: the float operand in whose place it is contracted.
+        operand: the float operand that the weight replaces.
 
     Raises:
-        TypeError: where the float operand is differentiated.
+        TypeError: if the float operand is differentiated.
     """
     scale = _without_gradient(weight, frozen.scale, operand)
     return dataclasses.replace(frozen, scale=scale)

@@ -1,10 +1,10 @@
 """The identity of a weight, by which serving tells it from others.
 
-It is a fingerprint: the first element, and the last one along each axis. An operand
-made of placeholders has numbers and NaN there that no other parameters, and no other
-transformation of them, give. One made of parameters that stayed in float has
-its own values, and is told from others by elements all over it as well: the rows of an
-embedding are not trained at the same time.
+It is a fingerprint: the first element, and the last one along each axis. In an operand
+made of placeholders these are numbers and NaN that no other parameter or transformation
+gives. An operand made of parameters that stayed in float has values of its own, and
+elements spread over the whole array are compared as well: training may change only some
+rows of an embedding.
 """
 
 import math
@@ -23,15 +23,15 @@ Fingerprint = tuple[float | None, ...]
 """The first element of an operand, and the last one along each axis; None is NaN."""
 
 Identity = Fingerprint | str
-"""A fingerprint, or a text that says how the weight is made, which a model has whose
-programs are served as they were traced."""
+"""A fingerprint; or a digest of the weight's computation, for models served from their
+traced programs."""
 
 
 def fingerprint(x: jax.Array) -> list[jax.Array]:
-    """Returns the first element of an array, and the last one along each of its axes.
+    """Returns the first element of an array, and the last one along each axis.
 
     Each keeps the rank of the array, so that a transformation can stack it along the
-    axis along which it stacks the array.
+    same axis as the array.
     """
     starts = [(0,) * x.ndim]
     for axis in range(x.ndim):
@@ -47,11 +47,12 @@ def fingerprint(x: jax.Array) -> list[jax.Array]:
 
 
 def from_values(values: list[Any]) -> Fingerprint | None:
-    """Returns the fingerprint of evaluated values, or None if they give none.
+    """Returns the fingerprint of evaluated values, or None.
+
+    None if an element differs along a stacked axis, or if all are NaN or zero.
 
     Args:
-        values: of `fingerprint`, each stacked along any axes. One weight has one value
-            for each, and not NaN and zero alone.
+        values: result of `fingerprint`, each element stacked along any axes.
     """
     found: list[float | None] = []
     for value in values:
@@ -63,7 +64,7 @@ def from_values(values: list[Any]) -> Fingerprint | None:
 
 
 def same(first: Identity, second: Identity, dtype: Any) -> bool:
-    """Whether two identities of operands of one dtype are of one weight."""
+    """Whether two identities, of operands of one dtype, belong to one weight."""
     if isinstance(first, str) or isinstance(second, str):
         return first == second
     return len(first) == len(second) and all(
@@ -73,7 +74,7 @@ def same(first: Identity, second: Identity, dtype: Any) -> bool:
 
 
 def matches(x: jax.Array, identity: Fingerprint) -> jax.Array:
-    """Compares the fingerprint of an operand; returns a bool, concrete or traced."""
+    """Whether an operand has a fingerprint: a bool, concrete or traced."""
     with jax.debug_nans(False):
         result = jnp.bool_(True)
         for found, expected in zip(fingerprint(x), identity, strict=True):
@@ -83,18 +84,18 @@ def matches(x: jax.Array, identity: Fingerprint) -> jax.Array:
 
 
 def has_nan(x: jax.Array) -> jax.Array:
-    """Whether a value of the fingerprint of an operand is NaN."""
+    """Whether the fingerprint of an operand contains NaN."""
     with jax.debug_nans(False):
         return jnp.isnan(stack(fingerprint(x))).any()
 
 
 SAMPLED = 64
-"""The elements that are read all over an array. It is part of the format of frozen
-weights, as `spread` is."""
+"""Number of elements that `spread` chooses. Part of the format of frozen weights, as is
+`spread`."""
 
 
 def spread(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Returns the indices of elements all over an array, of all rows and columns.
+    """Returns indices of at most `SAMPLED` elements spread over rows and columns.
 
     Args:
         shape: shape of the array.
@@ -102,12 +103,12 @@ def spread(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     size = math.prod(shape)
     count = min(size, SAMPLED)
     number, step = np.arange(count), max(size // max(count, 1), 1)
-    # Steps alone would stay in one column where rows divide them.
+    # Equal steps would stay in one column if the row length divides them.
     return np.unravel_index(number * step + number * 31 % step, shape)
 
 
 def sample(x: jax.Array) -> jax.Array:
-    """Returns the elements of an array at the places of `spread`, as a vector."""
+    """Returns the elements of an array at the indices of `spread`, as a vector."""
     if not x.ndim:
         return x.reshape(1)
     places = x.at[tuple(spread(x.shape))]
@@ -118,26 +119,26 @@ def sample(x: jax.Array) -> jax.Array:
 
 
 def values_of(x: jax.Array) -> jax.Array:
-    """Returns values that tell an operand of floats from others.
+    """Returns values that identify a float operand.
 
-    Its fingerprint, and elements all over it; of the rank of the operand.
+    Its fingerprint and its `sample`, joined along the first axis; same rank as `x`.
     """
     elements = sample(x)
     return stack([*fingerprint(x), elements.reshape(-1, *(1,) * (x.ndim - 1))])
 
 
 def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
-    """Compares an operand of floats with the one that was frozen.
+    """Whether a float operand is the one that was frozen.
 
     Args:
         x: the operand.
-        values: `values_of` the operand that was frozen; or its fingerprint
-            alone, as it was converted before there were others.
+        values: `values_of` the frozen operand; or its fingerprint alone, as older
+            conversions stored.
     """
     with jax.debug_nans(False):
         found = values_of(x)[: values.shape[0]].astype(jnp.float32)
         values = values.astype(jnp.float32)
-        # What cancels may be another small number in another program.
+        # A value that cancels may be another small number in another program.
         largest = jnp.max(jnp.where(jnp.isfinite(values), jnp.abs(values), 0))
         close = jnp.abs(found - values) <= tolerance(x.dtype) * largest
         same = (found == values) | (jnp.isnan(found) & jnp.isnan(values))
@@ -145,15 +146,15 @@ def matches_values(x: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def sample_parameters(parameters: Sequence[Any]) -> jax.Array:
-    """Returns the samples of several parameters, joined: float32."""
+    """Returns the concatenated samples of several parameters, float32."""
     samples = (sample(jnp.asarray(x)).astype(jnp.float32) for x in parameters)
     return jnp.concatenate(list(samples))
 
 
 def same_parameters(parameters: Sequence[Any], stored: jax.Array) -> jax.Array:
-    """Whether parameters have the values of `sample_parameters`.
+    """Whether parameters still have the values stored by `sample_parameters`.
 
-    They are compared in the precision that they have now, which may be a lower one.
+    Compares in the parameters' current dtypes, which may be narrower than before.
     """
     with jax.debug_nans(False):
         found = sample_parameters(parameters)
@@ -170,17 +171,17 @@ def same_parameters(parameters: Sequence[Any], stored: jax.Array) -> jax.Array:
 
 
 def stack(values: list[jax.Array]) -> jax.Array:
-    """Joins the values of a fingerprint to one array of the rank of the operand."""
+    """Concatenates the values of a fingerprint along the first axis."""
     return jnp.concatenate(values, axis=0)
 
 
 def tolerance(dtype: Any) -> float:
-    """Returns the relative difference that programs may make of a number."""
+    """Returns the relative difference allowed between two programs' values."""
     return 2.0**-8 if jnp.dtype(dtype).itemsize < 4 else 2.0**-16
 
 
 def _close(value: Any, expected: float | None, dtype: Any) -> Any:
     if not expected:
-        # NaN times zero: XLA may make a selection of a multiplication by a mask.
+        # NaN times zero may be zero: XLA may turn a mask's product into a select.
         return (value != value) | (value == 0)
     return abs(value - expected) <= tolerance(dtype) * abs(expected)

@@ -1,6 +1,6 @@
-"""Lookup of the frozen weights of a call in serving.
+"""Lookup of frozen weights at serving time.
 
-A frozen weight is found by what an operand is made of, never by the order of calls.
+A frozen weight is found by the identity of the operand, never by the order of calls.
 """
 
 import dataclasses
@@ -33,26 +33,26 @@ class ModuleVariables:
     path: tuple[str, ...]
 
     params: Mapping[str, Any]
-    """Its own parameters: floats, and `Placeholder`s for those that are frozen."""
+    """The module's own parameters: floats, or `Placeholder`s if frozen."""
 
     frozen: Sequence[FrozenEntry]
 
     find: Callable[[str], Any]
     """Returns a parameter of any module by its path from the root, joined by slashes;
-    None where the calling module does not see it."""
+    None if the calling module does not see it."""
 
     records: Callable[[], Iterable[tuple[tuple[str, ...], FrozenRecord]]]
-    """Returns the frozen weights of all modules, each with the path of its module."""
+    """Returns the records of all modules' weights, each with its module's path."""
 
     def __str__(self) -> str:
         return "/".join(self.path) or "the root module"
 
     def name(self, name: str) -> str:
-        """The path of a parameter, or of a frozen weight, of the module."""
+        """Returns the path of one of the module's parameters or frozen weights."""
         return "/".join((*self.path, name))
 
     def frozen_of_size(self, size: int) -> dict[str, Placeholder]:
-        """Returns the frozen parameters of so many elements, by path."""
+        """Returns the frozen parameters with `size` elements, by path."""
         return {
             self.name(name): value
             for name, value in self.params.items()
@@ -60,11 +60,11 @@ class ModuleVariables:
         }
 
     def frozen_parameter(self, x: Any) -> str | None:
-        """Returns the path of a frozen parameter that an operand may be made of."""
+        """Returns the path of a frozen parameter with the operand's size, or None."""
         return next(iter(self.frozen_of_size(x.size)), None)
 
     def has_float_parameter(self, size: int) -> bool:
-        """Whether there is a float parameter of at least so many elements."""
+        """Whether there is a float parameter with at least `size` elements."""
         return any(
             getattr(value, "size", 0) >= size
             for value in self.params.values()
@@ -73,7 +73,7 @@ class ModuleVariables:
 
 
 class Either(NamedTuple):
-    """An operand that is a frozen weight or a float, which XLA or the call decides."""
+    """An operand that is a frozen weight or a float, decided at run time."""
 
     is_frozen: jax.Array
     frozen: QTensor
@@ -81,12 +81,12 @@ class Either(NamedTuple):
 
 
 def contract(function: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> Any:
-    """Contracts operands as they are, or as they turn out to be.
+    """Contracts the operands that `frozen_operands` returned.
 
     Args:
         function: the contraction.
-        lhs: of `frozen_operands`.
-        rhs: the same.
+        lhs: array, `QTensor` or `Either`.
+        rhs: array, `QTensor` or `Either`.
     """
     if isinstance(lhs, Either):
         return lax.cond(
@@ -106,7 +106,7 @@ def contract(function: Callable[[Any, Any], Any], lhs: Any, rhs: Any) -> Any:
 def check_no_frozen_parameter(
     module: ModuleVariables, contraction: Contraction, why: str
 ) -> None:
-    """Refuses to contract a parameter that was frozen as if it were a float.
+    """Refuses to contract a frozen parameter as a float.
 
     Raises:
         ValueError: if the calling module has a frozen parameter of an operand's size.
@@ -121,18 +121,18 @@ def check_no_frozen_parameter(
 def frozen_operands(
     contraction: Contraction, module: ModuleVariables
 ) -> tuple[Any, Any]:
-    """Returns the operands of a call, with frozen weights in place of their floats.
+    """Returns the operands of a call, with frozen weights in place of floats.
 
     Args:
         contraction: the call.
         module: the variables of the calling module.
 
     Returns:
-        For each operand an array, a `QTensor`, or `Either`; `contract` takes them.
+        For each operand an array, a `QTensor` or an `Either`, for `contract`.
 
     Raises:
         ValueError: if a frozen weight does not fit the call, or if an operand is made
-            of frozen parameters in a way that no converted call had.
+            of frozen parameters as in no converted call.
     """
     operands = {"lhs": contraction.lhs, "rhs": contraction.rhs}
     for side in contraction.quantized_sides():
@@ -156,9 +156,9 @@ def frozen_operands(
 
 
 def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
-    """Refuses frozen weights of another size than the one parameter they are made of.
+    """Refuses frozen weights whose size is not that of their only parameter.
 
-    Those of a model that is larger or smaller; others may be slices.
+    They belong to a larger or smaller model. Sliced parameters are not checked.
     """
     for weight in module.frozen:
         first, *others = weight.record.made_of
@@ -172,10 +172,10 @@ def _check_sizes(module: ModuleVariables, operand: Operand) -> None:
 
 
 def _check_not_beside_floats(module: ModuleVariables, weight: FrozenEntry) -> None:
-    """Refuses frozen weights beside the float parameters that they were made of."""
+    """Refuses a frozen weight beside float parameters that it replaced."""
     record = weight.record
     if record.removed is None and record.identity is not None:
-        # Variables of a conversion that did not say what it took away: all of it.
+        # The conversion did not store what it removed, and removed all of it.
         removed = tuple(map(module.name, record.made_of))
         record = dataclasses.replace(record, removed=removed)
     found = {name: module.find(name) for name in record.removed or ()}
@@ -190,7 +190,7 @@ def _check_not_beside_floats(module: ModuleVariables, weight: FrozenEntry) -> No
 def _candidates(
     module: ModuleVariables, cfg: config.DotGeneral, operand: Operand
 ) -> list[FrozenEntry]:
-    """Returns the frozen weights that an operand may be, by all that is static."""
+    """Returns the frozen weights that fit an operand's static description."""
     similar = [one for one in module.frozen if one.record.operand.is_like(operand)]
     for weight in similar:
         _check_not_beside_floats(module, weight)
@@ -199,7 +199,10 @@ def _candidates(
 
 
 def _beside_floats(module: ModuleVariables, weight: FrozenEntry, x: jax.Array) -> Any:
-    """Returns a frozen weight whose floats stay; no other operand is like it."""
+    """Returns a frozen weight after comparing it with the floats that stay beside it.
+
+    No other operand of the module is like it.
+    """
     name, frozen = module.name(weight.name), weight.values[weight.record.operand.side]
     is_same = identity.matches_values(lax.stop_gradient(x), weight.values[IDENTITY])
     found = guards.unless_stale(name, frozen, is_same, guards.LINEN)
@@ -210,7 +213,7 @@ def _beside_floats(module: ModuleVariables, weight: FrozenEntry, x: jax.Array) -
 def _concrete(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand, x: Any
 ) -> Any:
-    """Returns the frozen weight that an array is, or the array itself."""
+    """Returns the frozen weight that matches a concrete array, or the array."""
     for weight in candidates:
         if _matches(weight, x):
             return weight.values[operand.side]
@@ -225,9 +228,10 @@ def _concrete(
 def _is_made_of_frozen(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], x: jax.Array
 ) -> bool:
-    """True if an array has the NaN of a placeholder.
+    """Whether an array has the NaNs of a placeholder.
 
-    An activation of the size of a parameter may have some NaN of its own.
+    Without candidates it must have as many as a placeholder of its size: an activation
+    may contain some NaN of its own.
     """
     found = jnp.isnan(x).sum()
     if candidates:
@@ -242,18 +246,18 @@ def _traced(
     operand: Operand,
     x: jax.Array,
 ) -> "QTensor | Either":
-    """Returns the frozen weight that a traced operand turns out to be.
+    """Selects the frozen weight that matches a traced operand.
 
-    XLA folds the comparisons: the compiled program contracts a frozen weight and
-    nothing else. An operand that is none of them is quantized as it is where the module
-    has float operands like it, and becomes NaN elsewhere.
+    XLA folds the comparisons: the compiled program contracts one frozen weight and
+    nothing else. An operand that matches none is quantized in the call if the module
+    has float operands like it, and otherwise becomes NaN.
     """
     fixed = lax.stop_gradient(x)
     found = [_matches(weight, fixed) for weight in candidates]
     frozen = _first(found[:-1], [w.values[operand.side] for w in candidates])
     is_frozen = functools.reduce(jnp.logical_or, found)
     if _may_be_float(module, candidates, operand):
-        # A float keeps its gradient. One with NaN in its fingerprint is a placeholder.
+        # A float keeps its gradient; with NaN in its fingerprint it is a placeholder.
         return Either(is_frozen, frozen, jnp.where(identity.has_nan(fixed), jnp.nan, x))
     scale = jnp.where(is_frozen, frozen.scale, jnp.float32(jnp.nan))
     frozen = dataclasses.replace(frozen, scale=scale)
@@ -264,14 +268,14 @@ def _traced(
 def _may_be_float(
     module: ModuleVariables, candidates: Sequence[FrozenEntry], operand: Operand
 ) -> bool:
-    """Whether an operand may be another one than the frozen weights like it."""
+    """Whether an operand may be a float instead of one of the candidates."""
     return any(weight.record.beside_floats for weight in candidates) or (
         module.has_float_parameter(math.prod(operand.shape))
     )
 
 
 def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
-    """Selects the weight whose condition is true; the last one has none."""
+    """Selects the first weight with a true condition; the last is the default."""
     if not found:
         return weights[0]
     return lax.cond(
@@ -282,5 +286,5 @@ def _first(found: Sequence[jax.Array], weights: Sequence[QTensor]) -> QTensor:
 def _matches(weight: FrozenEntry, x: jax.Array) -> jax.Array:
     found = weight.record.identity
     if not isinstance(found, tuple):
-        return jnp.bool_(False)  # Of a contraction that a rule names.
+        return jnp.bool_(False)  # A string: from a contraction quantized by a rule.
     return identity.matches(x, found)

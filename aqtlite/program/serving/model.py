@@ -1,4 +1,4 @@
-"""The interface to a framework: a model that says what its calls contract."""
+"""The interface to a framework: a model that reports what its calls contract."""
 
 import abc
 import dataclasses
@@ -30,21 +30,21 @@ class Parameter:
     """A leaf of a model's parameters."""
 
     number: int
-    """Its place among the leaves, by which parameters compare."""
+    """Index among the leaves; parameters compare and hash by it alone."""
 
     path: tuple[str, ...] = dataclasses.field(compare=False)
-    """Without the boxes of partitioning metadata."""
+    """Path in the tree of parameters, without the boxes of partitioning metadata."""
 
     key_path: tuple[Any, ...] = dataclasses.field(compare=False, repr=False)
-    """The same as JAX's path in the tree of parameters, boxes included."""
+    """JAX's key path in the tree of parameters, boxes included."""
 
     shape: tuple[int, ...] = dataclasses.field(compare=False)
     dtype: np.dtype = dataclasses.field(compare=False)
     spec: PartitionSpec | None = dataclasses.field(compare=False, default=None)
-    """How it is sharded, on a mesh with explicit axes."""
+    """Sharding on a mesh with explicit axes."""
 
     is_weakly_typed: bool = dataclasses.field(compare=False, default=False)
-    """Its dtype follows that of what it meets, as a Python number's does."""
+    """Whether its dtype is weak, as that of a Python number."""
 
     def __str__(self) -> str:
         return "/".join(self.path)
@@ -56,23 +56,23 @@ class Parameter:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory."""
+        """Size in bytes."""
         return self.size * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Buffer:
-    """A leaf of a model's variables that are no parameters."""
+    """A leaf of a model's variables other than parameters."""
 
     number: int
-    """Its place among the leaves, by which buffers compare."""
+    """Index among the leaves; buffers compare and hash by it alone."""
 
     key_path: tuple[Any, ...] = dataclasses.field(compare=False, repr=False)
-    """JAX's path in the tree of these variables."""
+    """JAX's key path in the tree of these variables."""
 
 
 class ParameterAxis(NamedTuple):
-    """An axis of a parameter, or of a buffer."""
+    """An axis of a parameter or buffer."""
 
     parameter: Parameter | Buffer
     axis: int
@@ -85,10 +85,10 @@ def parameters_of(
 
     Args:
         params: pytree of arrays, their shapes, or numbers.
-        is_box: whether a node is a box of metadata around parameters.
+        is_box: predicate for nodes that box parameters with metadata.
 
     Raises:
-        TypeError: if there is anything else in it.
+        TypeError: if a leaf is neither.
     """
     paths = [
         (path, (*path, *below), leaf)
@@ -121,17 +121,17 @@ def _name(key: Any) -> str:
 
 
 def buffers_of(others: Any) -> dict[Buffer, Any]:
-    """Returns the leaves of variables that are no parameters, with their values."""
+    """Returns the leaves of variables other than parameters, with their values."""
     found = jax.tree.leaves_with_path(others, is_leaf=_is_none)
     return {Buffer(i, key_path): leaf for i, (key_path, leaf) in enumerate(found)}
 
 
 def buffers_in(inputs: Any, buffers: Iterable[Buffer]) -> dict[int, Buffer]:
-    """Returns buffers by the indices of the inputs that they are.
+    """Returns the buffers keyed by input index.
 
     Args:
-        inputs: the variables, as `jaxpr.tracing.Traced.inputs` has them.
-        buffers: of `buffers_of` the variables.
+        inputs: tree of the variables' input indices, as in `jaxpr.tracing.Traced`.
+        buffers: result of `buffers_of` for the variables.
     """
     numbers = jax.tree.leaves(inputs, is_leaf=_is_none)
     pairs = zip(numbers, buffers, strict=True)
@@ -147,38 +147,38 @@ class Place(NamedTuple):
 
     equation: Location
     number: int
-    """Index of the input among those of the equation."""
+    """Index among the inputs of the equation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundOperand:
-    """An operand of a contraction that is quantized there, in the trace of one call."""
+    """An operand that its contraction quantizes, in the trace of one call."""
 
     key: OperandKey
     operand: Operand
     cfg: config.DotGeneral
     batch_axes: Axes
     frozen_operands: str
-    """The operands to freeze, as the contraction says."""
+    """The contraction's choice of operands to freeze, as `Contraction` has it."""
 
     name: str | None
-    """The name of its frozen weights, in place of their parameters'."""
+    """Name for its frozen weights, instead of the names of their parameters."""
 
     obstacle: str | None
-    """The reason why no weight can be frozen here, if there is one."""
+    """Reason why no weight can be frozen here, if any."""
 
     is_injected: bool
-    """The contraction sees its operands alone, and not how they are made."""
+    """Whether the contraction is an injected function, which sees only the arrays."""
 
     place: Place = Place((), 0)
     identity: str | None = None
-    """Digest of its computation, if it is made of parameters and constants alone."""
+    """Digest of its computation, if it depends only on parameters and constants."""
 
     parameters: frozenset[Parameter] = frozenset()
-    """The parameters that it depends on."""
+    """Parameters that it depends on."""
 
     depends_on_buffers: bool = False
-    """It depends on variables that are no parameters."""
+    """Whether it depends on variables other than parameters."""
 
     depends_on_inputs: bool = False
 
@@ -191,7 +191,7 @@ class FoundOperand:
         *,
         is_injected: bool,
     ) -> "FoundOperand":
-        """An operand of which nothing is known yet but the contraction."""
+        """Returns an operand of a contraction, before its origin is known."""
         return cls(
             key=key,
             operand=contraction.operand(key.side),
@@ -210,13 +210,13 @@ class FoundOperand:
         parameters: Mapping[int, Parameter],
         buffers: Collection[int],
     ) -> "FoundOperand":
-        """The operand at a place of a jaxpr.
+        """Returns the operand with its place and origin in a jaxpr.
 
         Args:
-            origin: what it comes from.
-            place: place of it, or of the equation that gives it a name.
-            parameters: the inputs of the jaxpr that are parameters, by index.
-            buffers: indices of those that are other variables of the model.
+            origin: origin of the operand.
+            place: place of the operand, or of the equation that names it.
+            parameters: inputs of the jaxpr that are parameters, by index.
+            buffers: indices of inputs that are other variables of the model.
         """
         inputs = origin.inputs
         return dataclasses.replace(
@@ -230,7 +230,7 @@ class FoundOperand:
 
     @property
     def is_required(self) -> bool:
-        """Whether the contraction names it as one to freeze."""
+        """Whether `frozen_operands` names it explicitly."""
         return self.frozen_operands in (self.key.side, "both")
 
     def __str__(self) -> str:
@@ -239,18 +239,18 @@ class FoundOperand:
 
 @dataclasses.dataclass(frozen=True)
 class Discovery:
-    """The operands in the trace of one call."""
+    """The quantized operands in the trace of one call."""
 
     jaxpr: core.ClosedJaxpr
     parameters: Mapping[int, Parameter]
-    """The inputs that are parameters, by index."""
+    """Inputs that are parameters, by index."""
 
     operands: tuple[FoundOperand, ...]
     num_contractions: int
-    """Those in float included."""
+    """Number of contractions, including those in float."""
 
     learned: frozenset[Parameter]
-    """The parameters of learned calibrations."""
+    """Parameters of learned calibrations."""
 
     def read_parameters(
         self, frozen: Collection[OperandKey] = ()
@@ -269,7 +269,7 @@ class Discovery:
 )
 @dataclasses.dataclass(frozen=True)
 class StoredOperand:
-    """Arrays that were stored of an operand, which become outputs of a trace."""
+    """Arrays stored for an operand; they become outputs of a trace."""
 
     key: OperandKey
     arrays: Any
@@ -281,30 +281,30 @@ class CallTrace:
 
     jaxpr: core.ClosedJaxpr
     parameters: Mapping[int, Parameter]
-    """The inputs that are parameters, by index."""
+    """Inputs that are parameters, by index."""
 
     buffers: Mapping[int, Buffer]
-    """The inputs that are other variables of the model, by index."""
+    """Inputs that are other variables of the model, by index."""
 
     stored: tuple[StoredOperand, ...]
-    """With the index of an output of the jaxpr in place of every array."""
+    """Stored operands, with the index of a jaxpr output in place of every array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredWeight:
-    """A frozen weight as it is stored, and where its axes come from."""
+    """A frozen weight to store, and the parameter axes behind its axes."""
 
     module: tuple[str, ...]
-    """The path of the module that contracts it."""
+    """Path of the module that contracts it."""
 
     name: str
     record: FrozenRecord
     values: dict[str, Any]
-    """The `QTensor` by its side, and values of floats where something stayed one."""
+    """The `QTensor` keyed by side, and values of what stayed in float, if any."""
 
     axes: Callable[[], Sequence[ParameterAxis | None]]
-    """Returns for each axis of the integers the axis of a parameter that it is, if so.
-    """
+    """Function that returns, for each axis of the integers, the parameter axis it comes
+    from, or None."""
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class StoredWeight:
 
 
 class Model(abc.ABC):
-    """A model with its variables, and the calls of it that will be served."""
+    """A model with its variables and the calls that will be served."""
 
     def __init__(
         self,
@@ -322,13 +322,13 @@ class Model(abc.ABC):
         num_calls: int,
         is_box: Callable[[Any], bool] | None = None,
     ):
-        """Takes variables, or their shapes.
+        """Collects the leaves of the variables.
 
         Args:
-            params: the parameters.
-            others: the other variables.
+            params: the parameters, or their shapes.
+            others: the other variables, or their shapes.
             num_calls: number of calls.
-            is_box: whether a node is a box of metadata around parameters.
+            is_box: predicate for nodes that box parameters with metadata.
         """
         self.parameters = parameters_of(params, is_box)
         self.buffers = buffers_of(others)
@@ -338,19 +338,19 @@ class Model(abc.ABC):
         self.values.update(zip(self.parameters, leaves, strict=True))
         self.num_calls = num_calls
         self.uses_of_statistics = Uses()
-        """Those of the calls that were discovered."""
+        """Uses of statistics in the calls discovered so far."""
 
     @abc.abstractmethod
     def discover(self, call: int) -> Discovery:
-        """Returns what the operands of the contractions of a call are made of."""
+        """Traces a call and returns the quantized operands with their origins."""
 
     @abc.abstractmethod
     def record(self, call: int, weights: Sequence[FoundOperand]) -> CallTrace:
-        """Traces a call that stores the `WeightOutputs` of weights.
+        """Traces a call with the `WeightOutputs` of weights as outputs.
 
         Args:
             call: index of the call, which was discovered.
-            weights: operands of the call, which are weights.
+            weights: operands of the call that are weights.
         """
 
     def record_fingerprints(
@@ -359,9 +359,9 @@ class Model(abc.ABC):
         keys: Collection[OperandKey],
         frozen: Mapping[Parameter, Placeholder],
     ) -> CallTrace:
-        """Traces a call that stores the fingerprints of weights in serving.
+        """Traces a call with the weights' fingerprints at serving time as outputs.
 
-        Models have it whose contractions may be injected.
+        Implemented by models with injected contractions.
 
         Args:
             call: index of the call.
@@ -376,17 +376,17 @@ class Model(abc.ABC):
         stored: Sequence[StoredWeight],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
-        """Returns the serving variables, or their shapes if the values are.
+        """Returns the serving variables, or shapes if the model's values are shapes.
 
         Args:
             stored: the frozen weights.
-            frozen: what stands for the parameters that nothing else reads.
+            frozen: placeholders for the parameters that nothing else reads.
         """
 
     @abc.abstractmethod
     def fix_scales(self, serving: Any) -> Any:
-        """Returns serving variables with scales in place of statistics of operands."""
+        """Returns serving variables with fixed scales in place of statistics."""
 
     def quantized_elsewhere(self) -> Mapping[Parameter, str]:
-        """Returns parameters that calls quantize unseen, and why that is."""
+        """Returns parameters quantized where no trace shows it, with the reasons."""
         return {}

@@ -1,13 +1,13 @@
-"""The values of a parameter that was frozen.
+"""Placeholder values of a frozen parameter.
 
 A layer asks for its kernel before it calls `dot_general`. It gets a few numbers that no
-other parameter has, and NaN everywhere else. The numbers say which parameter,
-transposed, sliced or scaled in which way, a contraction was given
-(`aqtlite.program.serving.identity`); NaN shows wherever something else reads it.
+other parameter has, and NaN everywhere else. From the numbers a contraction tells which
+parameter it was given, and how transposed, sliced or scaled
+(`aqtlite.program.serving.identity`); anything else that reads the parameter gets NaN.
 
-The values are small literals, broadcast along the other axes and joined. Whatever a
-contraction reads of them XLA folds to constants: nothing is left of them in a compiled
-program.
+The values are small literals, broadcast along the other axes and concatenated. XLA
+folds all that a contraction reads of them to constants, so a compiled program contains
+none of them.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from aqtlite.shapes.sharding import on_current_mesh
 
 LARGEST_LITERAL = 2**16
-"""Elements of a literal that varies along more than one axis."""
+"""Largest number of elements in a literal that varies along several axes."""
 
 _EXPONENTS = 21
 _MANTISSAS = 64
@@ -33,27 +33,27 @@ _PIECE = 1013
 
 @dataclasses.dataclass(frozen=True)
 class Placeholder:
-    """The static description of a parameter that was frozen."""
+    """The static description of a frozen parameter."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     number: int = 0
-    """Its place among the leaves of the parameters."""
+    """Index among the leaves of the parameters."""
 
     sliced: tuple[bool, ...] = ()
     """For each axis, whether weights are slices along it; ``()`` for none."""
 
     spec: PartitionSpec | None = None
-    """How the whole parameter was sharded, on a mesh with explicit axes."""
+    """Sharding of the whole parameter, on a mesh with explicit axes."""
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """The type of the parameter, on the current mesh."""
+        """Shape, dtype and sharding of the parameter on the current mesh."""
         sharding = on_current_mesh(self.spec)
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding)
 
     def values(self) -> jax.Array:
-        """Returns the numbers that stand for the parameter."""
+        """Returns the array that stands for the parameter."""
         with jax.debug_nans(False):
             if not any(self.sliced):
                 return _with_corners(self.number, self.shape, self.dtype)
@@ -61,9 +61,9 @@ class Placeholder:
 
 
 def _with_corners(number: int, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """Returns NaN, but for the first element and the last one along each axis.
+    """Returns NaN except in the first element and the last one along each axis.
 
-    Along an axis of two there is no last one: whatever is summed over meets a NaN.
+    An axis of size two has no last number, so that any sum along an axis is NaN.
     """
     if not shape:
         return jnp.asarray(_numbers(np.asarray(number)), dtype)
@@ -82,13 +82,13 @@ def _slab(
     axis: int,
     dtype: np.dtype,
 ) -> jax.Array:
-    """Returns the part of such an array where the indices of all axes before are 0.
+    """Returns the slice of `_with_corners` at index 0 of all axes before `axis`.
 
     Args:
         first: the first element.
-        lasts: the last element along axes from this one on.
-        shape: shape of the part.
-        axis: which one is the first of the part.
+        lasts: the last element along each axis from `axis` on.
+        shape: shape of the slice.
+        axis: axis of the whole array that is the slice's first.
         dtype: dtype of the result.
     """
     size, *below = shape
@@ -110,7 +110,7 @@ def _slab(
 
 
 def _with_rows(placeholder: Placeholder) -> jax.Array:
-    """Returns numbers along the axes that are sliced, and NaN."""
+    """Returns numbers that vary along the sliced axes, with NaN between them."""
     shape = placeholder.shape
     strides = _strides(shape, placeholder.sliced)
     steady = [axis for axis, size in enumerate(shape) if size > 1 > strides[axis]]
@@ -124,9 +124,9 @@ def _pieces(
     axes: list[int],
     at: int,
 ) -> jax.Array:
-    """Joins other numbers for the first index along an axis, and for the rest.
+    """Concatenates two literals along each of `axes`: first index, and the rest.
 
-    So that an axis along which the literal does not vary has a beginning, too.
+    This marks the beginning of axes along which the literal does not vary.
     """
     if not axes:
         varied = tuple(axis for axis, stride in enumerate(strides) if stride)
@@ -154,15 +154,15 @@ def _pieces(
 def sliced_axes(
     shape: tuple[int, ...], weight_shapes: Iterable[tuple[int, ...]]
 ) -> tuple[bool, ...]:
-    """Returns the axes of a parameter along which some weights are slices of it.
+    """Returns the axes of a parameter along which some weights are slices.
 
     Args:
         shape: shape of the parameter.
-        weight_shapes: shapes of the weights that are made of the parameter.
+        weight_shapes: shapes of the weights made of the parameter.
 
     Returns:
-        One bool per axis, or ``()`` if there is no such axis. Of axes of one size
-        nobody can tell which one was sliced: it says so of all of them.
+        One bool per axis, or ``()`` if no axis is sliced. Axes of equal size cannot be
+        told apart: all of them count as sliced.
     """
     sizes: set[int] = set()
     for weight_shape in weight_shapes:
@@ -177,20 +177,20 @@ def sliced_axes(
 
 
 def none_if_false(sliced: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Returns ``()`` for no axis at all."""
+    """Returns `sliced`, or ``()`` if no axis is."""
     return sliced if any(sliced) else ()
 
 
 def _strides(shape: tuple[int, ...], sliced: tuple[bool, ...]) -> tuple[int, ...]:
     """Chooses where a placeholder has numbers.
 
-    Values have to differ where two weights of one shape can be made of one parameter:
-    along axes that are sliced, and between axes of one size, which may be transposed.
-    One more axis, the gap, has a number at its first index and NaN behind it.
+    Values must differ where two weights of equal shape can come from one parameter:
+    along sliced axes, and between axes of equal size, which may be transposed. One more
+    axis, the gap, has a number at its first index and NaN after it.
 
     Returns:
-        For each axis, every how many indices along it there is a number and no NaN; 0
-        for an axis along which values do not vary.
+        For each axis, the stride between numbers, with NaN in between; 0 for an axis
+        along which values do not vary.
     """
     long = [axis for axis, size in enumerate(shape) if size > 1]
     along = [axis for axis in long if sliced[axis]]
@@ -219,8 +219,8 @@ def _literal(
 ) -> np.ndarray:
     """Returns numbers at the multiples of the strides, and NaN elsewhere.
 
-    Any two differ by at least 2^-7 of the smaller, and all are exact in bfloat16 and
-    float16 too. The first one tells 2,688 parameters apart.
+    Two different numbers differ by at least 2^-7 of the smaller, and all are exact in
+    bfloat16 and float16. The first number tells 2,688 parameters apart.
     """
     position = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
     values = _numbers(number + position * 2654435761)
@@ -231,7 +231,7 @@ def _literal(
 
 
 def _numbers(codes: np.ndarray) -> np.ndarray:
-    """Returns the number that each code stands for, of `_CODES` in all."""
+    """Maps codes, modulo `_CODES`, to distinct numbers."""
     codes = codes % _CODES
     mantissa, rest = 1 + (codes % _MANTISSAS) / _MANTISSAS, codes // _MANTISSAS
     return np.ldexp(mantissa, rest // 2 % _EXPONENTS - 10) * (1 - 2 * (rest % 2))

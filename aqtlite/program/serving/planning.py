@@ -1,4 +1,4 @@
-"""Planning of a conversion: the weights to freeze, their names and identities."""
+"""Plans a conversion: the weights to freeze, their names and identities."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
 from aqtlite.program.serving.recording import Member, RecordedWeight
 
 _Refusals = dict[Member, Refusal]
-"""By operand."""
+"""Reasons why operands are not frozen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,39 +29,39 @@ class Weight:
     """A weight to freeze."""
 
     module: tuple[str, ...]
-    """The path of the module that contracts it."""
+    """Path of the module that contracts it."""
 
     name: str
     record: FrozenRecord
     recorded: RecordedWeight
-    """One of those that it was found by."""
+    """One of its members, as recorded."""
 
     members: tuple[Member, ...]
-    """The operands that it is."""
+    """Operands, of any call, that this weight serves."""
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The path of its `QTensor` in the collection "aqt"."""
+        """Path of its `QTensor` in the collection "aqt"."""
         return (*self.module, self.name, self.record.operand.side)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The parameters that it is made of."""
+        """Parameters that it is made of."""
         return self.recorded.parameters
 
     @property
     def sources(self) -> tuple[Parameter, ...]:
-        """The parameters, and those that a learned calibration reads."""
+        """`parameters` and those that a learned calibration reads."""
         return self.recorded.sources
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The variables that its quantization reads beside its parameters."""
+        """Other variables that its quantization reads."""
         return self.recorded.buffers
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The outputs of the trace in which it is recorded that are stored."""
+        """Outputs of its trace to store, by key of the entry."""
         side: str = self.record.operand.side
         outputs = {side: self.recorded.outputs.qtensor}
         if self.record.identity is None:
@@ -70,10 +70,10 @@ class Weight:
 
     @property
     def compared(self) -> tuple[Parameter, ...]:
-        """The parameters that stay beside a weight that is known by a text.
+        """Parameters that stay in float beside a weight with a string identity.
 
-        Samples of them are stored as its `IDENTITY`, to tell whether they are those
-        that it was made of.
+        Samples of them are stored as its `IDENTITY`; serving compares them to detect
+        that the parameters have changed.
         """
         removed = self.record.removed
         if not isinstance(self.record.identity, str) or removed is None:
@@ -88,24 +88,24 @@ class Plan:
     model: Model
     discoveries: list[Discovery]
     recorded: list[RecordedWeight]
-    """Weights of all calls, those that are not frozen included."""
+    """Weights of all calls, including those refused while planning."""
 
     weights: tuple[Weight, ...]
     removed: frozenset[Parameter]
-    """The parameters that nothing reads but frozen weights."""
+    """Parameters that only frozen weights read."""
 
     refusals: Mapping[Member, Refusal]
-    """The reasons why operands are not frozen."""
+    """Reasons why operands are not frozen."""
 
     def placeholders(self) -> dict[Parameter, Placeholder]:
-        """Returns what stands for the parameters that are removed."""
+        """Returns the placeholders of the removed parameters."""
         return _placeholders(self.removed, [one.recorded for one in self.weights])
 
     def keep_float(self, paths: Collection[tuple[str, ...]]) -> "Plan":
-        """Returns a plan that leaves some weights in float.
+        """Returns a plan that leaves some weights in float; others keep their names.
 
         Args:
-            paths: paths of these weights. The others keep their names.
+            paths: `Weight.path` of the weights to leave.
         """
         why = Refusal("it was to be kept in float", is_expected=True)
         refused = {
@@ -125,7 +125,7 @@ def plan(model: Model) -> Plan:
     """Plans the conversion of a model for its calls.
 
     Raises:
-        ValueError: if there is no quantized contraction, or as `discovery.weights`.
+        ValueError: if no contraction is quantized, or as in `discovery.weights`.
     """
     calls = range(model.num_calls)
     discoveries = [model.discover(call) for call in calls]
@@ -149,14 +149,14 @@ def _settle(
     refusals: Mapping[Member, Refusal],
     names: Mapping[tuple[int, int], str],
 ) -> Plan:
-    """Refuses weights until those that are left can be told from one another.
+    """Refuses weights until serving can tell the rest apart.
 
     Args:
         model: the model.
-        discoveries: for each call.
+        discoveries: operands of each call.
         recorded: weights of all calls.
-        refusals: of operands, so far.
-        names: of weights that have one already, by index.
+        refusals: refusals so far.
+        names: names by `RecordedWeight.index`; empty to choose them.
     """
     refusals = dict(refusals)
     while True:
@@ -180,7 +180,7 @@ def _settle(
 
 
 _Identified = list[tuple[RecordedWeight, identity.Identity | None]]
-"""Weights, and what serving will know them by."""
+"""Weights with the identities by which serving finds them."""
 
 
 def _identities(
@@ -206,7 +206,7 @@ def _identities(
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Records of one weight of one module."""
+    """Recorded operands that are one weight of one module."""
 
     members: tuple[Member, ...]
     recorded: RecordedWeight
@@ -214,7 +214,7 @@ class _Group:
 
 
 def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
-    """Refuses weights larger than what they are made of."""
+    """Refuses weights with more elements than their parameters: broadcast copies."""
     return {
         one.member: Refusal(
             f"as {one.shape} it is larger than the parameters that it is made of: "
@@ -228,9 +228,9 @@ def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
 def _removed(
     discoveries: list[Discovery], kept: Sequence[RecordedWeight]
 ) -> frozenset[Parameter]:
-    """Returns the parameters that no call reads if some operands are frozen.
+    """Returns the parameters that no call reads once operands are frozen.
 
-    One whose dtype is weak stays: traced in another dtype, it would make other weights.
+    Weakly typed parameters stay: with a strong dtype they would give other weights.
     """
     made_of = {
         parameter
@@ -247,7 +247,7 @@ def _removed(
 def _placeholders(
     removed: Iterable[Parameter], recorded: Sequence[RecordedWeight]
 ) -> dict[Parameter, Placeholder]:
-    """Returns what stands for parameters of which weights were made."""
+    """Returns placeholders for parameters of recorded weights."""
     return {
         parameter: Placeholder(
             parameter.shape,
@@ -268,7 +268,7 @@ def _grouped(
     floats: Sequence[FoundOperand],
     removed: frozenset[Parameter],
 ) -> tuple[list[_Group], _Refusals]:
-    """Returns the distinct weights of each module, and those that look the same."""
+    """Groups operands into distinct weights, and refuses those that look alike."""
     groups: list[_Group] = []
     refused: _Refusals = {}
     for one, found in identified:
@@ -283,7 +283,7 @@ def _grouped(
                 "or is partly made of a parameter that stays in float"
             )
             continue
-        # Fingerprint of floats are stored as they are.
+        # A weight of floats is identified by stored values, not by a fingerprint.
         found = found if gone or is_static else None
         for index, group in enumerate(groups):
             if _alike(group, one, found):
@@ -310,12 +310,12 @@ def _grouped(
 
 
 def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) -> bool:
-    """Whether one module contracts both, in one shape and along the same axes."""
+    """Whether one module contracts both, with equal shapes, sides and axes."""
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
 
 def _alike(group: _Group, one: RecordedWeight, found: identity.Identity | None) -> bool:
-    """Whether serving could not tell a weight from those of a group."""
+    """Whether serving could not tell a weight from a group's."""
     first = group.recorded
     if (first.key.path, first.operand, first.found.cfg) != (
         one.key.path,
@@ -348,7 +348,7 @@ def _weight(
 
 
 def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:
-    """Names every weight, by its index, after what it is made of."""
+    """Names every weight after its parameters; returns names by index."""
     taken = {
         path[: i + 1]
         for path in (group.recorded.key.path for group in groups)
@@ -370,7 +370,7 @@ def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:
 def _made_of(recorded: RecordedWeight) -> tuple[str, ...]:
     """Returns the paths of its parameters, relative to its module, joined by dots.
 
-    The last step stays, for what is named by the parameter itself.
+    The last step always stays: the module path may be that of the parameter itself.
     """
     module = recorded.key.path
     return tuple(

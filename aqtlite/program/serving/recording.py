@@ -1,4 +1,4 @@
-"""Weights as outputs of a trace."""
+"""Traces calls with their quantized weights as outputs."""
 
 import dataclasses
 import functools
@@ -36,23 +36,23 @@ from aqtlite.quantization import padding, quantizer
 )
 @dataclasses.dataclass(frozen=True)
 class WeightOutputs:
-    """The outputs of a trace that belong to a weight, by index."""
+    """What a trace outputs for a weight: arrays, or their output indices."""
 
     qtensor: Any
-    """A `QTensor` of indices: the frozen weight."""
+    """The frozen weight, a `QTensor`."""
 
     original: Any
     """The float operand."""
 
     smoothed: Any
-    """What is quantized of it: the same, if nothing is smoothed."""
+    """The operand that is quantized; `original` if nothing is smoothed."""
 
     values: Any
-    """`identity.values_of` the float operand."""
+    """`identity.values_of(original)`."""
 
 
 Member = tuple[int, OperandKey]
-"""An operand of one of the calls."""
+"""Index of a call, and the key of an operand in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,32 +60,32 @@ class RecordedWeight:
     """A weight in the trace of one call."""
 
     index: tuple[int, int]
-    """The call, and its place among the weights of that call."""
+    """Index of the call, and of the weight in that call."""
 
     trace: CallTrace = dataclasses.field(repr=False)
     found: FoundOperand
     shape: tuple[int, ...]
-    """The shape of all of it, stacked by transformations."""
+    """Shape including axes stacked by transformations."""
 
     parameters: tuple[Parameter, ...]
-    """The parameters that it is made of, sorted."""
+    """Parameters that it is made of, sorted."""
 
     sources: tuple[Parameter, ...]
-    """The parameters, and those that a learned calibration reads, sorted."""
+    """`parameters` and those that a learned calibration reads, sorted."""
 
     buffers: tuple[Buffer, ...]
-    """The variables that its quantization reads beside them, sorted."""
+    """Other variables that its quantization reads, sorted."""
 
     outputs: WeightOutputs
 
     @property
     def key(self) -> OperandKey:
-        """The operand that it is."""
+        """Key of the operand in its call."""
         return self.found.key
 
     @property
     def member(self) -> Member:
-        """The operand that it is, of all calls."""
+        """Key of the operand among those of all calls."""
         return self.index[0], self.key
 
     @property
@@ -94,7 +94,7 @@ class RecordedWeight:
         return self.found.operand
 
     def made_like(self, other: "RecordedWeight") -> bool:
-        """Whether another one is made of the same parameters in the same way."""
+        """Whether both are made of the same parameters in the same way."""
         return (
             self.found.identity is not None
             and self.found.identity == other.found.identity
@@ -106,18 +106,18 @@ class RecordedWeight:
 def record_weights(
     model: Model, call: int, weights: Sequence[FoundOperand]
 ) -> list[RecordedWeight]:
-    """Traces a call, with the weights as outputs.
+    """Traces a call with its quantized weights as outputs.
 
     Args:
         model: the model.
         call: index of the call.
-        weights: operands of the call, which are weights.
+        weights: operands of the call that are weights.
     """
     by_key: dict[OperandKey, FoundOperand] = {}
     for one in weights:
         before = by_key.setdefault(one.key, one)
         if before.identity != one.identity:
-            # A module that Flax traces twice may make it in two ways.
+            # Flax may trace a module twice, and compute it differently each time.
             by_key[one.key] = dataclasses.replace(one, identity=None)
     trace = model.record(call, weights)
     depends = dependencies.output_dependencies(trace.jaxpr)
@@ -146,7 +146,7 @@ def record_weights(
 
 
 def outputs_of(contraction: Contraction, side: Side) -> WeightOutputs:
-    """Quantizes a weight, beside what is recorded of its float operand."""
+    """Returns the outputs to record for a weight: quantized, and float values."""
     operand, x = contraction.operand(side), contraction.array(side)
     lhs, rhs = contraction.smoothed_operands()
     smoothed = lhs if side == "lhs" else rhs
@@ -156,13 +156,13 @@ def outputs_of(contraction: Contraction, side: Side) -> WeightOutputs:
 
 
 def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
-    """Quantizes an operand as its contraction does, stored as it is served fastest."""
+    """Quantizes an operand as its contraction does, in the layout fastest to serve."""
     raw, states = contraction.cfg.fwd, contraction.states
     tensor, state = raw.rhs, states.rhs
     if operand.side == "lhs":
         tensor, state = raw.lhs, states.lhs
     path = f"fwd.{operand.side}"
-    # Of several axes, blocks cut that of the last pair.
+    # In the operation's order: blocks divide the axis of the last contracting pair.
     axes = contraction.operation.axes(operand.side)
     given, x = x, _padded(contraction, operand, x)
     if not tensor.is_quantized:
@@ -184,7 +184,7 @@ def quantize(contraction: Contraction, operand: Operand, x: Any) -> QTensor:
 
 
 def _padded(contraction: Contraction, operand: Operand, x: Any) -> Any:
-    """The operand, padded as the contraction pads it."""
+    """Returns the operand padded as the contraction pads it."""
     raw, pair = contraction.cfg.fwd, (contraction.lhs, contraction.rhs)
     pair = (x, pair[1]) if operand.side == "lhs" else (pair[0], x)
     tensors = raw.lhs, raw.rhs
@@ -198,17 +198,17 @@ def fingerprints(
     keys: Collection[OperandKey],
     frozen: Mapping[Parameter, Placeholder],
 ) -> list[identity.Fingerprint | None]:
-    """Evaluates the fingerprints of operands in serving.
+    """Evaluates the fingerprints that operands will have at serving time.
 
     Args:
         model: the model.
         call: index of the call.
-        keys: keys of injected weights.
-        frozen: placeholders of the parameters that are frozen.
+        keys: keys of weights of injected contractions.
+        frozen: placeholders of the frozen parameters.
 
     Returns:
-        For each of them, in the order of `record_weights`, its fingerprint, or None if
-        it depends on what stays in float, or is NaN alone.
+        For each weight, in the order of `record_weights`, its fingerprint; None if that
+        depends on values that stay in float, or as in `identity.from_values`.
     """
 
     trace = model.record_fingerprints(call, keys, frozen)
@@ -220,7 +220,7 @@ def fingerprints(
         if not any(depends[output] for output in outputs)
     }
     evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
-    # Compiled here: traced where it is run, each of its equations would be a program.
+    # Compiled as a whole: evaluated eagerly, each equation would be a program.
     program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
     with jax.ensure_compile_time_eval(), jax.debug_nans(False):
         values = evaluated.unflatten(program())

@@ -15,20 +15,21 @@ class ParameterReport:
     """The outcome for one parameter."""
 
     path: str
-    """Joined by slashes."""
+    """Path of the parameter, joined by slashes."""
 
     is_frozen: bool
-    """It is gone from "params"."""
+    """Whether it is gone from "params"."""
 
     why: str
-    """The reason why it stayed in float; empty for one that is frozen."""
+    """Reason why it stayed in float; empty if it is frozen."""
 
     is_expected: bool
-    """Nothing of it could have been frozen, or it was to stay in float."""
+    """Whether nothing of it could have been frozen, or it was kept in float on
+    request; true for frozen parameters."""
 
     bytes_before: int
     bytes_after: int
-    """Bytes of its floats, if they stayed, and of the frozen weights made of it. One
+    """Bytes of its floats, if they stay, and of the frozen weights made of it. A weight
     made of several parameters counts with the first."""
 
 
@@ -51,7 +52,8 @@ class ConversionReport:
 
     parameters: tuple[ParameterReport, ...]
     other_operands: tuple[str, ...] = ()
-    """Operands that are neither activations nor made of parameters alone."""
+    """Unfrozen operands computed from other variables and no parameters, with reasons.
+    """
 
     @property
     def bytes_before(self) -> int:
@@ -65,7 +67,7 @@ class ConversionReport:
 
     @property
     def stayed_float(self) -> tuple[ParameterReport, ...]:
-        """The parameters that are contracted, and quantized at every call."""
+        """The float parameters that are contracted and quantized at every call."""
         return tuple(
             one for one in self.parameters if not one.is_frozen and not one.is_expected
         )
@@ -105,8 +107,8 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
     """Sums up a conversion.
 
     Args:
-        plan: what was planned.
-        stored: what was stored of each weight, or its shapes.
+        plan: the plan of the conversion.
+        stored: the stored weights of the plan, or their shapes.
     """
     frozen_bytes: dict[Parameter, int] = {}
     frozen_beside: set[Parameter] = set()
@@ -148,7 +150,7 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
 
 
 def _reasons(plan: Plan) -> tuple[dict[Parameter, tuple[str, bool]], list[str]]:
-    """Returns why parameters stayed in float, and operands without parameters."""
+    """Returns why parameters stayed in float, and why other operands did."""
     reasons: dict[Parameter, tuple[str, bool]] = {}
     others: dict[str, None] = {}
     for call, found in enumerate(plan.discoveries):
@@ -169,7 +171,7 @@ def check_all_frozen(report: ConversionReport) -> None:
     """Raises if a conversion left a weight in float.
 
     Raises:
-        ValueError: naming the parameters, and why they stayed.
+        ValueError: if one did, with the parameters and the reasons.
     """
     lines = [f"{one.path}: {one.why}" for one in report.stayed_float]
     lines += report.other_operands
@@ -180,7 +182,7 @@ def check_all_frozen(report: ConversionReport) -> None:
 
 
 def log(report: ConversionReport) -> None:
-    """Logs what was frozen, as a warning with the table where weights stay in float."""
+    """Logs a conversion; a warning with the table if weights stay in float."""
     frozen = sum(one.is_frozen for one in report.parameters)
     unfrozen = len(report.stayed_float) + len(report.other_operands)
     if frozen and not unfrozen:

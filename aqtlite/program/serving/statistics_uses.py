@@ -1,8 +1,8 @@
-"""The uses of statistics in the contractions of a model, as a trace of it shows them.
+"""Uses of calibration statistics by the contractions in a model's trace.
 
-They say what the arrays of the collection are the statistics of, and so which fixed
-scales take their place in a model that is converted: these do not depend on the model's
-inputs, so that they are computed once, and none of the model is run.
+A use tells which operand an entry of the statistics collection belongs to, and so which
+fixed scale replaces it in a converted model. The scale does not depend on the model's
+inputs: it is computed once, without running the model.
 """
 
 import contextlib
@@ -25,28 +25,28 @@ from aqtlite.quantization.statistics import counts_of
 from aqtlite.shapes.dimension_numbers import Axes
 
 Place = tuple[str, ...]
-"""The path in the collection of the statistics of an operand."""
+"""Path of an operand's statistics in their collection."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A contraction's use of statistics."""
+    """The use of statistics by one operand of a contraction."""
 
     tensor: config.Tensor
     contracting: Axes
     path: str
-    """Where the tensor stands in the config."""
+    """Path of `tensor` in the config, such as "fwd.lhs"."""
 
     needs_frozen: bool
-    """Without frozen weights, the contraction is run as in training: it rounds
-    stochastically, or gathers statistics."""
+    """Whether the contraction, unless its weights are frozen, runs as in training:
+    with stochastic rounding, or gathering statistics."""
 
     state: Any
-    """The statistics, as shapes: what a lifted transformation stacks is less."""
+    """The statistics as shapes, without axes that a lifted transformation adds."""
 
     ndim: int
     x: jax.ShapeDtypeStruct = dataclasses.field(compare=False)
-    """The array."""
+    """Shape and dtype of the operand."""
 
 
 class Uses:
@@ -56,16 +56,16 @@ class Uses:
         self._found: dict[Place, Use | None] = {}
 
     def add(self, place: Place, use: Use) -> None:
-        """Adds one."""
+        """Adds a use; two different uses of one place exclude it."""
         before = self._found.get(place, use)
         self._found[place] = use if before == use else None
 
     def exclude(self, place: Place) -> None:
-        """Leaves statistics as they are."""
+        """Excludes the statistics at a place from being replaced by a scale."""
         self._found[place] = None
 
     def items(self) -> list[tuple[Place, Use | None]]:
-        """The places with their uses; None where there is no single one."""
+        """Returns the places with their uses; None where a place is excluded."""
         return list(self._found.items())
 
 
@@ -74,7 +74,7 @@ _noted_in = jax.make_user_context(None)
 
 @contextlib.contextmanager
 def noted_in(uses: Uses) -> Iterator[None]:
-    """Notes the uses of statistics while it lasts."""
+    """Collects the uses of statistics inside the context into `uses`."""
     with _noted_in(uses):
         yield
 
@@ -90,17 +90,17 @@ def note(
     is_updated: bool,
     needs_frozen: bool = False,
 ) -> None:
-    """Notes a use of statistics, where `noted_in` is in effect.
+    """Records a use of statistics; does nothing outside `noted_in`.
 
     Args:
-        place: place of the statistics.
+        place: path of the statistics in the collection.
         x: the operand.
-        tensor: how it is quantized.
-        contracting: its contracting axes.
-        path: where `tensor` stands in the config.
-        state: its statistics, or a `FixedScale`.
-        is_updated: they are updated where they are used.
-        needs_frozen: without frozen weights, the contraction is run as in training.
+        tensor: config of the operand.
+        contracting: contracting axes of the operand.
+        path: path of `tensor` in the config.
+        state: statistics of the operand, or a `FixedScale`.
+        is_updated: whether the call also updates the statistics.
+        needs_frozen: as `Use.needs_frozen`.
     """
     uses: Uses | None = _noted_in.value
     if uses is None:
@@ -117,13 +117,13 @@ def note(
 def note_operands(
     call: Contraction, place: Place, *, is_updated: bool = False, needs_frozen: bool
 ) -> None:
-    """Notes the uses of the statistics of both operands of a contraction.
+    """Records the uses of statistics by both operands of a contraction.
 
     Args:
         call: the contraction.
-        place: place of the statistics of its operands, by side.
-        is_updated: they are updated where they are used.
-        needs_frozen: without frozen weights, the contraction is run as in training.
+        place: path of the contraction's statistics, which are keyed by side.
+        is_updated: whether the call also updates the statistics.
+        needs_frozen: as `Use.needs_frozen`.
     """
     raw, states = call.cfg.fwd, call.states
     for side, tensor, x, state in (
@@ -148,7 +148,7 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def stacked(wanted: Any, state: Any) -> int | None:
-    """How many leading axes statistics have more; None if they differ otherwise."""
+    """Returns how many leading axes `state` has beyond `wanted`, None on a mismatch."""
     ones, leaves = (dict(jax.tree.leaves_with_path(x)) for x in (wanted, state))
     if ones.keys() != leaves.keys():
         return None
@@ -163,7 +163,7 @@ def stacked(wanted: Any, state: Any) -> int | None:
 
 
 def at(tree: Any, place: Place) -> Any:
-    """What is at a place of the collection; None if there is nothing."""
+    """Returns the subtree at a place of the collection, or None."""
     for step in place:
         if not isinstance(tree, Mapping) or step not in tree:
             return None
@@ -172,7 +172,7 @@ def at(tree: Any, place: Place) -> Any:
 
 
 def replaced(tree: Any, states: Mapping[Place, Any], place: Place = ()) -> Any:
-    """The collection with other states at some places."""
+    """Returns the collection with the given states at their places."""
     if place in states:
         return states[place]
     if not isinstance(tree, Mapping):
@@ -181,11 +181,11 @@ def replaced(tree: Any, states: Mapping[Place, Any], place: Place = ()) -> Any:
 
 
 def check_gathered(collection: Any, remedy: str) -> None:
-    """Raises ValueError if statistics are certainly of no batch.
+    """Raises ValueError if statistics are known to have seen no batch.
 
     Args:
         collection: the collection of statistics.
-        remedy: what to do, for the message.
+        remedy: advice for the message.
     """
     for path, count in counts_of(collection):
         is_known = isinstance(count, jax.Array | np.ndarray)
@@ -197,15 +197,15 @@ def check_gathered(collection: Any, remedy: str) -> None:
 
 
 def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
-    """Replaces statistics by the scales that they give.
+    """Replaces statistics by the scales computed from them.
 
-    Those stay that two contractions use with different configs, or that a calibration
-    uses together with the operand.
+    Statistics stay if two contractions use them with different configs, or if the scale
+    also depends on the operand.
 
     Args:
         statistics: the collection, or its shapes.
-        uses: uses of the model.
-        is_frozen: weights of the model are frozen.
+        uses: uses of statistics in the model.
+        is_frozen: whether weights of the model are frozen.
     """
     states, functions = {}, {}
     for place, use in uses.items():
@@ -228,7 +228,10 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
 
 
 def _scale_of(use: Use, state: Any) -> Any:
-    """The function from statistics to a scale; None if there is none."""
+    """Returns the function from statistics to a `FixedScale`, or None.
+
+    None if the scale also depends on the operand, or the statistics do not fit the use.
+    """
     depth = stacked(use.state, state)
     if depth is None:
         return None
