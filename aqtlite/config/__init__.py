@@ -1,9 +1,9 @@
 """Quantization configs: frozen, hashable, validated data.
 
-A `DotGeneral` holds a `DotGeneralRaw` for each of three contractions, and these a
-`Tensor` for each operand. `recipes` and `block_formats` build them (`catalogue` lists
-these functions), `update` changes them by path, and `serialization` writes them as
-JSON. Read `tensor` first, then `dot_general`.
+A `DotGeneral` holds a `DotGeneralRaw` for each of three contractions, and each of these
+holds a `Tensor` per operand. `recipes` and `block_formats` build configs (`catalogue`
+lists these presets), `update` changes fields by path, and `serialization` writes
+configs as JSON. Read `tensor` first, then `dot_general`.
 """
 
 import difflib

@@ -1,7 +1,6 @@
-"""The arithmetic of a contraction, as far as its config determines it.
+"""The arithmetic of a contraction, as far as the config determines it.
 
-Which scales can move depends on the operands; `aqtlite.contraction.execution` adds
-that.
+Which scales can move depends on the operands too: see `aqtlite.contraction.execution`.
 """
 
 import dataclasses
@@ -16,21 +15,24 @@ from aqtlite.config.tensor import Tensor
 Form = Literal["float", "stored", "narrow", "decoded", "dequantized"]
 """How an operand enters the dot:
 
-- "float": as it is;
-- "stored": as stored integers, the scale applied to the sums;
-- "narrow": as stored floats of 8 bits, beside such an operand, the scale applied to
-  the sums;
-- "decoded": as unscaled floats, the scale applied to the sums;
-- "dequantized": as floats with the scale applied (fake quantization).
+- "float": unquantized;
+- "stored": stored integers, with the scale applied to the sums;
+- "narrow": stored 8-bit floats, if both operands are, with the scale applied to the
+  sums;
+- "decoded": unscaled floats, with the scale applied to the sums;
+- "dequantized": floats with the scale applied (fake quantization).
 """
 
 Kind = Literal["integers", "integers in float", "mixed", "narrow", "float"]
-"""The kind of dot."""
+"""The arithmetic in which the dot runs."""
 
 Reuse = Literal["stored", "blocks", "dequantized"]
-"""What a backward contraction takes of an operand that the forward pass quantized: its
-stored values, with the scale moved onto the gradient or, in two-dimensional blocks, as
-it is; or the array that they stand for."""
+"""How a backward contraction takes an operand that the forward pass quantized:
+
+- "stored": stored values, with the scale moved onto the gradient;
+- "blocks": stored values in two-dimensional blocks, with their scales;
+- "dequantized": the dequantized array.
+"""
 
 FORWARD_SIDE = {"dlhs": "rhs", "drhs": "lhs"}
 """The operand of the forward pass that a gradient may reuse."""
@@ -42,7 +44,7 @@ def forms_of(lhs: Tensor, rhs: Tensor, in_dtype: np.dtype | None) -> tuple[Form,
     forms = _form_of(lhs), _form_of(rhs)
     if forms == ("narrow", "narrow") and in_dtype is None:
         return forms
-    # Beside anything else, floats of 8 bits are widened.
+    # With any other operand, 8-bit floats are widened.
     left, right = ("decoded" if form == "narrow" else form for form in forms)
     return left, right
 
@@ -62,7 +64,7 @@ def _form_of(tensor: Tensor) -> Form:
 
 
 def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
-    """The kind of dot of operands that enter so."""
+    """Returns the kind of dot for operands in the given forms."""
     if lhs == rhs == "narrow":
         return "narrow"
     if "stored" not in (lhs, rhs):
@@ -74,9 +76,9 @@ def kind_of(lhs: Form, rhs: Form, in_dtype: np.dtype | None) -> Kind:
 
 @functools.cache
 def sums_integers(raw: DotGeneralRaw) -> bool:
-    """True if a CPU sums integers, which have one sum in every order.
+    """True if a CPU contracts integers, whose sum does not depend on the order.
 
-    Sums of floats depend on the order, and so on how the operands lie in memory.
+    Sums of floats depend on the order, and thus on the memory layout of the operands.
     """
     forms = forms_of(raw.lhs, raw.rhs, raw.dg_in_dtype)
     kind = kind_of(*forms, raw.dg_in_dtype)
@@ -92,11 +94,11 @@ def reused(
     Args:
         raw: config of the backward contraction.
         forward: how the forward pass quantized the operand.
-        scale_moves: whether its scale can multiply the gradient instead: it does not
-            vary along axes that remain.
+        scale_moves: whether the operand's scale can multiply the gradient instead,
+            because it does not vary along remaining axes.
 
     Returns:
-        The kind of reuse, and how the operand is quantized in the contraction.
+        The kind of reuse, and the operand's config in the backward contraction.
     """
     if scale_moves and raw.lhs.is_quantized:
         fake = raw.lhs.use_fake_quant
@@ -112,7 +114,7 @@ def reused(
 
 
 def reused_rhs(cfg: DotGeneral, name: str) -> tuple[Reuse, Tensor] | None:
-    """What `reused` gives for a contraction; None if it reuses no operand.
+    """Calls `reused` for a contraction; None if the contraction reuses no operand.
 
     Args:
         cfg: the config.
@@ -122,14 +124,14 @@ def reused_rhs(cfg: DotGeneral, name: str) -> tuple[Reuse, Tensor] | None:
     if name == "fwd" or not raw.rhs.use_fwd_quant:
         return None
     forward = getattr(cfg.fwd, FORWARD_SIDE[name])
-    # Scales that are shared along contracting axes do.
+    # Scales move if shared along the contracting axes.
     moves = forward.blocks is None
     return reused(raw, forward, scale_moves=moves)
 
 
 @functools.cache
 def contracts_floats(cfg: DotGeneral) -> bool:
-    """Whether a contraction, forward or backward, has an operand of floats."""
+    """Whether any contraction, forward or backward, has a floating operand."""
     for name in ("fwd", "dlhs", "drhs"):
         raw: DotGeneralRaw = getattr(cfg, name)
         reuse = reused_rhs(cfg, name)

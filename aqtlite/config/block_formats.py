@@ -1,4 +1,4 @@
-"""Configs of block formats: grids with a scale for each few elements."""
+"""Presets for block formats: grids with one scale per small block of elements."""
 
 import dataclasses
 
@@ -14,13 +14,13 @@ from aqtlite.numerics import fields
 def mxfp8(*, gradient: str = "float8_e4m3fn", may_clip: bool = False) -> DotGeneral:
     """MXFP8 of the OCP Microscaling specification (arXiv:2310.10537).
 
-    Blocks of 32 elements of the contracting axis (or of the largest part of it that
-    divides it, where 32 does not), with scales that are powers of two. The forward and
-    both backward contractions quantize their operands so, each along its own axis.
+    Blocks of 32 elements along the contracting axis (the largest smaller divisor of an
+    axis that 32 does not divide), with power-of-two scales. The forward and both
+    backward contractions quantize their operands, each along its own contracting axis.
 
-    The scales are the smallest at which no element is clipped. Those of the
-    specification clip the largest element of a block by up to an eighth, and with them
-    training may diverge (Mishra et al. 2025, arXiv:2506.08027).
+    Each scale is the smallest power of two that clips no element. The specification's
+    scales clip the largest element of a block by up to an eighth, and training with
+    them may diverge (Mishra et al. 2025, arXiv:2506.08027).
 
     >>> mxfp8().fwd.rhs
     Tensor(
@@ -31,8 +31,8 @@ def mxfp8(*, gradient: str = "float8_e4m3fn", may_clip: bool = False) -> DotGene
     )
 
     Args:
-        gradient: the dtype of output gradients, such as float8_e5m2.
-        may_clip: take the scales of the specification.
+        gradient: dtype of output gradients, such as float8_e5m2.
+        may_clip: use the specification's scales.
 
     Raises:
         ValueError: if `gradient` is not the dtype of a `numerics.Float`.
@@ -44,14 +44,14 @@ def mxfp8(*, gradient: str = "float8_e4m3fn", may_clip: bool = False) -> DotGene
 
 
 def mxfp6(*, gradient: str = "float6_e3m2fn", may_clip: bool = False) -> DotGeneral:
-    """MXFP6, as `mxfp8` with six bits: E2M3, and E3M2 for gradients.
+    """MXFP6: like `mxfp8`, with E2M3 for operands and E3M2 for gradients.
 
     >>> mxfp6().fwd.rhs.numerics.name, mxfp6().dlhs.lhs.numerics.name
     ('fp6_e2m3', 'fp6_e3m2')
 
     Args:
-        gradient: the dtype of output gradients.
-        may_clip: take the scales of the specification.
+        gradient: dtype of output gradients.
+        may_clip: use the specification's scales.
 
     Raises:
         ValueError: if `gradient` is not the dtype of a `numerics.Float`.
@@ -63,14 +63,14 @@ def mxfp6(*, gradient: str = "float6_e3m2fn", may_clip: bool = False) -> DotGene
 
 
 def mxfp4(*, may_clip: bool = False) -> DotGeneral:
-    """MXFP4, as `mxfp8` with four bits: E2M1. Gradients are rounded stochastically.
+    """MXFP4: like `mxfp8`, with E2M1 and stochastic rounding of gradients.
 
     >>> mxfp4().dlhs.lhs.numerics.name, mxfp4().dlhs.lhs.needs_noise
     ('fp4_e2m1', True)
 
     Args:
-        may_clip: take the scales of the specification, except for the gradients, which
-            stochastic rounding must not clip.
+        may_clip: use the specification's scales, except for gradients: stochastic
+            rounding must not clip.
 
     Raises:
         TypeError: if `may_clip` is not a bool.
@@ -80,16 +80,15 @@ def mxfp4(*, may_clip: bool = False) -> DotGeneral:
 
 
 def mxint8(*, may_clip: bool = False) -> DotGeneral:
-    """MXINT8, as `mxfp8` with integers of 8 bits. Gradients are rounded stochastically.
+    """MXINT8: like `mxfp8`, with int8 and stochastic rounding of gradients.
 
-    Of the specification's values only -2 is missing, which it leaves to the
-    implementation.
+    The value -2, which the specification makes optional, is not used.
 
     >>> mxint8().fwd.lhs.numerics.name
     'int8'
 
     Args:
-        may_clip: take the scales of the specification, except for the gradients.
+        may_clip: use the specification's scales, except for gradients.
 
     Raises:
         TypeError: if `may_clip` is not a bool.
@@ -104,10 +103,10 @@ def mxint8(*, may_clip: bool = False) -> DotGeneral:
 def nvfp4() -> DotGeneral:
     """NVFP4, the four-bit format of NVIDIA's Blackwell GPUs (arXiv:2509.25149).
 
-    E2M1 in blocks of 16 elements of the contracting axis, whose scales are E4M3 times
-    one float32 number for the tensor. As in the recipe for training, weights (the
-    forward's rhs) have blocks of 16 x 16, and output gradients are rounded
-    stochastically; its Hadamard transforms are left out.
+    E2M1 in blocks of 16 elements along the contracting axis, with E4M3 scales times one
+    float32 scale per tensor. As in the paper's training recipe, weights (the forward's
+    rhs) have blocks of 16 x 16 and output gradients are rounded stochastically; the
+    recipe's Hadamard transforms are left out.
 
     >>> nvfp4().fwd.rhs
     Tensor(
@@ -132,20 +131,21 @@ def nvfp4() -> DotGeneral:
 
 
 def block_fp8(size: int = 128) -> DotGeneral:
-    """E4M3 in blocks, as DeepSeek-V3 was trained (arXiv:2412.19437, section 3.3).
+    """E4M3 in blocks, as in the training of DeepSeek-V3 (arXiv:2412.19437, sec. 3.3).
 
-    Activations and gradients have a scale for each `size` elements of the contracting
-    axis, weights (the forward's rhs) one for each square of ``size x size``.
+    Activations and gradients have one scale per `size` elements of the contracting
+    axis, weights (the forward's rhs) one per ``size x size`` square.
 
     >>> block_fp8().fwd.rhs.blocks, block_fp8().fwd.lhs.blocks
     (Blocks(size=128, remaining_size=128, fit=True), Blocks(size=128, fit=True))
 
     Args:
-        size: size of the blocks; the largest part that divides it, of a smaller axis.
+        size: size of the blocks; on an axis that it does not divide, the largest
+            smaller divisor.
 
     Raises:
         TypeError: if `size` is not an int.
-        ValueError: if it is below 1.
+        ValueError: if `size` is below 1.
     """
     grid = numerics.Float.from_dtype("float8_e4m3fn")
     operand = Tensor(numerics=grid, blocks=Blocks(size=size, fit=True))

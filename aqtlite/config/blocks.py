@@ -10,12 +10,12 @@ from aqtlite.numerics import fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Blocks(representation.CompactRepr):
-    """Blocks of an operand that have a scale each.
+    """Blocks of an operand, with one scale each.
 
-    The last contracting axis is cut into blocks of `size` elements, or into `count`
-    blocks. Elements at other places along further contracting axes are in other blocks,
-    except in a convolution, whose window and positions stay whole: features (in ``fwd``
-    and ``dlhs``) or examples (in ``drhs``) are cut, those of each group by themselves.
+    The last contracting axis is split into blocks of `size` elements, or into `count`
+    blocks; each index along the other contracting axes has blocks of its own. In a
+    convolution, the window and the positions are not split: blocks split the features
+    (in ``fwd`` and ``dlhs``) or the examples (in ``drhs``), separately in each group.
 
     >>> Blocks(size=32)  # 1 x 32, as in the OCP Microscaling formats
     Blocks(size=32)
@@ -29,28 +29,28 @@ class Blocks(representation.CompactRepr):
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if not exactly one of `size` and `count` is given, if a number is
-            below 1, or if blocks are both to `fit` and to `pad`.
+            below 1, or if both `fit` and `pad` are set.
     """
 
     size: int | None = None
-    """How many consecutive elements of the last contracting axis share a scale."""
+    """Number of elements of the last contracting axis in a block."""
 
     count: int | None = None
-    """Into how many blocks the last contracting axis is cut."""
+    """Number of blocks along the last contracting axis."""
 
     remaining_size: int = 1
-    """How many consecutive elements of the last axis that is not contracted share a
-    scale: above 1, blocks are two-dimensional."""
+    """Number of elements of the last remaining axis in a block. Above 1, blocks are
+    two-dimensional."""
 
     fit: bool = False
-    """Where blocks do not divide an axis, take the largest ones that do, of at most
-    this size. Without `fit` and `pad` it is an error."""
+    """On an axis that the blocks do not divide, use the largest smaller size that
+    divides it. Without `fit` and `pad`, such an axis is an error."""
 
     pad: bool = False
-    """Where blocks do not divide an axis, let the last one be shorter: the operand is
-    padded with zeros, which add nothing to any sum, and change no scale of the
-    calibrations that may be used. For `dot_general` and `einsum`; other contractions
-    refuse what does not divide."""
+    """On an axis that the blocks do not divide, make the last block shorter, by padding
+    the operand with zeros. Zeros change no sum, and only calibrations whose scales they
+    do not change are allowed. For `dot_general` and `einsum`; other contractions reject
+    axes that the blocks do not divide."""
 
     def __post_init__(self) -> None:
         size = fields.integer(1)
@@ -69,13 +69,13 @@ class Blocks(representation.CompactRepr):
             )
 
     def count_of(self, axis_size: int) -> int:
-        """The number of blocks of a contracting axis.
+        """The number of blocks along a contracting axis.
 
         Args:
-            axis_size: size of the axis.
+            axis_size: size of the axis, after padding.
 
         Raises:
-            ValueError: if the blocks do not divide it, unless they are to `fit`.
+            ValueError: if the blocks do not divide the axis and `fit` is not set.
         """
         if self.size is not None:
             return self._count(axis_size, self.size, f"size={self.size}")
@@ -88,20 +88,19 @@ class Blocks(representation.CompactRepr):
         return count
 
     def remaining_count_of(self, axis_size: int) -> int:
-        """The number of blocks of the last axis that is not contracted.
+        """The number of blocks along the last remaining axis.
 
         Raises:
-            ValueError: as `count_of`.
+            ValueError: as for `count_of`.
         """
         what = f"remaining_size={self.remaining_size}"
         return self._count(axis_size, self.remaining_size, what)
 
     def padded(self, axis_size: int) -> int:
-        """The size of a contracting axis in whole blocks.
+        """The size of a contracting axis, rounded up to whole blocks if `pad` is set.
 
         Raises:
-            ValueError: if the blocks do not divide it, unless they are to `fit` or to
-                `pad`.
+            ValueError: if the size is symbolic, as in `jax.export`.
         """
         _check_known(axis_size)
         if not self.pad or not axis_size:
@@ -110,7 +109,7 @@ class Blocks(representation.CompactRepr):
         return math.ceil(axis_size / size) * size
 
     def padded_remaining(self, axis_size: int) -> int:
-        """The size in whole blocks of the last axis that is not contracted."""
+        """The size of the last remaining axis, in whole blocks if `pad` is set."""
         _check_known(axis_size)
         if not self.pad:
             return axis_size
@@ -134,7 +133,7 @@ class Blocks(representation.CompactRepr):
 
 
 def _check_known(axis_size: Any) -> None:
-    """Raises ValueError for a symbolic size, as of `jax.export`."""
+    """Raises ValueError for a symbolic size, as in `jax.export`."""
     if not isinstance(axis_size, int):
         raise ValueError(
             f"size: blocks need axes of known sizes, and one is {axis_size}; export "

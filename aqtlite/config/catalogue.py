@@ -11,23 +11,23 @@ from aqtlite.config.tables import Tables, as_html
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A function that makes a config, and what it is for."""
+    """A function that makes a config, with a description for users."""
 
     make: Callable[..., DotGeneral]
-    """The function of `aqtlite.config`."""
+    """Function in `aqtlite.config` that makes the config."""
 
     purpose: str
-    """The format, in a line."""
+    """One-line description of the format."""
 
     audience: str
-    """For whom it is."""
+    """Intended users."""
 
     needs: str
-    """What it needs beside a config; empty for nothing."""
+    """Requirements other than the config, such as statistics; empty for none."""
 
 
 class Presets(dict[str, Preset]):
-    """Presets by name; prints as a table."""
+    """Presets by name, shown as a table."""
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows = [(k, one.purpose, one.needs) for k, one in self.items()]
@@ -45,7 +45,7 @@ _SCALES = "scales that training learns"
 
 
 def presets() -> Presets:
-    """The presets by name, each with its function and its purpose.
+    """Presets by name, each with a function and a purpose.
 
     >>> cfg = presets()["weight_only"].make(bits=4)
     >>> cfg == recipes.weight_only(bits=4)

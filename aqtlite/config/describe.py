@@ -1,4 +1,4 @@
-"""A config as a table for people."""
+"""Description of a config as tables."""
 
 from aqtlite import calibration as calibrations
 from aqtlite import noise, numerics
@@ -16,11 +16,11 @@ _OPERANDS = {
     "drhs.lhs": "gradient",
     "drhs.rhs": "lhs",
 }
-# What `dlhs.rhs` and `drhs.rhs` take over from the forward.
+# `dlhs.rhs` and `drhs.rhs` are the forward's rhs and lhs.
 
 
 def describe(cfg: DotGeneral) -> Tables:
-    """A table of what each contraction does with each of its operands.
+    """Describes how each contraction quantizes each operand, as tables.
 
     >>> from aqtlite import config
     >>> print(describe(config.fully_quantized(fwd_bits=8, bwd_bits=4)))
@@ -37,23 +37,26 @@ def describe(cfg: DotGeneral) -> Tables:
     dlhs         integers  int32
     drhs         integers  int32
 
-    The columns: `operand` is the tensor of the forward contraction, or the output
-    gradient. `grid` is the number grid and the magnitude onto which the largest value
-    is mapped; "fake" marks fake quantization. `scale` says what shares a scale
-    ("per-channel": the contracting axes do; "per-row", of a result: the last axis);
-    "po2" marks power-of-two scales. `rounding` names the source of stochastic
-    rounding's noise if it is not the default, and the axes that share it; forward
-    operands are served rounded to nearest. A backward contraction reuses what the
-    forward pass quantized ("fwd's") if its scale can move onto the gradient, as one
-    that is shared along contracting axes can. Of one that cannot, the grid on which the
-    dequantized operand is rounded follows. With smoothing, a third table has the scale
-    that divides lhs and multiplies rhs.
+    The columns:
+
+    - `operand`: a tensor of the forward contraction, or the output gradient.
+    - `grid`: number grid, with the magnitude onto which the largest value is mapped.
+      "fake" marks fake quantization, and "fwd's" a backward operand that reuses the
+      forward's quantized values. If the scale cannot move onto the gradient (it can if
+      it is shared along contracting axes), the grid of the dequantized operand follows.
+    - `scale`: axes that share a scale ("per-channel": the contracting axes; "per-row",
+      for a result: the last axis); "po2" marks power-of-two scales.
+    - `rounding`: for stochastic rounding, also the noise source if it is not the
+      default, and the axes that share noise. Serving rounds forward operands to
+      nearest.
+
+    With smoothing, a third table has the scale that divides lhs and multiplies rhs.
 
     Args:
-        cfg: the config.
+        cfg: config to describe.
 
     Returns:
-        The text, a `str`, which a notebook shows as tables.
+        A `str`, which notebooks show as tables.
 
     Raises:
         TypeError: if `cfg` is not a `DotGeneral`.
@@ -86,7 +89,7 @@ def describe(cfg: DotGeneral) -> Tables:
 def _reused_cells(
     cfg: DotGeneral, name: str, reuse: arithmetic.Reuse, rhs: Tensor
 ) -> tuple[str, str, str, str]:
-    """`_cells` of an operand that was quantized in the forward contraction."""
+    """`_cells` for an operand that the forward contraction quantized."""
     forward: Tensor = getattr(cfg.fwd, arithmetic.FORWARD_SIDE[name])
     if reuse == "dequantized" and rhs.is_quantized:
         grid, found, scale, rounding = _cells(getattr(cfg, name), rhs, False)
@@ -168,7 +171,7 @@ def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:
 
 
 def _contraction_cells(raw: DotGeneralRaw, rhs: Tensor) -> tuple[str, str]:
-    """The dtype or kind of arithmetic of a contraction, and its accumulator."""
+    """The dtype or kind of arithmetic of a contraction, and the accumulator dtype."""
     forms = arithmetic.forms_of(raw.lhs, rhs, raw.dg_in_dtype)
     kind = arithmetic.kind_of(*forms, raw.dg_in_dtype)
     runs_in = {"integers": "integers", "narrow": "float8"}.get(kind, "float")

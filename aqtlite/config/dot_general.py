@@ -1,4 +1,4 @@
-"""Configs of a contraction and of its two gradients."""
+"""Configs of a contraction and the contractions for both gradients."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,7 @@ def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> Non
 
 
 def _check_in_dtype(in_dtype: np.dtype | None, path: str, tensor: Tensor) -> None:
-    # What the forward pass quantized is not on the own grid.
+    # A reused operand is on the forward's grid, not on this tensor's.
     if in_dtype is None or not tensor.is_integer or tensor.use_fwd_quant:
         return
     grid = tensor.grid
@@ -98,7 +98,7 @@ def _check_backward_calibration(path: str, tensor: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class DotGeneralRaw(representation.CompactRepr):
-    """Config of one contraction, the forward or one of the two backward ones.
+    """Config of one contraction: the forward, or one of the two backward ones.
 
     >>> from aqtlite import numerics
     >>> int8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
@@ -111,35 +111,34 @@ class DotGeneralRaw(representation.CompactRepr):
 
     Raises:
         TypeError: if a field is of another type than declared.
-        ValueError: if a dtype is of the wrong kind, if an integer accumulator is asked
-            of operands that are not contracted as integers, if `local_aqt` meets
-            `calib_shared_axes` or quantizes nothing, if `lhs` has `use_fwd_quant`, or
-            if `smoothing` is set and nothing is quantized.
+        ValueError: if a dtype is of the wrong kind, if an integer accumulator is set
+            for operands that are not contracted as integers, if `local_aqt` is combined
+            with `calib_shared_axes` or quantizes nothing, if `lhs` has
+            `use_fwd_quant`, or if `smoothing` is set and nothing is quantized.
     """
 
     lhs: Tensor = Tensor()
-    """The left operand; in `dlhs` and `drhs` that is the output gradient."""
+    """Left operand; the output gradient in `dlhs` and `drhs`."""
 
     rhs: Tensor = Tensor()
-    """The right operand; in `dlhs` the forward's rhs, in `drhs` the forward's lhs."""
+    """Right operand; the forward's rhs in `dlhs`, and the forward's lhs in `drhs`."""
 
     dg_in_dtype: np.dtype | None = None
-    """The floating dtype into which operands are cast for the contraction. None: stored
-    integers are contracted as they are. CPUs contract two operands of integers as such
-    anyway, which gives the sums that floats approach. Takes anything that
-    names a dtype."""
+    """Floating dtype to which operands are cast for the contraction; any dtype-like.
+    None: stored integers are contracted without a cast. CPUs contract two integer
+    operands as integers in any case, for the exact sums that floats approximate."""
 
     dg_accumulator_dtype: np.dtype | None = None
-    """The dtype of the contraction's result before the scales are applied. None: int32
-    for two integer operands, float32 otherwise. Sums that int32 cannot hold are taken
-    in pieces and added in float32. Takes anything that names a dtype."""
+    """Dtype of the contraction's result before scales are applied; any dtype-like.
+    None: int32 for two integer operands, float32 otherwise. Sums that could overflow
+    int32 are computed in pieces and added in float32."""
 
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""
 
     smoothing: Smoothing | None = None
-    """Scales on the contracting axes that move from lhs to rhs before both are
-    quantized, in `fwd` only. None: none."""
+    """Scales along the contracting axes, moved from lhs to rhs before quantization, in
+    `fwd` only. None: none."""
 
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
@@ -169,7 +168,7 @@ class DotGeneralRaw(representation.CompactRepr):
         return self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        # Dtypes by name: numpy takes None for float64, np.dtype("float64") == None.
+        # Dtypes by name: in NumPy, np.dtype("float64") == None.
         in_dtype, accumulator = (
             None if dtype is None else dtype.name
             for dtype in (self.dg_in_dtype, self.dg_accumulator_dtype)
@@ -226,7 +225,7 @@ class DotGeneralRaw(representation.CompactRepr):
                     "together with local_aqt, whose tiles are axes of their own; leave "
                     "one of the two None"
                 )
-        # What the forward quantized keeps its scale.
+        # A reused operand keeps the forward's scale.
         is_rhs_quantized = self.rhs.is_quantized and not self.rhs.use_fwd_quant
         if not (self.lhs.is_quantized or is_rhs_quantized):
             raise ValueError(
@@ -238,10 +237,10 @@ class DotGeneralRaw(representation.CompactRepr):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class DotGeneral(representation.CompactRepr, representation.NoFunction):
-    """Config of a contraction and its two gradients; by default all stay in float.
+    """Config of a contraction and both gradients; by default nothing is quantized.
 
     In `dlhs`, `lhs` is the output gradient and `rhs` the forward's rhs. In `drhs`,
-    `lhs` is the output gradient and `rhs` the forward's *lhs*. (The convention is that
+    `lhs` is the output gradient and `rhs` the forward's *lhs*. (This is the convention
     of Google's AQT.)
 
     >>> from aqtlite import numerics
@@ -257,30 +256,28 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
 
     Raises:
         TypeError: if a field is of another type than declared.
-        ValueError: if `use_fwd_quant` stands where the forward has nothing to reuse, if
-            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if a grid of
-            the forward contraction rounds stochastically and cannot round to nearest,
-            as serving does, if a calibration has a state where none is kept, if an
-            int32 accumulator is asked of a float operand, or if `out` rounds
-            stochastically.
+        ValueError: if `use_fwd_quant` is set where the forward quantizes nothing, if
+            `fwd.local_aqt`, `dlhs.smoothing` or `drhs.smoothing` is set, if a grid in
+            `fwd` rounds stochastically and cannot round to nearest, as serving does, if
+            a calibration has state where none is kept, if an int32 accumulator is set
+            for a float operand, or if `out` rounds stochastically.
     """
 
     fwd: DotGeneralRaw = DotGeneralRaw()
-    """The forward contraction."""
+    """Forward contraction."""
 
     dlhs: DotGeneralRaw = DotGeneralRaw()
-    """The contraction that gives the gradient of the lhs."""
+    """Contraction that computes the gradient of the lhs."""
 
     drhs: DotGeneralRaw = DotGeneralRaw()
-    """The contraction that gives the gradient of the rhs."""
+    """Contraction that computes the gradient of the rhs."""
 
     out: Tensor = Tensor()
-    """The result of `fwd`. By default it is left in float. With `numerics` it is
-    quantized again, and the contraction returns a `QTensor`, whose integers a following
-    contraction takes as they are; with `use_fake_quant`, the array that they stand for.
-    The axes of `calib_shared_axes` are those of the result, in an einsum those of the
-    equation. None: the last one shares a scale, so that each row has its own; `blocks`
-    cut it."""
+    """Result of `fwd`, by default left in float. With `numerics`, the contraction
+    quantizes the result and returns a `QTensor`, whose integers a following contraction
+    takes directly; with `use_fake_quant`, the dequantized array. `calib_shared_axes`
+    refers to axes of the result (in an einsum, of the equation's output). None: the
+    last axis shares a scale, so that each row has one; `blocks` split that axis."""
 
     def __post_init__(self) -> None:
         is_raw = fields.instance(DotGeneralRaw, "a config.DotGeneralRaw")
@@ -335,7 +332,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
             )
 
     def _check_reuse(self, name: str, forward_side: str) -> None:
-        """Checks `use_fwd_quant` in the contraction `name`."""
+        """Checks `use_fwd_quant` in contraction `name`."""
         contraction: DotGeneralRaw = getattr(self, name)
         if not contraction.rhs.use_fwd_quant:
             return
@@ -360,11 +357,11 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         )
 
     def for_serving(self) -> "DotGeneral":
-        """The same config with the forward operands rounded to nearest.
+        """A copy of the config with forward operands rounded to nearest.
 
-        A converted model is served by it: frozen weights and activations are rounded
-        to nearest, whatever the training did, so that serving needs no noise and gives
-        the same at every call.
+        Converted models use this config: frozen weights and activations are rounded to
+        nearest even if training rounded stochastically, so serving needs no noise and
+        is deterministic.
 
         >>> from aqtlite import config, numerics
         >>> noisy = numerics.IntSymmetric(

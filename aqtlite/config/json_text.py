@@ -1,4 +1,4 @@
-"""JSON that may come from anyone: what it holds is checked, and says where it is."""
+"""Reading of untrusted JSON, with errors that name the place in the text."""
 
 import json
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ _DTYPES: Mapping[str, np.dtype] = {
         *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
 }
-"""The dtypes that a text can name. NumPy reads more in a string: structures, arrays of
-arrays, objects."""
+"""Dtypes that a text can name. NumPy would accept more: structures, subarrays,
+objects."""
 
 
 def read(text: str) -> Any:
-    """Reads a text as plain data.
+    """Parses JSON into plain data.
 
     Args:
-        text: JSON. NaN and Infinity are read, as the float that they are.
+        text: JSON text. NaN and Infinity are read as floats.
 
     Raises:
         TypeError: if `text` is not a string.
-        ValueError: if it is not JSON, is nested too deeply, gives a key twice or has an
+        ValueError: if `text` is not JSON, is nested too deeply, repeats a key or has an
             integer of more than 64 bits; the message names the place, ``$`` being the
             whole text.
     """
@@ -49,7 +49,7 @@ def read(text: str) -> Any:
 
 
 class _Object:
-    """A JSON object as it was written, so that repeated keys are still there."""
+    """A JSON object as a list of pairs, which keeps repeated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]):
         self.pairs = pairs
@@ -75,16 +75,16 @@ def _checked(value: Any, path: str, levels: int) -> Any:
 
 
 def versioned(data: Any, version: int, what: str, path: str = "$") -> dict[str, Any]:
-    """The fields of an object of one version, without the version.
+    """Checks the version of a JSON object and returns the other fields.
 
     Args:
-        data: what was read.
-        version: the only one that is known.
-        what: the object, for the message.
-        path: where it stands.
+        data: data from `read`.
+        version: the only supported version.
+        what: description of the object, for the message.
+        path: place of the object in the text.
 
     Raises:
-        ValueError: if it is no object, or of another version.
+        ValueError: if `data` is not an object, or of another version.
     """
     if not isinstance(data, dict):
         fail(path, f"expected {what}, got {data!r:.100}")
@@ -101,7 +101,7 @@ def versioned(data: Any, version: int, what: str, path: str = "$") -> dict[str, 
 
 
 def dtype(name: Any) -> np.dtype:
-    """The dtype of a name, of those that arrays here can have.
+    """The dtype of this name, among the supported ones.
 
     >>> dtype("bfloat16")
     dtype(bfloat16)
@@ -111,7 +111,7 @@ def dtype(name: Any) -> np.dtype:
     ValueError: 'O' is no name of a dtype, such as 'float32' or 'int8'
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if no supported dtype has this name.
     """
     found = _DTYPES.get(name) if isinstance(name, str) else None
     if found is None:
@@ -122,5 +122,5 @@ def dtype(name: Any) -> np.dtype:
 
 
 def fail(path: str, problem: str) -> NoReturn:
-    """Raises ValueError for what stands at a place of a text."""
+    """Raises ValueError for a problem at a place in a text."""
     raise ValueError(f"{path}: {problem}")

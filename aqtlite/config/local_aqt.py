@@ -15,12 +15,12 @@ class LocalAqt(representation.CompactRepr):
 
     Raises:
         TypeError: if the count is not an int.
-        ValueError: if it is below 1.
+        ValueError: if the count is below 1.
     """
 
     contraction_axis_shard_count: int
-    """Into how many tiles the first contracting axis is split, a scale for each; of a
-    convolution the features (in ``dlhs``) or the examples (in ``drhs``)."""
+    """Number of tiles along the first contracting axis, each with a scale; in a
+    convolution, along the features (in ``dlhs``) or the examples (in ``drhs``)."""
 
     def __post_init__(self) -> None:
         fields.check(self, contraction_axis_shard_count=fields.integer(1))

@@ -1,4 +1,4 @@
-"""Configs that most users start from."""
+"""Presets: the configs to start from."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ _MAX_OVER_BATCHES = calibration.MaxOverBatches()
 
 
 def unquantized() -> DotGeneral:
-    """Every contraction in floating point.
+    """Leaves every contraction in floating point.
 
     >>> unquantized()
     DotGeneral()
@@ -27,8 +27,8 @@ def unquantized() -> DotGeneral:
 def weight_only(bits: int = 8) -> DotGeneral:
     """Quantizes the forward's rhs (the weights) and nothing else.
 
-    The contractions run in floating point. The gradient of the lhs is contracted with
-    the same quantized weights, so that it is that of the function that is served.
+    The contractions run in floating point. The lhs gradient is computed with the
+    quantized weights, and is thus the gradient of the served function.
 
     >>> weight_only(bits=4)
     DotGeneral(
@@ -41,7 +41,7 @@ def weight_only(bits: int = 8) -> DotGeneral:
 
     Raises:
         TypeError: if `bits` is not an int.
-        ValueError: if it is not from 1 to 16.
+        ValueError: if `bits` is not from 1 to 16.
     """
     return DotGeneral(
         fwd=DotGeneralRaw(rhs=Tensor(numerics=numerics.IntSymmetric(bits=bits))),
@@ -69,8 +69,8 @@ def fully_quantized(
             point.
         bwd_bits: width in the backward contractions, 1 to 16; None leaves them in
             floating point.
-        use_fwd_quant: the backward contractions take the operands as the forward
-            quantized them (in floating point: dequantized), where it did.
+        use_fwd_quant: reuse the forward's quantized operands in the backward
+            contractions (dequantized, in floating-point contractions).
         use_stochastic_rounding: round the output gradient stochastically.
 
     Raises:
@@ -92,7 +92,7 @@ def fully_quantized(
 
 
 def qat(bits: int = 8) -> DotGeneral:
-    """Quantization-aware training: both forward operands quantized, gradients in float.
+    """Quantization-aware training: quantized forward operands, gradients in float.
 
     >>> qat(bits=4) == fully_quantized(fwd_bits=4, bwd_bits=None)
     True
@@ -102,7 +102,7 @@ def qat(bits: int = 8) -> DotGeneral:
 
     Raises:
         TypeError: if `bits` is not an int.
-        ValueError: if it is out of the range of `numerics.IntSymmetric`.
+        ValueError: if `bits` is out of the range of `numerics.IntSymmetric`.
     """
     numerics.IntSymmetric(bits=bits)  # None would leave the forward in float.
     return fully_quantized(fwd_bits=bits, bwd_bits=None)
@@ -120,7 +120,7 @@ def w4a8(*, bwd_bits: int | None = 8) -> DotGeneral:
 
     Raises:
         TypeError: if `bwd_bits` is neither an int nor None.
-        ValueError: if it is out of range.
+        ValueError: if `bwd_bits` is out of range.
     """
     int4 = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)}
     return update(fully_quantized(bwd_bits=bwd_bits), int4)
@@ -131,21 +131,21 @@ def static_int8(
     *,
     bwd_bits: int | None = 8,
 ) -> DotGeneral:
-    """8 bits, with a static range for the activations (the forward's lhs).
+    """8 bits, with a static range for activations (the forward's lhs).
 
-    The range is one per tensor, gathered in training or by `aqtlite.flax.calibrate`;
-    serving reduces over no activation. Weights keep a scale per channel.
+    There is one range per tensor, gathered in training or by `aqtlite.flax.calibrate`,
+    so serving computes no reduction over activations. Weights keep per-channel scales.
 
     >>> static_int8(calibration.MaxOverBatches()).fwd.lhs.calibration
     MaxOverBatches(of=AbsMax(clipping_scale=None))
 
     Args:
-        statistic: a calibration that gathers statistics.
+        statistic: calibration that gathers statistics.
         bwd_bits: width of the gradients, as in `fully_quantized`.
 
     Raises:
         TypeError: if `statistic` is not a calibration.
-        ValueError: if it gathers no statistics.
+        ValueError: if `statistic` gathers no statistics.
     """
     if not isinstance(statistic, calibration.Calibration):
         raise TypeError(
@@ -172,12 +172,12 @@ def fp8(
     forward: Any = "float8_e4m3fn",
     gradient: Any = "float8_e5m2",
 ) -> DotGeneral:
-    """8-bit floats: e4m3 in the forward contraction, e5m2 for the gradients.
+    """8-bit floats: e4m3 in the forward contraction, e5m2 for gradients.
 
     The recipe of Micikevicius et al. 2022, "FP8 Formats for Deep Learning"
-    (arXiv:2209.05433), with a scale per tensor that is found anew in every step. GPUs
-    from Ada and MI300 on contract such operands natively; on an MI300, whose matrix
-    units take the "fnuz" kinds, give those.
+    (arXiv:2209.05433), with per-tensor scales computed at every step. GPUs contract fp8
+    operands natively from Ada and MI300 on; the matrix units of MI300 take the "fnuz"
+    dtypes, which `forward` and `gradient` can select.
 
     >>> cfg = fp8()
     >>> cfg.fwd.rhs.grid.name, cfg.dlhs.lhs.grid.name, cfg.dlhs.rhs.use_fwd_quant
@@ -186,17 +186,17 @@ def fp8(
     DelayedScaling(length=16)
 
     Args:
-        delayed: scale activations (the forward's lhs) and output gradients by the
-            batches before, as NVIDIA's Transformer Engine does
-            (`calibration.DelayedScaling`). Weights are scaled by what they are, so that
-            they can be frozen. In Flax, the statistics of the gradients are in the
-            collection "_overwrite_with_gradient".
-        per_channel: a scale for each row and column, not one per tensor. Not for
+        delayed: scale activations (the forward's lhs) and output gradients by earlier
+            batches, as in NVIDIA's Transformer Engine (`calibration.DelayedScaling`).
+            Weights are still scaled by their current values, so that they can be
+            frozen. In Flax, the statistics of gradients are in the collection
+            "_overwrite_with_gradient".
+        per_channel: use a scale per row and column, not per tensor. Does not apply to
             delayed activations.
-        use_stochastic_rounding: round the output gradient stochastically; to the
-            nearest by default, as is usual with fp8.
-        forward: the dtype of the forward operands.
-        gradient: the dtype of the output gradient.
+        use_stochastic_rounding: round the output gradient stochastically. By default it
+            is rounded to nearest, as is usual with fp8.
+        forward: dtype of the forward operands.
+        gradient: dtype of the output gradient.
 
     Raises:
         TypeError: if a flag is not a bool.
@@ -244,19 +244,19 @@ def smoothquant(
     *,
     bwd_bits: int | None = 8,
 ) -> DotGeneral:
-    """8 bits, with outliers of activations moved into the weights (SmoothQuant).
+    """8 bits, with activation outliers moved into the weights (SmoothQuant).
 
-    Xiao et al. 2023, arXiv:2211.10438. The scales come from statistics of the
+    Xiao et al. 2023, arXiv:2211.10438. The smoothing scales come from statistics of the
     activations (the forward's lhs), gathered in training or by
-    `aqtlite.flax.calibrate`, so that conversion folds them into frozen weights.
+    `aqtlite.flax.calibrate`; conversion folds them into the frozen weights.
 
     >>> smoothquant(0.75).fwd.smoothing.rhs_exponent
     0.25
 
     Args:
-        alpha: the migration strength, from 0 to 1: how much of the spread of the
-            activations' channels moves into the weights.
-        statistic: finds the magnitudes of the activations' channels.
+        alpha: migration strength, above 0 and at most 1: how much of the spread of
+            activation channels moves into the weights.
+        statistic: calibration that finds the magnitude of each activation channel.
         bwd_bits: width of the gradients, as in `fully_quantized`.
 
     Raises:
@@ -277,11 +277,11 @@ def smoothquant(
 
 
 def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
-    """Both forward operands on steps that are learned (LSQ, `calibration.LSQ`).
+    """Learned step sizes for both forward operands (LSQ, `calibration.LSQ`).
 
     Activations (the forward's lhs) have one step per tensor, weights one per channel.
-    In Flax, `model.init` makes the steps from the sample batch and the weights, and
-    they are trained as parameters.
+    In Flax, `model.init` initializes the steps from the sample batch and the weights,
+    and they are trained as parameters.
 
     >>> lsq(bits=2).fwd.rhs
     Tensor(numerics=IntSymmetric(bits=2, preserve_max_val=True), calibration=LSQ())
@@ -292,7 +292,7 @@ def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
 
     Raises:
         TypeError: if `bits` is not an int, or `bwd_bits` neither an int nor None.
-        ValueError: if one is out of the range of `numerics.IntSymmetric`.
+        ValueError: if a width is out of the range of `numerics.IntSymmetric`.
     """
     grid = numerics.IntSymmetric(bits=bits, preserve_max_val=True)
     changes = {
@@ -304,13 +304,13 @@ def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:
 
 
 def lsq_weight_only(bits: int = 4) -> DotGeneral:
-    """The weights (the forward's rhs) on steps that are learned, and all else in float.
+    """Learned step sizes for the weights (the forward's rhs), and all else in float.
 
-    The weights of LSQ (`calibration.LSQ`, Esser et al. 2020, arXiv:1902.08153), one
-    step per channel, with activations and gradients in float: `weight_only` with
-    learned scales. In Flax, `model.init` makes the steps from the weights, and they are
-    trained as parameters. A first and a last layer that stay at 8 bits, as in the
-    paper, are rules or configs of their own.
+    `weight_only` with the learned scales of LSQ (`calibration.LSQ`, Esser et al. 2020,
+    arXiv:1902.08153), one step per channel; activations and gradients stay in float. In
+    Flax, `model.init` initializes the steps from the weights, and they are trained as
+    parameters. To keep the first and last layers at 8 bits, as in the paper, give them
+    separate rules or configs.
 
     >>> lsq_weight_only(bits=2).fwd
     DotGeneralRaw(
@@ -325,7 +325,7 @@ def lsq_weight_only(bits: int = 4) -> DotGeneral:
 
     Raises:
         TypeError: if `bits` is not an int.
-        ValueError: if it is out of the range of `numerics.IntSymmetric`.
+        ValueError: if `bits` is out of the range of `numerics.IntSymmetric`.
     """
     grid = numerics.IntSymmetric(bits=bits, preserve_max_val=True)
     changes = {"fwd.rhs.numerics": grid, "fwd.rhs.calibration": calibration.LSQ()}

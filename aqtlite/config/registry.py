@@ -1,4 +1,4 @@
-"""The classes that may stand in a config, by the name under which JSON has them."""
+"""Registry of the classes that configs may contain, by their name in JSON."""
 
 import dataclasses
 from typing import TypeVar
@@ -29,15 +29,15 @@ _classes: dict[str, type] = {
 
 
 class UnknownClassError(ValueError):
-    """A text names a class that this program has not registered."""
+    """JSON names a class that is not registered in this program."""
 
 
 def register(cls: Class) -> Class:
-    """Makes a grid, calibration or noise of your own known to JSON and checkpoints.
+    """Registers a custom grid, calibration or noise for JSON and checkpoints.
 
-    A class decorator. What is registered is written under the name of its class and
-    read back by it: a text or a checkpoint names a class, and never imports one. The
-    program that reads has to define and register it, too.
+    A class decorator. Objects are written and read by class name: JSON and checkpoints
+    name classes and never import them, so a program that reads them has to define and
+    register the class too.
 
     >>> import dataclasses
     >>> from aqtlite import calibration, config
@@ -56,16 +56,16 @@ def register(cls: Class) -> Class:
     True
 
     Args:
-        cls: a frozen dataclass, derived from `numerics.Numerics`,
+        cls: frozen dataclass derived from `numerics.Numerics`,
             `calibration.Calibration` or `noise.Noise`.
 
     Returns:
         The class itself.
 
     Raises:
-        TypeError: if it is not one.
-        ValueError: if another class is registered under its name. The same class,
-            defined again (in a notebook, say), takes the place of the earlier one.
+        TypeError: if `cls` is not such a class.
+        ValueError: if another class is registered under the same name. A class that is
+            defined again, as in a notebook, replaces the earlier definition.
     """
     if not (isinstance(cls, type) and issubclass(cls, _FAMILIES)):
         raise TypeError(
@@ -92,10 +92,10 @@ def _origin(cls: type) -> tuple[str, str]:
 
 
 def names() -> list[str]:
-    """The registered names, sorted."""
+    """Registered names, sorted."""
     return sorted(_classes)
 
 
 def find(name: str) -> type | None:
-    """The class that is registered under a name."""
+    """The class registered under a name; None if there is none."""
     return _classes.get(name)

@@ -1,4 +1,4 @@
-"""What configs are to people: a compact `repr`, differences, and no functions."""
+"""Mixins and helpers for printing, comparing and hashing configs."""
 
 import dataclasses
 import functools
@@ -15,8 +15,8 @@ _WIDTH = 80
 class CompactRepr:
     """Gives a frozen dataclass a `repr` that evaluates back to it.
 
-    Fields that hold their default are left out, and what does not fit on a line is
-    broken and indented.
+    Fields at their default are omitted, and long representations are split over
+    indented lines.
 
     >>> from aqtlite import config, numerics
     >>> config.Tensor(numerics=numerics.IntSymmetric(bits=8))
@@ -28,9 +28,9 @@ class CompactRepr:
 
 
 class NoFunction:
-    """Refuses to be called, and names what is to be called instead."""
+    """Makes calling a config an error that names the function to call instead."""
 
-    if not typing.TYPE_CHECKING:  # It is nothing that type checkers may let pass.
+    if not typing.TYPE_CHECKING:  # So that type checkers reject calls.
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
             raise TypeError(
@@ -40,20 +40,20 @@ class NoFunction:
             )
 
     nowrap: ClassVar[bool] = True
-    """`flax.linen.nowrap`: a config that is an attribute of a Linen class without an
-    annotation is no method, though it could be called."""
+    """Keeps Linen from wrapping a config as a method, if it is an unannotated class
+    attribute (`flax.linen.nowrap`)."""
 
 
 def is_record(value: Any) -> bool:
-    """Returns True for a dataclass instance (and not for a dataclass itself)."""
+    """Returns True for a dataclass instance, but not for a dataclass type."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def constructor_arguments(record: Any) -> dict[str, Any]:
-    """The arguments that build `record` again, every field of the constructor.
+    """Constructor arguments that rebuild `record`, one per constructor field.
 
-    A field whose value the constructor would derive from the other arguments holds
-    its default, not the derived value.
+    A field that the constructor would derive from the other arguments has its default,
+    not the derived value.
 
     >>> from aqtlite import numerics
     >>> grid = numerics.IntSymmetric(bits=8)
@@ -74,7 +74,7 @@ def constructor_arguments(record: Any) -> dict[str, Any]:
 
 
 def non_default_arguments(record: Any) -> dict[str, Any]:
-    """The arguments of `constructor_arguments` that differ from their defaults."""
+    """`constructor_arguments` that differ from their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     return {
         name: value
@@ -84,15 +84,15 @@ def non_default_arguments(record: Any) -> dict[str, Any]:
 
 
 def differences(first: Any, second: Any) -> list[str]:
-    """Lists the paths at which two configs differ, a line for each.
+    """Lists the paths at which two configs differ, one line each.
 
     >>> from aqtlite import config
     >>> differences(config.weight_only(bits=8), config.weight_only(bits=4))
     ['fwd.rhs.numerics.bits: 8 against 4']
 
     Args:
-        first: a config such as `DotGeneral`.
-        second: another.
+        first: config such as a `DotGeneral`.
+        second: config to compare with.
     """
     return list(_walk(first, second, ()))
 
@@ -109,10 +109,10 @@ def _walk(first: Any, second: Any, path: tuple[str, ...]) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def digest(record: Any) -> str:
-    """A short text that tells configs apart, the same in every process.
+    """Short hash of a config, equal in every process.
 
-    Checkpoints hold it. Fields that hold their default are not in it, so that a field
-    that a later release adds leaves it as it is.
+    Stored in checkpoints. Fields at their default do not contribute, so a field added
+    in a later release does not change the hash.
     """
     return hashlib.sha256(_canonical(record).encode()).hexdigest()[:12]
 
@@ -126,13 +126,13 @@ def _canonical(value: Any) -> str:
         return f"{type(value).__name__}({','.join(texts)})"
     if isinstance(value, np.dtype):
         return value.name
-    # The text of an object of one's own may hold its address.
+    # The repr of a user's object may contain its address.
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return repr(value) if is_plain else type(value).__name__
 
 
 def _equal(left: Any, right: Any) -> bool:
-    # The type matters: True == 1, and numpy compares dtypes with strings.
+    # Types must match: True == 1, and NumPy compares dtypes with strings.
     return type(left) is type(right) and left == right
 
 
@@ -144,7 +144,7 @@ def _builds(cls: type, arguments: dict[str, Any], record: Any) -> bool:
 
 
 def _format(value: Any, indent: int, room: int) -> str:
-    """Formats `value` in `room` columns if it can, else over indented lines."""
+    """Formats `value` in `room` columns if possible, else over indented lines."""
     if isinstance(value, np.dtype):
         return repr(value.name)
     if not is_record(value):

@@ -20,7 +20,7 @@ _ROOTS = (DotGeneral, DotGeneralRaw, Tensor)
 def to_json(
     cfg: DotGeneral | DotGeneralRaw | Tensor, *, indent: int | None = None
 ) -> str:
-    """Writes a config as JSON, every field of it, defaults included.
+    """Writes a config as JSON, with all fields, defaults included.
 
     >>> from aqtlite import config
     >>> text = to_json(config.fully_quantized())
@@ -30,12 +30,12 @@ def to_json(
     True
 
     Args:
-        cfg: the config.
-        indent: spaces by which each level is indented; None for a single line.
+        cfg: config to write.
+        indent: spaces of indentation per level; None for a single line.
 
     Raises:
-        TypeError: if `cfg` is no config, or holds an object of a class that is not
-            registered (one of your own, say; see `register`).
+        TypeError: if `cfg` is not a config, or contains an object of an unregistered
+            class (see `register`).
     """
     if not isinstance(cfg, _ROOTS):
         raise TypeError(
@@ -46,7 +46,7 @@ def to_json(
 
 
 def from_json(text: str) -> DotGeneral | DotGeneralRaw | Tensor:
-    """Reads what `to_json` wrote. A field that is not there takes its default.
+    """Reads a config written by `to_json`. Missing fields take their defaults.
 
     >>> from_json('{"version": 1, "type": "Tensor", "numerics": '
     ...           '{"type": "IntSymmetric", "bits": 4}}')
@@ -58,25 +58,26 @@ def from_json(text: str) -> DotGeneral | DotGeneralRaw | Tensor:
 drhs, out
 
     Args:
-        text: JSON. It is data: nothing in it is evaluated or imported.
+        text: JSON text, which may be untrusted: it is never evaluated, and no class is
+            imported.
 
     Raises:
         TypeError: if `text` is not a string.
-        ValueError: if it is not JSON, not of version 1, or does not describe a valid
-            config; the message names the place, ``$`` being the whole text.
+        ValueError: if `text` is not JSON, not of version 1, or does not describe a
+            valid config; the message names the place, ``$`` being the whole text.
     """
     return from_data(json_text.read(text))
 
 
 def from_data(data: Any, path: str = "$") -> DotGeneral | DotGeneralRaw | Tensor:
-    """The config that `to_json` wrote, within another text.
+    """Reads a config that is part of a larger JSON text.
 
     Args:
-        data: what `json_text.read` returns.
-        path: where it stands.
+        data: data from `json_text.read`.
+        path: place of the config in the text.
 
     Raises:
-        ValueError: as `from_json`.
+        ValueError: as for `from_json`.
     """
     what = f"an object of type {_either(_ROOTS)}"
     cfg = object_from_data(json_text.versioned(data, _VERSION, what, path), path)
@@ -86,12 +87,12 @@ def from_data(data: Any, path: str = "$") -> DotGeneral | DotGeneralRaw | Tensor
 
 
 def _encode(value: Any, path: str) -> Any:
-    """A field's value as plain data."""
+    """Converts a field's value to plain data."""
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, tuple):
         return list(value)
-    # One's own need not be a dataclass.
+    # A user's class need not be a dataclass.
     families = numerics.Numerics | calibration.Calibration | noise.Noise
     if not (representation.is_record(value) or isinstance(value, families)):
         return value
@@ -119,14 +120,14 @@ def _decode(value: Any, path: str) -> Any:
 
 
 def object_from_data(data: dict[str, Any], path: str) -> Any:
-    """A part of a config: the object of class ``data["type"]``.
+    """Makes a part of a config: an object of class ``data["type"]``.
 
     Args:
-        data: its fields, as `json_text.read` returns them.
-        path: where it stands.
+        data: fields of the object, from `json_text.read`.
+        path: place of the object in the text.
 
     Raises:
-        ValueError: if there is no such class, or it is not made of these fields.
+        ValueError: if no such class is registered, or it rejects the fields.
     """
     if "type" not in data:
         fail(path, f'there is no "type"; the known types are: {_known()}')

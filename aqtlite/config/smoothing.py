@@ -1,4 +1,4 @@
-"""Config of the scales that a contraction moves between its operands."""
+"""Config of smoothing: scales moved between the operands of a contraction."""
 
 import dataclasses
 
@@ -11,8 +11,8 @@ from aqtlite.numerics import fields
 class Smoothing(representation.CompactRepr):
     """Moves the spread of channels from one operand of a contraction to the other.
 
-    Before they are quantized, lhs is divided by a scale for each channel of the
-    contracting (and batch) axes, and rhs multiplied by it, which changes no product::
+    Before quantization, lhs is divided by, and rhs multiplied with, one scale per
+    channel of the contracting (and batch) axes, which leaves the products unchanged::
 
         s_j = max|lhs_j| ** lhs_exponent / max|rhs_j| ** rhs_exponent
 
@@ -21,9 +21,9 @@ class Smoothing(representation.CompactRepr):
     quantization. With ``lhs_exponent=alpha, rhs_exponent=0`` and `AbsMean` it is the
     scaling of AWQ (Lin et al. 2024, arXiv:2306.00978).
 
-    Without statistics the scales are those of the operands at hand. If a calibration
-    gathers statistics, the scales are fixed by them, and conversion folds them into
-    frozen weights. Gradients take the scales as constants.
+    By default the scales are computed from the current operands. If a calibration
+    gathers statistics, these fix the scales, and conversion folds the scales into
+    frozen weights. Gradients treat the scales as constants.
 
     >>> from aqtlite import calibration
     >>> Smoothing(lhs_calibration=calibration.MaxOverBatches())
@@ -32,24 +32,24 @@ class Smoothing(representation.CompactRepr):
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if an exponent is not from 0 to 1, if both are 0, or if a
-            calibration is given that an exponent of 0 leaves without effect.
+            calibration is given that has no effect because the exponent is 0.
     """
 
     lhs_exponent: float = 0.5
-    """How much of the spread of lhs is moved to rhs: 0 nothing, 1 all of it."""
+    """Share of the spread of lhs that moves to rhs, from 0 to 1."""
 
     rhs_exponent: float = 0.5
-    """How much of the spread of rhs is moved to lhs."""
+    """Share of the spread of rhs that moves to lhs, from 0 to 1."""
 
     lhs_calibration: calibrations.Calibration = calibrations.AbsMax()
-    """Finds the magnitude of each channel of lhs."""
+    """Calibration that finds the magnitude of each lhs channel."""
 
     rhs_calibration: calibrations.Calibration = calibrations.AbsMax()
-    """Finds the magnitude of each channel of rhs."""
+    """Calibration that finds the magnitude of each rhs channel."""
 
     po2_scale: bool = True
-    """Round scales to the nearest power of two, on a logarithmic scale. Quotients and
-    products by them are exact, so that they cancel bit for bit."""
+    """Round scales to the nearest power of two, in the logarithm. Division and
+    multiplication by such a scale are exact and cancel bit for bit."""
 
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
@@ -80,5 +80,5 @@ class Smoothing(representation.CompactRepr):
 
     @property
     def has_state(self) -> bool:
-        """True if the scales come from statistics, and not from the operands."""
+        """True if the scales come from statistics rather than the current operands."""
         return self.lhs_calibration.has_state or self.rhs_calibration.has_state

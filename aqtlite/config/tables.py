@@ -1,4 +1,4 @@
-"""Tables for people: text in terminals, HTML in notebooks."""
+"""Tables, as text in terminals and HTML in notebooks."""
 
 import html
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ Rows = Sequence[Sequence[str]]
 
 
 class Tables(str):
-    """Tables as text, that notebooks show as tables.
+    """Tables as text, which notebooks show as HTML.
 
     >>> Tables([[("path", "grid"), ("fwd.lhs", "int8")]])
     path     grid
@@ -15,7 +15,7 @@ class Tables(str):
     """
 
     def __new__(cls, tables: Sequence[Rows]) -> "Tables":
-        """Lays out tables, each of rows of cells, with the heads in the first."""
+        """Lays out tables, each a sequence of rows that begins with the header."""
         made = super().__new__(cls, "\n\n".join(map(_text, tables)))
         made._tables = tables
         return made
@@ -30,13 +30,13 @@ class Tables(str):
 
 
 def as_html(rows: Rows) -> str:
-    """A table as HTML.
+    """Formats a table as HTML.
 
     >>> as_html([("grid",), ("<int8>",)])
     '<table><tr><th>grid</th></tr><tr><td>&lt;int8&gt;</td></tr></table>'
 
     Args:
-        rows: rows of cells, with the heads in the first.
+        rows: rows of cells; the first is the header.
     """
     tags = ["th", *["td"] * (len(rows) - 1)]
     lines = [

@@ -62,7 +62,7 @@ def _checked_axes(axes: object, name: str, remedy: str) -> tuple[int, ...]:
 
 
 def _grid_of_name(name: object) -> str:
-    """Says which grid a dtype, or the name of one, was meant to be."""
+    """Suggests the grid that a dtype or dtype name was meant to be."""
     text = getattr(name, "name", getattr(name, "__name__", name))
     if not isinstance(text, str):
         return ""
@@ -77,7 +77,7 @@ def _grid_of_name(name: object) -> str:
 
 
 def _check_grid(grid: grids.Numerics) -> None:
-    """Checks a grid, which may be of a user's own class."""
+    """Checks a grid, which may be of a user-defined class."""
     name = type(grid).__name__
     if not isinstance(grid, Hashable):
         raise TypeError(
@@ -127,7 +127,7 @@ def _check_grid(grid: grids.Numerics) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Tensor(representation.CompactRepr):
-    """Config of one operand of one contraction; by default it stays in float.
+    """Config of one operand of one contraction; by default left in float.
 
     >>> from aqtlite import numerics
     >>> Tensor(numerics=numerics.IntSymmetric(bits=4), po2_scale=True)
@@ -138,79 +138,79 @@ class Tensor(representation.CompactRepr):
     Raises:
         TypeError: if a field is of another type than declared.
         ValueError: if `calib_shared_axes` is empty, repeats an axis or is a string
-            other than "per_tensor"; if it or `noise_shared_axes` meets `blocks`, or
-            `po2_scale` a `scale_dtype` that it contradicts; if a learned calibration
-            meets a grid that leaves stored values beyond the range free (an `IntAffine`
-            with stochastic rounding); if a field that says how
-            to quantize is set although nothing is quantized, or `noise_shared_axes`
-            although rounding is not stochastic.
+            other than "per_tensor"; if `calib_shared_axes` or `noise_shared_axes` is
+            combined with `blocks`, or `po2_scale` with a contradicting `scale_dtype`;
+            if a learned calibration is combined with a grid that reserves stored values
+            beyond the range (an `IntAffine` with stochastic rounding); if a
+            quantization field is set although nothing is quantized, or
+            `noise_shared_axes` although rounding is not stochastic.
     """
 
     numerics: grids.Numerics | grids.NoNumerics = grids.NoNumerics()
-    """The grid of the quantized values; `NoNumerics` leaves the operand in floating
-    point."""
+    """Number grid; `NoNumerics` leaves the operand in floating point."""
 
     calib_shared_axes: tuple[int, ...] | Literal["per_tensor"] | None = None
-    """The axes that share a scale: a tuple of axes, "per_tensor" for all of them, or
-    None for the contracting axes (per-channel). A list is made a tuple."""
+    """Axes that share a scale: a tuple (or list) of axes, "per_tensor" for all axes, or
+    None for the contracting axes (per-channel)."""
 
     scale_stop_grad: bool = True
-    """Treat the scale as a constant in gradients. This matters only for
-    `aqtlite.quantize`: in a contraction the straight-through estimator always treats
-    the scale as a constant."""
+    """Treat the scale as a constant in gradients. Affects only `aqtlite.quantize`: in
+    contractions, the straight-through estimator always does so."""
 
     calibration: calibrations.Calibration = calibrations.AbsMax()
-    """Finds the magnitude that the grid has to reach. Not used without a grid."""
+    """Calibration that finds the range for the grid. Unused without a grid."""
 
     blocks: Blocks | None = None
-    """Sub-channel blocks, each with a scale. None: `calib_shared_axes` says what shares
-    one. Stored integers are contracted tile by tile, and the sums of the tiles scaled
-    and added in float32; floats and tables are dequantized before the contraction."""
+    """Sub-channel blocks, each with a scale. None: `calib_shared_axes` determines which
+    elements share a scale. Stored integers are contracted block by block, and the block
+    sums are scaled and added in float32; floats and tables are dequantized before the
+    contraction."""
 
     po2_scale: bool = False
     """Round the scale up to a power of two."""
 
     scale_dtype: np.dtype | None = None
-    """The values that a scale can take. None: float32. A scale is float32 all the same,
-    and rounded to
+    """Dtype to whose values scales are rounded. None: float32. Scales remain float32
+    arrays, rounded as follows:
 
-    - bfloat16: the next value above, so that nothing is clipped;
-    - float8_e8m0fnu: a power of two, `po2_scale` or else that of the OCP Microscaling
-      specification (arXiv:2310.10537): the largest power of two in the bound that
-      calibration found, over the largest on the grid. Up to half of the values
-      between it and the next one may be clipped;
-    - float8_e4m3fn, float8_e5m2, float16: the nearest value, times a float32 number for
-      the whole array, by which its largest scale is the largest value of the dtype (as
+    - bfloat16: up to the next value, so that nothing is clipped;
+    - float8_e8m0fnu: with `po2_scale`, up to a power of two, otherwise to that of the
+      OCP Microscaling specification (arXiv:2310.10537): the largest power of two in the
+      calibrated bound, divided by the largest power of two on the grid. Up to half of
+      the values between the former and the next power of two may be clipped;
+    - float8_e4m3fn, float8_e5m2, float16: to the nearest value, times one float32
+      number per array that maps the largest scale to the largest value of the dtype (as
       in NVFP4).
 
-    On a grid that rounds stochastically all of them are rounded up: what is clipped
-    would be biased."""
+    On a grid that rounds stochastically, all of them are rounded up: clipping would
+    introduce bias."""
 
     use_fake_quant: bool = False
     """Dequantize before the contraction, which then runs in floating point."""
 
     use_fwd_quant: bool = False
-    """Only in `dlhs.rhs` and `drhs.rhs`: the backward contraction takes what the
-    forward stored as it is (the scale moves onto the gradient) instead of quantizing
-    the operand again, and this Tensor's own `numerics` are not used. Where the forward
-    used `use_fake_quant`, the same is simulated. If the scale varied along contracting
-    axes, as that of blocks does, the dequantized operand is taken, and quantized by the
-    own `numerics` if any; integers in square blocks are taken as they are."""
+    """Reuse the stored values of the forward pass in the backward contraction, with the
+    scale moved onto the gradient, instead of quantizing the operand again; only in
+    `dlhs.rhs` and `drhs.rhs`. The `numerics` of this `Tensor` are then unused. If the
+    forward pass used `use_fake_quant`, the reuse is simulated. If the scale varies
+    along the forward's contracting axes, as with blocks, the operand is dequantized,
+    and quantized again if this `Tensor` has `numerics`; integers in square blocks are
+    reused directly."""
 
     find_nan: bool = False
-    """Look for a NaN or an infinity among all elements where the calibration does not
-    (constants, learned scales, and the fixed scales that static ranges become in
-    serving): the rows of the result that it belongs to are NaN then. It costs a
-    reduction, like a dynamic scale. Without it the first and the last element of each
-    row are looked at. Statistics that can still be updated always look at all."""
+    """Look for NaN and infinity in all elements even if the calibration does not
+    (constants, learned scales, and static ranges once fixed for serving), and make the
+    affected rows of the result NaN. Costs a reduction, like a dynamic scale. Without
+    it, only the first and last elements of each row are checked. Statistics that are
+    still being updated always check all elements."""
 
     noise: noises.Noise = noises.CounterHash()
-    """The source of the noise, for a grid with stochastic rounding."""
+    """Source of the noise for stochastic rounding."""
 
     noise_shared_axes: tuple[int, ...] | None = None
-    """The axes along which elements share their noise, for a grid with stochastic
-    rounding; None for none. Each element is still rounded without bias, but errors
-    along these axes are not independent. A list is made a tuple."""
+    """Axes along which elements share noise in stochastic rounding, a tuple or list;
+    None for none. Each element is still rounded without bias, but errors along these
+    axes are not independent."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -341,32 +341,32 @@ class Tensor(representation.CompactRepr):
 
     @property
     def is_quantized(self) -> bool:
-        """True if there is a grid."""
+        """True if the operand has a grid."""
         return not isinstance(self.numerics, grids.NoNumerics)
 
     @property
     def gathers_statistics(self) -> bool:
-        """True if its scale comes from statistics of several batches."""
+        """True if the scale comes from statistics over several batches."""
         return self.is_quantized and self.calibration.has_state
 
     @property
     def is_learned(self) -> bool:
-        """True if its scale is trained."""
+        """True if the scale is trained."""
         return self.is_quantized and self.calibration.is_learned
 
     @property
     def is_integer(self) -> bool:
-        """True if stored integers are contracted as such."""
+        """True if the stored values are contracted as integers."""
         if isinstance(self.numerics, grids.NoNumerics) or self.use_fake_quant:
             return False
         return self.numerics.arithmetic == "integer"
 
     @property
     def grid(self) -> grids.Numerics:
-        """The grid of an operand that is quantized.
+        """The grid of a quantized operand.
 
         Raises:
-            ValueError: if it is not.
+            ValueError: if the operand is not quantized.
         """
         if isinstance(self.numerics, grids.NoNumerics):
             raise ValueError(
@@ -381,7 +381,7 @@ class Tensor(representation.CompactRepr):
         return isinstance(self.numerics, grids.Numerics) and self.numerics.needs_noise
 
     def to_nearest(self) -> "Tensor":
-        """The same config with rounding to the nearest value."""
+        """A copy of the config with rounding to nearest."""
         if not self.needs_noise:
             return self
         nearest = self.grid.to_nearest()

@@ -1,4 +1,4 @@
-"""Changing a config by paths."""
+"""Changes to fields of a config, by path."""
 
 import dataclasses
 import difflib
@@ -15,12 +15,12 @@ Config = TypeVar("Config", DotGeneral, DotGeneralRaw, Tensor, LocalAqt, Smoothin
 
 
 def update(cfg: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of `cfg` with other values at some paths.
+    """Returns a copy of `cfg` with new values at the given paths.
 
-    A path is a chain of field names, into numerics and calibrations too. ``*`` stands
-    for every field at its step; fields that lack the rest of the path are skipped. The
-    changes are made in their order (where two meet, the later one holds), and the
-    result is validated once, after all of them.
+    A path is a chain of field names, which may lead into numerics and calibrations.
+    ``*`` matches every field at that step; fields without the rest of the path are
+    skipped. Changes are applied in order, so later ones override earlier ones, and the
+    result is validated once, after all changes.
 
     >>> from aqtlite import calibration, config, numerics
     >>> cfg = config.fully_quantized(fwd_bits=8, bwd_bits=None)
@@ -40,16 +40,16 @@ clip_gradient=True, stochastic_rounding=False)
 smoothing. Did you mean 'rhs'?
 
     Args:
-        cfg: any of the config dataclasses; it is left as it is.
-        changes: from path to new value.
+        cfg: any config dataclass; not modified.
+        changes: mapping from paths to new values.
 
     Returns:
-        A config of the same type. A field that its class derives from the others when
-        built (``IntSymmetric.preserve_zero`` from `bits`) is derived anew.
+        Config of the same type. Fields derived from others at construction (such as
+        ``IntSymmetric.preserve_zero`` from `bits`) are derived again.
 
     Raises:
-        TypeError: if `cfg` is no config, `changes` no mapping of strings, or a value of
-            the wrong type for its field.
+        TypeError: if `cfg` is not a config, `changes` is not a mapping with string
+            keys, or a value has the wrong type for its field.
         ValueError: if a path matches nothing, or if the result is not valid.
     """
     if not isinstance(cfg, DotGeneral | DotGeneralRaw | Tensor | LocalAqt | Smoothing):
@@ -69,7 +69,7 @@ smoothing. Did you mean 'rhs'?
 
 @dataclasses.dataclass
 class _Draft:
-    """A dataclass taken apart, which may be invalid until it is closed."""
+    """The fields of a dataclass, not validated until `_close` builds it."""
 
     cls: type
     values: dict[str, Any]
@@ -77,7 +77,7 @@ class _Draft:
 
 @dataclasses.dataclass
 class _Miss:
-    """A place where a path went no further."""
+    """A place at which a path stopped matching."""
 
     where: tuple[str, ...]
     step: str
@@ -85,7 +85,7 @@ class _Miss:
 
 
 def _open(value: Any) -> Any:
-    """Makes a draft of a dataclass, one level deep; returns anything else as it is."""
+    """Makes a draft of a dataclass, one level deep; returns other values unchanged."""
     if isinstance(value, _Draft) or not representation.is_record(value):
         return value
     return _Draft(type(value), representation.constructor_arguments(value))
@@ -114,7 +114,7 @@ def _set(
     where: tuple[str, ...],
     misses: list[_Miss],
 ) -> bool:
-    """Sets `value` at every place that `steps` match; whether there was one."""
+    """Sets `value` wherever `steps` match; returns whether they matched anywhere."""
     step, rest = steps[0], steps[1:]
     names = list(draft.values) if isinstance(draft, _Draft) else []
     matching = names if step == "*" else [step] if step in names else []
@@ -134,9 +134,9 @@ def _set(
 
 
 def _matches_nothing(path: str, misses: list[_Miss]) -> str:
-    """The message for a path, from the misses that got furthest."""
+    """The error message for a path, from the deepest misses."""
     furthest = max(len(miss.where) for miss in misses)
-    # Of several branches of a `*`, those with fields say what could have been meant.
+    # Among several branches of a `*`, prefer those with fields to suggest.
     deepest = [miss for miss in misses if len(miss.where) == furthest]
     telling = [miss for miss in deepest if miss.candidates] or deepest
     places = " and ".join(".".join(miss.where) or "the config" for miss in telling)
