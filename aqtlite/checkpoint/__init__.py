@@ -1,8 +1,8 @@
-"""Checkpoints on disk: conversion of float ones, loading of converted ones.
+"""Conversion of float checkpoints for serving, and loading of converted checkpoints.
 
 A conversion reads, freezes and writes one weight at a time, and publishes the result
-whole or not at all; `formats` has a file for each format. A manifest beside the arrays
-says how each weight was made. Read `convert` first.
+atomically; `formats` has a file for each format. A manifest beside the arrays records
+how each weight was quantized. Read `convert` first.
 """
 
 from aqtlite.checkpoint.convert import convert_checkpoint

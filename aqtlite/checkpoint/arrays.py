@@ -1,4 +1,4 @@
-"""Shapes, lazily read arrays, checksums, and keys of `jax.random` as arrays."""
+"""Shapes, lazily read arrays, checksums, and `jax.random` keys as arrays."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def checksum(x: np.ndarray) -> int:
 
 
 def is_finite(x: np.ndarray) -> bool:
-    """Checks that no value is NaN or infinite, a few million at a time."""
+    """Whether no value is NaN or infinite; tests a few million values at a time."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return True
     flat = x.reshape(-1)
@@ -58,29 +58,29 @@ def is_finite(x: np.ndarray) -> bool:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array, or a shape, has a dtype of keys of `jax.random`."""
+    """Whether an array or abstract value has a `jax.random` key dtype."""
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def generator_of(keys: Any) -> Any:
-    """Generator of keys, or of a shape of keys: its name, where JAX has one."""
+    """The generator (`impl`) of keys, abstract or not: a name if JAX registers one."""
     found: list[Any] = []
     jax.eval_shape(lambda one: found.append(jax.random.key_impl(one)), keys)
     return found[0]
 
 
 def as_key(data: Any, like: Any) -> jax.Array:
-    """Wraps the data of a key.
+    """Wraps key data, as a checkpoint stores it, in a typed key.
 
     Args:
-        data: data of the key, as a checkpoint stores it.
-        like: key of the same generator, or its shape.
+        data: the key data.
+        like: a key of the same generator, or its abstract value.
     """
     return jax.random.wrap_key_data(data, impl=generator_of(like))
 
 
 def shape_of_keys(generator: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array of keys.
+    """The abstract value of an array of keys.
 
     Raises:
         ValueError: if JAX has no such generator.

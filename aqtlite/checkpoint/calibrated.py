@@ -1,4 +1,4 @@
-"""A float checkpoint with statistics that are gathered for its conversion."""
+"""A float checkpoint, with statistics gathered for its conversion."""
 
 import pathlib
 import zlib
@@ -21,7 +21,7 @@ from aqtlite.quantization.state_collections import STATISTICS
 
 
 class Calibrated(Reader):
-    """The variables of a model: those of a checkpoint, and statistics in memory."""
+    """Variables from a checkpoint, with statistics in memory added or replaced."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class Calibrated(Reader):
         origin: Mapping[str, str],
         statistics: Mapping[str, np.ndarray],
     ):
-        """Joins them.
+        """Joins a checkpoint and statistics.
 
         Args:
             source: the float checkpoint.
-            origin: for the name of each variable that it holds, the name there.
-            statistics: the others, by name.
+            origin: name in `source` of each variable, by name in the model.
+            statistics: the statistics, by name in the model.
         """
         self.path = source.path
         self.subtree = source.subtree
@@ -75,17 +75,17 @@ def calibrated(
     kwargs: Mapping[str, Any],
     batches: Iterable[Any],
 ) -> Reader:
-    """Gathers the statistics of a model whose variables a checkpoint holds.
+    """Runs a model with the variables of a checkpoint to gather statistics.
 
     Args:
-        source: the float checkpoint. Statistics that it holds are continued.
-        model: a Linen module, or what `aqtlite.flax.quantize_model` made of one.
-        args: sample inputs of the model; shapes will do.
+        source: the float checkpoint. Statistics in it are updated further.
+        model: a Linen module, or the result of `aqtlite.flax.quantize_model`.
+        args: sample inputs of the model, or their shapes.
         kwargs: sample inputs by name.
         batches: as `aqtlite.flax.calibrate_in_float` takes them.
 
     Raises:
-        CheckpointError: if the source is not of this model, or the model is one of NNX.
+        CheckpointError: if the source is not of this model, or it is an NNX model.
         ValueError: as `aqtlite.flax.calibrate_in_float` does.
     """
     if isinstance(model, nnx.Module):

@@ -1,4 +1,4 @@
-"""Comparing a converted checkpoint with the model that is to serve it."""
+"""Comparison of a converted checkpoint with the model that will serve it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ def abstract_serving(
     Args:
         manifest: the manifest of the checkpoint.
         variables: variables of the model.
-        where: the path of the checkpoint, for error messages.
+        where: path of the checkpoint, for error messages.
 
     Returns:
-        A template of the serving variables, with statistics as they are stored, and the
-        plan of the conversion that makes them.
+        A template of the serving variables, with statistics in their stored form, and
+        the plan of the conversion.
 
     Raises:
-        CheckpointError: if they differ.
+        CheckpointError: if the checkpoint and the model differ.
     """
     try:
         template = variables.stored(manifest)
@@ -59,9 +59,9 @@ def abstract_serving(
 
 
 def _with_stored_values(node: Any, path: tuple[str, ...], manifest: Manifest) -> Any:
-    """Leaves out the values of floats that a checkpoint does not have.
+    """Reduces the stored sample values of floats to those that the checkpoint has.
 
-    Those that were converted earlier have fewer of them, or none.
+    Older checkpoints have fewer sample values, or none.
     """
     if not isinstance(node, Mapping):
         return node
@@ -111,16 +111,16 @@ def check(manifest: Manifest, serving: Any, where: str) -> None:
 
 _NOT_COMPARED: dict[type, set[str]] = {
     FrozenRecord: {"identity"},
-    # The record names the differences of grids.
+    # Differences of grids are reported for the record.
     Frozen: {"arrays", "numerics", "origin", "decibels"},
-    # The place of the parameter among the others, which say themselves how they differ.
+    # Index among the parameters. Added or removed parameters are reported themselves.
     FrozenKernel: {"number"},
     Plain: set(),
 }
 
 
 def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
-    """Says how a node of the checkpoint differs from the model's; empty if equal."""
+    """Describes how a checkpoint's node differs from the model's; empty if equal."""
     if stored is None or wanted is None:
         sides = ("the model", "the checkpoint")
         has, lacks = sides if stored is None else reversed(sides)
@@ -138,7 +138,7 @@ def _difference(path: str, stored: Node | None, wanted: Node | None) -> str:
         if field.compare
         and field.name not in _NOT_COMPARED[type(stored)]
         and getattr(stored, field.name) != getattr(wanted, field.name)
-        # Records that were written earlier do not have them.
+        # Older records do not have this field.
         and not (field.name == "removed" and getattr(stored, "removed", ()) is None)
     ]
     return f"{path}, checkpoint against model: {_few(changes)}" if changes else ""

@@ -1,4 +1,4 @@
-"""The contents of float checkpoints: trees of arrays, and steps."""
+"""Contents of checkpoints: trees of arrays, and steps."""
 
 import dataclasses
 import pathlib
@@ -16,15 +16,15 @@ from aqtlite.checkpoint.names import steps_of
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The arrays of a checkpoint, by their paths; the values are not read."""
+    """Arrays of a checkpoint by path, without their values."""
 
     path: pathlib.Path
     arrays: Mapping[str, ArrayInfo]
     others: Mapping[str, str]
-    """Leaves that are no arrays in dictionaries, each with its description."""
+    """Descriptions of the leaves that are not arrays in dictionaries, by path."""
     is_converted: bool
     steps: tuple[int, ...] = ()
-    """Steps of the checkpoint manager whose latest step this is."""
+    """All steps of the checkpoint manager, if this is its latest step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -46,10 +46,10 @@ class Contents:
         }
 
     def table(self, depth: int | None = None) -> rich.table.Table:
-        """Lays out the tree, with the sizes of its levels.
+        """Lays out the tree, with the size of each subtree.
 
         Args:
-            depth: levels to show; None shows all of them.
+            depth: number of levels to show; None for all.
         """
         result = rich.table.Table(
             box=rich.box.SIMPLE_HEAD,
@@ -71,11 +71,11 @@ def contents(path: pathlib.Path) -> Contents:
     """Lists the arrays of a checkpoint, or of the latest step of a manager.
 
     Args:
-        path: in any format that `convert_checkpoint` reads; or the folder of an Orbax
-            `CheckpointManager`.
+        path: a checkpoint in any format that `convert_checkpoint` reads, or the folder
+            of an Orbax `CheckpointManager`.
 
     Raises:
-        CheckpointError: if it is no checkpoint, or cannot be read.
+        CheckpointError: if `path` is not a checkpoint, or cannot be read.
     """
     steps = _steps_in(path)
     if steps:
@@ -87,7 +87,7 @@ def contents(path: pathlib.Path) -> Contents:
 
 
 def _steps_in(path: pathlib.Path) -> dict[int, pathlib.Path]:
-    """The folders of a manager's steps, named by their numbers or with a prefix."""
+    """A checkpoint manager's step folders, named ``STEP`` or ``PREFIX_STEP``."""
     if not path.is_dir() or (path / "_CHECKPOINT_METADATA").exists():
         return {}
     found = {}

@@ -1,4 +1,4 @@
-"""Converting the checkpoint of a trained model into one for serving."""
+"""Conversion of the checkpoint of a trained model for serving."""
 
 import os
 import pathlib
@@ -31,58 +31,58 @@ def convert_checkpoint(
     dry_run: bool = False,
     console: rich.console.Console | None = None,
 ) -> Report:
-    """Converts the checkpoint of a trained model into one for serving.
+    """Converts the checkpoint of a trained model into a serving checkpoint.
 
-    Does what `aqtlite.flax.convert` or `aqtlite.flax.nnx.convert` does in memory, from
-    disk to disk: the model is traced with shapes alone, and the part of the trace that
-    computes a frozen weight is run for one weight at a time. The arrays are the same,
-    bit for bit. Integers of 4, 2 and 1 bits are packed into bytes, two, four and eight
-    to one.
+    Does from disk to disk what `aqtlite.flax.convert` or `aqtlite.flax.nnx.convert`
+    does in memory, and gives the same arrays bit for bit. The model is traced with
+    shapes only, and the part of the jaxpr that computes frozen weights runs for one
+    weight at a time. Integers of 4, 2 and 1 bits are packed two, four and eight to a
+    byte.
 
     The target appears whole or not at all. A conversion that fails or is interrupted
-    leaves its finished weights beside it, in a folder ``.NAME.converting``: the same
-    call resumes there, and who gives up removes the folder.
+    leaves its finished weights beside the target, in a folder ``.NAME.converting``. The
+    same call resumes from that folder; to give up, remove it.
 
     Args:
         source: an Orbax checkpoint, a safetensors file or a folder of them, or a
-            ``.msgpack`` file of `flax.serialization.to_bytes`; of the variables, or of
-            their collection "params" alone. float32, bfloat16 or float16, with or
-            without the model's partitioning metadata (`nn.with_partitioning`). Of an
-            NNX model, its `nnx.state` or pure dictionary, or those of the model that
-            it quantizes.
-        target: the path to write: a file if it ends in ``.safetensors``, else a folder,
-            for Orbax.
-        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or what
-            `aqtlite.flax.quantize_model` returned; or an NNX model as
-            `aqtlite.flax.nnx.convert` takes it, with shapes in its variables if
-            `nnx.eval_shape` made it.
-        *sample_args: what ``model.apply(variables, *sample_args)`` takes in serving,
-            or ``model(*sample_args)`` of NNX, or shapes of it (`jax.ShapeDtypeStruct`).
-        sample_kwargs: sample inputs by name.
-        subtree: the path of the variables, or of "params", in the source, if it holds
-            more: ``"params"`` of a training state, ``"state/params"`` of a composite
+            ``.msgpack`` file of `flax.serialization.to_bytes`. It holds the variables
+            of the model, or only their collection "params", in float32, bfloat16 or
+            float16, with or without partitioning metadata (`nn.with_partitioning`).
+            For an NNX model, the `nnx.state` or pure dictionary of the quantized
+            model, or of the float model before quantization.
+        target: path to write: a safetensors file if it ends in ``.safetensors``,
+            otherwise an Orbax folder.
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or the result
+            of `aqtlite.flax.quantize_model`; or an NNX model as
+            `aqtlite.flax.nnx.convert` takes it, possibly abstract (`nnx.eval_shape`).
+        *sample_args: arguments of ``model.apply(variables, *sample_args)`` in serving,
+            or of ``model(*sample_args)`` for NNX; or their shapes
+            (`jax.ShapeDtypeStruct`).
+        sample_kwargs: keyword arguments in serving, or their shapes.
+        subtree: path of the variables, or of "params", in a source that holds more:
+            ``"params"`` in a training state, ``"state/params"`` in a composite
             checkpoint with an item "state". Several paths are collections:
             ``("params", "batch_stats")``.
         calibrate: batches, as `aqtlite.flax.calibrate_in_float` takes them, to gather
-            statistics of activations with, for configs that have some. This needs the
-            memory for the float model. None takes the statistics of the source. Not for
-            NNX models.
-        keep_float: patterns (``*`` matches anything) of the paths of weights, or of
-            the parameters that they are made of, to leave in float.
-        allow_nonfinite: convert weights that hold NaN or infinities.
-        overwrite: replace a converted checkpoint at the target's path.
-        dry_run: plan only, and write nothing.
-        console: shows progress; None is silent. Progress is also logged
-            (`absl.logging`).
+            statistics of activations from, for configs with static ranges. The float
+            model has to fit in memory. None takes the statistics in the source. Not
+            for NNX models.
+        keep_float: patterns (``*`` matches anything) of the paths of weights to leave
+            in float, or of the parameters that they are computed from.
+        allow_nonfinite: whether to convert weights that hold NaN or infinities.
+        overwrite: whether to replace a converted checkpoint at the target's path.
+        dry_run: whether to plan only, and write nothing.
+        console: console that shows progress; None for no output. Progress is also
+            logged (`absl.logging`).
 
     Returns:
-        A report: each weight with its sizes and its signal-to-noise ratio.
+        A report of the sizes and signal-to-noise ratio of each weight.
 
     Raises:
         CheckpointError: if the source is damaged, is not of this model, holds NaN, or
             is converted already; if the model cannot be traced with the sample inputs;
             if the target exists; or if the disk is full.
-        ValueError: if the model has nothing to freeze, as `aqtlite.flax.convert`.
+        ValueError: if the model has nothing to freeze, as in `aqtlite.flax.convert`.
 
     >>> import tempfile, jax, jax.numpy as jnp
     >>> from flax import linen as nn, serialization

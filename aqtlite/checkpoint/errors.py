@@ -1,12 +1,12 @@
-"""Errors of reading and converting checkpoints."""
+"""Errors raised by reading and converting checkpoints."""
 
 from aqtlite.errors import UserError
 
 
 class CheckpointError(UserError, ValueError):
-    """An unusable checkpoint or request, and the reason.
+    """Error for an unusable checkpoint or request.
 
-    The message is one line, even if it quotes another library's error.
+    The message is a single line, even if it quotes another library's error.
     """
 
     def __init__(self, message: str):

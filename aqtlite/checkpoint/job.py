@@ -31,13 +31,13 @@ class Task:
     """Path of the weight in the serving variables."""
 
     inputs: tuple[str, ...]
-    """Names of the arrays of the source that the weight is a function of."""
+    """Names in the source of the arrays that the weight is computed from."""
 
     fields: Mapping[str, str]
-    """Names of arrays in the target, by field: "qvalue", "scale", ..."""
+    """Names of the arrays in the target, by field: "qvalue", "scale", ..."""
 
     make: Callable[..., FrozenWeight]
-    """Function from the inputs to the frozen weight."""
+    """Function that maps the inputs to the frozen weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,27 +45,27 @@ class Job:
     """A planned conversion."""
 
     manifest: Manifest
-    """The manifest of the target, without checksums and noise."""
+    """Manifest of the target, without checksums and signal-to-noise ratios."""
 
     tasks: tuple[Task, ...]
     copies: Mapping[str, str]
-    """Arrays that stay as they are: name in the target, name in the source."""
+    """Names in the source of the arrays to copy, by name in the target."""
 
 
 def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> Job:
-    """Plans the conversion that `convert` does in memory, from shapes alone.
+    """Plans a conversion from shapes only.
 
     Args:
         source: the float checkpoint.
-        variables: variables of the model, as `convert` takes it.
-        keep_float: patterns of paths of weights, or of the parameters that they are
-            functions of, to leave in float.
+        variables: variables of the model.
+        keep_float: patterns of the paths of weights to leave in float, or of the
+            parameters that they are computed from.
 
     Raises:
         CheckpointError: if the model cannot be traced, the source is not of this model
-            or of other dtypes than floats, a pattern matches nothing, or the sample
-            inputs cannot be stored though loading needs them.
-        ValueError: as `convert` does.
+            or holds weights that are not floats, a pattern matches nothing, or the
+            sample inputs cannot be stored though loading needs them.
+        ValueError: as `aqtlite.flax.convert` does.
     """
     sample = sample_lib.encode(variables.args, variables.kwargs)
     if sample is None and variables.framework == NNX:
@@ -106,7 +106,7 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
                 )
         make = functools.partial(freezer.freeze, weight)
         tasks.append(Task(path, sources, fields, make))
-    # The order in which a target is written.
+    # Targets are written in this order.
     tasks.sort(key=lambda task: task.path.split("/"))
     copies = {
         node.array: origin[node.array]
@@ -126,7 +126,7 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
 def _check_statistics(
     source: Reader, origin: Mapping[str, str], variables: Variables, template: Any
 ) -> None:
-    """Checks that statistics of activations are of some batch."""
+    """Checks that statistics of activations come from at least one batch."""
     for path, _ in counts_of(variables.statistics(template)):
         stored_as = origin[f"{path_name(path)}/batches"]
         if not (source.read(stored_as) > 0).all():
@@ -140,7 +140,7 @@ def _check_statistics(
 def _without(
     plan: Plan, collection: str, params: Sequence[str], keep_float: Sequence[str]
 ) -> Plan:
-    """Leaves weights in float whose names match a pattern."""
+    """Drops weights that match a pattern from the plan, so that they stay in float."""
     unused = set(keep_float)
 
     def keeps(weight: Weight) -> bool:

@@ -1,4 +1,4 @@
-"""The variables of Linen models, by name, and those that a checkpoint has for them."""
+"""Variables of Linen models, matched by name with the arrays of checkpoints."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -31,10 +31,10 @@ from aqtlite.quantization.state_collections import STATISTICS
 
 
 class LinenVariables(Variables):
-    """The variables of a Linen module, or of what `quantize_model` returned.
+    """The variables of a Linen module, or of the result of `quantize_model`.
 
-    The source may hold all variables, or the collection "params" alone; and without the
-    box a parameter that the model boxes (`nn.with_partitioning`).
+    The source may hold all variables, or only the collection "params". A parameter that
+    the model boxes (`nn.with_partitioning`) may be unboxed in the source.
     """
 
     framework = LINEN
@@ -54,7 +54,7 @@ class LinenVariables(Variables):
                 "convert the float checkpoint of training"
             )
         has_collections = any(name.startswith(f"{PARAMS}/") for name in arrays)
-        # A collection that the source lacks is one that serving makes, such as "cache".
+        # Serving creates the collections that the source lacks, such as "cache".
         found = {
             name: value
             for name, value in template.items()
@@ -89,7 +89,7 @@ class LinenVariables(Variables):
         """
 
         def init(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # These are arguments of `apply` alone.
+            # `apply` has these arguments, `init` has not.
             of_init = {k: v for k, v in kwargs.items() if k not in ("mutable", "rngs")}
             return self.model.init(jax.random.key(0), *args, **of_init)
 
@@ -163,7 +163,7 @@ class LinenVariables(Variables):
 
 
 def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
-    """Names the subtrees of a source that hold the model's parameters."""
+    """Error-message advice: the subtrees of a source with the model's parameters."""
     params = _names_without_boxes({PARAMS: template[PARAMS]}).values()
     wanted = [name.removeprefix(f"{PARAMS}/") for name in params]
     names = set(arrays)
@@ -172,7 +172,7 @@ def _advice(template: Mapping[str, Any], arrays: Iterable[str]) -> str:
 
 
 def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[str]:
-    """The options that select parameters, and the collections beside them."""
+    """Command-line options that select parameters and the collections beside them."""
     above, slash, last = path.rpartition("/")
     collections = [
         f"{above}{slash}{collection}"
@@ -185,7 +185,7 @@ def _options(path: str, template: Mapping[str, Any], names: set[str]) -> list[st
 
 
 def _names_without_boxes(variables: Any) -> dict[str, str]:
-    """Maps the name of each leaf to its name without the box around it."""
+    """Maps the name of each leaf to its name in a tree without boxes."""
     names: dict[str, str] = {}
     for path, node in jax.tree_util.tree_flatten_with_path(
         variables, is_leaf=nn.meta.is_axis_metadata

@@ -1,4 +1,4 @@
-"""Serving variables from a converted checkpoint."""
+"""Loading of serving variables from a converted checkpoint."""
 
 import os
 import pathlib
@@ -31,39 +31,37 @@ def load_serving(
     mesh: jax.sharding.Mesh | None = None,
     rules: Any = None,
 ) -> Any:
-    """Loads serving variables that `convert_checkpoint` or `aqtlite convert` wrote.
+    """Loads what `convert_checkpoint` or `aqtlite convert` wrote.
 
-    Of an NNX model, loads a serving model.
-
-    Packed integers are unpacked, to the dtypes that `aqtlite.flax.convert` gives. Every
-    array is compared with the checksum that was taken when it was written; on a mesh of
-    several hosts, which read slices, sizes and dtypes are. Statistics of static ranges
-    are stored as they were gathered; with a model, they become the scales that
-    `aqtlite.flax.convert` makes of them.
+    Packed integers are unpacked to the dtypes that `aqtlite.flax.convert` gives. Each
+    array is verified against its stored checksum; on a mesh of several hosts, which
+    read slices, only sizes and dtypes are verified. Statistics of static ranges are
+    stored as gathered; with a model, they are turned into the scales that
+    `aqtlite.flax.convert` computes from them.
 
     Args:
-        path: the checkpoint.
+        path: path of the checkpoint.
         model: the model that will serve. It is traced with the shapes of the
-            conversion's sample inputs, and has to freeze the same weights, of the same
-            shapes and with the same configs, as the converted model. None takes the
-            checkpoint as it is; partitioning metadata (`nn.Partitioned`) then is left
-            out. With a model the metadata is the model's own, whether the source had it
-            or not. A checkpoint of an NNX model needs the model as it was converted,
-            whose variables may be shapes (`nnx.eval_shape`); it stays as it is. Rngs
-            and caches that the checkpoint has not are those of the model.
-        mesh: the devices to load onto, by the model's own partitioning: a scale is
-            sharded as its weight is. Of several hosts, each reads the slices that its
-            devices hold. None loads onto the default device.
-        rules: logical axis rules, where the names of the model's partitioning are
-            logical (`nn.with_logical_partitioning`); None takes them for axes of the
-            mesh.
+            conversion's sample inputs, and has to freeze the same weights as the
+            converted model, with the same shapes and configs. Partitioning metadata
+            (`nn.Partitioned`) then comes from the model, whether or not the source had
+            any. None loads a Linen checkpoint as stored, without partitioning metadata.
+            A checkpoint of an NNX model needs the model as it was before conversion,
+            possibly abstract (`nnx.eval_shape`); it is not modified, and provides the
+            rngs and caches that the checkpoint lacks.
+        mesh: devices to load onto, by the model's own partitioning; a scale is sharded
+            like its weight. Each of several hosts reads the slices that its devices
+            hold. None loads onto the default device.
+        rules: logical axis rules, if the model's partitioning has logical names
+            (`nn.with_logical_partitioning`). None takes the names as axes of the mesh.
 
     Returns:
-        The serving variables; of an NNX model, what `aqtlite.flax.nnx.convert` returns.
+        The serving variables; for an NNX model, a serving model, as
+        `aqtlite.flax.nnx.convert` returns it.
 
     Raises:
-        CheckpointError: if it is no converted checkpoint, is damaged, or is not of
-            this model or of this version of aqtlite; it names both sides.
+        CheckpointError: if `path` is not a converted checkpoint, is damaged, or does
+            not fit this model or this version of aqtlite; the message names both sides.
     """
     source = open_reader(pathlib.Path(path))
     manifest = _manifest(source)
@@ -103,7 +101,8 @@ def summarize(path: str | os.PathLike) -> Report:
     """Reports on a converted checkpoint, without reading its arrays.
 
     Raises:
-        CheckpointError: if it is no converted checkpoint, or its manifest is damaged.
+        CheckpointError: if `path` is not a converted checkpoint, or its manifest is
+            damaged.
     """
     manifest = _manifest(open_reader(pathlib.Path(path)))
     return report_of(manifest, bytes_on_disk=size_of(pathlib.Path(path)))
@@ -122,7 +121,7 @@ def _manifest(source: Reader) -> Manifest:
 
 
 def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
-    """Assembles the variables by the manifest alone."""
+    """Assembles the serving variables from the manifest, without a model."""
 
     def value(node: Node) -> Any:
         match node:
@@ -157,7 +156,7 @@ def _read(
     name: str,
     shardings: Mapping[str, jax.sharding.Sharding],
 ) -> jax.Array | np.ndarray:
-    """Reads one array, of the shape, dtype and checksum of the manifest."""
+    """Reads one array; checks its shape, dtype and checksum against the manifest."""
     stored = manifest.arrays[name]
     found = source.arrays.get(name)
     if found != stored.on_disk:
@@ -167,7 +166,7 @@ def _read(
         )
     info = stored.info
     sharding = shardings.get(name)
-    # JAX has 64 bits only if they are enabled; elsewhere it would cut them off.
+    # Without jax_enable_x64, JAX would truncate 64-bit arrays.
     fits = jax.dtypes.canonicalize_dtype(info.dtype) == info.dtype
     if sharding is not None and not fits:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Reading the float variables of a model from a checkpoint of training."""
+"""Loading of a model's float variables from a training checkpoint."""
 
 import os
 import pathlib
@@ -26,13 +26,13 @@ def load_float(
     kwargs: Mapping[str, Any],
     subtree: Sequence[str] = (),
 ) -> Any:
-    """Reads the variables of a model, as they were trained.
+    """Reads the trained float variables of a model.
 
     Args:
-        path: the checkpoint, in any format that `convert_checkpoint` reads.
-        model: a Linen or NNX module; an NNX module may have shapes in its variables.
-        args: sample inputs of the model; shapes will do.
-        kwargs: sample inputs by name; shapes will do.
+        path: path of the checkpoint, in any format that `convert_checkpoint` reads.
+        model: a Linen or NNX module; an NNX module may be abstract.
+        args: sample inputs of the model, or their shapes.
+        kwargs: sample inputs by name, or their shapes.
         subtree: paths in the checkpoint, as `convert_checkpoint` takes them.
 
     Returns:
@@ -52,7 +52,7 @@ def load_float(
 def variables_of(
     model: Model | nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Variables:
-    """The variables of a model that is called with sample inputs."""
+    """Names and shapes of a model's variables, from a call with sample inputs."""
     if isinstance(model, nnx.Module):
         return NnxVariables(model, args, kwargs)
     return LinenVariables(model, args, kwargs)
@@ -61,16 +61,16 @@ def variables_of(
 def read_variables(
     source: Reader, variables: Variables, template: Any, origin: Mapping[str, str]
 ) -> Any:
-    """Reads the variables of a model.
+    """Reads the values of a model's variables.
 
     Args:
         source: the checkpoint.
         variables: variables of the model.
-        template: their shapes, as `Variables.match` returns them.
-        origin: their names in the checkpoint, as `Variables.match` returns them.
+        template: shapes of the variables, from `Variables.match`.
+        origin: names of the variables in the checkpoint, from `Variables.match`.
 
     Raises:
-        CheckpointError: if one cannot be read, or holds NaN or infinities.
+        CheckpointError: if an array cannot be read, or holds NaN or infinities.
     """
     return variables.filled(template, origin, lambda name: _read(source, origin[name]))
 
@@ -83,7 +83,7 @@ def open_float(path: pathlib.Path, subtree: tuple[str, ...]) -> Reader:
         subtree: paths in the checkpoint, as `convert_checkpoint` takes them.
 
     Raises:
-        CheckpointError: if there is none, or it is a converted one.
+        CheckpointError: if there is no checkpoint, or it is a converted one.
     """
     source = open_reader(path)
     if source.manifest() is not None:

@@ -1,7 +1,7 @@
 """Manifests: the static part of serving variables, stored beside their arrays.
 
-With it they are assembled again without the model. It also records the parameters of
-each frozen weight, and the noise of its quantization.
+A manifest is enough to assemble the variables without the model. It also records the
+parameters of each frozen weight, and its signal-to-noise ratio.
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ class Stored:
     """Shape and dtype in memory."""
 
     packing: Packing | None = None
-    """Packing of integers on disk; None if they are stored as they are."""
+    """Packing of integers on disk; None if the array is stored unpacked."""
 
     checksum: int | None = None
-    """CRC-32 of the bytes on disk, in row-major order; None until they are written."""
+    """CRC-32 of the bytes on disk, in row-major order; None before they are written."""
 
     @property
     def on_disk(self) -> ArrayInfo:
@@ -50,7 +50,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A node that is an array: a parameter that stayed in float."""
+    """A node that is a single array, such as a parameter left in float."""
 
     array: str
 
@@ -65,17 +65,17 @@ class Frozen:
     dtype: np.dtype
     order: tuple[int, ...] | None
     numerics: Numerics | None
-    """Grid of the integers; None if it is not known."""
+    """Number grid of the integers; None if unknown."""
 
     origin: Mapping[str, ArrayInfo]
-    """Parameters that the weight is a function of."""
+    """Shapes and dtypes of the parameters that the weight is computed from, by name."""
 
     padding: tuple[int, ...] | None = None
     """Padding of the `QTensor`."""
 
     decibels: float | None = None
-    """Signal-to-noise ratio of the quantization; None without noise, and until it is
-    known."""
+    """Signal-to-noise ratio of the quantization in dB; None if there is no noise, or
+    before the weight is quantized."""
 
 
 Node = Plain | Frozen | FrozenKernel | FrozenRecord
@@ -83,10 +83,10 @@ Node = Plain | Frozen | FrozenKernel | FrozenRecord
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The nodes and arrays of a checkpoint, and their origin."""
+    """The contents of a checkpoint, and the model that they were converted for."""
 
     nodes: Mapping[str, Node]
-    """Nodes by path in the tree of serving variables, as `names.name_of` writes it."""
+    """Nodes by path in the tree of serving variables, as written by `names.name_of`."""
 
     arrays: Mapping[str, Stored]
     """Arrays by name in the checkpoint."""
@@ -95,16 +95,16 @@ class Manifest:
     """The `repr` of the model."""
 
     sample: Any = None
-    """The shapes of the inputs with which the model was traced, as JSON."""
+    """Shapes of the sample inputs that the model was traced with, as JSON data."""
 
     framework: str = LINEN
     """Framework of the model, one of `FRAMEWORKS`."""
 
     version: str = aqtlite.__version__
-    """The version of the library that wrote it."""
+    """Version of aqtlite that wrote the manifest."""
 
     def source_dtypes(self) -> dict[str, Any]:
-        """The dtypes that the variables of the source had, by name."""
+        """The dtypes of the source's variables, by name."""
         dtypes = {name: one.info.dtype for name, one in self.arrays.items()}
         for node in self.nodes.values():
             if isinstance(node, Frozen):
@@ -117,7 +117,7 @@ def completed(
     checksums: Mapping[str, int],
     decibels: Mapping[str, float | None],
 ) -> Manifest:
-    """Completes a manifest by checksums of arrays and decibels of nodes."""
+    """Fills in the checksums of arrays and the signal-to-noise ratios of nodes."""
     nodes = {
         path: dataclasses.replace(node, decibels=decibels.get(path))
         if isinstance(node, Frozen)
@@ -132,12 +132,12 @@ def completed(
 
 
 def info_of(leaf: Any) -> ArrayInfo:
-    """Shape and dtype of an array, or of a `jax.ShapeDtypeStruct`."""
+    """Shape and dtype of an array or a `jax.ShapeDtypeStruct`."""
     return ArrayInfo(tuple(leaf.shape), jnp.dtype(leaf.dtype))
 
 
 def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
-    """Lists the nodes of serving variables, given as shapes, and their arrays."""
+    """Lists the nodes of abstract serving variables, and their arrays."""
     nodes: dict[str, Node] = {}
     arrays: dict[str, Stored] = {}
 
@@ -158,7 +158,7 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
         )
         if isinstance(node, QTensor):
             prefix = f"{path}/"
-            # A box is a step of its own below the field.
+            # A box adds a step to the path below the field.
             arrays_of = {
                 name.removeprefix(prefix).partition("/")[0]: name for name in named
             }

@@ -1,4 +1,4 @@
-"""Manifests as JSON, and the checks of those that are read."""
+"""Serialization of manifests as JSON, and validation when they are read."""
 
 import dataclasses
 import json
@@ -34,11 +34,14 @@ from aqtlite.program.serving.identity import Identity
 from aqtlite.quantization.stored_statistics import is_obsolete
 
 FORMAT = 3
-"""Version of the format: grows with every change that older readers cannot read."""
+"""Version of the format, incremented by every change that older readers cannot read."""
 
 
 def to_json(manifest: Manifest) -> str:
-    """Writes a manifest; its length does not depend on checksums and decibels."""
+    """Writes a manifest; the length of the text does not depend on measured values.
+
+    Measured values are the checksums and the signal-to-noise ratios.
+    """
     configs: list[config.DotGeneral] = []
     nodes = {path: _encode_node(node, configs) for path, node in manifest.nodes.items()}
     return json.dumps(
@@ -62,10 +65,11 @@ def from_json(text: str, where: str) -> Manifest:
 
     Args:
         text: the JSON.
-        where: the checkpoint, for error messages.
+        where: path of the checkpoint, for error messages.
 
     Raises:
-        CheckpointError: if it is no manifest, or one of a newer format.
+        CheckpointError: if the text is not a manifest, is of another format version,
+            or names a class that is not registered.
     """
     try:
         data = json_text.read(text)
@@ -118,7 +122,7 @@ def from_json(text: str, where: str) -> Manifest:
 
 
 def _check_references(manifest: Manifest) -> None:
-    """Checks that each array belongs to one node, and lies below its path."""
+    """Checks that each array belongs to one node, with a name below the node's path."""
     unused = set(manifest.arrays)
     for path, node in manifest.nodes.items():
         named: dict[str, str] = {}
@@ -152,7 +156,7 @@ def _check_axes(
     padding: tuple[int, ...] | None,
     shape: tuple[int, ...],
 ) -> None:
-    """Checks the order and the padding of the axes of a frozen weight."""
+    """Checks the axis order and the padding of a frozen weight."""
     rank = len(padding or order or ())
     order = tuple(range(rank)) if order is None else order
     if sorted(order) != list(range(len(order))) or len(order) > len(shape):
@@ -236,7 +240,7 @@ def _encode_node(node: Node, configs: list[config.DotGeneral]) -> dict[str, Any]
 
 
 def _encode_numerics(numerics: Numerics | None) -> Any:
-    """Encodes a grid as it is encoded in a `config.Tensor`."""
+    """Encodes a grid as in the JSON of a `config.Tensor`."""
     if numerics is None:
         return None
     return json.loads(config.to_json(config.Tensor(numerics=numerics)))["numerics"]
@@ -300,7 +304,7 @@ def _decode_node(data: Any, configs: list[Any]) -> Node:
 
 
 def _decode_removed(data: Any) -> tuple[str, ...] | None:
-    """Decodes the names of removed parameters, which older manifests do not have."""
+    """Decodes the names of removed parameters; None for manifests without them."""
     return None if data is None else tuple(str(name) for name in data)
 
 

@@ -1,8 +1,7 @@
 """Names of arrays: paths in the tree of variables, as strings.
 
-The steps of a path are joined by slashes. A slash inside a step, and the percent sign
-that marks one, are written as in URLs (``%2F``, ``%25``), so that no two paths share a
-name.
+The steps of a path are joined by slashes. Slashes and percent signs inside a step are
+escaped as in URLs (``%2F``, ``%25``), so that distinct paths have distinct names.
 """
 
 import itertools
@@ -32,12 +31,12 @@ def steps_of(name: str) -> tuple[str, ...]:
 
 
 def path_name(path: Iterable[Any]) -> str:
-    """Names a path of `jax.tree_util`."""
+    """Returns the name of a `jax.tree_util` key path."""
     return name_of(_step(key) for key in path)
 
 
 def plain(name: str) -> str:
-    """Joins the steps by slashes and escapes nothing, for patterns to match.
+    """Undoes the escaping of a name, for matching against patterns.
 
     >>> plain("params/mlp%2Flinear/w")
     'params/mlp/linear/w'
@@ -46,11 +45,11 @@ def plain(name: str) -> str:
 
 
 def check_tree(names: Iterable[str], where: str) -> None:
-    """Checks that the arrays of these names fit into one tree, and into one folder.
+    """Checks that arrays of these names fit into one tree, and into one folder.
 
     Raises:
         CheckpointError: if a name could lead out of the folder or cannot be printed,
-            or if one path continues another.
+            or if one path is a prefix of another.
     """
     paths = sorted(steps_of(name) for name in names)
     for path in paths:
@@ -64,7 +63,7 @@ def check_tree(names: Iterable[str], where: str) -> None:
             raise CheckpointError(
                 f"{where} names an array {name!r}, with control characters; rename it"
             )
-    # Sorted, a path is followed by those that continue it.
+    # In sorted order, a path comes directly before the paths that extend it.
     for path, following in itertools.pairwise(paths):
         if following[: len(path)] == path:
             raise CheckpointError(

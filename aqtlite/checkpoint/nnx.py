@@ -1,4 +1,4 @@
-"""The variables of NNX models, by name, and those that a checkpoint has for them."""
+"""Variables of NNX models, matched by name with the arrays of checkpoints."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -36,19 +36,19 @@ from aqtlite.program.serving.planning import Plan
 from aqtlite.quantization.state_collections import STATISTICS
 
 MODEL = "model"
-"""First step of the names of variables of the model itself. The collections of
-quantization are beside it: "aqt", "statistics"."""
+"""First step of the names of the model's own variables. The collections of
+quantization, "aqt" and "statistics", are beside it."""
 
 _FROZEN = "frozen"
 _MADE_BY_SERVING = (nnx.RngState, nnx.Cache)
-"""The variables that a float checkpoint may lack."""
+"""Types of the variables that a float checkpoint may lack."""
 
 
 class NnxVariables(Variables):
-    """The variables of an NNX model, with floats or shapes, which stays as it is.
+    """The variables of an NNX model, concrete or abstract. The model is not modified.
 
-    A source has them by their paths or named as a conversion does; with the step
-    "value" behind each, or without.
+    A source may name variables by their paths in the model or as a conversion does,
+    with or without a last step "value".
     """
 
     framework = NNX
@@ -91,7 +91,7 @@ class NnxVariables(Variables):
         return template, origin
 
     def _may_lack(self) -> set[str]:
-        """The names of the variables that a checkpoint may lack: rngs and caches."""
+        """Names of the variables that a checkpoint may lack: rngs and caches."""
         return {
             name
             for steps, variable, value in _variables(self.model)
@@ -187,13 +187,13 @@ class NnxVariables(Variables):
 def _variables(
     model: QuantizedModel,
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """The steps of the name of each variable, the variable, and its value."""
+    """Yields the steps of each variable's name, the variable, and its value."""
     for path, variable in nnx.to_flat_state(nnx.split(model, graph=True)[1]):
         yield _steps(path, variable), variable, _value(variable)
 
 
 def _named(steps: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The leaves of the value of a variable, by name."""
+    """The leaves of a variable's value, by name."""
     return {
         "/".join(filter(None, (name_of(steps), path_name(below)))): x
         for below, x in jax.tree_util.tree_flatten_with_path(value)[0]
@@ -213,11 +213,11 @@ def _leaves(model: QuantizedModel) -> dict[str, Any]:
 def _with_leaves(
     model: QuantizedModel, function: Callable[[str, Any], Any]
 ) -> QuantizedModel:
-    """Returns a copy of a model with other values in its variables.
+    """Returns a copy of a model with a function mapped over its variables' leaves.
 
     Args:
         model: the model.
-        function: takes the name of a leaf, and the value.
+        function: takes the name of a leaf and its value; returns the new value.
     """
     graphdef, state = nnx.split(model, graph=True)
     flat = []
@@ -234,14 +234,14 @@ def _with_leaves(
 
 
 def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
-    """Returns the variables of a serving model as a checkpoint has them.
+    """Returns the variables of a serving model in the tree structure of checkpoints.
 
-    Integers and scales are in "aqt", by the path of the module and the name of the
-    parameter, and everything else is where the model has it.
+    Frozen weights are in "aqt", by the path of the module and the name of the
+    parameter; everything else is at its path in the model.
 
     Args:
-        model: model with shapes in its variables.
-        without: the names of variables that the checkpoint has not.
+        model: abstract serving model.
+        without: names of the variables that the checkpoint lacks.
     """
     nodes: dict[tuple[str, ...], Any] = {}
     for steps, variable, value in _variables(model):
@@ -260,7 +260,7 @@ def _tree_of(model: QuantizedModel, without: Collection[str]) -> dict[str, Any]:
 
 
 def _keep_samples(model: QuantizedModel, names: Collection[str]) -> None:
-    """Leaves samples of parameters out of a serving model that are not among names."""
+    """Removes the samples of parameters that are not among `names`, in place."""
     kept = {}
     for module, samples in model.aqt.samples.items():
         inside = module.split("/") if module else ()
@@ -275,7 +275,7 @@ def _keep_samples(model: QuantizedModel, names: Collection[str]) -> None:
 
 
 def _steps(path: tuple[Any, ...], variable: Any) -> tuple[str, ...]:
-    """The steps of the name of a variable."""
+    """The steps of a variable's name, from its path in the model."""
     steps = tuple(map(str, path))
     if steps[0] != ATTRIBUTE:
         return (MODEL, *steps)
@@ -294,18 +294,18 @@ def _value(variable: Any) -> Any:
 
 
 def _as_stored(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a leaf in a checkpoint, which stores the data of keys."""
+    """Shape and dtype of a leaf in a checkpoint, which stores keys as their data."""
     if arrays_lib.is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedModel:
-    """Returns a copy of a model with shapes in its variables.
+    """Returns an abstract copy of a model.
 
     Args:
         model: the model.
-        dtypes: new dtypes of variables, by name; the others stay.
+        dtypes: new dtypes of variables, by name; the others keep theirs.
     """
 
     def shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
@@ -316,7 +316,7 @@ def _as_shapes(model: QuantizedModel, dtypes: Mapping[str, Any]) -> QuantizedMod
 
 
 def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]:
-    """The names that a source has for variables, or should have."""
+    """Maps names of variables to names in a source, by the spelling that fits best."""
     return max(
         (dict(zip(leaves, named, strict=True)) for named in _spellings(leaves)),
         key=lambda places: sum(place in present for place in places.values()),
@@ -324,10 +324,10 @@ def _places(leaves: Collection[str], present: Collection[str]) -> dict[str, str]
 
 
 def _spellings(leaves: Collection[str]) -> list[list[str]]:
-    """The ways in which checkpoints name variables.
+    """The names of variables in each of the spellings that checkpoints use.
 
-    They are named by their paths, or as those that a conversion writes; and of
-    variables, as they are in an `nnx.State`, there is a step to the value.
+    Names are paths in the model, or those that a conversion writes; both with or
+    without the last step "value" that an `nnx.State` of variables has.
     """
     ways = []
     for names in ([_path_of(name) for name in leaves], list(leaves)):
@@ -336,13 +336,13 @@ def _spellings(leaves: Collection[str]) -> list[list[str]]:
 
 
 def _path_of(name: str) -> str:
-    """The path in a model of a variable that training has."""
+    """The path in the training model of the variable of a name."""
     first, _, below = name.partition("/")
     return below if first == MODEL else f"{ATTRIBUTE}/{name}"
 
 
 def _advice(leaves: Collection[str], names: set[str]) -> str:
-    """Names the subtrees of a source that hold the model's variables."""
+    """Error-message advice: the subtrees of a source with the model's variables."""
     for wanted in _spellings(leaves):
         found = subtrees_of(wanted, names)[:4]
         if found:

@@ -1,7 +1,7 @@
-"""Integers of few bits, several to a byte.
+"""Packing of integers of few bits, several to a byte.
 
-Values are coded as ``(value - lowest) / step``, from 0 on, and the codes of a row (the
-last axis) fill bytes from the lowest bit up. The last byte of a row is padded by zeros:
+Values are coded as ``(value - lowest) / step``, and the codes of a row (the last axis)
+fill bytes from the lowest bit up. The last byte of a row is padded with zeros:
 ``[..., n]`` values of b bits are ``[..., ceil(n * b / 8)]`` bytes.
 """
 
@@ -15,12 +15,12 @@ from aqtlite.checkpoint.formats.base import Sliceable
 from aqtlite.numerics import IntSymmetric, Numerics
 
 _WIDTHS = (1, 2, 4)
-_LOWEST = 16  # of magnitudes, so that int8 holds all values
+_LOWEST = 16  # bound of abs(lowest), so that int8 holds all values
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The code of an array's values.
+    """The binary code of an array's values.
 
     >>> ternary = Packing(bits=2, lowest=-1)
     >>> packed = ternary.pack(np.array([-1, 0, 1, 1, -1], np.int8))
@@ -34,10 +34,10 @@ class Packing:
     """Width of a code: 1, 2 or 4."""
 
     lowest: int
-    """The value whose code is 0."""
+    """The smallest value, coded as 0."""
 
     step: int = 1
-    """From one value to the next: 1, or 2 for grids of odd integers."""
+    """Difference of adjacent values: 1, or 2 for grids of odd integers."""
 
     def __post_init__(self):
         fits = (
@@ -51,15 +51,15 @@ class Packing:
         return 8 // self.bits
 
     def packed(self, info: ArrayInfo) -> ArrayInfo:
-        """The shape and dtype of an array when it is packed."""
+        """Shape and dtype of the packed array."""
         *rows, size = info.shape
         return ArrayInfo((*rows, -(-size // self._per_byte)), np.dtype("uint8"))
 
     def pack(self, x: np.ndarray) -> np.ndarray:
         """Packs an array.
 
-        A value that is not on the grid, as there are in channels whose scale is NaN,
-        becomes one that is.
+        Values off the grid, which occur in channels with a scale of NaN, are changed
+        to values on the grid.
         """
         info = self.packed(ArrayInfo(x.shape, x.dtype))
         packed = np.zeros(info.shape, info.dtype)
@@ -73,7 +73,7 @@ class Packing:
         return packed
 
     def unpack(self, packed: np.ndarray, info: ArrayInfo) -> np.ndarray:
-        """Unpacks an array of a shape and dtype."""
+        """Unpacks an array of the shape and dtype in `info`."""
         x = np.empty(info.shape, np.int8)
         for i in range(self._per_byte):
             lane = x[..., i :: self._per_byte]
@@ -86,12 +86,12 @@ class Packing:
     def unpack_slice(
         self, packed: Sliceable, info: ArrayInfo, index: tuple[slice, ...]
     ) -> np.ndarray:
-        """Unpacks a slice of an array, and reads no more bytes than it needs.
+        """Unpacks a slice of an array, reading only the bytes that hold it.
 
         Args:
-            packed: the bytes.
-            info: shape and dtype of the whole array.
-            index: one slice for each axis, without a step.
+            packed: the packed array.
+            info: shape and dtype of the whole unpacked array.
+            index: a slice without a step for each axis.
         """
         *rows, last = index
         start, stop, _ = last.indices(info.shape[-1])
@@ -107,11 +107,12 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
 
     Args:
         info: shape and dtype of the array.
-        grid: grid of the values; None if it is not known. Of a user's own
-            grid without a zero point, the storage dtype alone counts.
+        grid: grid of the values; None if unknown. For a custom grid without a zero
+            point, only the storage dtype counts.
 
     Returns:
-        None if the array is stored as it is: values of more than 4 bits, scalars.
+        The packing; None for scalars and for values of more than 4 bits, which are
+        stored unpacked.
     """
     step = 1
     if _is_saved_as_int4(info, grid):
@@ -134,6 +135,6 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
 
 
 def _is_saved_as_int4(info: ArrayInfo, grid: object) -> bool:
-    """True if the values are the bits of those of the grid, not the values."""
+    """True if int4 values hold the bit patterns of a grid stored as uint4."""
     stored = grid.storage_dtype if isinstance(grid, Numerics) else None
     return info.dtype == jnp.int4 and stored == jnp.uint4

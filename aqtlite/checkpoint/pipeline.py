@@ -1,4 +1,4 @@
-"""Producing the arrays of a target, in the background while they are written."""
+"""Production of the target's arrays in background threads, while they are written."""
 
 import contextlib
 import dataclasses
@@ -17,24 +17,25 @@ from aqtlite.checkpoint.progress import OnBytes
 
 
 def work(job: Job, source: Reader) -> int:
-    """Counts the bytes that will be read of the source."""
+    """Number of bytes that a job reads from the source."""
     names = [name for task in job.tasks for name in task.inputs]
     return sum(source.arrays[name].nbytes for name in (*names, *job.copies.values()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """Checksums and noise, filled in while a conversion runs."""
+    """Checksums and signal-to-noise ratios, filled in while a conversion runs."""
 
     checksums: dict[str, int] = dataclasses.field(default_factory=dict)
     """Checksums by name of the array in the target."""
 
     decibels: dict[str, float | None] = dataclasses.field(default_factory=dict)
-    """Signal-to-noise ratios, by path of the frozen weight."""
+    """Signal-to-noise ratios by path of the frozen weight."""
 
 
 Frozen = futures.Future["futures.Future[staging_lib.Finished]"]
-"""A weight that is being quantized, and then written to the staging folder."""
+"""A weight that is being quantized; the inner future is its write to the staging
+folder."""
 
 
 @contextlib.contextmanager
@@ -47,8 +48,8 @@ def freezing(
 ) -> Iterator[list[Frozen]]:
     """Quantizes the weights that are not staged yet, in the background.
 
-    One thread reads and quantizes one weight at a time; another one writes the weight
-    before it to the staging folder. The writer of the target waits for both.
+    One thread reads and quantizes one weight at a time, while another writes the
+    previous one to the staging folder. The writer of the target waits for both.
     """
     with (
         futures.ThreadPoolExecutor(1) as keeper,
@@ -79,7 +80,7 @@ def freezing(
 def _make(
     job: Job, task: Task, source: Reader, allow_nonfinite: bool
 ) -> tuple[dict[str, np.ndarray], float | None]:
-    """Quantizes one weight: its arrays as they are stored, and its noise in dB."""
+    """Quantizes one weight; returns its arrays as stored, and its SNR in dB."""
     inputs = [source.read(name) for name in task.inputs]
     made = task.make(*inputs)
     arrays = {}
@@ -87,7 +88,7 @@ def _make(
         owner = made if field == "identity" else made.qtensor
         x = np.asarray(getattr(owner, field))
         arrays[field] = _stored(x, job.manifest.arrays[name])
-    # NaN and infinities of a weight are in its scales.
+    # NaN and infinities in a weight make its scales NaN or infinite.
     if not allow_nonfinite and not is_finite(arrays["scale"]):
         for name, x in zip(task.inputs, inputs, strict=True):
             _check_finite(source, name, x)
@@ -115,7 +116,7 @@ def _check_finite(source: Reader, name: str, x: np.ndarray) -> None:
 def frozen_arrays(
     job: Job, staging: staging_lib.Staging, frozen: Sequence[Frozen], done: Done
 ) -> list[LazyArray]:
-    """The arrays of the weights; reading one waits until it is staged."""
+    """The arrays of the frozen weights; reading one waits until it is staged."""
 
     def lazy(index: int, field: str, name: str) -> LazyArray:
         info = job.manifest.arrays[name].on_disk
@@ -142,7 +143,7 @@ def copied_arrays(
     allow_nonfinite: bool,
     on_bytes: OnBytes,
 ) -> list[LazyArray]:
-    """The arrays that stay as they are."""
+    """The arrays that are copied from the source."""
 
     def lazy(name: str, origin: str) -> LazyArray:
         stored = job.manifest.arrays[name]

@@ -1,4 +1,4 @@
-"""Progress of a conversion: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a conversion: a bar in a terminal, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ import rich.progress
 from rich import filesize
 
 OnBytes = Callable[[int, str], None]
-"""Called with the number of bytes read, and the name of their array."""
+"""Callback that takes a number of bytes read, and the name of their array."""
 
 _LINES = 10
 
@@ -18,7 +18,7 @@ _LINES = 10
 def byte_progress(
     console: rich.console.Console | None, total: int
 ) -> Iterator[OnBytes]:
-    """Shows bytes, rate and time left; yields a callback for each array."""
+    """Shows bytes, rate and time left; yields a callback to call for each array."""
     if console is None:
         yield lambda count, what: None
         return

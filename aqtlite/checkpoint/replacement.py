@@ -1,7 +1,7 @@
-"""Replacing a target, so that there is always a whole one.
+"""Replacement of a target, so that a complete checkpoint always exists.
 
-The old target is moved into the staging folder and removed with it. A process that ends
-in between leaves it there, and the next conversion puts it back.
+The old target is moved into the staging folder, and removed together with that folder.
+If the process ends in between, the next conversion moves the old target back.
 """
 
 import os
@@ -15,10 +15,10 @@ _REPLACED = "replaced"
 
 
 def check_place(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Checks that a target would lie beside its source.
+    """Checks that neither of target and source contains the other.
 
     Raises:
-        CheckpointError: if one contains the other, or if the target is a link.
+        CheckpointError: if one contains the other, or if the target is a symbolic link.
     """
     if target.is_symlink():
         raise CheckpointError(f"{target} is a symbolic link; name what it points to")
@@ -31,11 +31,11 @@ def check_place(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def check_existing(target: pathlib.Path, overwrite: bool) -> None:
-    """Checks that nothing is at a target's path, or nothing that must not be replaced.
+    """Checks that the target's path is free, or holds something that may be replaced.
 
     Raises:
-        CheckpointError: if something is and `overwrite` is False, or if it is anything
-            but a converted checkpoint.
+        CheckpointError: if the path exists and `overwrite` is False, or if it is
+            neither an empty folder nor a converted checkpoint.
     """
     if not target.exists():
         return
@@ -51,7 +51,7 @@ def check_existing(target: pathlib.Path, overwrite: bool) -> None:
 
 
 def _is_converted(target: pathlib.Path) -> bool:
-    """Whether there is an empty folder, or a converted checkpoint and nothing else."""
+    """Whether a path is an empty folder, or a converted checkpoint and nothing else."""
     if target.is_dir() and not os.listdir(target):
         return True
     try:
@@ -69,8 +69,8 @@ def publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> No
     """Moves a new checkpoint to the target's path.
 
     Args:
-        out: the new checkpoint.
-        target: path of the checkpoint from now on.
+        out: path of the new checkpoint.
+        target: path to move it to.
         folder: the staging folder, which this process has locked.
     """
     if target.exists():
@@ -82,8 +82,8 @@ def publish(out: pathlib.Path, target: pathlib.Path, folder: pathlib.Path) -> No
 def recover(target: pathlib.Path, folder: pathlib.Path) -> None:
     """Recovers from a crash in `publish`.
 
-    If the new target is at its path it counts, else the old one is put back. Only for
-    a process that has locked the staging folder: another one may be in `publish`.
+    Moves the old target back, unless the new one is in its place already. The caller
+    has to hold the lock of the staging folder: another process may be in `publish`.
     """
     aside = folder / _REPLACED
     if not aside.exists():

@@ -16,39 +16,39 @@ class Row:
 
     path: str
     origin: tuple[str, ...]
-    """Parameters that the weight is a function of."""
+    """Names of the parameters that the weight is computed from."""
     shape: tuple[int, ...]
-    """The shape in which it is stored."""
+    """Stored shape."""
     grid: str
     scales: int
     """Number of scales."""
     bytes_before: int
     bytes_after: int
-    """Bytes of the arrays on disk, where integers are packed."""
+    """Bytes of the arrays on disk, with packed integers."""
     decibels: float | None
-    """Signal-to-noise ratio of the quantization; None if there is no noise, or if it
-    is not converted yet."""
+    """Signal-to-noise ratio of the quantization in dB; None if there is no noise, or
+    before the conversion."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A converted checkpoint, or a planned one."""
+    """Weights and sizes of a converted checkpoint, or of a planned one."""
 
     weights: tuple[Row, ...]
-    """In natural order of their paths."""
+    """Frozen weights, in natural order of their paths."""
     kept: int
-    """The number of arrays that stay as they were."""
+    """Number of arrays copied unchanged."""
     bytes_kept: int
     bytes_before: int
     bytes_after: int
     """Bytes of all arrays on disk, before a format compresses them."""
     bytes_on_disk: int | None
-    """Bytes of the checkpoint's files; None if there are none yet."""
+    """Bytes of the checkpoint's files; None for a planned checkpoint."""
     seconds: float | None
-    """Duration of the conversion; None if none was run."""
+    """Duration of the conversion; None if no conversion was run."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Converts the report to plain data, for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -81,7 +81,7 @@ def report_of(
                 decibels=node.decibels,
             )
         )
-    # A parameter of two weights (tied ones) counts once, and not if it is kept too.
+    # A parameter of two (tied) weights counts once, and not at all if it is also kept.
     plain = {node.array for node in manifest.nodes.values() if isinstance(node, Plain)}
     replaced = sum(info.nbytes for n, info in origins.items() if n not in plain)
     return Report(
@@ -96,7 +96,7 @@ def report_of(
 
 
 def size_of(path: pathlib.Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
+    """Size in bytes of a file, or of all files below a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -108,7 +108,7 @@ def _grid(node: Frozen, manifest: Manifest) -> str:
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key that sorts Dense_2 before Dense_10."""
+    """Sort key that puts Dense_2 before Dense_10."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part)
         for part in re.split(r"(\d+)", path)

@@ -1,4 +1,4 @@
-"""Running a job: staging, writing, publishing."""
+"""Execution of a job: staging, writing, publishing."""
 
 import hashlib
 import json
@@ -24,13 +24,14 @@ _MARGIN = 1 << 24  # bytes of disk space for metadata
 
 
 def check(job: Job, source: Reader, target: pathlib.Path) -> Writer:
-    """Checks that a job could be run, and writes nothing.
+    """Checks that a job can run, without writing anything.
 
     Returns:
         The writer of the target.
 
     Raises:
-        CheckpointError: if the target cannot hold the arrays, or lies in the source.
+        CheckpointError: if the target's format cannot hold the arrays, or if one of
+            target and source contains the other.
     """
     writer = writer_for(target)
     check_tree(job.manifest.arrays, str(source.path))
@@ -43,7 +44,7 @@ def check(job: Job, source: Reader, target: pathlib.Path) -> Writer:
 
 
 def plan(job: Job, source: Reader, target: pathlib.Path, overwrite: bool) -> Report:
-    """Checks a job and the place of its target, and reports what it would do."""
+    """Checks a job and the path of its target, and reports what `run` would do."""
     check(job, source, target)
     replacement.check_existing(target, overwrite)
     return report_of(job.manifest)
@@ -57,7 +58,7 @@ def run(
     overwrite: bool,
     console: rich.console.Console | None,
 ) -> Report:
-    """Runs a job; the arguments are those of `convert_checkpoint`."""
+    """Runs a job; arguments as for `convert_checkpoint`."""
     writer = check(job, source, target)
     start = time.perf_counter()
     try:
@@ -87,7 +88,7 @@ def _write(
     allow_nonfinite: bool,
     console: rich.console.Console | None,
 ) -> Manifest:
-    """Writes the target; an error names the staging folder that it leaves."""
+    """Writes the target; errors name the staging folder that is left behind."""
     done = pipeline.Done()
 
     def manifest() -> Manifest:
@@ -134,7 +135,7 @@ def _unwritable(target: pathlib.Path, error: OSError) -> CheckpointError:
 
 
 def _key(job: Job, source: Reader) -> str:
-    """Hashes the source's files and the plan, which identify a conversion."""
+    """A hash that identifies a conversion: of the source's files and the plan."""
     files = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in source.files()]
     place = [str(source.path.resolve()), *source.subtree, source.in_memory]
     text = json.dumps([place, files, manifest_json.to_json(job.manifest)])

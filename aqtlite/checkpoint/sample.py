@@ -1,4 +1,4 @@
-"""Sample inputs of a model as JSON: shapes of arrays, values of the rest."""
+"""Sample inputs of a model as JSON: the shapes of arrays, and all other values."""
 
 import dataclasses
 import sys
@@ -12,15 +12,15 @@ from aqtlite.checkpoint import arrays
 from aqtlite.checkpoint.errors import CheckpointError
 
 _LONGEST = 1 << 24
-"""Size of an axis. A contraction over more is traced in hundreds of pieces, and a
-manifest could keep the reader busy for hours."""
+"""Largest size of an axis. A contraction over more is traced in hundreds of pieces, and
+a manifest could keep the reader busy for hours."""
 
 
 def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Encodes inputs.
+    """Encodes inputs as JSON data; None for inputs that it cannot encode.
 
-    None unless they are arrays and plain Python values, in dictionaries, lists, tuples,
-    and named tuples and dataclasses of imported modules that are pytrees.
+    Inputs may be arrays and plain Python values, in dictionaries, lists and tuples, and
+    in named tuples and dataclasses that are pytrees and defined in imported modules.
     """
     try:
         return _encode([list(args), dict(kwargs)])
@@ -29,26 +29,26 @@ def encode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def decode(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Decodes inputs, with shapes in place of arrays.
+    """Decodes inputs, with abstract values in place of arrays.
 
     Raises:
-        ValueError: if `encode` writes no such data.
-        CheckpointError: if they hold an object of a class that this program lacks.
+        ValueError: if `encode` does not write such data.
+        CheckpointError: if the inputs hold an object of a class that is not imported.
     """
     return _inputs(data, _object)
 
 
 def check(data: Any) -> None:
-    """Checks that `encode` writes such data, whatever classes it names.
+    """Checks that data has the form that `encode` writes; ignores the classes it names.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if it has not.
     """
     _inputs(data, lambda name, fields: fields)
 
 
 _Make = Callable[[str, dict[str, Any]], Any]
-"""Makes an object of the name of its class and its fields."""
+"""Function that makes an object from the name of a class and the fields."""
 
 
 def _inputs(data: Any, make: _Make) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -121,9 +121,9 @@ def _is_constant(x: Any) -> bool:
 
 
 def _find(name: str) -> type | None:
-    """A class of a module that is imported, if its objects are fields and no more.
+    """Looks up a dataclass or named tuple by ``MODULE:QUALNAME`` in imported modules.
 
-    A manifest names a class, and imports and calls nothing.
+    Imports and calls nothing, since the name may come from an untrusted manifest.
     """
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -143,7 +143,7 @@ def _fields(cls: Any) -> tuple[str, ...]:
 
 
 def _object(name: str, fields: dict[str, Any]) -> Any:
-    """Makes an object without its constructor, which may do anything."""
+    """Makes an object without calling its constructor, which may have side effects."""
     cls: Any = _find(name)
     if cls is None or set(_fields(cls)) != set(fields):
         found = "this program has not imported" if cls is None else "has other fields"

@@ -1,7 +1,7 @@
 """The staging folder: quantized weights on disk, so that a conversion can be resumed.
 
-A weight is a file of bytes for each of its arrays and, written last, a record in JSON
-with their checksums.
+A weight is stored as one file of bytes for each array and a JSON record of their
+checksums, which is written last.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 from aqtlite.checkpoint.arrays import ArrayInfo, as_bytes, checksum
 from aqtlite.checkpoint.errors import CheckpointError
 
-_ATTEMPTS = 100  # to lock a folder that other conversions keep removing
+_ATTEMPTS = 100  # at locking a folder that other conversions keep removing
 
 
 class Finished(NamedTuple):
@@ -30,17 +30,17 @@ class Finished(NamedTuple):
 
 
 class Staging:
-    """A folder beside the target, locked by the one conversion that works in it."""
+    """A folder beside the target, locked by the conversion that uses it."""
 
     def __init__(self, folder: pathlib.Path):
-        """Makes the folder if need be, and locks it until it is closed.
+        """Creates the folder if it does not exist, and locks it until `close`.
 
         Args:
             folder: path of the folder.
 
         Raises:
-            CheckpointError: if another conversion has locked it, or if no conversion
-                made it.
+            CheckpointError: if another conversion has locked the folder, or if it was
+                not created by a conversion.
         """
         self.folder = folder
         self._key = folder / "key"
@@ -54,8 +54,8 @@ class Staging:
         """Empties the folder, unless a conversion with the same key left it.
 
         Args:
-            key: a hash of the source and of all that its conversion depends on, in
-                hexadecimal digits.
+            key: hexadecimal hash of the source and of everything that its conversion
+                depends on.
         """
         if not self._key.exists() or self._key.read_text() != key:
             for entry in self._contents():
@@ -68,7 +68,7 @@ class Staging:
             return
         if self.folder.exists() and os.listdir(self.folder) == ["lock"]:
             (self.folder / "lock").unlink()
-            # Another process may have put its lock there by now.
+            # Another process may have created its lock in the meantime.
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
         self._lock.close()
@@ -85,14 +85,14 @@ class Staging:
         return [entry for entry in entries if entry.name not in ("lock", "key")]
 
     def _has_key(self) -> bool:
-        """Looks for a key, or the beginning of one that was being written."""
+        """Whether the folder has a key, or the beginning of an interrupted write."""
         try:
             return re.fullmatch("[0-9a-f]{0,64}", self._key.read_text()) is not None
         except (FileNotFoundError, UnicodeDecodeError):
             return False
 
     def finished(self, index: int, fields: Iterable[str]) -> Finished | None:
-        """Reads the record of a weight; None unless its fields are whole."""
+        """Reads the record of a weight; None if an array is missing or damaged."""
         record = self.folder / f"{index}.json"
         if not record.exists():
             return None
@@ -103,7 +103,7 @@ class Staging:
                 if checksum(found) != finished.checksums[field]:
                     return None
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            # The machine stopped before the disk had all of it.
+            # The machine stopped before everything had reached the disk.
             return None
         return finished
 
@@ -130,18 +130,18 @@ def _check(folder: pathlib.Path) -> None:
     """Checks that a conversion made the folder, before anything is written to it."""
     entries: list[pathlib.Path] = []
     if folder.is_dir():
-        with contextlib.suppress(FileNotFoundError):  # It may just be removed.
+        with contextlib.suppress(FileNotFoundError):  # It may just have been removed.
             entries = list(folder.iterdir())
     for path in (folder, *entries):
         if path.is_symlink():
             raise CheckpointError(f"{path} is in the way, a symbolic link; move it")
-    # The lock is the first that a conversion makes, and the last that it removes.
+    # A conversion creates the lock first, and removes it last.
     if entries and "lock" not in {entry.name for entry in entries}:
         raise CheckpointError(f"{folder} is in the way; move it")
 
 
 def _locked(folder: pathlib.Path) -> IO[bytes]:
-    """Locks the folder by a file in it; both are made if need be."""
+    """Locks the folder by a file in it; creates both if they do not exist."""
     path = folder / "lock"
     for _ in range(_ATTEMPTS):
         try:
@@ -150,7 +150,7 @@ def _locked(folder: pathlib.Path) -> IO[bytes]:
         except (FileNotFoundError, FileExistsError):
             if folder.exists() and not folder.is_dir():
                 raise
-            continue  # A conversion that is done has just removed the folder.
+            continue  # Another conversion has just finished and removed the folder.
         lock = os.fdopen(descriptor, "r+b")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,14 +174,14 @@ def write_file(path: pathlib.Path, data: bytes | memoryview) -> None:
 
 
 def sync_tree(path: pathlib.Path) -> None:
-    """Waits until the disk has a file, or a folder and all that is below it."""
+    """Flushes a file, or a folder and everything below it, to disk."""
     for entry in path.rglob("*") if path.is_dir() else ():
         sync(entry)
     sync(path)
 
 
 def sync(path: pathlib.Path) -> None:
-    """Waits until the disk has a file, or the entries of a folder."""
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -190,7 +190,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def remove(path: pathlib.Path) -> None:
-    """Removes a file, or a folder and all that is below it."""
+    """Removes a file, or a folder and everything below it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""Tables of reports, as wide as the terminal."""
+"""Reports as tables that fit the terminal."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from rich import filesize
 from aqtlite.checkpoint.report import Report
 
 _NARROWEST = 16
-"""The least width of a path; with less, the table is wider than the terminal."""
+"""Smallest width of the column of paths, even if the table exceeds the terminal."""
 
 
 def table(report: Report) -> rich.console.Group:
     """Lays out a report: a row for each weight, and a summary.
 
-    Paths lose the steps that all of them share, and are folded where the terminal is
-    too narrow for them.
+    Steps shared by all paths are shown once, and paths are folded if the terminal is
+    too narrow.
     """
     result = rich.table.Table(
         box=rich.box.SIMPLE_HEAD,
@@ -63,13 +63,13 @@ def summary(report: Report) -> str:
 
 
 def without_constant_steps(paths: Sequence[str]) -> tuple[str, list[str]]:
-    """Removes the steps that all paths begin with, and the side if it is one for all.
+    """Removes the common first steps of all paths, and the side if all have the same.
 
     >>> without_constant_steps(["aqt/a/Dense_0/kernel/rhs", "aqt/a/Dense_1/kernel/rhs"])
     ('a', ['Dense_0/kernel', 'Dense_1/kernel'])
 
     Returns:
-        The steps behind the collection that were removed, and the paths without them.
+        The removed first steps, without the collection; and the shortened paths.
     """
     if not paths:
         return "", []

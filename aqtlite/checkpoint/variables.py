@@ -1,4 +1,4 @@
-"""What conversion and loading need to know of a model, and how they match a source."""
+"""Interface of conversion and loading to the variables of a framework's models."""
 
 import abc
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,13 +28,14 @@ OF_MODELS = (
     NotImplementedError,
     errors.FlaxError,
 )
-"""Errors that a model may raise when it is traced."""
+"""Errors that tracing a model may raise."""
 
 
 class Variables(abc.ABC):
-    """The variables of a model, by the names that checkpoints have for them.
+    """The variables of a model, by their names in checkpoints.
 
-    A *template* is what a framework keeps variables in, with shapes in place of arrays.
+    A *template* is the framework's container of variables (a pytree or a model), with
+    abstract values in place of arrays.
     """
 
     framework: ClassVar[str]
@@ -42,15 +43,15 @@ class Variables(abc.ABC):
     """First step of the names of parameters."""
 
     calibrate: ClassVar[str]
-    """Function that gathers statistics of activations."""
+    """Name of the function that gathers statistics of activations, for messages."""
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
-        """Names the variables of a model.
+        """Holds a model and sample inputs.
 
         Args:
             model: the model.
-            args: sample inputs; shapes will do.
-            kwargs: sample inputs by name; shapes will do.
+            args: sample inputs, or their shapes.
+            kwargs: sample inputs by name, or their shapes.
         """
         self.model, self.args, self.kwargs = model, args, dict(kwargs)
 
@@ -64,20 +65,20 @@ class Variables(abc.ABC):
         """Finds the variables in a source.
 
         Returns:
-            A template, with the dtypes of the source; and for the name of each variable
-            the name in the source.
+            A template with the dtypes of the source, and the name in the source of each
+            variable, by name in the model.
 
         Raises:
-            CheckpointError: if the source lacks an array, or holds something else.
+            CheckpointError: if the source lacks an array, or holds anything else.
         """
 
     @abc.abstractmethod
     def stored(self, manifest: Manifest) -> Any:
-        """A template with the dtypes and collections of the source of a checkpoint."""
+        """A template with the dtypes and collections that the manifest records."""
 
     @abc.abstractmethod
     def statistics(self, template: Any) -> Any:
-        """The statistics of activations, in a tree of their names."""
+        """The statistics of activations in a template, as a tree by name."""
 
     @abc.abstractmethod
     def plan(self, template: Any) -> Plan:
@@ -85,54 +86,54 @@ class Variables(abc.ABC):
 
     @abc.abstractmethod
     def params(self, plan: Plan, names: Collection[str]) -> list[str]:
-        """Names of the parameters, by number."""
+        """Names of the parameters, in the order of their numbers in the plan."""
 
     @abc.abstractmethod
     def buffer(self, buffer: Buffer) -> str:
-        """Name of a variable that is no parameter."""
+        """Name of a variable that is not a parameter."""
 
     @abc.abstractmethod
     def tree_of(self, serving: Any, names: Collection[str]) -> Any:
-        """The serving variables that a checkpoint has.
+        """The serving variables in the tree structure of checkpoints.
 
         Args:
             serving: result of the conversion.
-            names: names of the variables that there are.
+            names: names of the variables in the checkpoint.
         """
 
     @abc.abstractmethod
     def without_samples(self, serving: Any, tree: Any, names: Collection[str]) -> Any:
-        """A template of serving variables, without what older checkpoints lack.
+        """A template of serving variables, without samples that a checkpoint lacks.
 
         Args:
             serving: result of the conversion.
-            tree: what the checkpoint has of it.
-            names: names of the arrays of the checkpoint.
+            tree: result of `tree_of`, without the samples that the checkpoint lacks.
+            names: names of the arrays in the checkpoint.
         """
 
     @abc.abstractmethod
     def shardings(
         self, serving: Any, mesh: jax.sharding.Mesh, rules: Any
     ) -> dict[str, jax.sharding.Sharding]:
-        """Shardings of the arrays by the model's own partitioning."""
+        """Shardings by name of the array, from the model's own partitioning."""
 
     @abc.abstractmethod
     def filled(
         self, template: Any, names: Collection[str], read: Callable[[str], Any]
     ) -> Any:
-        """Reads the arrays of a template.
+        """Fills a template with arrays.
 
         Args:
             template: the template.
-            names: names of the arrays that there are.
-            read: reads one of them.
+            names: names of the arrays that can be read.
+            read: function that reads the array of a name.
         """
 
 
 def untraceable(
     model: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
 ) -> CheckpointError:
-    """The error that a model raises with the sample inputs."""
+    """The error to raise if a model cannot be traced with the sample inputs."""
     called_with = jax.tree.map(_brief, (*args, *kwargs.values()))
     return CheckpointError(
         f"tracing {model} with the sample inputs {', '.join(map(str, called_with))} "
@@ -146,7 +147,7 @@ def _brief(x: Any) -> Any:
 
 
 def differences(source: Reader, name: str, wanted: ArrayInfo) -> list[str]:
-    """Says how a leaf of a source differs from a variable; empty if it is equal."""
+    """Describes how a leaf of a source differs from a variable; empty if they agree."""
     if name in source.others:
         return [f"{name} is {source.others[name]}, the model's an array"]
     if name not in source.arrays:
@@ -157,7 +158,7 @@ def differences(source: Reader, name: str, wanted: ArrayInfo) -> list[str]:
 
 
 def unknown(source: Reader, names: Iterable[str]) -> list[str]:
-    """Says what a source holds beside these names."""
+    """Describes the leaves of a source that are not among `names`."""
     known = set(names)
     wrong = [
         f"{name} is not in the model"
@@ -173,14 +174,14 @@ def unknown(source: Reader, names: Iterable[str]) -> list[str]:
 
 
 def refuse(wrong: list[str], advice: Callable[[], str]) -> None:
-    """Refuses a source that is not of a model.
+    """Raises an error if a source differs from a model.
 
     Args:
-        wrong: differences from the model.
-        advice: function that says what to do.
+        wrong: descriptions of the differences.
+        advice: function that returns advice for the message.
 
     Raises:
-        CheckpointError: if there is something wrong.
+        CheckpointError: if `wrong` is not empty.
     """
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -191,7 +192,7 @@ def refuse(wrong: list[str], advice: Callable[[], str]) -> None:
 
 
 def subtrees_of(wanted: list[str], names: set[str]) -> list[str]:
-    """The paths below which a source has all the names that a model wants."""
+    """The paths below which a source has all `wanted` names."""
     if not wanted:
         return []
     first = f"/{wanted[0]}"
@@ -206,7 +207,7 @@ def subtrees_of(wanted: list[str], names: set[str]) -> list[str]:
 
 
 def advice_of(options: list[str]) -> str:
-    """Advises to select one of some subtrees; empty for none."""
+    """Advice to select one of several subtrees; empty if there are none."""
     if not options:
         return ""
     return (

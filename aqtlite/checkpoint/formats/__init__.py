@@ -1,6 +1,6 @@
-"""Formats of checkpoints, each with its reader and its writer.
+"""Readers and writers of checkpoint formats.
 
-A reader lists arrays by path and reads one at a time; a writer takes one at a time.
+A reader lists arrays by path and reads one at a time; a writer writes one at a time.
 Read `base` first.
 """
 

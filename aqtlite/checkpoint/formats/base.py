@@ -1,6 +1,6 @@
-"""Interfaces of a checkpoint format: reading and writing array by array.
+"""Interfaces of checkpoint formats, for reading and writing array by array.
 
-Arrays are named by their path in the tree of variables, as `names.name_of` writes it.
+An array is named by its path in the tree of variables, as written by `names.name_of`.
 """
 
 import abc
@@ -14,7 +14,7 @@ from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 
 
 class Sliceable(Protocol):
-    """An array of which slices can be read."""
+    """An array that is read slice by slice."""
 
     def __getitem__(self, index: tuple[slice, ...], /) -> np.ndarray: ...
 
@@ -25,10 +25,10 @@ class Reader(abc.ABC):
     path: pathlib.Path
 
     subtree: tuple[str, ...] = ()
-    """Paths in the checkpoint that the names are relative to; ``()`` for its root."""
+    """Paths in the checkpoint that names are relative to; ``()`` for the root."""
 
     in_memory: str = ""
-    """A checksum of arrays that are in memory, not in the files; empty if none is."""
+    """Checksum of the arrays that are in memory and not in files; empty if none are."""
 
     @property
     @abc.abstractmethod
@@ -38,9 +38,9 @@ class Reader(abc.ABC):
     @property
     @abc.abstractmethod
     def others(self) -> Mapping[str, str]:
-        """Leaves that cannot be converted, each with its description.
+        """Descriptions of the leaves that cannot be converted, by name.
 
-        Numbers, strings, elements of lists, ...; None is no leaf.
+        Numbers, strings, elements of lists, and so on; None does not count as a leaf.
         """
 
     @abc.abstractmethod
@@ -48,11 +48,11 @@ class Reader(abc.ABC):
         """Reads one array.
 
         Raises:
-            CheckpointError: if it cannot be read, or is not what `arrays` says.
+            CheckpointError: if it cannot be read, or disagrees with `arrays`.
         """
 
     def slices(self, name: str) -> Sliceable:
-        """Reads slices of one array, where the format can."""
+        """One array to read slices of; read as a whole if the format has no slices."""
         return self.read(name)
 
     @abc.abstractmethod
@@ -72,12 +72,12 @@ class Writer(abc.ABC):
         """Checks that the format can hold arrays.
 
         Raises:
-            CheckpointError: naming the first that it cannot.
+            CheckpointError: if it cannot; the message names the first such array.
         """
 
     @abc.abstractmethod
     def owns(self, path: pathlib.Path, names: Iterable[str]) -> bool:
-        """Checks that a checkpoint of these arrays has no files beside its own."""
+        """Whether a path holds only files of a checkpoint with these arrays."""
 
     @abc.abstractmethod
     def write(
@@ -89,9 +89,9 @@ class Writer(abc.ABC):
         """Writes a new checkpoint.
 
         Args:
-            path: a file or a folder that does not exist.
-            arrays: read one after the other, once each.
-            manifest: returns the text to store with them; empty for none. It is called
-                before the first array and after the last, and both texts must have
-                the same length.
+            path: path of a file or a folder that does not exist yet.
+            arrays: arrays to write, each read once, in order.
+            manifest: function that returns the manifest to store; empty for none. It
+                is called before the first array and after the last, and both texts
+                must have the same length.
         """

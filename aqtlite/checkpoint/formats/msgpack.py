@@ -1,7 +1,7 @@
-"""The format of `flax.serialization.to_bytes`, which is read and not written.
+"""The format of `flax.serialization.to_bytes`, read-only.
 
-Flax writes an array as an extension of msgpack, ``(shape, dtype, bytes)``, and one of
-more than 2^30 bytes in chunks.
+Flax writes an array as a msgpack extension, ``(shape, dtype, bytes)``, and splits
+arrays of more than 2^30 bytes into chunks.
 """
 
 import functools
@@ -23,7 +23,7 @@ from aqtlite.config import json_text
 SUFFIX = ".msgpack"
 _CHUNKED = "__msgpack_chunked_array__"
 _HEADER_BYTES = 4096
-_DEPTH = 100  # of nested mappings, beyond which no tree of variables goes
+_DEPTH = 100  # of nested mappings; no tree of variables is deeper
 _ERRORS = (
     ValueError,
     TypeError,
@@ -33,20 +33,20 @@ _ERRORS = (
     msgpack.UnpackException,
 )
 
-# Offset of an extension's payload, by the extension's first byte.
+# Offset of the payload of an extension, by first byte.
 _PAYLOADS = {0xC7: 3, 0xC8: 4, 0xC9: 6} | dict.fromkeys(range(0xD4, 0xD9), 2)
-_ARRAYS = (1, 3)  # Flax's extension codes of arrays and of NumPy's scalars
+_ARRAYS = (1, 3)  # Flax's extension codes of arrays and NumPy scalars
 
 _Span = tuple[int, int]  # start and stop in the file
 
 
 class _Entry(NamedTuple):
     info: ArrayInfo
-    spans: list[_Span]  # of each chunk
+    spans: list[_Span]  # one for each chunk
 
 
 class MsgpackReader(base.Reader):
-    """Reads a file without loading it whole. Lists are leaves, and not converted."""
+    """Reads arrays without loading the whole file. Lists are leaves in `others`."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -165,7 +165,7 @@ def _chunked(
 
 
 def _description(file: IO[bytes], span: _Span) -> str | None:
-    """Describes a leaf that is no array; None if it is None."""
+    """Describes a leaf that is not an array; None if the leaf is None."""
     start, stop = span
     if stop - start > _HEADER_BYTES:
         return f"a value of {stop - start} bytes"
@@ -174,13 +174,13 @@ def _description(file: IO[bytes], span: _Span) -> str | None:
 
 
 def _numbered(leaves: dict[tuple[str, ...], _Span], at: tuple[str, ...]) -> list[_Span]:
-    """The entries 0, 1, 2, ... of a sequence, written as a mapping."""
+    """The entries of a sequence that is stored as a mapping with keys 0, 1, 2, ..."""
     count = sum(path[:-1] == at for path in leaves)
     return [leaves[(*at, str(i))] for i in range(count)]
 
 
 def _info(file: IO[bytes], span: _Span) -> ArrayInfo | None:
-    """Reads the header of an array; None for another value."""
+    """Reads the header of an array; None if the value is not an array."""
     start, stop = span
     head = _bytes_at(file, start, min(_HEADER_BYTES, stop - start))
     payload = _PAYLOADS.get(head[0])

@@ -1,4 +1,4 @@
-"""The format of Orbax, that of Flax users."""
+"""The Orbax format."""
 
 import contextlib
 import functools
@@ -23,11 +23,11 @@ _MANIFEST = "aqtlite.json"
 _METADATA = "_METADATA"
 _COMPOSITE = "_CHECKPOINT_METADATA"
 _DEFAULT = "default"
-"""The one item that a checkpoint manager gives to what it saves without a name."""
+"""Name of the single item that a checkpoint manager saves if it is given no names."""
 
 _HARMLESS = 1 << 32  # bytes
 _RATIO = 1 << 16
-"""The largest ratio of zstd, which keeps 4 bytes of 128 KiB."""
+"""Bound of the compression ratio of zstd, which stores 128 KiB in at least 4 bytes."""
 _ERRORS = (
     ValueError,
     KeyError,
@@ -37,7 +37,7 @@ _ERRORS = (
     OSError,
     RecursionError,
 )
-_LONGEST = 200  # bytes of a file's name, of the 255 that most file systems allow
+_LONGEST = 200  # bytes of a file name; most file systems allow 255
 
 _OWN = {
     _MANIFEST,
@@ -48,19 +48,19 @@ _OWN = {
     "array_metadatas",
     "commit_success.txt",
 }
-"""Entries of the folder beside the arrays."""
+"""Entries of the folder other than arrays."""
 
 _NOISE = (
-    "Skipping merge of OCDBT",  # which is not what is written here
-    "Metadata file does not exist",  # in an item of a composite checkpoint
+    "Skipping merge of OCDBT",  # This writer does not use OCDBT.
+    "Metadata file does not exist",  # Logged for items of composite checkpoints.
 )
-"""Warnings of Orbax about nothing, by the beginning of their text."""
+"""Parts of the text of harmless Orbax warnings."""
 
 
 class OrbaxReader(base.Reader):
     """Reads a folder that Orbax wrote, or a step of a checkpoint manager.
 
-    The items of a composite checkpoint are the first level of its names.
+    In a composite checkpoint, items are the first step of names.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -90,7 +90,7 @@ class OrbaxReader(base.Reader):
 
     @functools.cached_property
     def _leaves(self) -> dict[str, tuple[bool, Any]]:
-        """For each leaf, whether only dictionaries are above it, and its metadata."""
+        """By leaf name: whether all levels above are dictionaries, and the metadata."""
         leaves: dict[str, tuple[bool, Any]] = {}
         for item, folder in self._items.items():
             try:
@@ -118,7 +118,7 @@ class OrbaxReader(base.Reader):
         }
         declared = sum(info.nbytes for info in infos.values())
         held = sum(file.stat().st_size for file in self.files())
-        # Allocating them would end the process, not raise.
+        # Allocating that much would kill the process instead of raising.
         if declared > max(_HARMLESS, _RATIO * held):
             raise CheckpointError(
                 f"{self.path} says that it holds {declared / 1e9:.0f} GB, in files of "
@@ -223,13 +223,13 @@ class OrbaxWriter(base.Writer):
             (LazyArray, _LazyArrayHandler()),
             (jax.Array, ocp.type_handlers.ArrayHandler()),
         )
-        # Not OCDBT, which writes its index again after every array.
+        # OCDBT would write its index again after every array.
         handler = ocp.PyTreeCheckpointHandler(
             use_ocdbt=False, type_handler_registry=registry
         )
         with _quiet(), ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(tree))
-        # A file system that takes two names for one would keep the last array alone.
+        # A file system that folds case or Unicode may merge two names into one folder.
         folders = {
             file.parent.relative_to(path).as_posix() for file in path.rglob(".zarray")
         }
@@ -244,7 +244,7 @@ class OrbaxWriter(base.Writer):
 
 
 class _LazyArrayHandler(ocp.type_handlers.NumpyHandler):
-    """Reads an array, writes it and forgets it, before it reads the next."""
+    """Reads, writes and releases one array at a time."""
 
     def __init__(self):
         super().__init__(deepcopy_host_arrays=False)
@@ -258,15 +258,15 @@ class _LazyArrayHandler(ocp.type_handlers.NumpyHandler):
 
 
 def _file_name(name: str) -> str:
-    """Names the folder of an array."""
+    """Name of the folder of an array."""
     return ".".join(steps_of(name))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the warnings of `_NOISE` from the log."""
+    """Suppresses the warnings in `_NOISE`."""
 
-    # One filter for each call: threads read and write at the same time.
+    # A new filter for each call, since several threads may be inside at once.
     def is_no_noise(record: logging.LogRecord) -> bool:
         return not any(noise in str(record.msg) for noise in _NOISE)
 

@@ -1,4 +1,4 @@
-"""The format of a checkpoint, by its path."""
+"""Selection of a checkpoint's format by its path."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ def open_reader(path: pathlib.Path) -> Reader:
     """Opens a checkpoint for reading.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is no checkpoint.
     """
     try:
         return _open(path)
@@ -37,7 +37,7 @@ def _open(path: pathlib.Path) -> Reader:
 
 
 def writer_for(path: pathlib.Path) -> Writer:
-    """Selects a writer by the suffix: safetensors, or Orbax without one."""
+    """Selects a writer by suffix: safetensors, or Orbax without a suffix."""
     if path.suffix == msgpack.SUFFIX:
         raise CheckpointError(
             f"{path}: msgpack files are read, not written; name a folder (Orbax) or a "

@@ -1,8 +1,8 @@
 """The safetensors format. Reading needs the package `safetensors`.
 
-A file (https://huggingface.co/docs/safetensors) is a header in JSON, its length in
-front of it, and the bytes of the arrays behind. It is written here, array by array: the
-library of that name writes arrays that are all in memory.
+A file (https://huggingface.co/docs/safetensors) consists of the length of the header, a
+header in JSON, and the bytes of the arrays. Files are written here, array by array,
+because the library needs all arrays in memory at once.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ _DTYPES: dict[str, np.dtype] = {
     "F8_E5M2FNUZ": np.dtype(jnp.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(jnp.float8_e8m0fnu),
 }
-"""The format's names of dtypes. It has F4 and F6, too, several to a byte in an order
-that it does not say."""
+"""Dtypes by their names in the format. F4 and F6 are missing: the format does not
+specify in which order they are packed into bytes."""
 
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -60,9 +60,9 @@ def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class SafetensorsReader(base.Reader):
-    """Reads a file, or a folder of them. Dots and slashes in names separate levels.
+    """Reads a file or a folder of files. Dots and slashes in names separate levels.
 
-    Those within a level are escaped as in URLs in what `SafetensorsWriter` wrote.
+    `SafetensorsWriter` escapes those within a level as in URLs.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -71,7 +71,7 @@ class SafetensorsReader(base.Reader):
 
     @functools.cached_property
     def _entries(self) -> dict[str, tuple[pathlib.Path, str, ArrayInfo | str]]:
-        """File, key, and shape and dtype, or the name of an unknown dtype."""
+        """File, key, and info (or the name of an unknown dtype) of arrays, by name."""
         entries: dict[str, tuple[pathlib.Path, str, ArrayInfo | str]] = {}
         unescape = str if self.manifest() is None else urllib.parse.unquote
         for file in self._files:
@@ -115,7 +115,7 @@ class SafetensorsReader(base.Reader):
         info = self.arrays[name]
         with _opened(file) as tensors:
             if info.dtype.name.startswith("float8"):
-                # The library takes dtypes from NumPy, which has none of 8 bits.
+                # The library uses NumPy's dtypes, which have no float8.
                 return np.array(_mapped(file, key, info)[index])
             x = tensors.get_slice(key)[index] if index else tensors.get_tensor(key)
             return np.asarray(x).astype(info.dtype, copy=False)
@@ -133,7 +133,7 @@ class SafetensorsReader(base.Reader):
 
 
 def _mapped(file: pathlib.Path, key: str, info: ArrayInfo) -> np.ndarray:
-    """One array of a file that the library has opened, read where it is looked at."""
+    """Memory-maps one array of a file that the library has validated."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         start, stop = json.loads(opened.read(size))[key]["data_offsets"]
@@ -205,7 +205,7 @@ class SafetensorsWriter(base.Writer):
 
 
 def _key(name: str) -> str:
-    """The name in a file: levels joined by dots, dots and slashes in them escaped."""
+    """The key in a file: levels joined by dots, with dots and slashes escaped."""
     return ".".join(step.translate(_ESCAPES) for step in steps_of(name))
 
 

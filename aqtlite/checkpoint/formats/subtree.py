@@ -15,11 +15,11 @@ _T = TypeVar("_T")
 
 
 class Subtree(base.Reader):
-    """The part of a checkpoint below one path, or several.
+    """The part of a checkpoint below one or several paths.
 
-    Below one path, names lose it: ``state/params/kernel`` is ``kernel`` below
-    ``state/params``. Below several, names keep the last step of theirs, which is then
-    a collection: ``params/kernel``, ``batch_stats/mean``.
+    With one path, names are relative to it: ``state/params/kernel`` is ``kernel`` below
+    ``state/params``. With several, names keep the last step of the path as their
+    collection: ``params/kernel``, ``batch_stats/mean``.
     """
 
     def __init__(self, whole: base.Reader, subtree: Sequence[str]):
@@ -27,10 +27,11 @@ class Subtree(base.Reader):
 
         Args:
             whole: the checkpoint.
-            subtree: the paths, steps joined by slashes.
+            subtree: the paths, with steps joined by slashes.
 
         Raises:
-            CheckpointError: if nothing lies below one of them, or two end in one step.
+            CheckpointError: if nothing lies below one of the paths, or two paths end in
+                the same step.
         """
         self.path = whole.path
         self.subtree = tuple(path.strip("/") for path in subtree)
@@ -52,12 +53,12 @@ class Subtree(base.Reader):
         return [*self._whole.arrays, *self._whole.others]
 
     def _levels(self) -> list[str]:
-        """Paths of one step, and of two."""
+        """Paths of one and two steps."""
         parts = [name.split("/")[:-1] for name in self._all()]
         return sorted({"/".join(p[:n]) for p in parts for n in (1, 2) if p[n - 1 :]})
 
     def _select(self, leaves: Mapping[str, _T]) -> dict[str, tuple[str, _T]]:
-        """New name to name and value."""
+        """Old name and value by new name."""
         selected = {}
         for path in self.subtree:
             kept = "" if len(self.subtree) == 1 else path.split("/")[-1] + "/"
