@@ -1,4 +1,4 @@
-"""Full-integer programs for the edge: from a float model to an int8 file.
+"""Full-integer programs for edge devices: from a float model to an int8 file.
 
 `calibrate` finds the ranges of a model's values, `fake_quantize` trains with them,
 `export` writes a LiteRT or ONNX file, `simulate` predicts what the interpreter

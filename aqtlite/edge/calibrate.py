@@ -18,7 +18,7 @@ from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.rules import Rule
 
 WIDEST = MaxOverBatches(of=MinMax())
-"""Clips nothing that was seen."""
+"""The default calibration, which clips no observed value."""
 
 
 def calibrate(
@@ -31,25 +31,25 @@ def calibrate(
 ) -> Ranges:
     """Finds the ranges of the values of a full-integer program.
 
-    Runs the model in float once for each batch. A progress bar shows on a terminal;
-    elsewhere the count is logged.
+    Runs the model in float once for each batch. Shows a progress bar in a terminal;
+    elsewhere, logs the number of batches.
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
-        batches: inputs of the model, each a tuple of arguments, or a single one.
-        rules: integers of each operator.
-        calibration: statistics of the batches. `MaxOverBatches`, the default, clips
-            nothing that was seen; `MovingAverage`, `MeanOverBatches` and
+        batches: inputs of the model, each a tuple of arguments or a single argument.
+        rules: rules that select the integers of each operator.
+        calibration: calibration over batches. `MaxOverBatches`, the default, clips no
+            observed value; `MovingAverage`, `MeanOverBatches` and
             `PercentileOverBatches` clip the largest values; `MseOverBatches` clips
-            where the squared error is least. They cannot reach beyond what was seen.
+            where the squared error is least. No range exceeds the observed values.
 
     Returns:
-        A table, which can be read and edited as JSON.
+        A table of ranges, which can be saved and edited as JSON.
 
     Raises:
-        TypeError: if the model computes in another dtype than float32, or if `batches`
-            is an array or a mapping, or cannot be iterated over.
+        TypeError: if the model computes in a dtype other than float32, if `batches` is
+            an array or a mapping, or is not iterable, or if `calibration` is learned.
         ValueError: if there is no batch, if a value is NaN or infinite, or if an
             operation has no integer form.
 

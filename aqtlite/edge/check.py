@@ -1,9 +1,8 @@
-"""The check of an exported file against the program that it is made of.
+"""Verification of an exported file against its program.
 
-Converters and runtimes order operators anew, and make one of some. So what is compared
-are sets: every constant of the file is one of the program's, and the known operands of
-the program are in the file; every scale and zero point of the file is one of the
-program's. Arrays are compared by digests, since a file may hold a large model.
+Converters and runtimes reorder and fuse operators, so sets are compared: each constant,
+scale and zero point in the file is one of the program's, and the file has all known
+operands of the program. Arrays are compared by digest, since models may be large.
 """
 
 import hashlib
@@ -17,11 +16,11 @@ from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Quantized
 
 Key = tuple[Any, ...]
-"""Integers, their scales and their zero points, by what identifies them."""
+"""Hashable identity of a constant: its integers, scales and zero points."""
 
 
 def digest(integers: Any) -> bytes:
-    """A digest of integers, whatever their dtype and shape."""
+    """A digest of integers that does not depend on dtype and shape."""
     array = np.ascontiguousarray(integers, np.int32)
     return hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
 
@@ -31,16 +30,16 @@ def key_of(integers: Any, scale: Any, zero_point: Any, *more: Any) -> Key:
 
     Args:
         integers: values of the constant.
-        scale: scale, or one for each channel.
-        zero_point: zero point, or one for each channel.
-        *more: what else identifies the constant.
+        scale: scale, per-tensor or per-channel.
+        zero_point: zero point, per-tensor or per-channel.
+        *more: further parts of the key.
     """
     scales = np.asarray(scale, np.float32).tobytes()
     return digest(integers), scales, np.asarray(zero_point, np.int64).tobytes(), *more
 
 
 def known_operands(deployed: Deployed) -> Iterator[tuple[Node, int, Quantized]]:
-    """The known operands of a program, each with its operator and position."""
+    """Yields the known operands of a program, each with its operator and position."""
     for node in deployed.program.graph.nodes:
         for position, one in deployed.operands.get(node.outputs[0], {}).items():
             yield node, position, one
@@ -53,12 +52,12 @@ def check_constants(
     """Compares the integers of weights, biases and other known operands.
 
     Args:
-        in_file: names of the constants of the file, by key.
-        in_program: known operands of the program: the operator and the position, the
-            keys that a file may have for them, and whether it has to have one.
+        in_file: names of the constants in the file, by key.
+        in_program: known operands of the program: operator, position, the keys that
+            the file may have for the operand, and whether it must have one of them.
 
     Raises:
-        ValueError: if the file lacks one, or holds another one.
+        ValueError: if the file lacks a constant, or has one that is not the program's.
     """
     known: set[Key] = set()
     for node, position, keys, is_needed in in_program:
@@ -78,14 +77,14 @@ def check_constants(
 def check_grids(
     in_file: Iterable[tuple[str, str, np.ndarray, int]], deployed: Deployed
 ) -> None:
-    """Compares the scales and zero points of what is computed.
+    """Compares the scales and zero points of activations.
 
     Args:
-        in_file: name, dtype, scale and zero point of each array of integers.
+        in_file: name, dtype, scale and zero point of each integer array in the file.
         deployed: the program.
 
     Raises:
-        ValueError: if the program has no such scale and zero point.
+        ValueError: if an array's scale and zero point are not among the program's.
     """
     in_program = {
         (grid.dtype, np.float32(grid.scale).tobytes(), int(grid.zero_point))

@@ -1,4 +1,4 @@
-"""Differences of a full-integer program from its float model, value by value."""
+"""Comparison of a full-integer program with its float model, value by value."""
 
 import dataclasses
 import math
@@ -17,25 +17,24 @@ from aqtlite.edge.simulate import Simulation
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The difference of a value's integers from its floats."""
+    """The quantization error of one value."""
 
     name: str
     operator: str
     mean_quanta: float
-    """The mean magnitude of the difference, in steps of the value's grid."""
+    """Mean absolute error, in steps of the value's grid."""
 
     max_quanta: float
     clipped: float
-    """The share of floats beyond the ends of the grid."""
+    """Fraction of the floats beyond the ends of the grid."""
 
     decibels: float
-    """The power of the floats over that of the difference; infinite if there is none.
-    """
+    """Signal-to-noise ratio in dB; infinite without error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The differences of all values, in the order of the program."""
+    """The quantization errors of all values, in program order."""
 
     differences: tuple[Difference, ...]
 
@@ -58,7 +57,7 @@ class Comparison:
         return text_of(self)
 
     def plot(self) -> Any:
-        """Draws the signal to noise ratio of every value; returns a Matplotlib figure.
+        """Draws the signal-to-noise ratio of every value; returns a Matplotlib figure.
 
         Raises:
             ModuleNotFoundError: if Matplotlib is not installed.
@@ -80,11 +79,12 @@ class Comparison:
 def compare(simulation: Simulation, *args: Any) -> Comparison:
     """Compares the integers of a program with the floats of its model.
 
-    A value with a ratio far below those before it is where accuracy is lost: give its
-    operator int16, or float, by a rule, or look at its range.
+    Accuracy is lost where the signal-to-noise ratio drops far below that of earlier
+    values: check the range of that value, or let a rule give its operator int16 or
+    float.
 
     Args:
-        simulation: simulation of the program.
+        simulation: simulation of the full-integer program.
         *args: floating inputs of the model.
 
     >>> import flax.linen as nn
@@ -120,9 +120,9 @@ def compare(simulation: Simulation, *args: Any) -> Comparison:
         error = np.asarray(simulation.dequantize(name, values), np.float64) - x
         scale = float(grid.scale)
         low, high = map(float, grid.ends)
-        # Half a step beyond the last value still rounds to it.
+        # Values up to half a step beyond an end still round to it.
         is_clipped = (x < low - scale / 2) | (x > high + scale / 2)
-        # What masks others is beyond every grid.
+        # Elements of masks, such as -1e9, are beyond every grid.
         counts = np.asarray(counted.get(value, x > masks.MASKED_BELOW))
         error, x, is_clipped = error[counts], x[counts], is_clipped[counts]
         power, noise = np.mean(np.square(x)), np.mean(np.square(error))

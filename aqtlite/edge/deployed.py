@@ -1,4 +1,4 @@
-"""A program with all integers in it: what is exported, checked and simulated."""
+"""Deployed programs, with quantized constants: exported, verified and simulated."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ from aqtlite.quantization.quantize import quantize
 _BITS = {"int2": 2, "int4": 4, "int8": 8, "int16": 16}
 
 _LARGEST_BIAS = 2.0**22
-"""The integers of a bias: up to here, converters find them again in its floats."""
+"""Largest integer of a bias that converters recover exactly from its floats."""
 
 _OF_OUTPUT = 2.0**-8
-"""The step of the bias of weights that are zero, in steps of the output."""
+"""Step of the bias of a channel with zero weights, in steps of the output."""
 
 
 def known_operands(
     program: Program, node: Node, known: Mapping[int, Any], grids: Mapping[int, Grid]
 ) -> dict[int, Quantized]:
-    """The known operands of an operator, by position.
+    """Quantizes the known operands of an operator; returns them by position.
 
     Args:
         program: the program of the operator.
         node: the operator.
-        known: floats by value.
-        grids: grids of the values that are computed.
+        known: floats of the known values, by number.
+        grids: grids of the computed values, by number.
     """
     found: dict[int, Quantized] = {}
     rule = program.rule_of(node)
@@ -65,16 +65,16 @@ def known_operands(
 
 
 def _limited(node: Node, position: int, x: Any, grids: Mapping[int, Grid]) -> Any:
-    """A known operand without what moves the output beyond its range in any case.
+    """Clips a known operand to what is needed to reach the ends of the output's range.
 
-    A mask may be -1e9: steps of that size would leave no room for other operands.
+    A mask may be -1e9, and a grid that reaches so far would round all else to zero.
     """
     if not isinstance(node.operator, FUSING):
         return x
     other, output = grids[node.inputs[1 - position]], grids[node.output]
     (low, high), (least, most) = output.ends, other.ends
     if isinstance(node.operator, Multiply):
-        # One step of the other operand, and the output has gone from end to end.
+        # One step of the other operand then moves the output from end to end.
         enough = (high - low) / other.scale
         return jnp.clip(x, -enough, enough)
     if isinstance(node.operator, Add):
@@ -85,12 +85,12 @@ def _limited(node: Node, position: int, x: Any, grids: Mapping[int, Grid]) -> An
 
 
 def _shared_grid(node: Node, grids: Mapping[int, Grid]) -> Grid:
-    """The grid of all values of an operator that moves values."""
+    """The grid of all inputs and outputs of an operator that only moves values."""
     return next(grids[i] for i in (*node.outputs, *node.inputs) if i in grids)
 
 
 def _symmetric(x: Any, dtype: str, axis: int | None) -> Quantized:
-    """Integers around zero, with a scale for each channel, or one."""
+    """Quantizes symmetrically, per-channel along `axis`, or per-tensor if None."""
     tensor = config.Tensor(
         numerics=numerics.IntSymmetric(bits=_BITS[dtype], preserve_max_val=True),
         calibration=calibration.AbsMax(),
@@ -107,17 +107,17 @@ def _symmetric(x: Any, dtype: str, axis: int | None) -> Quantized:
 def _with_bias(
     one: Quantized, w: Any, bias: Any, of_input: Grid, of_output: Grid
 ) -> Quantized:
-    """A weight whose scales leave room for a bias, which has the grid of the sums.
+    """Enlarges the scales of a weight where a bias on the grid of the sums overflows.
 
-    Where weights are tiny and a bias is not, such as in a channel that a batch
-    normalization has turned off, the bias would not fit into its integers; where all
-    weights of a channel are zero, their scale is the bias's alone.
+    This happens in channels with tiny weights and an ordinary bias, such as those that
+    a batch normalization has turned off. For channels of zeros, only the bias and the
+    output determine the scale.
     """
     scale, sums = one.grid.scale, np.float32(of_input.scale)
     axes = tuple(i for i in range(jnp.ndim(w)) if i != one.grid.axis)
     is_zero = jnp.abs(w).max(axes) == 0
     own = jnp.where(is_zero, np.float32(_OF_OUTPUT) * of_output.scale / sums, scale)
-    # XLA makes products of divisions by constants, so that this is one everywhere.
+    # XLA turns division by a constant into a product: one in all programs, same bits.
     least = jnp.abs(bias) * (np.float32(1 / _LARGEST_BIAS) / sums)
     scale = jnp.maximum(own, least)
     grid = dataclasses.replace(one.grid, scale=scale)
@@ -130,18 +130,18 @@ def _with_bias(
 
 
 def _bias(x: Any, of_input: Grid, of_weight: Grid) -> Quantized:
-    """Integers on the grid of the sums: ``s_in * s_w``."""
+    """Quantizes a bias on the grid of the sums, of scale ``s_in * s_w``."""
     scale = jnp.asarray(of_weight.scale) * of_input.scale
     q = exact.nearest_integer(jnp.asarray(x) / scale)
     return Quantized(q.astype(jnp.int32), Grid(scale, 0, "int32", 0))
 
 
 def in_grid(x: Any, grid: Grid) -> Quantized:
-    """Integers of a grid that is given: rounded to nearest, and clipped."""
+    """Quantizes to a given grid: rounds to nearest, and clips."""
     smallest, largest = (np.float32(end - grid.zero_point) for end in grid.limits)
-    # As in `_with_bias`, a product; and clipped first, since a mask may be -1e9.
+    # A product as in `_with_bias`; clipped before rounding, since a mask may be -1e9.
     steps = jnp.asarray(x) * (np.float32(1) / np.float32(grid.scale))
-    # A variance has NaN where there are no degrees of freedom, selected nowhere.
+    # A variance has a NaN for zero degrees of freedom, which is not selected.
     steps = jnp.clip(jnp.nan_to_num(steps, posinf=largest), smallest, largest)
     steps = exact.nearest_integer(steps)
     return Quantized(steps.astype(jnp.int32) + grid.zero_point, grid)
@@ -149,22 +149,22 @@ def in_grid(x: Any, grid: Grid) -> Quantized:
 
 _LINEAR = (Add, Subtract, Mean, Sum, LeakyRelu, Rescale)
 _BILINEAR = (Weighted, BatchMatMul, Multiply)
-"""The operators whose output has steps that are multiples of their inputs' steps."""
+"""Operators that compute in steps of their inputs, or in products of two such steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """A program with all integers in it."""
+    """A program with the grids of its values and its quantized constants."""
 
     program: Program
     grids: Mapping[int, Grid]
-    """Grids of the values that are computed from the inputs."""
+    """Grids of the values that are computed from the inputs, by number."""
 
     operands: Mapping[int, Mapping[int, Quantized]]
-    """The known operands of each operator, by its output and their position."""
+    """Known operands by output of the operator, then by position."""
 
     known: Mapping[int, Any]
-    """The values that depend on parameters and constants alone."""
+    """Floats of the values that depend only on parameters and constants, by number."""
 
 
 def deploy(
@@ -174,14 +174,14 @@ def deploy(
     args: tuple[Any, ...],
     rules: Sequence[Rule],
 ) -> Deployed:
-    """Quantizes what a program stores.
+    """Makes a program of a model, and quantizes its constants.
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: variables of the model, arrays.
+        variables: variables of the model, concrete.
         ranges: ranges of the model's values.
         args: sample arguments, or their shapes.
-        rules: integers of each operator.
+        rules: rules that select the integers of each operator.
     """
     program = program_lib.make(model, variables, args, rules)
     grids = grids_lib.resolve(program, ranges)
@@ -225,9 +225,9 @@ def _check_range(
     grids: Mapping[int, Grid],
     operands: Mapping[int, Quantized],
 ) -> None:
-    """Checks that a step of the sums is not more than all steps of the output.
+    """Checks that one step of the sums is smaller than the output's whole range.
 
-    Runtimes have no kernels for that: some refuse the file, some end the process.
+    Otherwise some runtimes refuse the file, and some crash.
     """
     output = grids.get(node.output)
     if output is None or not isinstance(node.operator, (*_LINEAR, *_BILINEAR)):

@@ -1,4 +1,4 @@
-"""Export to a file of integers: for LiteRT, or for onnxruntime."""
+"""Export to an integer file for LiteRT or onnxruntime."""
 
 import os
 import pathlib
@@ -19,7 +19,8 @@ from aqtlite.edge.rules import Rule
 Interface = Literal["integer", "float"]
 
 Target = Callable[[Deployed, Callable[[int], bool]], tuple[bytes, Report]]
-"""Makes a file of a program; told which inputs and outputs are integers."""
+"""Function that makes a file of a program; its second argument tells of an input or
+output whether it is an integer in the file."""
 
 
 def export(
@@ -32,36 +33,36 @@ def export(
     *,
     interface: Interface = "integer",
 ) -> Report:
-    """Writes a model into a file whose integers are those of this library.
+    """Writes a full-integer model file, with constants quantized by this library.
 
-    A path that ends in ".tflite" makes a LiteRT file; one that ends in ".onnx" an ONNX
-    file with QuantizeLinear and DequantizeLinear, for onnxruntime. The file is read
-    back before it takes its place: every integer, scale and zero point is compared. No
-    operator of floats is in a LiteRT file unless a rule allows it. Of an ONNX file, the
-    report has the operators that onnxruntime runs, and `Report.float_operators` those
-    that it leaves in float.
+    The file is read back before it is published, and each of its integers, scales and
+    zero points is verified. A LiteRT file has no float operator unless a rule allows
+    it. For an ONNX file (with QuantizeLinear and DequantizeLinear), the report lists
+    the operators that onnxruntime runs, and `Report.float_operators` those that it
+    leaves in float.
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
-        ranges: ranges of the model's values, as `calibrate` finds them.
-        sample_args: arguments of the model, a tuple or a single one, or shapes of them
-            (`jax.ShapeDtypeStruct`). The file is for these shapes.
-        path: path of the file; its suffix says for which runtime it is.
-        rules: integers of each operator.
-        interface: whether floating inputs and outputs of the model are integers of the
-            file ("integer"), which `Report.inputs` and `Report.outputs` describe, or
-            stay float32 ("float").
+        ranges: ranges of the model's values, from `calibrate`.
+        sample_args: arguments of the model, a tuple or a single one, or their shapes
+            (`jax.ShapeDtypeStruct`). The file has these fixed shapes.
+        path: path of the file, ending in ".tflite" for LiteRT or ".onnx" for
+            onnxruntime.
+        rules: rules that select the integers of each operator.
+        interface: "integer" if the model's floating inputs and outputs are integers in
+            the file, as described by `Report.inputs` and `Report.outputs`; "float" if
+            they stay float32.
 
     Returns:
-        What is in the file; `print` shows it as a table.
+        A report of the file's contents; `print` shows it as a table.
 
     Raises:
         ModuleNotFoundError: if the extra ``edge``, or ``onnx``, is not installed.
-        TypeError: if an argument is of another type.
+        TypeError: if an argument is of the wrong type.
         ValueError: if `path` has another suffix, if an operation has no integer form,
-            if a shape is symbolic, if ranges are missing, or if the file is not what
-            was asked for. There is no file then, or that which was there before.
+            if a shape is symbolic, if ranges are missing, or if verification fails. A
+            file that existed before is then left unchanged.
     """
     if interface not in ("integer", "float"):
         raise ValueError(f'interface must be "integer" or "float", got {interface!r}')
@@ -117,11 +118,11 @@ def _onnx(
 
 
 TARGETS: dict[str, Target] = {".tflite": _litert, ".onnx": _onnx}
-"""What makes a file, by the suffix of its path."""
+"""Functions that make files, by suffix of the path."""
 
 
 def _names(deployed: Deployed) -> tuple[list[str], list[str]]:
-    """The names of the file's inputs and outputs."""
+    """Names of the file's inputs and outputs."""
     graph, names = deployed.program.graph, deployed.program.names
     return (
         [names[i].replace("/", "_") for i in graph.inputs],

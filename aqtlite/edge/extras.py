@@ -1,4 +1,4 @@
-"""Packages that some files need, of the extras of aqtlite."""
+"""Optional packages, which the extras of aqtlite install."""
 
 import importlib
 import importlib.util
@@ -14,10 +14,10 @@ _FILES = {"edge": "a LiteRT file", "onnx": "an ONNX file"}
 
 
 def require(name: str) -> None:
-    """Checks that a package is installed, and imports nothing.
+    """Checks that a package is installed, without importing it.
 
     Raises:
-        ModuleNotFoundError: if it is not; it names the extra.
+        ModuleNotFoundError: if it is not installed; the message names the extra.
     """
     if importlib.util.find_spec(name) is None:
         extra = _EXTRAS[name]
@@ -32,7 +32,7 @@ def package(name: str) -> Any:
     """Imports a package, or a module of it.
 
     Raises:
-        ModuleNotFoundError: if it is not installed; it names the extra.
+        ModuleNotFoundError: if it is not installed; the message names the extra.
     """
     require(name.partition(".")[0])
     return importlib.import_module(name)

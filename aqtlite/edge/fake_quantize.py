@@ -1,4 +1,4 @@
-"""Quantization-aware training: floats, rounded where integers will be."""
+"""Quantization-aware training for full-integer programs, by fake quantization."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,10 @@ from aqtlite.lowering import exact
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FakeQuantized:
-    """A model that rounds as its full-integer program does.
+    """A model that computes the dequantized values of its full-integer program.
 
-    Values are the floats that integers stand for. Gradients pass by straight-through
-    estimators (Bengio et al. 2013, arXiv:1308.3432), and are zero where a value is
-    clipped.
+    Gradients are those of the straight-through estimator (Bengio et al. 2013,
+    arXiv:1308.3432), and zero where a value is clipped.
     """
 
     model: Any
@@ -78,7 +77,7 @@ class FakeQuantized:
         return _straight_through(_clipped(y, grid), Quantized(q, grid).dequant())
 
     def _rounded(self, x: jax.Array, grid: Grid) -> jax.Array:
-        """Rounds values to a grid; gradients pass where they are not clipped."""
+        """Rounds values to a grid; gradients pass through unless values are clipped."""
         if self.kernels is None:
             value = in_grid(x, grid).dequant()
         else:
@@ -94,21 +93,20 @@ def fake_quantize(
     *,
     kernels: Kernels | None = "xnnpack",
 ) -> FakeQuantized:
-    """Returns a function of variables and arguments that rounds as integers will.
+    """Makes a function of variables and arguments that rounds like an exported file.
 
-    It is for quantization-aware training, and for a look at the accuracy that a file
-    will have. Weights are quantized anew at each call; the ranges of activations stay.
+    Use it for quantization-aware training, or to estimate the accuracy of a file.
+    Weights are quantized at each call; the ranges of activations are fixed.
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        ranges: ranges of the model's values, as `calibrate` finds them.
-        rules: integers of each operator.
-        kernels: whose roundings, as for `simulate`: the result is bit for bit what a
-            file of LiteRT computes. None for floats rounded to nearest, which is what
-            onnxruntime comes closest to.
+        ranges: ranges of the model's values, from `calibrate`.
+        rules: rules that select the integers of each operator.
+        kernels: LiteRT kernels to reproduce bit for bit, as for `simulate`. None rounds
+            floats to nearest instead, which is closest to onnxruntime.
 
     Raises:
-        ValueError: if `kernels` is another word.
+        ValueError: if `kernels` is not one of these.
 
     >>> import flax.linen as nn
     >>> from aqtlite import edge
@@ -127,9 +125,10 @@ def fake_quantize(
 
 
 def _as_alone(x: Any) -> Any:
-    """A known vector with the bits that it has where its operator runs alone.
+    """Keeps a known vector's computation from being fused with others.
 
-    Biases and factors of channels are sums of products, which LLVM would contract.
+    Biases and factors of channels are sums of products, which LLVM would contract to
+    fused multiply-adds, with other bits.
     """
     if jnp.ndim(x) > 1 or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         return x
@@ -141,6 +140,6 @@ def _clipped(x: jax.Array, grid: Grid) -> jax.Array:
 
 
 def _straight_through(x: jax.Array, value: jax.Array) -> jax.Array:
-    """A value whose gradient is that of x."""
-    # Zero is added, so that the value has no other bits.
+    """Returns `value`, with the gradient of x (straight-through estimator)."""
+    # The second summand is zero, so the bits of the value do not change.
     return lax.stop_gradient(value) + (x - lax.stop_gradient(x))

@@ -1,4 +1,4 @@
-"""Programs as graphs of operators, which passes rewrite."""
+"""Graphs of operators, the form in which passes rewrite programs."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,49 +17,49 @@ class Node:
 
     operator: Operator
     inputs: tuple[int, ...]
-    """The numbers of values."""
+    """Numbers of the input values."""
 
     outputs: tuple[int, ...]
     path: str = ""
-    """The name scopes around it."""
+    """Name scopes around the operator."""
 
     @property
     def output(self) -> int:
-        """The only output."""
+        """The number of the output, of an operator with a single one."""
         (output,) = self.outputs
         return output
 
     @property
     def place(self) -> str:
-        """The name scopes around it, for messages."""
+        """Name scopes around the operator, for messages."""
         return self.path or "(no name scope)"
 
     def compute(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs, of floats."""
+        """Computes the outputs in float."""
         return self.operator.compute_all(*inputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A program without control flow: nodes in an order in which they can run."""
+    """A program without control flow: nodes in topological order."""
 
     values: tuple[jax.ShapeDtypeStruct, ...]
-    """The shapes and dtypes of all values, by number."""
+    """Abstract values of all values, by number."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[int, ...]
     parameters: tuple[int, ...]
-    """The inputs that are parameters: known when the program is exported."""
+    """Numbers of the inputs that are parameters, known when the program is exported."""
 
     constants: Mapping[int, np.ndarray]
     outputs: tuple[int, ...]
 
     def is_float(self, value: int) -> bool:
-        """Whether a value is of a floating dtype."""
+        """Whether a value has a floating dtype."""
         return jnp.issubdtype(self.values[value].dtype, jnp.floating)
 
     def static_values(self) -> frozenset[int]:
-        """The values that depend on parameters and constants alone."""
+        """The values that depend only on parameters and constants."""
         static = {*self.parameters, *self.constants}
         for node in self.nodes:
             if static.issuperset(node.inputs):
@@ -67,11 +67,11 @@ class Graph:
         return frozenset(static)
 
     def producers(self) -> dict[int, Node]:
-        """The node that makes each value."""
+        """The node that computes each value."""
         return {value: node for node in self.nodes for value in node.outputs}
 
     def consumers(self) -> dict[int, list[Node]]:
-        """The nodes that take each value; one that is an output has None, too."""
+        """The nodes that use each value, and None if the value is an output."""
         found: dict[int, list[Any]] = {}
         for node in self.nodes:
             for value in dict.fromkeys(node.inputs):
@@ -97,11 +97,11 @@ class Graph:
         """Runs the nodes in order.
 
         Args:
-            values: values of the inputs, the parameters and all known values.
-            run: takes a node and its inputs; returns its outputs.
+            values: inputs, parameters and any other known values, by number.
+            run: function that maps a node and its inputs to its outputs.
 
         Returns:
-            All values by number.
+            All values, by number.
         """
         known: dict[int, Any] = {**self.constants, **values}
         for node in self.nodes:
@@ -113,7 +113,7 @@ class Graph:
 
 
 class Builder:
-    """A graph under construction, or one that a pass writes anew."""
+    """A graph under construction, from nothing or by a pass over another graph."""
 
     def __init__(self, graph: Graph | None = None):
         self.values: list[jax.ShapeDtypeStruct] = list(graph.values if graph else ())
@@ -128,14 +128,14 @@ class Builder:
         return len(self.values) - 1
 
     def constant(self, array: Any) -> int:
-        """Adds a value that is known."""
+        """Adds a constant."""
         array = np.asarray(array)
         number = self.value(array.shape, array.dtype)
         self.constants[number] = array
         return number
 
     def add(self, operator: Operator, inputs: Sequence[int], path: str = "") -> int:
-        """Adds a node of one output, whose type JAX finds; returns the output."""
+        """Adds a node with a single output, of inferred shape and dtype; returns it."""
         resolved = tuple(map(self.resolve, inputs))
         made = jax.eval_shape(operator.compute, *(self.values[i] for i in resolved))
         output = self.value(made.shape, made.dtype)
@@ -143,21 +143,21 @@ class Builder:
         return output
 
     def append(self, node: Node) -> None:
-        """Adds a node whose outputs are values of the graph."""
+        """Adds a node with outputs that are values of the graph already."""
         self.nodes.append(node)
         self.producers.update(dict.fromkeys(node.outputs, node))
 
     def keep(self, node: Node) -> None:
-        """Adds a node as it is, but for values that have been replaced."""
+        """Adds a node of the old graph, with replaced values in its inputs."""
         inputs = tuple(map(self.resolve, node.inputs))
         self.append(dataclasses.replace(node, inputs=inputs))
 
     def replace(self, old: int, new: int) -> None:
-        """Puts a value in the place of another, in all that is added from now on."""
+        """Replaces a value by another in all nodes added from now on."""
         self._renamed[old] = new
 
     def resolve(self, value: int) -> int:
-        """The value that has taken the place of one."""
+        """The replacement of a value, or the value itself."""
         while value in self._renamed:
             value = self._renamed[value]
         return value
@@ -167,13 +167,13 @@ class Builder:
         return self.values[self.resolve(value)].shape
 
     def build(self, like: Graph) -> Graph:
-        """The graph, with the inputs and outputs of another."""
+        """Finishes the graph, with the inputs and outputs of the graph `like`."""
         return self.finish(like.inputs, like.parameters, like.outputs)
 
     def finish(
         self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int]
     ) -> Graph:
-        """The graph, without what no output needs."""
+        """Finishes the graph, without nodes that no output depends on."""
         return Graph(
             tuple(self.values),
             tuple(self.nodes),

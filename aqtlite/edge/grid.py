@@ -1,4 +1,4 @@
-"""The integers of a value of a full-integer program, and what they stand for."""
+"""Grids of a full-integer program: integers with a scale and a zero point."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ LIMITS = {
     "int16": (-32768, 32767),
     "int32": (-(2**31), 2**31 - 1),
 }
-"""The smallest and the largest integer of each dtype."""
+"""Smallest and largest integer of each dtype."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,23 +21,23 @@ class Grid:
     """Integers ``q`` that stand for ``scale * (q - zero_point)``."""
 
     scale: Any
-    """float32, of shape () or, along `axis`, one for each channel."""
+    """Scale, float32, of shape () or one for each channel along `axis`."""
 
     zero_point: int = 0
     dtype: str = "int8"
-    """"int8", "int16", "int4", "int2", or "int32" for a bias."""
+    """Dtype of the integers: "int8", "int16", "int4", "int2", or "int32" for a bias."""
 
     axis: int | None = None
-    """The axis of the channels, not negative; None for one scale."""
+    """Channel axis, not negative; None for a per-tensor scale."""
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest integer."""
+        """Smallest and largest integer."""
         return LIMITS[self.dtype]
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """The smallest and the largest value."""
+        """Smallest and largest float that the grid represents."""
         low, high = self.limits
         return (
             self.scale * (low - self.zero_point),
@@ -50,19 +50,19 @@ class Quantized:
     """An array of integers, and their grid."""
 
     qvalue: Any
-    """Integers, in any dtype that holds them."""
+    """Integers, in any dtype wide enough."""
 
     grid: Grid
 
     @property
     def centered(self) -> jax.Array:
-        """The integers less the zero point, int32."""
+        """Integers minus the zero point, int32."""
         return jnp.asarray(self.qvalue).astype(jnp.int32) - self.grid.zero_point
 
     def dequant(self) -> jax.Array:
-        """The floats that the integers stand for: ``float32(q - zero_point) * scale``.
+        """Dequantizes: ``float32(q - zero_point) * scale``.
 
-        Source: XNNPACK, ``qs8-f32-vcvt``, and TFLite alike.
+        Source: XNNPACK, ``qs8-f32-vcvt``; TFLite computes the same.
         """
         scale = jnp.asarray(self.grid.scale, jnp.float32)
         if self.grid.axis is not None:

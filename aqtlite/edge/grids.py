@@ -1,4 +1,4 @@
-"""From ranges to the integers of every value of a program."""
+"""Resolution of ranges to the grids of a program's values."""
 
 import warnings
 from collections.abc import Mapping
@@ -16,26 +16,26 @@ GRIDS: dict[str, numerics.Numerics] = {
     "int8": numerics.IntAffine(bits=8, signed=True),
     "int16": numerics.IntSymmetric(bits=16, preserve_max_val=True),
 }
-"""The grid of activations of each dtype."""
+"""Number grid of activations, by dtype."""
 
 _LARGEST = 1e30
-"""The largest end of a range."""
+"""Largest magnitude of an end of a range."""
 
 _SMALLEST = 1e-12
-"""The smallest width of a range that is worth no warning."""
+"""Smallest width of a range that raises no warning."""
 
 
 def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
-    """Returns the grid of each value that is computed from the inputs.
+    """Returns the grids of all values that are computed from the inputs, by number.
 
     Args:
         program: the program.
-        ranges: ranges of the model's values.
+        ranges: ranges of the model's values, by name.
 
     Raises:
-        TypeError: if `ranges` are none.
-        ValueError: if ranges are missing, are of values that there are not, or are
-            wider than what runtimes compute with.
+        TypeError: if `ranges` is not a table of ranges.
+        ValueError: if ranges are missing, belong to unknown values, or are wider than
+            runtimes support.
     """
     if not isinstance(ranges, Ranges):
         raise TypeError(
@@ -44,7 +44,7 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
         )
     wanted = program.ranged_groups
     if not program.rounded_groups:
-        # A program of floats has no ranges, and any table will do.
+        # A program in float needs no ranges, and accepts any table.
         return {}
     missing, unknown = (
         sorted(wanted.keys() - set(ranges)),
@@ -76,10 +76,10 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
 
 
 def _check_widths(ranges: Mapping[str, Range]) -> None:
-    """Warns of ranges that hold nothing.
+    """Warns of ranges that are practically a single point.
 
     Raises:
-        ValueError: if a range is wider than what runtimes compute with.
+        ValueError: if a range is wider than runtimes support.
     """
     degenerate = []
     for name, (low, high) in ranges.items():
@@ -104,11 +104,11 @@ def of_range(reached: Range, dtype: str) -> Grid:
     """The grid of a range: affine for int8, symmetric for int16.
 
     Args:
-        reached: the range; zero is made part of it.
+        reached: the range, extended to include zero.
         dtype: "int8" or "int16".
     """
     grid = GRIDS[dtype]
-    # Grids are numbers, also where a program is traced.
+    # Grids are concrete, even while a program is being traced.
     with jax.ensure_compile_time_eval():
         low, high = (jnp.float32(end) for end in reached)
         found = calibration.Range(high, low)

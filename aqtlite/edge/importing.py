@@ -1,4 +1,4 @@
-"""Graphs from traced functions: calls inlined, loops unrolled, constants folded."""
+"""Tracing of functions to graphs: inlines calls, unrolls scans, folds constants."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,21 +16,21 @@ from aqtlite.jaxpr import equations, scopes, tracing
 
 _IDENTITIES = ("stop_gradient", "copy", "copy_p", "optimization_barrier", "name")
 _CONTROL_FLOW = ("while", "cond")
-_LARGEST_CONSTANT = 1 << 24  # Elements; larger ones are computed when they are needed.
+_LARGEST_CONSTANT = 1 << 24  # Elements; larger results are not folded.
 
 
 def trace(
     function: Callable[..., Any], variables: Any, args: tuple[Any, ...]
 ) -> tuple[Graph, tracing.Traced]:
-    """Returns the graph of a function.
+    """Traces a function to a graph.
 
     Args:
-        function: takes `variables` and `args`.
-        variables: a pytree of arrays, or of their shapes.
-        args: pytrees of arrays, or of their shapes.
+        function: function of `variables` and `args`.
+        variables: pytree of arrays or shapes.
+        args: pytrees of arrays or shapes.
 
     Raises:
-        ValueError: if it has control flow that depends on data.
+        ValueError: if the function has control flow that depends on data.
     """
     traced = tracing.trace(function, (variables, *args))
     of_variables, *_ = traced.inputs
@@ -50,7 +50,7 @@ def trace(
 def inline(
     builder: Builder, closed: core.ClosedJaxpr, inputs: Sequence[int], scope: str = ""
 ) -> list[int]:
-    """Adds the equations of a jaxpr to a graph; returns its outputs."""
+    """Adds the equations of a jaxpr to a graph; returns the jaxpr's outputs."""
     known: dict[Any, int] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         known[var] = builder.constant(value)
@@ -72,7 +72,7 @@ def inline(
 def _equation(
     builder: Builder, jaxpr: Any, eqn: Any, inputs: list[int], path: str
 ) -> list[int]:
-    """Adds an equation; returns its outputs."""
+    """Adds an equation: inlined, unrolled, folded or as it is; returns its outputs."""
     name = eqn.primitive.name
     if name in _IDENTITIES or _converts_nothing(eqn):
         return list(inputs)
@@ -107,7 +107,7 @@ def _converts_nothing(eqn: Any) -> bool:
 
 
 def _is_foldable(builder: Builder, eqn: Any, inputs: Sequence[int]) -> bool:
-    """Whether an equation has known inputs and outputs that can be stored."""
+    """Whether an equation has constant inputs, and outputs that can be stored."""
     if eqn.effects or not all(i in builder.constants for i in inputs):
         return False
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in eqn.outvars):
@@ -116,7 +116,7 @@ def _is_foldable(builder: Builder, eqn: Any, inputs: Sequence[int]) -> bool:
 
 
 def _unrolled(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """The equations of a scan, step by step."""
+    """Computes a scan step by step, without a loop."""
     scan = equations.Scan.of(eqn)
     consts, carry, scanned = scan.of_inputs(values)
     body = core.jaxpr_as_fun(scan.body)

@@ -1,9 +1,9 @@
-"""Attention masks: elements that a softmax gives no weight.
+"""Attention masks: elements to which a softmax gives no weight.
 
-A mask puts them far below all others: by a selection, or by adding -1e4, -1e9 or the
-smallest number of float32. Integers whose range reaches down there have nothing left
-for the other elements. How far below they lie does not matter, so ranges end where an
-exponential is as good as zero.
+Masked elements lie far below all others, by a selection or by an addition of -1e4, -1e9
+or the smallest float32. A range that reached so far would round all other elements to
+one integer. How far below they lie does not matter, so ranges end where the exponential
+is practically zero.
 """
 
 from collections.abc import Mapping
@@ -20,22 +20,23 @@ from aqtlite.edge.operators.layout import BroadcastTo, Reshape, Select, Transpos
 from aqtlite.edge.operators.unary import LogSoftmax, Softmax
 
 MASKED_BELOW = -1e4
-"""Known values down from here mask others."""
+"""Largest known value that counts as a mask."""
 
 DISTANCE = 10.0
-"""How far below the others masked elements are in a range: exp(-10) is 4.5e-5."""
+"""Distance of masked elements below the others in a range: exp(-10) is 4.5e-5."""
 
 _WEIGHTLESS = 17.0
-"""exp(-17) is 4e-8, which added to 1 in float32 is lost."""
+"""Distance from the maximum beyond which elements have no weight: exp(-17) is 4e-8,
+which is lost when added to 1 in float32."""
 
 
 def is_of_mask(known: np.ndarray) -> bool:
-    """Whether a known array is as large as what masks others."""
+    """Whether a known array has elements as large in magnitude as those of masks."""
     return bool((np.abs(known) >= -MASKED_BELOW).any())
 
 
 def is_softmax(operator: Operator) -> bool:
-    """Whether an operator gives elements weights by their exponentials."""
+    """Whether an operator is a softmax."""
     return isinstance(operator, Softmax | LogSoftmax)
 
 
@@ -45,7 +46,7 @@ def is_sum(operator: Operator) -> bool:
 
 
 def maskable(graph: Graph) -> frozenset[int]:
-    """The values that are for softmaxes alone, before or behind a mask."""
+    """The values that only softmaxes use, before or after masking."""
     found: set[int] = set()
     consumers: dict[int, list[Any]] = graph.consumers()
     made = [value for node in reversed(graph.nodes) for value in node.outputs]
@@ -57,7 +58,7 @@ def maskable(graph: Graph) -> frozenset[int]:
 
 
 def _passes(user: Node | None, found: set[int]) -> bool:
-    """Whether a consumer computes softmax weights of its input, or leads to one."""
+    """Whether a consumer is a softmax, or gives a value in `found`."""
     if user is None:
         return False
     moves = isinstance(user.operator, BroadcastTo | Reshape | Select | Transpose)
@@ -69,12 +70,12 @@ def _passes(user: Node | None, found: set[int]) -> bool:
 def counted(
     graph: Graph, known: Mapping[int, Any], values: frozenset[int]
 ) -> dict[int, jax.Array]:
-    """Returns which elements have weight, as booleans.
+    """Returns which elements get softmax weight, as boolean arrays by value.
 
     Args:
         graph: the program.
-        known: floats of all values of the program.
-        values: values that are `maskable`.
+        known: floats of all values of the program, by number.
+        values: values that may be masked, from `maskable`.
     """
     found: dict[int, jax.Array] = {}
 
@@ -94,13 +95,13 @@ def counted(
 def _pulled(
     node: Node, value: int, known: Mapping[int, Any], counts: jax.Array
 ) -> jax.Array:
-    """The elements of an input that those of the output come from."""
+    """Which elements of an input contribute to the output elements in `counts`."""
 
     def function(x: jax.Array) -> Any:
         inputs = [x if i == value else known[i] for i in node.inputs]
         return node.operator.compute(*inputs)
 
-    # The function is linear: where its gradient is zero, nothing depends on x.
+    # The function is affine: elements of x with gradient zero do not contribute.
     _, pull = jax.vjp(function, jnp.zeros(jnp.shape(known[value])))
     (weights,) = pull(counts.astype(jnp.float32))
     found: jax.Array = weights != 0
@@ -113,18 +114,18 @@ def _has_weight(x: jax.Array) -> jax.Array:
 
 
 def _is_seen(largest: jax.Array) -> jax.Array:
-    """Returns which rows are not wholly masked, from their largest elements."""
+    """Which rows are not masked entirely, from their largest elements."""
     return largest > MASKED_BELOW / 2
 
 
 def lowest_peak(x: jax.Array) -> jax.Array:
-    """The smallest of the largest elements of rows of which others are masked.
+    """The smallest of the row maxima, over rows that are masked in part.
 
     Args:
-        x: the input of a softmax.
+        x: input of a softmax.
 
     Returns:
-        A scalar; infinity if there is no such row.
+        A scalar; infinity if no row is masked in part.
     """
     peaks = jnp.max(x, -1)
     has_masked = ~jnp.all(_has_weight(x), -1) & _is_seen(peaks)

@@ -1,4 +1,4 @@
-"""The statistics of a program's values, over batches, and the ranges they give."""
+"""Statistics of a program's values over batches, and the ranges computed from them."""
 
 import dataclasses
 import warnings
@@ -18,10 +18,10 @@ from aqtlite.edge.program import Program
 from aqtlite.edge.ranges import Range, Ranges
 
 _GRID = grids.GRIDS["int8"]
-"""The grid that a range is found for: affine, so that it has two ends."""
+"""The grid to calibrate for: affine, so that a range has two ends."""
 
 _LOST = 0.9
-"""The share of nonzero elements that round to zero that is worth a warning."""
+"""Fraction of nonzero elements rounded to zero above which a warning is raised."""
 
 
 @dataclasses.dataclass
@@ -38,13 +38,13 @@ class Observer:
     def update(
         self, states: Any, variables: Any, args: tuple[Any, ...], batch: int
     ) -> Any:
-        """The statistics after one more batch.
+        """Returns the statistics updated with a batch.
 
         Args:
-            states: the statistics before it; None for the first batch.
+            states: previous statistics; None for the first batch.
             variables: variables of the model.
             args: the batch.
-            batch: number of the batch.
+            batch: number of the batch, for error messages.
 
         Raises:
             ValueError: if a value is NaN or infinite.
@@ -81,7 +81,7 @@ class Observer:
 
     @property
     def _summands(self) -> frozenset[int]:
-        """The known operands of sums with what is masked."""
+        """The known operands of sums that give maskable values."""
         return frozenset(
             value
             for node in self.program.graph.nodes
@@ -100,7 +100,7 @@ class Observer:
             x, counts = (
                 jnp.concatenate(list(of_parts)) for of_parts in zip(*parts, strict=True)
             )
-            # Zero is part of every range, so that it stands for what does not count.
+            # Every range includes zero, so zero can replace elements that do not count.
             weighed = jnp.where(counts, x, 0.0)
             is_finite[name] = jnp.isfinite(weighed).all() & ~jnp.isnan(x).any()
             kept = counting.updated(
@@ -134,7 +134,7 @@ class Observer:
         }
 
     def ranges(self, states: Any) -> Ranges:
-        """The table, from the statistics of all batches."""
+        """Computes the table of ranges from the statistics of all batches."""
         of_groups = states["groups"]
         selected = self._selected()
         found = {}
@@ -153,16 +153,16 @@ class Observer:
                 low = min(low, high - masks.DISTANCE)
             found[name] = Range(low, high)
         self._make_room(found, states)
-        # Minus zero is no end that a person expects in a table.
+        # Adding 0.0 turns -0.0 into 0.0, which reads better in a table.
         ranges = {name: (low + 0.0, high + 0.0) for name, (low, high) in found.items()}
         self._warn(ranges, of_groups)
         return Ranges(ranges)
 
     def _make_room(self, found: dict[str, Range], states: Any) -> None:
-        """Widens the ranges of summands that mask others to what that takes.
+        """Widens the ranges of summands so that either one can mask the sum.
 
-        A summand at the end of its range puts the largest of the other summand at the
-        end of the sum's range.
+        A summand at the end of its range then moves the other one's maximum to the
+        lower end of the sum's range.
         """
         program, summands = self.program, states["summands"]
         names = {v: n for n, one in program.ranged_groups.items() for v in one.members}
@@ -191,7 +191,7 @@ class Observer:
     def _widen(
         self, found: dict[str, Range], states: Any, name: str | None, end: float
     ) -> None:
-        """Widens a range to an end, but not beyond all that was seen."""
+        """Widens a range to include `end`, but not beyond the observed values."""
         if name is None:
             return
         first, last = map(float, states["groups"][name]["all"])
@@ -200,7 +200,7 @@ class Observer:
         found[name] = Range(min(low, end), max(high, end))
 
     def _selected(self) -> set[str]:
-        """The ranges of values some of which are masked by a selection."""
+        """Names of the ranges of values that are masked by a selection."""
         graph, groups = self.program.graph, self.program.groups
         return {
             self.program.range_name(groups[node.output])
@@ -214,7 +214,7 @@ class Observer:
         }
 
     def _warn(self, ranges: dict[str, tuple[float, float]], of_groups: Any) -> None:
-        """Warns of ranges in which few elements leave nothing of the others."""
+        """Warns of ranges so wide that most nonzero elements round to zero."""
         lines = []
         for name, group in self.program.ranged_groups.items():
             scale = float(grids.of_range(Range(*ranges[name]), group.dtype).scale)
@@ -234,12 +234,12 @@ class Observer:
 
 
 def _weighed(x: Any, counted: jax.Array | None) -> tuple[Any, Any]:
-    """All elements, and which of them count for a range."""
+    """Flattens an array; returns its elements, and which of them count for a range."""
     is_known = isinstance(x, np.ndarray)
     if counted is None:
         counted = x > masks.MASKED_BELOW if is_known else jnp.ones(x.shape, bool)
     if is_known:
-        # A variance selects NaN where there are no degrees of freedom.
+        # A variance has a NaN constant for the case of zero degrees of freedom.
         is_number = ~np.isnan(x)
         return x[is_number], counted[is_number]
     return jnp.ravel(x), jnp.ravel(counted)
@@ -250,24 +250,24 @@ def _wider(ends: Any, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.A
 
 
 _SMALLEST, _LARGEST = -64, 64
-"""The exponents that are told apart."""
+"""Bounds of the histogram of exponents; exponents beyond are clipped."""
 
 
 def _no_magnitudes() -> jax.Array:
-    """The histogram of no elements."""
+    """An empty histogram of exponents."""
     return jnp.zeros(_LARGEST - _SMALLEST, jnp.float32)
 
 
 def _magnitudes(x: jax.Array) -> jax.Array:
-    """The histogram of the elements of an array that are not zero."""
+    """Histogram of the exponents of an array's nonzero elements."""
     _, exponents = jnp.frexp(x)
     places = jnp.clip(exponents - _SMALLEST, 0, _LARGEST - _SMALLEST - 1)
     return _no_magnitudes().at[places].add((x != 0).astype(jnp.float32))
 
 
 def _share_below(histogram: np.ndarray, bound: float) -> float:
-    """The share of elements that are below a bound for certain."""
-    # An exponent e is that of magnitudes below 2**e.
+    """Lower bound of the fraction of elements with magnitudes below a bound."""
+    # Exponent e stands for magnitudes below 2**e.
     ends = np.exp2(np.arange(_SMALLEST, _LARGEST, dtype=np.float64))
     total = float(histogram.sum())
     return float(histogram[ends <= bound].sum()) / total if total else 0.0

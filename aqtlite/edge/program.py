@@ -1,4 +1,4 @@
-"""A function as a program of integer operators, before any range is known."""
+"""Programs of integer operators, made of float models before ranges are known."""
 
 import collections
 import dataclasses
@@ -24,35 +24,35 @@ from aqtlite.jaxpr import tracing
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program of operators that runtimes have."""
+    """A program of operators that runtimes support."""
 
     graph: Graph
     traced: tracing.Traced
     rules: tuple[Rule, ...]
     names: Mapping[int, str]
-    """Names of the inputs, and of the outputs of operators."""
+    """Names of the inputs and of the outputs of operators, by number."""
 
     groups: Mapping[int, Group]
-    """Which values share their integers."""
+    """Group of values on one grid, by number of each member."""
 
     def rule_of(self, node: Node) -> Rule:
-        """The rule for an operator."""
+        """The rule that decides an operator's integers."""
         return _rule_of(self.rules, node)
 
     def is_quantized(self, node: Node) -> bool:
-        """Whether an operator gives integers."""
+        """Whether an operator computes on integers."""
         if isinstance(node.operator, Equation) or self.rule_of(node).is_float:
             return False
         return any(value in self.groups for value in (*node.inputs, *node.outputs))
 
     @functools.cached_property
     def static(self) -> frozenset[int]:
-        """The values that depend on parameters and constants alone."""
+        """The values that depend only on parameters and constants."""
         return self.graph.static_values()
 
     @functools.cached_property
     def unrounded(self) -> frozenset[int]:
-        """The values of floats that operators of floats give, or take as inputs."""
+        """Outputs of operators left in float, and inputs of the program they take."""
         of_floats = [
             node
             for node in self.graph.nodes
@@ -65,10 +65,10 @@ class Program:
 
     @functools.cached_property
     def rounded_groups(self) -> tuple[Group, ...]:
-        """The groups whose values are integers somewhere.
+        """The groups with a value that is an integer somewhere in the file.
 
-        That is for an operator, or as an input or output. A program of which no
-        operator has integers has none.
+        That is in an integer operator, or as an input or output of the program. Empty
+        if all operators stay in float.
         """
         rounded = {
             value
@@ -86,13 +86,13 @@ class Program:
         return tuple(found.values())
 
     def range_name(self, group: Group) -> str:
-        """The name of the range of a group."""
+        """The name of a group's range."""
         candidates = (*group.sources, *group.members)
         return next(self.names[v] for v in candidates if v in self.names)
 
     @functools.cached_property
     def ranged_groups(self) -> dict[str, Group]:
-        """The groups whose range is found by calibration, by the name of that."""
+        """The groups that need a calibrated range, by name of the range."""
         return {
             self.range_name(group): group
             for group in self.rounded_groups
@@ -100,13 +100,13 @@ class Program:
         }
 
     def bind(self, variables: Any, args: tuple[Any, ...]) -> dict[int, Any]:
-        """The values of the inputs of the graph, by number."""
+        """Maps the inputs and parameters of the graph to their values, by number."""
         values = self.traced.values((variables, *args))
         numbers = sorted((*self.graph.inputs, *self.graph.parameters))
         return dict(zip(numbers, values, strict=True))
 
     def result(self, values: Mapping[int, Any]) -> Any:
-        """The result of the function, of values by number."""
+        """Assembles the result of the function from values by number."""
         outputs = [values[i] for i in self.graph.outputs]
         return jax.tree.map(lambda i: outputs[i], self.traced.outputs)
 
@@ -118,18 +118,18 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model, or their shapes.
         args: sample arguments, or their shapes.
-        rules: integers of each operator.
+        rules: rules that select the integers of each operator.
 
     Raises:
-        TypeError: if a value is of another floating dtype than float32.
-        ValueError: if the model is quantized, if an operation has no integer form, or
-            if a rule fits none.
+        TypeError: if a value has a floating dtype other than float32.
+        ValueError: if the model is already quantized, if an operation has no integer
+            form, or if a required rule fits no operator.
     """
     checked = rules_lib.check(rules)
     graph, traced = importing.trace(function_of(model), variables, args)
     _check_not_quantized(graph)
     _check_dtypes(graph)
-    # Rules may name primitives of JAX, too.
+    # Taken before patterns, since rules may also name JAX primitives.
     operators = _operators(graph)
     graph = patterns.recognise(graph)
 
@@ -148,7 +148,7 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
 
 
 def _operators(graph: Graph) -> list[tuple[str, str]]:
-    """The name scopes around each operator of inputs, and its name."""
+    """Name scopes and name of each operator that depends on the inputs."""
     static = graph.static_values()
     return [
         (node.path, node.operator.name_in_rules)
@@ -162,14 +162,14 @@ def _rule_of(rules: Sequence[Rule], node: Node) -> Rule:
 
 
 def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:
-    """A model as a function of variables and positional arguments.
+    """Turns a model into a function of variables and positional arguments.
 
     Args:
         model: a Linen module, an NNX module, or such a function.
-        **kwargs: the other arguments of a module, and the name of its `method`.
+        **kwargs: keyword arguments of a module, and the name of its `method`.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if `model` is none of these.
     """
     if isinstance(model, linen.Module):
         return functools.partial(model.apply, **kwargs)
@@ -189,10 +189,10 @@ def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:
 def _inferred(
     graphdef: Any, state: Any, *args: Any, method: str = "__call__", **kwargs: Any
 ) -> Any:
-    """The outputs of an NNX module.
+    """Calls an NNX module, given as graphdef and state.
 
     Raises:
-        ValueError: if it changes its variables, as in training.
+        ValueError: if the module changes its variables, as in training.
     """
     model = nnx.merge(graphdef, state)
     before = nnx.to_flat_state(nnx.state(model))
@@ -244,7 +244,7 @@ def _check_dtypes(graph: Graph) -> None:
 
 
 def _names(graph: Graph, traced: tracing.Traced) -> dict[int, str]:
-    """A name for each input and each operator's output."""
+    """Names the inputs and the outputs of operators, uniquely."""
     names = {}
     for number, name in zip(graph.inputs, _input_names(traced), strict=True):
         names[number] = name
@@ -262,7 +262,7 @@ def _names(graph: Graph, traced: tracing.Traced) -> dict[int, str]:
 
 
 def _input_names(traced: tracing.Traced) -> list[str]:
-    """ "input", or where there are several, with their place in the arguments."""
+    """Names inputs: "input", or "input/PLACE" by place in the arguments if several."""
     _, *args = traced.inputs
     places = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
     found = {

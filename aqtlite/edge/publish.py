@@ -1,11 +1,11 @@
-"""Writing files at once: they are whole, or not there."""
+"""Atomic writing of files."""
 
 import os
 import pathlib
 
 
 def publish(data: bytes, path: pathlib.Path) -> None:
-    """Writes a file, in place of one that is there; makes the folders around it.
+    """Writes a file atomically; replaces an existing file, and creates parent folders.
 
     Args:
         data: contents of the file.

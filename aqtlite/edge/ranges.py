@@ -1,4 +1,4 @@
-"""The ranges of the values of a program: a table that a person can read and edit."""
+"""Ranges of a program's values, as a table that people can read and edit."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from aqtlite.edge.publish import publish
 
 
 class Range(NamedTuple):
-    """The values that a grid has to reach."""
+    """Smallest and largest value that a grid has to represent."""
 
     low: float
     high: float
@@ -26,10 +26,11 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Ranges(Mapping[str, Range]):
-    """The range of each value of a program, by name.
+    """Ranges of a program's values, by name.
 
-    A value is named by the name scopes around its operator, and the operator. Values
-    that share their integers, such as the inputs of a concatenation, have one entry.
+    The name of a value consists of the name scopes around its operator, and the name of
+    the operator. Values on one grid, such as the inputs of a concatenation, have a
+    single entry.
 
     >>> ranges = Ranges({"input": (0, 1), "MLP/Dense_0/fully_connected": (-4.5, 7)})
     >>> ranges["input"]
@@ -40,7 +41,7 @@ class Ranges(Mapping[str, Range]):
     Range(low=-1.0, high=1.0)
 
     Raises:
-        TypeError: if `of_values` is no mapping from strings to pairs of numbers.
+        TypeError: if `of_values` is not a mapping from strings to pairs of numbers.
         ValueError: if a range is not finite, or its ends are in the wrong order.
     """
 
@@ -66,10 +67,10 @@ class Ranges(Mapping[str, Range]):
         return len(self.of_values)
 
     def replace(self, changed: Mapping[str, Any]) -> "Ranges":
-        """Returns a table in which some ranges are others.
+        """Returns a copy of the table with some ranges replaced.
 
         Raises:
-            ValueError: if there is no value of a name.
+            ValueError: if a name is not in the table.
         """
         unknown = sorted(set(changed) - set(self.of_values))
         if unknown:
@@ -90,7 +91,7 @@ class Ranges(Mapping[str, Range]):
 
         Raises:
             TypeError: if `text` is not a string.
-            ValueError: if it is not that; the message names the place.
+            ValueError: if `text` is not such a table; the message names the place.
         """
         what = 'an object with "version" and "ranges"'
         data = json_text.versioned(json_text.read(text), _VERSION, what)
@@ -110,15 +111,15 @@ class Ranges(Mapping[str, Range]):
             raise ValueError(f"$.ranges: {error}") from error
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the table into a file, at once."""
+        """Writes the table to a JSON file, atomically."""
         publish((self.to_json() + "\n").encode(), pathlib.Path(path))
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Ranges":
-        """Reads a table from a file.
+        """Reads a table from a JSON file.
 
         Raises:
-            ValueError: if it does not hold one.
+            ValueError: if the file does not hold a table.
         """
         text = pathlib.Path(path).read_text(encoding="utf-8")
         try:

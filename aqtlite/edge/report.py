@@ -1,4 +1,4 @@
-"""The operators and tensors of an exported file, and a report of them."""
+"""Operators and tensors of an exported file, and a report of them."""
 
 import collections
 import dataclasses
@@ -18,23 +18,23 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Such as "int8" or "float32"."""
+    """Name of the dtype, such as "int8" or "float32"."""
 
     scale: np.ndarray | None
-    """float32, one or one for each channel; None if it is not quantized."""
+    """Scale, float32, per-tensor or per-channel; None if not quantized."""
 
     zero_point: np.ndarray | None
     axis: int
     data: bytes | None = dataclasses.field(repr=False)
-    """The bytes of a constant."""
+    """Bytes of a constant; None if the tensor is computed."""
 
     @property
     def is_float(self) -> bool:
-        """True for a tensor of floats."""
+        """Whether the tensor has a floating dtype."""
         return self.dtype.startswith(("float", "bfloat"))
 
     def array(self) -> np.ndarray:
-        """The elements of a constant."""
+        """Decodes the elements of a constant."""
         if self.data is None:
             raise ValueError(f"the tensor {self.name!r} is computed")
         if self.dtype in ("int4", "int2"):
@@ -47,7 +47,7 @@ class FileOperator:
     """An operator of a file."""
 
     name: str
-    """Name in LiteRT or ONNX, such as "CONV_2D"."""
+    """Name of the operator in LiteRT or ONNX, such as "CONV_2D"."""
 
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
@@ -55,7 +55,7 @@ class FileOperator:
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """The program of a file."""
+    """The operators and tensors of a file."""
 
     operators: tuple[FileOperator, ...]
     inputs: tuple[Tensor, ...]
@@ -66,23 +66,23 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The operators and integers of an exported file; it prints as a table."""
+    """Operators and integers of an exported file; prints as a table."""
 
     file: File = dataclasses.field(repr=False)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The inputs of the file, with the scales and zero points of integers."""
+        """Inputs of the file, with scale and zero point if they are integers."""
         return self.file.inputs
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """The outputs of the file."""
+        """Outputs of the file, with scale and zero point if they are integers."""
         return self.file.outputs
 
     @property
     def float_operators(self) -> tuple[FileOperator, ...]:
-        """The operators that take or give floats."""
+        """Operators with float inputs or outputs."""
         return tuple(
             one
             for one in self.file.operators
@@ -90,18 +90,18 @@ class Report:
         )
 
     def counts(self) -> dict[str, int]:
-        """Number of operators by name."""
+        """Number of operators of each name."""
         return dict(collections.Counter(one.name for one in self.file.operators))
 
     def summary(self) -> str:
-        """The numbers of operators and bytes."""
+        """Summarizes the numbers of operators and bytes as text."""
         return (
             f"{len(self.file.operators)} operators, {len(self.float_operators)} of "
             f"them in float, {filesize.decimal(self.file.size)}"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Converts the report to plain data, for JSON."""
         return {
             "bytes": self.file.size,
             "inputs": [_as_dict(tensor) for tensor in self.inputs],
@@ -136,7 +136,7 @@ class Report:
 
 
 def text_of(table: Any) -> str:
-    """A table as text of 120 columns."""
+    """Renders a table as text, 120 columns wide."""
     console = rich.console.Console(width=120, color_system=None)
     with console.capture() as capture:
         console.print(table)
@@ -159,7 +159,7 @@ def _type(tensor: Tensor) -> str:
 
 
 def _unpacked(data: bytes, bits: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Integers narrower than a byte, the first of a byte in its lowest bits."""
+    """Unpacks integers narrower than a byte, the first from the lowest bits."""
     raw = np.frombuffer(data, np.uint8)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (raw[:, None] >> shifts) & ((1 << bits) - 1)

@@ -1,4 +1,4 @@
-"""Rules: the integers of each operator of a full-integer program."""
+"""Rules that select the integers of each operator of a full-integer program."""
 
 import dataclasses
 import difflib
@@ -13,38 +13,38 @@ Weights = Literal["int8", "int4", "int2"]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The integers of the operators of a program that fulfil some conditions.
+    """Integers for the operators of a program that match `path` and `op`.
 
-    Of several rules, the first one whose conditions an operator fulfils decides. One
-    that fulfils those of none has int8 activations and int8 weights.
+    The first rule that matches an operator applies. Operators that match no rule have
+    int8 activations and int8 weights.
 
     >>> rules = (Rule(path=".*/head", is_float=True), Rule(weights="int4"))
 
     Raises:
-        TypeError: if a field is of another type than declared.
-        ValueError: if `path` is no regular expression, or another field has a value
-            that it cannot have.
+        TypeError: if a field has the wrong type.
+        ValueError: if `path` is not a regular expression, or another field has an
+            invalid value.
     """
 
     path: str = ".*"
-    """A regular expression for all of the name scopes around an operator
-    (`jax.named_scope`; Flax modules leave their names), joined by slashes."""
+    """Regular expression that has to match the whole path of an operator: the name
+    scopes around it (`jax.named_scope`, Flax module names), joined by slashes."""
 
     op: str | None = None
-    """The name of the operator, such as "fully_connected", "conv_2d" or "softmax"; or,
-    for `is_float`, that of the primitive of JAX. None for any."""
+    """Name of the operator, such as "fully_connected", "conv_2d" or "softmax", or with
+    `is_float` also the name of a JAX primitive. None matches any."""
 
     activations: Activations = "int8"
-    """Integers of inputs and output."""
+    """Dtype of the integers of inputs and output."""
 
     weights: Weights = "int8"
-    """Integers of the weight, if there is one: symmetric, a scale per channel."""
+    """Dtype of the integers of the weight, if any; symmetric and per-channel."""
 
     is_float: bool = False
     """Whether the operator stays in float."""
 
     is_required: bool = True
-    """Whether a program without such an operator is an error."""
+    """Whether it is an error if no operator of a program matches."""
 
     def __post_init__(self) -> None:
         for name, options in (("activations", Activations), ("weights", Weights)):
@@ -65,10 +65,10 @@ class Rule:
         patterns.check(self.path, "edge.Rule.path")
 
     def fits(self, path: str, *names: str) -> bool:
-        """Whether an operator fulfils the conditions.
+        """Whether the rule matches an operator.
 
         Args:
-            path: the name scopes around it.
+            path: name scopes around the operator.
             *names: names of the operator.
         """
         has_name = self.op is None or self.op in names
@@ -76,7 +76,7 @@ class Rule:
 
 
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
-    """Writes rules as JSON, every field of them, defaults included.
+    """Writes rules as JSON, including fields with default values.
 
     >>> rules = (Rule(path=".*/head", is_float=True), Rule(weights="int4"))
     >>> from_json(to_json(rules)) == rules
@@ -84,16 +84,16 @@ def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
 
     Args:
         rules: the rules.
-        indent: spaces by which each level is indented; None for a single line.
+        indent: number of spaces of indentation per level; None for a single line.
 
     Raises:
-        TypeError: if they are none.
+        TypeError: if `rules` is not a sequence of rules.
     """
     return rules_json.write([rules_json.fields_of(r) for r in check(rules)], indent)
 
 
 def from_json(text: str) -> tuple[Rule, ...]:
-    """Reads what `to_json` wrote. A field that is not there takes its default.
+    """Reads what `to_json` wrote; missing fields take their defaults.
 
     Raises:
         TypeError: if `text` is not a string.
@@ -104,14 +104,14 @@ def from_json(text: str) -> tuple[Rule, ...]:
 
 
 INT8 = Rule()
-"""The rule for operators that fulfil the conditions of no other."""
+"""The rule for operators that match no other rule."""
 
 
 def check(rules: Any) -> tuple[Rule, ...]:
-    """Returns rules as a tuple.
+    """Checks rules, and returns them as a tuple.
 
     Raises:
-        TypeError: if they are none.
+        TypeError: if `rules` is not a sequence of rules.
     """
     if isinstance(rules, Rule):
         return (rules,)
@@ -121,19 +121,19 @@ def check(rules: Any) -> tuple[Rule, ...]:
 
 
 def of(rules: Sequence[Rule], path: str, *names: str) -> Rule:
-    """The rule for an operator."""
+    """The first rule that matches an operator, or `INT8`."""
     return next((rule for rule in rules if rule.fits(path, *names)), INT8)
 
 
 def check_used(rules: Sequence[Rule], operators: Sequence[tuple[str, str]]) -> None:
-    """Checks that there is an operator for each rule that is required.
+    """Checks that each required rule matches an operator.
 
     Args:
         rules: the rules.
-        operators: the name scopes around each operator, and its name.
+        operators: name scopes and name of each operator.
 
     Raises:
-        ValueError: if not; it lists operators that are similar.
+        ValueError: if a required rule matches none; the message lists similar ones.
     """
     for index, rule in enumerate(rules):
         if rule.is_required and not any(rule.fits(*one) for one in operators):

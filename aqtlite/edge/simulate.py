@@ -1,4 +1,4 @@
-"""Simulation: what the interpreter of an exported file computes, in JAX."""
+"""Simulation of an exported file's interpreter in JAX."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,25 @@ from aqtlite.edge.rules import Rule
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Simulation:
-    """A full-integer program, as a function of the inputs of its file."""
+    """A full-integer program as a JAX function of its file's inputs."""
 
     deployed: Deployed
     kernels: Kernels
 
     def __call__(self, *args: Any) -> Any:
-        """The outputs of the file: integers, where the program has them.
+        """Computes the outputs of the file: integers, or floats if left in float.
 
         Args:
-            *args: inputs of the model. Floats are rounded to the integers of the input;
-                integers of the grid's dtype are taken as they are.
+            *args: inputs of the model. Floats are quantized to the grid of the input;
+                integers of the grid's dtype are used directly.
         """
         return self.deployed.program.result(self._run(args))
 
     def values(self, *args: Any) -> dict[str, jax.Array]:
-        """All integers that are computed, by the name of their value.
+        """Computes the integers of all values, by name.
 
         Args:
-            *args: as for a call.
+            *args: inputs of the model, as for a call.
         """
         known, program = self._run(args), self.deployed.program
         return {
@@ -46,10 +46,10 @@ class Simulation:
         }
 
     def dequantize(self, name: str, integers: Any) -> jax.Array:
-        """The floats that the integers of a value stand for.
+        """Dequantizes the integers of a value.
 
         Args:
-            name: name of the value, as `values` has it.
+            name: name of the value, a key of `values`.
             integers: integers of the value.
 
         Raises:
@@ -95,23 +95,22 @@ def simulate(
     *,
     kernels: Kernels = "xnnpack",
 ) -> Simulation:
-    """Returns what an exported file computes, as a function in JAX.
+    """Makes a JAX function that computes what an exported file computes.
 
-    Every operator computes the integers that LiteRT's kernels compute, with their
-    roundings.
+    Every operator gives the integers of LiteRT's kernels, rounded as they round.
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
         variables: variables of the model.
-        ranges: ranges of the model's values, as `calibrate` finds them.
-        sample_args: arguments of the model, a tuple or a single one; shapes will do.
-        rules: integers of each operator.
-        kernels: whose roundings: "xnnpack", which LiteRT uses by default, "builtin",
-            without it, or "reference".
+        ranges: ranges of the model's values, from `calibrate`.
+        sample_args: arguments of the model, a tuple or a single one, or their shapes.
+        rules: rules that select the integers of each operator.
+        kernels: LiteRT kernels to simulate: "xnnpack", the default of LiteRT;
+            "builtin", its kernels without XNNPACK; or "reference".
 
     Raises:
-        TypeError: if an argument is of another type.
-        ValueError: if `kernels` is another word, if an operation has no integer form,
+        TypeError: if an argument is of the wrong type.
+        ValueError: if `kernels` is none of these, if an operation has no integer form,
             or if ranges are missing.
 
     >>> import flax.linen as nn
@@ -139,7 +138,7 @@ def _run(
 
 
 def _floats(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Inputs of an operator of floats."""
+    """Dequantized inputs of an operator that stays in float."""
     return [
         Quantized(x, deployed.grids[i]).dequant()
         if i in deployed.grids
@@ -157,14 +156,14 @@ def integers(
     grids: Mapping[int, Grid],
     kernels: Kernels,
 ) -> jax.Array:
-    """The integers of an operator's output.
+    """Computes the integers of an operator's output.
 
     Args:
         node: the operator.
-        inputs: integers, floats to be rounded, or what has no grid.
-        operands: known operands, by position.
-        grids: grids of the values that are computed.
-        kernels: whose arithmetic.
+        inputs: integers, floats to quantize, or arrays without a grid.
+        operands: quantized known operands, by position.
+        grids: grids of the computed values, by number.
+        kernels: LiteRT kernels to simulate.
     """
     taken: list[Any] = []
     for position, (value, x) in enumerate(zip(node.inputs, inputs, strict=True)):
@@ -178,12 +177,12 @@ def integers(
             is_float = jnp.issubdtype(x.dtype, jnp.floating)
             x = rescaling.quantize(x, grid, kernels) if is_float else x
             taken.append(Quantized(x, grid))
-    # A comparison has integers as its inputs alone.
+    # Only the inputs of a comparison have grids.
     of_inputs = [x.grid for x in taken if isinstance(x, Quantized)]
     output = grids.get(node.output) or of_inputs[0]
     return node.operator.simulate(output, kernels, *taken)
 
 
 def _dtype(grid: Grid) -> str:
-    """The dtype in which the integers of a grid are held: int8 for narrower ones."""
+    """Dtype that holds the integers of a grid: int8 also for narrower integers."""
     return "int8" if grid.dtype in ("int2", "int4") else grid.dtype
