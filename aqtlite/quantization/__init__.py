@@ -1,7 +1,7 @@
-"""Private: one array and one `config.Tensor`, quantized.
+"""Private: quantization of one array by one `config.Tensor`.
 
-`quantizer.quantize_array` is the one place where an array is quantized: it finds the
-scale and rounds; `granularity` says which elements share one, `smoothing` and `padding`
-change operands before. `statistics`, `learned_parameters` and `gradient_statistics` are
-the states that some calibrations keep. Read `quantizer` first.
+`quantizer.quantize_array` is the only place where an array is quantized: it finds the
+scale and rounds. `granularity` decides which elements share a scale; `smoothing` and
+`padding` change operands before that. `statistics`, `learned_parameters` and
+`gradient_statistics` hold the states of calibrations. Read `quantizer` first.
 """

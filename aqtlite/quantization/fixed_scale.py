@@ -1,4 +1,4 @@
-"""Scales that take the place of the statistics that they came from."""
+"""Fixed scales, which replace the statistics of a static range in serving."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ class FixedScale:
     """
 
     scale: jax.Array
-    """float32, of the rank of the operand, with size 1 along axes that share one."""
+    """Scale, float32, of the operand's rank, with size 1 along axes that share one."""
 
     zero_point: jax.Array | None = None
-    """int32, None on a grid without one."""
+    """Zero point, int32; None on a grid without one."""

@@ -1,12 +1,12 @@
-"""The statistics of the output gradient, which come back as their own gradient.
+"""The statistics of the output gradient, returned as their own gradient.
 
-Whatever a training loop does to gradients, it may do to them: sum those of two
-contractions, average over devices or accumulated batches, scale with the loss. No
-statistic survives that, except that one process may take the largest values of
-several: `jax.lax.pmax` over devices, `jnp.maximum` over batches. So they count their
-uses, and beside each leaf is the square root of its magnitude, which a maximum keeps
-and a mean does not: the root of a mean is larger than the mean of the roots. What was
-averaged or scaled is refused at the next step.
+A training loop may treat them like any gradient: sum those of two contractions, average
+them over devices or accumulated batches, scale them with the loss. No statistic
+survives that, but a maximum is fine: `jax.lax.pmax` over devices, `jnp.maximum` over
+batches. To detect the rest, the statistics count their uses, and store the square root
+of each leaf's magnitude: the root of a maximum is the maximum of the roots, but the
+root of a mean is larger than the mean of the roots. Statistics that were averaged or
+scaled are refused at the next step.
 
 All leaves are floats, since integers have no gradient.
 """
@@ -22,15 +22,15 @@ from aqtlite import config
 from aqtlite.calibration import Statistics, counting
 from aqtlite.lowering import exact
 
-# The roots of values that are averaged differ so much if the values do by 0.3 %. The
-# mean of equal values, of any number of devices, is within it.
+# Averaging exceeds the tolerance if the values differ by 0.3 %. The mean of equal
+# values, over any number of devices, stays within it.
 _TOLERANCE = np.float32(2.0**-20)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientStatistics(Statistics):
-    """Statistics of output gradients, which survive what happens to gradients."""
+    """Statistics of output gradients that reveal if they were averaged or scaled."""
 
     roots: Any
     """Square roots of the magnitudes in `state`."""
@@ -40,7 +40,7 @@ class GradientStatistics(Statistics):
 
 
 def init(tensor: config.Tensor, ndim: int) -> Any:
-    """The statistics before the first batch; ``()`` if there are none to gather.
+    """Returns the statistics before the first batch; ``()`` if none are gathered.
 
     Args:
         tensor: config of the output gradient.
@@ -53,7 +53,7 @@ def init(tensor: config.Tensor, ndim: int) -> Any:
 
 
 def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) -> Any:
-    """The statistics after one more batch.
+    """Returns the statistics after one more batch.
 
     Args:
         tensor: config of the output gradient, which has one scale.
@@ -62,9 +62,9 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
         path: path of the config, for messages.
 
     Raises:
-        ValueError: if the state is certainly of several contractions, devices or
-            batches, or scaled; under `jax.jit` that gives NaN.
-        TypeError: if the statistics were cast, or are none of gradients.
+        ValueError: if the state was summed, averaged or scaled; under `jax.jit` it
+            becomes NaN instead.
+        TypeError: if the state was cast, or is not `GradientStatistics`.
     """
     if not isinstance(state, GradientStatistics):
         raise TypeError(
@@ -104,7 +104,7 @@ def update(tensor: config.Tensor, state: Any, gradient: jax.Array, path: str) ->
 
 
 def typed(tensor: config.Tensor, statistics: Statistics, ndim: int) -> Statistics:
-    """Statistics in the dtypes that the calibration uses."""
+    """Casts statistics to the dtypes that the calibration uses."""
     init = jax.eval_shape(
         lambda: tensor.calibration.init_state((1,) * ndim, tensor.grid)
     )
@@ -126,9 +126,9 @@ def _root(leaf: jax.Array) -> jax.Array:
 
 
 def _is_whole(statistics: GradientStatistics) -> jax.Array:
-    """False where statistics are a sum, a mean or a multiple.
+    """Whether statistics are neither a sum, nor a mean, nor a multiple.
 
-    Those of a gradient that is not finite are whole, and poison what they scale.
+    Statistics of a gradient that is not finite pass, and make the scale NaN.
     """
     wanted = jax.tree.map(_root, statistics.state)
     differ = jax.tree.map(

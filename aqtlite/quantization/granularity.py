@@ -15,16 +15,16 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LocalBlocks(config.Blocks):
-    """Blocks of `config.LocalAqt`: along the first contracting axis, `count` of them.
+    """Blocks of `config.LocalAqt`: `count` blocks along the first contracting axis.
 
-    Elements along further contracting axes are in the same block.
+    A block spans the other contracting axes.
     """
 
 
 class Layout(NamedTuple):
-    """How the scales of an operand are laid out.
+    """The layout of an operand's scales.
 
-    Along other axes each element has its own scale.
+    Along axes in neither field, each element has its own scale.
 
     >>> Layout(shared=(0,), cut=((1, 4),)).scale_shape((3, 8, 5))
     (1, 4, 5)
@@ -34,23 +34,23 @@ class Layout(NamedTuple):
     """The axes along which all elements share a scale."""
 
     cut: tuple[tuple[int, int], ...] = ()
-    """The axes that are cut into blocks, each with their number."""
+    """The axes that are cut into blocks, each with its number of blocks."""
 
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the scale of an operand."""
+        """Returns the shape of the scale, for an operand of this shape."""
         sizes = list(dn.shared_shape(shape, self.shared))
         for axis, count in self.cut:
             sizes[axis] = count
         return tuple(sizes)
 
     def in_blocks(self, x: jax.Array) -> tuple[jax.Array, Axes]:
-        """Splits each axis that is cut in two, the number of blocks and their size.
+        """Splits each cut axis into two: the number of blocks, and their size.
 
         Args:
             x: the operand.
 
         Returns:
-            The operand, and its axes that share a scale then.
+            The operand, and the axes of it that now share a scale.
         """
         if not self.cut:
             return x, self.shared
@@ -74,13 +74,13 @@ def layout(
     axes: OperandAxes,
     path: str,
 ) -> Layout:
-    """The layout of the scales of an operand.
+    """Returns the layout of the scales of an operand.
 
     Args:
-        tensor: says which axes share one; by default the contracting ones.
+        tensor: config of the operand; by default the contracting axes share a scale.
         shape: shape of the operand.
         axes: axes of the operand.
-        path: where the config stands, for error messages.
+        path: path of the config, for error messages.
 
     Raises:
         ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
@@ -96,7 +96,9 @@ def layout(
 def shared_axes(
     tensor: config.Tensor, shape: Sequence[int], contracting: Axes, path: str
 ) -> Axes:
-    """The axes along which an operand without blocks has one scale.
+    """Returns the axes along which the elements of an operand share a scale.
+
+    Blocks are not considered.
 
     Raises:
         ValueError: if ``calib_shared_axes`` names an axis that the operand lacks or
@@ -131,7 +133,7 @@ def _blocks(
             f"{path}.blocks.{error}; the operand has shape {tuple(shape)} and "
             f"{_contracting(axes)}. {what_to_do}"
         ) from error
-    # Nothing lies along an empty axis.
+    # An empty axis has no blocks.
     counts.update({axis: 1 for axis in axes.contracting if shape[axis] == 0})
     shared = tuple(axis for axis, count in counts.items() if count == 1)
     cut = {axis: n for axis, n in counts.items() if 1 < n < shape[axis]}
@@ -162,12 +164,12 @@ def _local_blocks(
 
 
 def _in_group(size: int, axes: OperandAxes) -> int:
-    """The size of an axis in each of the groups that it is divided into."""
+    """The size of an axis within one group."""
     return size if axes.groups == 1 else size // axes.groups
 
 
 def _contracting(axes: OperandAxes) -> str:
-    """The contracting axes, for error messages."""
+    """Describes the contracting axes, for error messages."""
     found = f"the contracting axes {axes.contracting}"
     if axes.window:
         found += f", of which those of the window, {axes.window}, are never cut"
@@ -177,12 +179,12 @@ def _contracting(axes: OperandAxes) -> str:
 
 
 def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:
-    """The axes along which elements of an operand share their noise.
+    """Returns the axes along which the elements of an operand share noise.
 
     Args:
-        tensor: says which.
+        tensor: config of the operand.
         shape: shape of the operand.
-        path: where the config stands, for error messages.
+        path: path of the config, for error messages.
 
     Raises:
         ValueError: if ``noise_shared_axes`` names an axis that the operand lacks or
@@ -193,10 +195,10 @@ def noise_axes(tensor: config.Tensor, shape: Sequence[int], path: str) -> Axes:
 
 
 def normalize_axes(axes: Axes, shape: Sequence[int], what: str) -> Axes:
-    """Axes counted from the front.
+    """Returns axes counted from the front.
 
     Raises:
-        ValueError: if one is out of range or named twice.
+        ValueError: if an axis is out of range or named twice.
     """
     ndim = len(shape)
     if any(not -ndim <= axis < ndim for axis in axes):

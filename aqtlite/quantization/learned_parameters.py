@@ -1,4 +1,4 @@
-"""The parameters of learned calibrations before training."""
+"""The initial parameters of learned calibrations."""
 
 from typing import Any
 
@@ -13,16 +13,17 @@ from aqtlite.quantization import granularity
 
 
 def init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
-    """The parameters of a learned calibration, from a first batch or the weights.
+    """Returns a learned calibration's parameters for a first batch or the weights.
 
     Args:
-        tensor: config of one operand, whose calibration is learned.
+        tensor: config of an operand with a learned calibration.
         x: the operand.
         axes: axes of the operand.
         path: path of the config, for messages.
 
     Raises:
-        TypeError: if there are no values, or the calibration gives no parameters.
+        TypeError: if `x` is not a float array, or if the calibration returns anything
+            but a dict of float32 arrays.
     """
     check_values(tensor, path, x, path)
     if isinstance(x, QTensor):
@@ -42,13 +43,13 @@ def init(tensor: config.Tensor, x: Any, axes: OperandAxes, path: str) -> Any:
 
 
 def check_values(tensor: config.Tensor, path: str, x: Any, name: str) -> None:
-    """Raises TypeError if only the shape is known of what parameters are made from.
+    """Raises TypeError if learned parameters would be made from a shape alone.
 
     Args:
-        tensor: config of one operand, whose calibration is learned.
-        path: path of the config, for the message.
-        x: that operand, or another one that its values depend on.
-        name: the path of the config of x.
+        tensor: config of an operand with a learned calibration.
+        path: path of `tensor`, for the message.
+        x: the operand, or another one that its values depend on.
+        name: path of the config of `x`.
     """
     if isinstance(x, jax.ShapeDtypeStruct):
         raise TypeError(_no_values(tensor, path, x, name))

@@ -1,7 +1,7 @@
-"""Operands padded with zeros to whole blocks (``config.Blocks(pad=True)``).
+"""Padding of operands with zeros to whole blocks (``config.Blocks(pad=True)``).
 
-A pair of contracting axes gets zeros on both sides, whose products are zero; what
-another axis gets is cut off the result again.
+Along contracting axes both operands are padded, and products of zeros add nothing to
+the sums; along other axes the padding is cropped from the result.
 """
 
 import dataclasses
@@ -33,20 +33,20 @@ def pad_operands(
     """Pads operands along axes that their blocks do not divide.
 
     Args:
-        operation: the contraction. One that does not pair elements takes no padding:
-            blocks that do not divide its axes are refused.
-        lhs: an array, or a `QTensor` in its own order.
-        rhs: the other one.
-        tensors: their configs.
+        operation: the contraction. One that does not pair elements is not padded, and
+            `granularity.layout` refuses blocks that do not divide its axes.
+        lhs: left operand, an array or a `QTensor` in its own order.
+        rhs: right operand, like `lhs`.
+        tensors: configs of the operands.
         path: path of the contraction, for error messages.
 
     Returns:
-        The operands, as they are if nothing asks for padding. The padding of a
+        The operands, unchanged if no config asks for padding. The padding of a
         `QTensor` counts as elements.
 
     Raises:
-        ValueError: if no size has whole blocks of both operands, or if a grid has no
-            zero.
+        ValueError: if no size is a whole number of blocks for both operands, or if a
+            grid has no zero.
     """
     given = lhs, rhs
     if not operation.pairs_elements or not any(map(_asks, given, tensors)):
@@ -72,7 +72,7 @@ def pad_operands(
                 _check_blocks(size, blocks, whole, tensors, pair, path)
             one[axis] = size
     for pair in zip(axes[0].batch, axes[1].batch, strict=True):
-        # Blocks may cut the last axis that is not contracted, whichever it is.
+        # Blocks may cut the last axis that is not contracted, even a batch axis.
         blocks = [
             _kept_block(x, tensor, axis, its)
             for x, tensor, axis, its in zip(whole, tensors, pair, axes, strict=True)
@@ -91,7 +91,7 @@ def pad_operands(
 
 
 def _whole(size: int, *blocks: int) -> int:
-    """The size of an axis in whole blocks of several sizes."""
+    """Rounds a size up to whole blocks of every size given."""
     block = math.lcm(*blocks)
     return -(-size // block) * block
 
@@ -103,7 +103,7 @@ def pad_array(
 
     Args:
         x: floating.
-        tensor: its config.
+        tensor: config of the array.
         axes: axes of the array.
         path: path of the config, for error messages.
     """
@@ -121,18 +121,18 @@ def pad_array(
 
 
 def widths(x: Operand, like: Operand) -> Shape | None:
-    """The padding of an operand, None for none.
+    """Returns the number of zeros padded to each axis, None if there are none.
 
     Args:
         x: the padded operand.
-        like: as it was before.
+        like: the operand before padding.
     """
     found = tuple(new - old for new, old in zip(x.shape, like.shape, strict=True))
     return found if any(found) else None
 
 
 def crop(out: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Cuts off what padding has added to a result of this shape."""
+    """Crops a result to its shape without padding."""
     return lax.slice(whole_where_uneven(out, shape), (0,) * out.ndim, shape)
 
 
@@ -163,7 +163,7 @@ def _block(
 
 
 def _kept_block(x: Operand, tensor: config.Tensor, axis: int, axes: OperandAxes) -> int:
-    """The size of the blocks along an axis that is kept, 1 where none are padded."""
+    """The size of the blocks along a kept axis, 1 where no blocks are padded."""
     if isinstance(x, QTensor):
         count = x.scale.shape[axis]
         return 1 if count <= 1 else x.shape[axis] // count
@@ -180,7 +180,7 @@ def _check_blocks(
     pair: tuple[int, int],
     path: str,
 ) -> None:
-    """Checks that blocks are those of the axis before, and fall together."""
+    """Raises ValueError if padding changes the block sizes, or they do not align."""
     is_regular = max(blocks) % min(blocks) == 0
     for x, tensor, block in zip(operands, tensors, blocks, strict=True):
         if not isinstance(x, QTensor) and tensor.blocks is not None and is_regular:

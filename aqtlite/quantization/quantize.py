@@ -1,4 +1,4 @@
-"""One array, quantized on its own."""
+"""Quantization of one array outside of a contraction."""
 
 import dataclasses
 import operator
@@ -27,23 +27,22 @@ def quantize(
     Args:
         x: float32, bfloat16, float16 or float64, any shape.
         tensor_config: the grid, the calibration and the granularity.
-        axes: the axes to be contracted, which share a scale unless
+        axes: the contracting axes, which share a scale unless
             ``tensor_config.calib_shared_axes`` says otherwise.
-        key: a `jax.random` key for stochastic rounding. Without one the noise is
-            seeded, for each channel, from the bits of the bound that calibration
-            found for it.
-        window: those of `axes` that are the window of a convolution, which
-            ``tensor_config.blocks`` leaves whole.
+        key: a `jax.random` key for stochastic rounding. Without one, the noise of each
+            channel is seeded from the bits of the bound that calibration found.
+        window: the `axes` that are the window of a convolution;
+            ``tensor_config.blocks`` does not cut them.
 
     Returns:
-        A `QTensor` of x's shape; its scale is float32, with size 1 along the axes
-        that share one. A channel of zeros has scale 1. A NaN or an infinity makes
+        A `QTensor` of the shape of `x`; its scale is float32, with size 1 along the
+        axes that share one. A channel of zeros has scale 1. A NaN or an infinity makes
         the scale of its channel NaN, so that the whole channel dequantizes to NaN, as
         it would poison a float contraction; except with `calibration.Constant`, which
-        looks at no element.
+        does not look at the array.
 
     Raises:
-        TypeError: if x is not floating, or `tensor_config` not a `config.Tensor`.
+        TypeError: if `x` is not floating, or `tensor_config` not a `config.Tensor`.
         ValueError: if the config does not quantize, or an axis is out of range.
 
     >>> from aqtlite import numerics
@@ -55,7 +54,7 @@ def quantize(
         raise TypeError(
             f"tensor_config must be a config.Tensor, got {type(tensor_config).__name__}"
         )
-    _ = tensor_config.grid  # Raises if there is none.
+    _ = tensor_config.grid  # Raises ValueError if the config does not quantize.
     if isinstance(x, QTensor):
         raise TypeError("quantize takes a float array, and x is a QTensor; dequant it")
     x = jnp.asarray(x)
@@ -92,10 +91,10 @@ def quantize(
 def _window(
     window: Sequence[int], contracting: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The axes of a window, counted from the front.
+    """Returns the axes of a window, counted from the front.
 
     Raises:
-        ValueError: if one is not contracted.
+        ValueError: if an axis is not contracted.
     """
     found = granularity.normalize_axes(tuple(window), shape, "window")
     if not set(found) <= set(contracting):

@@ -1,13 +1,14 @@
-"""One array and one `config.Tensor`: calibration, seeds of the noise, rounding.
+"""Quantization of one array by one `config.Tensor`: calibration, noise seeds, rounding.
 
 All arithmetic is float32 and written so that XLA cannot change its result: one array
-and one config give the same integers and scales in every program. What that takes:
+and one config give the same integers and scales in every program. That takes:
 
-- no arithmetic in bfloat16 or float16, whose intermediate roundings XLA may drop;
-- values whose origin the compiler does not see (`exact`), so that it neither moves a
-  factor from the array's producer into the scale nor skips a rounding;
-- no division by a constant (`calibration.scale_from_bound`), and no sum of a product,
-  which may be contracted (`numerics.IntSymmetric` compares with its noise).
+- no arithmetic in bfloat16 or float16, since XLA may drop intermediate roundings;
+- barriers (`exact`), so that the compiler neither moves a factor from the array's
+  producer into the scale nor skips a rounding;
+- no division by a constant (`calibration.scale_from_bound`), and no sum with a product,
+  which may become a fused multiply-add (`numerics.IntSymmetric` compares with its noise
+  instead).
 """
 
 import dataclasses
@@ -31,28 +32,28 @@ from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
-# Of finite values, no scale on a grid that reaches so far has a subnormal reciprocal.
+# On a grid with this bound, no scale of finite values has a subnormal reciprocal.
 _SAFE_BOUND = 4.0
 
 
 class Calibrated(NamedTuple):
-    """The outcome of a calibration, of the rank of the array."""
+    """The outcome of a calibration: arrays of the rank of the calibrated array."""
 
     bound: jax.Array
-    """float32: the largest value or magnitude that was found."""
+    """Largest value or magnitude found, float32."""
 
     scale: jax.Array
-    """float32: of the stored values."""
+    """Scale of the stored values, float32."""
 
     zero_point: jax.Array | None
-    """int32, None on a grid without one."""
+    """Zero point, int32; None on a grid without one."""
 
     low: jax.Array | None = None
-    """float32: the smallest value that was found, for a grid with a zero point."""
+    """Smallest value found, float32, for a grid with a zero point."""
 
     @property
     def found(self) -> tuple[jax.Array, ...]:
-        """What was found: the noise is seeded from it."""
+        """The range found, from which the noise is seeded."""
         return (self.bound,) if self.low is None else (self.bound, self.low)
 
 
@@ -63,13 +64,13 @@ class Seeds(NamedTuple):
     """uint32 of shape ``(2,)``; None seeds each channel from its calibration."""
 
     forward_scales: tuple[jax.Array, ...] = ()
-    """More to seed a channel from, laid out as the operand."""
+    """Further arrays to seed channels from, of the rank of the operand."""
 
     salt: int | None = None
-    """Tells the noise of this operand from that of the others; None for one alone."""
+    """Number that gives each operand its own noise; None for an array on its own."""
 
     def of_channels(self, found: tuple[jax.Array, ...]) -> jax.Array:
-        """The seeds of the channels of which calibration found these bounds."""
+        """Returns the seeds of channels with these bounds (`Calibrated.found`)."""
         if self.seed is None:
             local = []
             for scale in self.forward_scales:
@@ -91,16 +92,16 @@ def quantize_array(
     seeds: Seeds = _NO_SEEDS,
     state: Any = (),
 ) -> QTensor:
-    """Quantizes an array, whoever asks: calibrates, seeds the noise, and rounds.
+    """Quantizes an array: calibrates, seeds the noise and rounds.
 
     Args:
         x: Floating array.
-        tensor: Config that quantizes it.
+        tensor: Config of the array.
         axes: Axes of the array.
         path: Path of `tensor` in its config, for error messages.
         seeds: Seeds of stochastic rounding.
-        state: Statistics or learned parameters of the calibration, or the `FixedScale`
-            in the place of statistics; ``()`` for a calibration without a state.
+        state: Statistics or learned parameters of the calibration, or a `FixedScale` in
+            place of statistics; ``()`` for a calibration without a state.
     """
     calibrated = find_scale(x, tensor, axes, path, state)
     if tensor.scale_stop_grad:
@@ -123,8 +124,8 @@ def find_scale(
 ) -> Calibrated:
     """Finds the scale of an array, from the state of its calibration if it has one.
 
-    Before the first batch of statistics it raises, or gives NaN scales under `jax.jit`.
-    The arguments are those of `quantize_array`.
+    With statistics of no batch it raises, or returns NaN scales under `jax.jit`. The
+    arguments are those of `quantize_array`.
     """
     how = tensor.calibration
     if how.has_state:
@@ -151,8 +152,8 @@ def _fixed(
             f"of shape {x.shape} takes one of {wanted}: share the scale along all "
             f"axes that differ between batches, with {path}.calib_shared_axes"
         )
-    # Conversion makes none for what is rounded stochastically in serving, whose
-    # noise the bound would seed.
+    # The scale stands in for the bound, which only seeds noise: conversion fixes no
+    # scale of an operand that is rounded stochastically in serving.
     return Calibrated(state.scale, state.scale, state.zero_point)
 
 
@@ -169,10 +170,10 @@ def calibrate(
     Args:
         x: floating, any shape.
         tensor_config: calibration, granularity and grid.
-        axes: axes of the array: the contracting ones share a scale by default.
-        path: where the config stands, for error messages.
-        state: the statistics of a calibration that gathers them, or the parameters of
-            one that is learned.
+        axes: axes of the array; the contracting axes share a scale by default.
+        path: path of the config, for error messages.
+        state: statistics of a calibration that gathers them, or parameters of a learned
+            calibration.
     """
     layout = granularity.layout(tensor_config, x.shape, axes, path)
     grid, (blocks, shared) = tensor_config.grid, layout.in_blocks(x)
@@ -199,12 +200,12 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
 
     Args:
         x: floating, any shape.
-        scale: Scale of the stored values, which broadcasts to the array.
-        grid: the grid.
+        scale: scale of the stored values, which broadcasts to the array.
+        grid: grid of the stored values.
     """
     values = exact.algebraic_barrier(exact.float32(x))
     if not grid.has_zero:
-        # A channel of zeros has a scale of 0.
+        # On such a grid, a channel of zeros has a scale of 0.
         scale = jnp.where(scale == 0, jnp.float32(1), scale)
     if grid.bound < _SAFE_BOUND:
         # The reciprocal of a large scale would be subnormal.
@@ -225,9 +226,9 @@ def round_to_grid(
     Args:
         x: floating, any shape.
         calibrated: the scale and the zero point.
-        tensor_config: names the grid.
-        seed: seed of the noise, the same along axes that share it; None for a grid that
-            needs none. See `noise.Noise.bits`.
+        tensor_config: grid, and the source and sharing of noise.
+        seed: seed of the noise, constant along axes that share noise; None for a grid
+            that needs no noise. See `noise.Noise.bits`.
     """
     if tensor_config.blocks is not None and block_shapes.has_blocks(
         x.shape, calibrated.scale.shape
@@ -251,7 +252,7 @@ def round_to_grid(
 def _noise(
     shape: tuple[int, ...], seed: jax.Array, tensor_config: config.Tensor
 ) -> jax.Array:
-    """The random bits of each element, equal along the axes that share them."""
+    """The random bits of each element, constant along axes that share noise."""
     source, own = tensor_config.noise, shape
     if tensor_config.noise_shared_axes is not None:
         shared = granularity.noise_axes(tensor_config, shape, "tensor_config")
@@ -267,7 +268,7 @@ def _round_blocks(
     tensor_config: config.Tensor,
     seed: jax.Array | None,
 ) -> QTensor:
-    """Rounds an array of which the scale has blocks."""
+    """Rounds an array with a scale for each block."""
     blocks = block_shapes.split(x, calibrated.scale.shape)
     of_blocks = jax.tree.map(
         lambda y: block_shapes.split_keepdims(y, x.shape), calibrated
@@ -290,7 +291,7 @@ def _check_range(
     shared: tuple[int, ...],
     path: str,
 ) -> None:
-    """Checks what a calibration, which may be a user's own, returns."""
+    """Checks the range that a calibration, perhaps a user's own, returned."""
     name = type(tensor_config.calibration).__name__
     where = f"{path}.calibration: {name}.bound or .range"
     if not isinstance(found, calibration.Range):
@@ -305,7 +306,7 @@ def _check_range(
 
 
 def _check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raises TypeError or ValueError unless x is an array of this type."""
+    """Raises TypeError or ValueError unless `x` has this dtype and shape."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")) or x.dtype != dtype:
         kind = x.dtype.name if hasattr(x, "dtype") else type(x).__name__
         raise TypeError(f"{where} must return {dtype.name}, got {kind}")
@@ -317,7 +318,7 @@ def _check_array(x: Any, where: str, shape: tuple[int, ...], dtype: np.dtype) ->
 
 
 def check_floating(x: jax.Array, what: str) -> None:
-    """Raises TypeError unless x is float32, bfloat16, float16 or float64."""
+    """Raises TypeError unless `x` is float32, bfloat16, float16 or float64."""
     if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64):
         raise TypeError(
             f"{what} must be float32, bfloat16, float16 or float64 to be quantized, "
@@ -331,7 +332,7 @@ def check_scale(
 ) -> None:
     """Raises ValueError if the scale of an operand cannot be taken out of the sum.
 
-    It varies along contracting axes then, and is not that of blocks.
+    Such a scale varies along contracting axes, but not by blocks, or along a window.
     """
     if tensor.use_fake_quant:
         return
@@ -354,11 +355,11 @@ def check_scale(
 
 
 def with_sums(q: QTensor, contracting: Axes) -> QTensor:
-    """Adds what a contraction with an operand with a zero point needs of this one.
+    """Adds the sums of integers that the zero point of the other operand multiplies.
 
     Args:
-        q: on a grid of integers, its axes in their own order.
-        contracting: its contracting axes. Where the scale varies along them, the
+        q: a `QTensor` on a grid of integers, with its axes in their own order.
+        contracting: contracting axes. Where the scale varies along them, the
             contraction is cut into tiles, and nothing is added.
     """
     if any(q.scale.shape[axis] > 1 for axis in contracting):
@@ -372,7 +373,7 @@ def with_sums(q: QTensor, contracting: Axes) -> QTensor:
 
 
 def with_fusion_barrier(q: QTensor) -> QTensor:
-    """Keeps XLA from fusing the scale's computation into what reads it."""
+    """Keeps XLA from fusing the computation of the scale with its consumers."""
     if q.zero_point is not None:
         q = dataclasses.replace(q, zero_point=exact.fusion_barrier(q.zero_point))
     return dataclasses.replace(q, scale=exact.fusion_barrier(q.scale))

@@ -1,17 +1,16 @@
 """Smoothing: scales on the contracting axes that move from one operand to the other.
 
 A contraction sums ``lhs_j rhs_j`` over channels j, so that ``lhs_j / s_j`` and
-``rhs_j s_j`` give the same sums. `config.Smoothing` has the formula of ``s``. Where it
-is a power of two, every product is the same float, bit for bit, unless it leaves the
-range of normal numbers.
+``rhs_j s_j`` give the same sums. `config.Smoothing` has the formula of ``s``. If ``s``
+is a power of two, every product is the same float, bit for bit, unless a factor leaves
+the range of normal numbers.
 
-What multiplies lhs, ``1 / s``, is computed here and laid out as keepdims of lhs: of
-size 1 along its remaining axes, which is all that smoothing shares. A channel of zeros
-(or of subnormal numbers) in either operand has ``s = 1``. So has a channel with a NaN
-or an infinity, which goes on to poison what it would without smoothing; but statistics
-that are not finite make ``s`` NaN.
+The factor of lhs, ``1 / s``, is computed here, keepdims with size 1 along the remaining
+axes of lhs. A channel of zeros (or of subnormal numbers) in either operand has
+``s = 1``. So has a channel with a NaN or an infinity, which then propagates as it would
+without smoothing; but statistics that are not finite make ``s`` NaN.
 
-Scales that come from statistics are kept beside them, in `SmoothingStatistics`.
+Scales from statistics are stored with them, in `SmoothingStatistics`.
 """
 
 import dataclasses
@@ -28,24 +27,24 @@ from aqtlite.operations import SIDES, DotGeneral, Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
 from aqtlite.shapes import dimension_numbers as dn
 
-# For calibrations, whose ranges are those of a symmetric grid.
+# The grid given to calibrations: a symmetric one, so that they find magnitudes.
 _GRID = numerics.IntSymmetric(bits=8)
 
 _LARGEST = 2.0**62
-"""Of scales, and its reciprocal is the smallest: both are normal, and so are the
-scales' reciprocals and squares."""
+"""Largest scale; its reciprocal is the smallest. Scales, their reciprocals and their
+squares are all normal numbers."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SmoothingStatistics:
-    """Statistics of both operands of a smoothing, and the scales that they give.
+    """Statistics of both operands of a smoothing, and the scales from them.
 
-    What is not there is ``()``.
+    Fields without arrays are ``()``.
     """
 
     batches: jax.Array
-    """float32: number of batches."""
+    """Number of batches, float32."""
 
     lhs: Any = ()
     """State of the calibration of lhs, if it gathers statistics."""
@@ -54,15 +53,15 @@ class SmoothingStatistics:
     """State of the calibration of rhs, if it gathers statistics."""
 
     lhs_factor: Any = ()
-    """float32, keepdims of lhs: what multiplies it, ``1 / s``."""
+    """Factor of lhs, ``1 / s``, float32, keepdims."""
 
     absorbed: Any = ()
-    """What comes before the contraction multiplies lhs by already, in place of
+    """Factor of lhs that a preceding operation has absorbed, in place of
     `lhs_factor`."""
 
     @property
     def is_absorbed(self) -> bool:
-        """True if lhs is smooth already."""
+        """Whether a preceding operation has absorbed the factor of lhs."""
         return bool(jax.tree.leaves(self.absorbed))
 
     def of(self, side: str) -> calibration.Statistics:
@@ -71,10 +70,10 @@ class SmoothingStatistics:
 
 
 def dims_of(operation: Operation) -> dn.DimensionNumbers:
-    """The dimension numbers of a contraction whose operands can be smoothed.
+    """Returns the dimension numbers of a contraction with smoothing.
 
     Raises:
-        ValueError: if its channels do not pair up, as those of a convolution.
+        ValueError: if the operation, such as a convolution, does not support smoothing.
     """
     if not isinstance(operation, DotGeneral):
         raise ValueError(
@@ -85,7 +84,7 @@ def dims_of(operation: Operation) -> dn.DimensionNumbers:
 
 
 class Factors(NamedTuple):
-    """What multiplies each operand; None where it is smooth already."""
+    """The factors of both operands; None for an operand that is smooth already."""
 
     lhs: jax.Array | None
     rhs: jax.Array | None
@@ -100,19 +99,19 @@ def smooth(
 ) -> tuple[Operand, Operand]:
     """Divides lhs by the scales of a smoothing, and multiplies rhs by them.
 
-    Gradients take the scales as constants.
+    The scales are constants to differentiation.
 
     Args:
         raw: config of the forward contraction; without smoothing nothing is changed.
-        lhs: floating, or a `QTensor`, which has been smoothed.
-        rhs: the same.
+        lhs: floating, or a `QTensor`, which has been smoothed already.
+        rhs: like `lhs`.
         dims: canonical dimension numbers.
         state: state of a smoothing that gathers statistics.
 
     Returns:
-        The operands. One that will be quantized is float32 (float64 for float64),
-        which holds what its own dtype does not; one that stays in float keeps its
-        dtype.
+        The operands. An operand that will be quantized is float32 (float64 for
+        float64) unless its own dtype holds the products exactly; an operand that stays
+        in floating point keeps its dtype.
 
     Raises:
         ValueError: if an operand is frozen and the scales are not, or if statistics
@@ -138,12 +137,12 @@ def factors(
     dims: dn.DimensionNumbers,
     state: Any = (),
 ) -> Factors:
-    """What multiplies each operand, laid out so that it does.
+    """Returns the factors of both operands, each of the rank of its operand.
 
     Args:
         cfg: the smoothing.
         lhs: floating, or a `QTensor`.
-        rhs: the same.
+        rhs: like `lhs`.
         dims: canonical dimension numbers.
         state: state of a smoothing that gathers statistics.
     """
@@ -155,7 +154,7 @@ def factors(
     else:
         _check_floats(lhs, rhs)
         of_lhs = _lhs_factor(cfg, lhs, rhs, dims, None)
-        # What is not finite stands in the operands themselves.
+        # NaN and infinities propagate from the operands themselves.
         of_lhs = jnp.where(jnp.isfinite(of_lhs), of_lhs, jnp.float32(1))
     of_lhs = jax.lax.stop_gradient(of_lhs)
     of_rhs = 1 / dn.rhs_scale_to_lhs(of_lhs, dn.transpose(dims), rhs.ndim)
@@ -168,10 +167,10 @@ def init_state(
     rhs_shape: tuple[int, ...],
     dims: dn.DimensionNumbers,
 ) -> SmoothingStatistics:
-    """The statistics of a smoothing before the first batch; its scales are NaN.
+    """Returns the state of a smoothing before the first batch, with NaN scales.
 
     Args:
-        cfg: the smoothing, of which a calibration gathers statistics.
+        cfg: a smoothing with a calibration that gathers statistics.
         lhs_shape: shape of lhs.
         rhs_shape: shape of rhs.
         dims: canonical dimension numbers.
@@ -198,13 +197,13 @@ def update_state(
     rhs: Operand,
     dims: dn.DimensionNumbers,
 ) -> Any:
-    """The statistics of a smoothing, and its scales, after one more batch.
+    """Returns the state of a smoothing after one more batch.
 
     Args:
-        cfg: the smoothing, of which a calibration gathers statistics.
-        state: as `init_state` returns it. One that is absorbed stays as it is.
-        lhs: floating; a `QTensor` on either side leaves the state as it is.
-        rhs: the same.
+        cfg: a smoothing with a calibration that gathers statistics.
+        state: as `init_state` returns it; unchanged if its factor is absorbed.
+        lhs: floating; with a `QTensor` on either side the state is unchanged.
+        rhs: like `lhs`.
         dims: canonical dimension numbers.
     """
     _check_given(cfg, state)
@@ -264,7 +263,7 @@ def _lhs_factor(
     dims: dn.DimensionNumbers,
     statistics: SmoothingStatistics | None,
 ) -> jax.Array:
-    """Computes ``1 / s`` as keepdims of lhs; NaN where a magnitude is not finite.
+    """Computes ``1 / s``, keepdims of lhs; NaN where a magnitude is not finite.
 
     Args:
         cfg: the smoothing.
@@ -294,14 +293,14 @@ def _lhs_factor(
     if cfg.po2_scale:
         factor = scale_grids.nearest_power_of_two(factor)
     factor = jnp.where(is_finite, factor, jnp.float32(jnp.nan))
-    # What reads it is compiled alike whether it is computed or given.
+    # Its consumers are compiled alike, whether it is computed or given.
     return exact.fusion_barrier(factor)
 
 
 def _dtype(dtype: Any, tensor: config.Tensor, cfg: config.Smoothing) -> np.dtype:
     """The dtype of a smoothed operand."""
     own = np.dtype(dtype)
-    # A power of two times a bfloat16 is one, too.
+    # A power of two times a bfloat16 is a bfloat16.
     is_held = own in (np.dtype(jnp.bfloat16), np.float64) and cfg.po2_scale
     if is_held or own == np.float64 or not tensor.is_quantized:
         return own
@@ -313,11 +312,11 @@ def _product(x: jax.Array, factor: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _check_given(cfg: config.Smoothing, state: Any) -> None:
-    """Checks that a smoothing that gathers statistics was given some.
+    """Checks that a smoothing that gathers statistics was given its state.
 
     Raises:
-        ValueError: if it was given none.
-        TypeError: if it was given something else.
+        ValueError: if there is no state.
+        TypeError: if the state is not `SmoothingStatistics`.
     """
     if not jax.tree.leaves(state):
         raise ValueError(
@@ -338,10 +337,11 @@ def _ready(
     lhs_shape: Any,
     dims: dn.DimensionNumbers,
 ) -> jax.Array:
-    """Returns the factor in a state.
+    """Returns the factor of lhs in a state.
 
     Raises:
-        ValueError: if it is certainly one of no batch, or of another shape.
+        ValueError: if the state is known to be of no batch, or if the factor has
+            another shape.
     """
     problem = counting.problem(state.batches)
     if problem is not None:

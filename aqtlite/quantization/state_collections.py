@@ -9,15 +9,15 @@ STATISTICS = "aqt_stats"
 """The collection of the statistics of operands."""
 
 PARAMETERS = "params"
-"""The collection of learned parameters: that of all parameters."""
+"""The collection of learned parameters, the same as for a model's other parameters."""
 
 OF_GRADIENTS = "_overwrite_with_gradient"
-"""The collection of the statistics of output gradients, whose gradient is what takes
-their place: the name that `flax.training.train_state.TrainState` knows."""
+"""The collection of the statistics of output gradients, which a training step replaces
+by their gradient: `flax.training.train_state.TrainState` knows the name."""
 
 
 def collections_of(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
-    """The collections in which a contraction has states, and the fields of `States`."""
+    """Maps each collection that a contraction uses to its fields of `States`."""
     found: dict[str, list[str]] = {}
     tensors = {
         "lhs": cfg.fwd.lhs,

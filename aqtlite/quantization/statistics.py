@@ -1,16 +1,17 @@
-"""The states of calibrations that have some, kept by the caller.
+"""The states of calibrations, which the caller keeps.
 
-There are three kinds, each a pytree of arrays for an operand, ``()`` for one without:
+There are three kinds, each a pytree of arrays for an operand, ``()`` for an operand
+without a state:
 
-- the statistics of an operand of the forward contraction. A framework (or a training
-  loop) keeps them, updates them with the batch, and hands them to the contraction;
-- the parameters of a learned calibration. An optimizer trains them: their gradient is
-  that of the loss;
-- the statistics of the output gradient, which the backward pass alone knows. Their
-  "gradient" is the updated statistics, which take their place: the convention of
-  `flax.linen.fp8_ops`, which `flax.training.train_state.TrainState` understands.
+- Statistics of an operand of the forward contraction. A framework (or a training loop)
+  keeps them, updates them with each batch, and passes them to the contraction.
+- Parameters of a learned calibration. An optimizer trains them with the gradient of the
+  loss.
+- Statistics of the output gradient, which only the backward pass knows. Their
+  "gradient" is the updated statistics, which replace them: the convention of
+  `flax.linen.fp8_ops`, which `flax.training.train_state.TrainState` follows.
 
-`aqtlite.flax` keeps them in collections.
+`aqtlite.flax` keeps all of them in collections.
 
 >>> import jax.numpy as jnp
 >>> from aqtlite import config
@@ -18,10 +19,11 @@ There are three kinds, each a pytree of arrays for an operand, ``()`` for one wi
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
 States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=())
 
-Statistics are records (`calibration.Statistics`) with the number of their batches:
-before the first one a contraction raises, and gives NaN under `jax.jit`. Those of
-gradients need no batch before the first. A checkpoint that is read without a target has
-dictionaries in their place, of which `aqtlite.restored_statistics` makes records.
+Statistics are records (`calibration.Statistics`) with a number of batches: with
+statistics of no batch a contraction raises, or returns NaN under `jax.jit`. Statistics
+of gradients can be used from the first batch. A checkpoint that is read without a
+target has dictionaries in their place, which `aqtlite.restored_statistics` converts to
+records.
 """
 
 from collections.abc import Sequence
@@ -49,16 +51,16 @@ class States(NamedTuple):
     """The states of a contraction, ``()`` where a calibration has none."""
 
     lhs: Any = ()
-    """Statistics or parameters of the forward's lhs."""
+    """Statistics or parameters of lhs of the forward contraction."""
 
     rhs: Any = ()
-    """The same of its rhs."""
+    """Statistics or parameters of rhs of the forward contraction."""
 
     dlhs: Any = ()
-    """Statistics of the output gradient, where it gives the gradient of lhs."""
+    """Statistics of the output gradient in the contraction for the gradient of lhs."""
 
     drhs: Any = ()
-    """The same, where it gives the gradient of rhs."""
+    """Statistics of the output gradient in the contraction for the gradient of rhs."""
 
     smoothing: Any = ()
     """Statistics and scales of a smoothing; see `aqtlite.quantization.smoothing`."""
@@ -82,21 +84,20 @@ def has_gradient_states(cfg: config.DotGeneral) -> bool:
 
 
 def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) -> States:
-    """The states of a contraction before the first batch.
+    """Returns the states of a contraction before the first batch.
 
     Args:
         cfg: config of the contraction.
-        lhs: an operand; or its shape and dtype, if its scale is not learned, and with a
-            smoothing neither is that of the other one.
-        rhs: the other one.
-        contraction: an `Operation`, or dimension numbers as `jax.lax.dot_general` takes
-            them.
+        lhs: left operand. A `jax.ShapeDtypeStruct` is enough if its scale is not
+            learned; with smoothing, if neither scale is.
+        rhs: right operand, like `lhs`.
+        contraction: an `Operation`, or dimension numbers as in `jax.lax.dot_general`.
 
     Returns:
-        A state for each operand, ``()`` for one whose calibration has none.
+        A state for each operand, ``()`` where the calibration has none.
 
     Raises:
-        ValueError: if each row of an operand would have a state of its own.
+        ValueError: if each row of an operand would have its own state.
         TypeError: if a learned scale has no values to start from.
     """
     operation = _operation(contraction, lhs, rhs)
@@ -113,7 +114,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
             if tensor.is_learned:
                 learned_parameters.check_values(tensor, path, lhs, "fwd.lhs")
                 learned_parameters.check_values(tensor, path, rhs, "fwd.rhs")
-        # Learned parameters start from what is quantized.
+        # Learned parameters start from the smoothed operands, which are quantized.
         if smoothed:
             first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
         lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, first)
@@ -128,7 +129,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
 
 
 def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
-    """The statistics of a result before the first batch.
+    """Returns the statistics of a result before the first batch.
 
     Args:
         tensor: ``cfg.out``.
@@ -139,15 +140,15 @@ def init_output(tensor: config.Tensor, shape: Sequence[int]) -> Any:
 
 
 def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -> Any:
-    """The statistics of a result after one more batch.
+    """Returns the statistics of a result after one more batch.
 
     Args:
         tensor: ``cfg.out``.
         state: ``states.out``.
-        out: the result; of a `QTensor`, the float array that it holds for gradients.
+        out: the result, floating, or a `QTensor` that carries its float array.
 
     Raises:
-        TypeError: if a `QTensor` holds none.
+        TypeError: if a `QTensor` carries no float array.
     """
     if not tensor.gathers_statistics:
         return state
@@ -163,16 +164,16 @@ def update_output(tensor: config.Tensor, state: Any, out: jax.Array | QTensor) -
 
 
 def merge_states(cfg: config.DotGeneral, states: States, others: States) -> States:
-    """The states of a contraction after the batches of two states.
+    """Merges the states of a contraction from different batches.
 
-    It joins what several hosts gathered, or devices inside `jax.shard_map`, where what
-    each saw is a batch of its own. Under `jax.jit` there is nothing to join.
+    This merges states from several hosts, or from devices inside `jax.shard_map`, each
+    of which saw batches of its own. Under `jax.jit` there is nothing to merge.
 
     Args:
         cfg: config of the contraction.
         states: as `update_states` returns them. Parameters, and statistics of the
-            gradient of the result, stay as they are.
-        others: of other batches.
+            output gradient, do not change.
+        others: states from other batches.
 
     Raises:
         ValueError: if the statistics of a calibration depend on the order of batches.
@@ -191,7 +192,7 @@ def merge_states(cfg: config.DotGeneral, states: States, others: States) -> Stat
 
 
 def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any:
-    """The state of one operand, as `merge_states` returns it."""
+    """Merges the states of one operand, as `merge_states` does."""
     if not tensor.gathers_statistics:
         return state
     if isinstance(state, FixedScale) or isinstance(other, FixedScale):
@@ -200,7 +201,7 @@ def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any
 
 
 def counts_of(tree: Any) -> list[tuple[Any, Any]]:
-    """Numbers of batches in a tree of statistics, with the paths of their records."""
+    """Returns the path of each record of statistics and its number of batches."""
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_record)
     return [(path, node.batches) for path, node in nodes if _is_record(node)]
 
@@ -224,16 +225,16 @@ def _last_axis(x: Any) -> OperandAxes:
 def update_states(
     cfg: config.DotGeneral, states: States, lhs: Any, rhs: Any, contraction: Any
 ) -> States:
-    """The states of a contraction after one more batch of its operands.
+    """Returns the states of a contraction after one more batch of its operands.
 
     Args:
         cfg: config of the contraction.
         states: as `init_states` returns them. Parameters, and statistics of the result
-            (`update_output`) and of its gradient, stay as they are.
-        lhs: an operand; a `QTensor` leaves its state, and that of a smoothing, as it
-            is.
-        rhs: the other one.
-        contraction: as `init_states` takes it.
+            (`update_output`) and of its gradient, do not change.
+        lhs: left operand; for a `QTensor`, neither its state nor the state of a
+            smoothing changes.
+        rhs: right operand, like `lhs`.
+        contraction: as in `init_states`.
     """
     operation = _operation(contraction, lhs, rhs)
     lhs_axes, rhs_axes = map(operation.axes, SIDES)
@@ -244,7 +245,7 @@ def update_states(
             smoothed = smoothing.update_state(
                 cfg.fwd.smoothing, smoothed, lhs, rhs, dims
             )
-        # The range of an operand is that of what is quantized.
+        # The range is of the smoothed operand, which is quantized.
         lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
     return states._replace(
         lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs"),
@@ -299,8 +300,8 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
     """Raises ValueError if a calibration that needs a state was given none.
 
     Args:
-        tensor: config of one operand.
-        state: of that operand.
+        tensor: config of the operand.
+        state: state of the operand.
         path: path of the config, for the message.
     """
     if jax.tree.leaves(state):
@@ -314,7 +315,7 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
 
 
 def check_statistics(state: Any, path: str) -> None:
-    """Raises TypeError if a state is no `calibration.Statistics`.
+    """Raises TypeError if a state is not `calibration.Statistics`.
 
     Args:
         state: state of a calibration that gathers statistics.
@@ -328,11 +329,11 @@ def check_statistics(state: Any, path: str) -> None:
 
 
 def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
-    """Raises ValueError if there are no statistics, or certainly of no batch.
+    """Raises ValueError if statistics are missing, or known to be of no batch.
 
     Args:
-        tensor: config of one operand, whose calibration gathers statistics.
-        state: of that operand.
+        tensor: config of an operand with a calibration that gathers statistics.
+        state: state of the operand.
         path: path of the config, for the message.
     """
     check_given(tensor, state, path)

@@ -1,9 +1,8 @@
-"""Statistics as checkpoints hold them.
+"""Conversion of statistics read from checkpoints.
 
 A checkpoint that is read without a target (Orbax, `flax.serialization.msgpack_restore`)
-has dictionaries in place of records. In those written before calibrations were given
-the number of batches, some calibrations counted for themselves, too: a number beside
-what else they kept, always equal to that of the record, and left out here.
+has dictionaries in place of records. In earlier versions, some calibrations counted
+batches themselves: their number, always equal to the record's, is dropped here.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,26 +15,26 @@ from aqtlite.quantization.smoothing import SmoothingStatistics
 _BATCHES = "batches"
 
 _COUNTED = ({"ends"}, {"high", "history"})
-"""What calibrations kept that counted for themselves."""
+"""The other fields of calibrations that counted batches themselves."""
 
 _OPERANDS = {"lhs", "rhs"}
 _FACTORS = {"lhs_factor", "absorbed"}
 
 
 def restored_statistics(variables: Any) -> Any:
-    """Makes records of statistics in variables that a checkpoint gave as dictionaries.
+    """Converts statistics that a checkpoint holds as dictionaries to records.
 
-    Functions and models take such variables as they are, and return records. Where a
-    loop has to get back what it gave (`jax.lax.scan`), give it records.
+    Functions and models also take the dictionaries, and return records. A loop with a
+    carry of constant structure (`jax.lax.scan`) needs records.
 
     Args:
         variables: nested mappings, such as the variables of a Linen model, one of their
-            collections, or the state of a quantized function; with statistics of
-            earlier versions, too.
+            collections, or the state of a quantized function; statistics of earlier
+            versions are converted, too.
 
     Returns:
-        Nested dictionaries with `calibration.Statistics` and its like. What was neither
-        a mapping nor statistics is unchanged.
+        Nested dictionaries with `calibration.Statistics` and similar records. Anything
+        but mappings and statistics is unchanged.
 
     >>> stored = {"lhs": {"batches": 3.0, "state": {"ends": {"high": 2.0}}}}
     >>> restored_statistics(stored)
@@ -59,10 +58,10 @@ def restored_statistics(variables: Any) -> Any:
 
 
 def is_obsolete(name: str, names: Collection[str]) -> bool:
-    """Whether an array of a checkpoint is a number that is left out.
+    """Whether an array of a checkpoint is a number of batches that is dropped.
 
     Args:
-        name: name of the array, its steps joined by slashes.
+        name: path of the array, joined by slashes.
         names: names of all arrays of the checkpoint.
     """
     above, _, last = name.removesuffix("/value").rpartition("/")
