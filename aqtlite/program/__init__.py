@@ -1,7 +1,7 @@
-"""Private: whole programs, of which contractions are quantized, frozen and served.
+"""Private: quantizes, freezes and serves the contractions of whole programs.
 
-`rules` say which contractions of a function are quantized, `plan` decides about each,
-`quantize` evaluates the function so, and `convert` freezes its weights. `serving` holds
-what all frameworks share: finding weights, recording them, guards. Read `quantize`
-first.
+`rules` select the contractions of a function to quantize, `plan` decides about each,
+`quantize` evaluates the function by the plan, and `convert` freezes its weights.
+`serving` is shared by all frameworks: finding weights, recording them, guards. Read
+`quantize` first.
 """

@@ -1,4 +1,4 @@
-"""The states of calibrations of a function, and its contractions evaluated by them."""
+"""Calibration states of a quantized function, and evaluation with them."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,30 +24,30 @@ from aqtlite.quantization.statistics import States
 from aqtlite.quantization.stored_statistics import restored_statistics
 
 State = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By collection, path of the contraction, and field of `statistics.States`."""
+"""States keyed by collection, contraction path, and field of `statistics.States`."""
 
 
 def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
-    """Puts new statistics of output gradients into a state.
+    """Returns a state with the new statistics of output gradients.
 
     Args:
-        state: that the quantized function returned.
-        gradient: gradient of the state, as `jax.grad` gives it.
+        state: state that the quantized function returned.
+        gradient: gradient with respect to the state, from `jax.grad`.
     """
     return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
 
 
 def initializing(planned: Plan) -> dict[Location, Replacement]:
-    """Evaluates the contractions of a program, and leaves their first states.
+    """Returns replacements that evaluate contractions and leave their initial states.
 
-    Learned scales start from what contractions before them give in training, so that
-    these are quantized then; statistics start from no value.
+    If there are learned scales, all contractions are quantized: these scales start from
+    the operands seen in training. Initial statistics do not depend on values.
 
     Args:
-        planned: what rules make of the contractions.
+        planned: plan of the program.
 
     Returns:
-        A replacement for each contraction, by its location.
+        Replacements by location.
 
     Raises:
         ValueError: if a state would not get its gradient.
@@ -65,11 +65,11 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
 
 
 def init(closed: core.ClosedJaxpr, planned: Plan, values: Sequence[Any]) -> Aux:
-    """The first states of the contractions of a program, by location.
+    """Returns the initial states of a program's contractions, by location.
 
     Args:
         closed: the program.
-        planned: what rules make of its contractions.
+        planned: its plan.
         values: its inputs.
     """
 
@@ -90,15 +90,15 @@ def evaluate(
 
     Args:
         closed: the program.
-        planned: what rules make of its contractions.
+        planned: its plan.
         values: its inputs.
-        how: function from a contraction to what takes its place.
+        how: function from a contraction to its replacement.
 
     Returns:
         The outputs of the program, and the states that contractions left.
 
     Raises:
-        ValueError: if rules quantize nothing that they name.
+        ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
     """
     plan.check_quantizes(planned)
     replacements = {one.site.location: how(one) for one in planned.quantized()}
@@ -133,7 +133,7 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
 
 
 def _check_gradients(one: PlannedContraction) -> None:
-    """Raises if a state of a contraction would not get its gradient."""
+    """Raises ValueError if a state of a contraction would not get its gradient."""
     has = {PARAMETERS, OF_GRADIENTS} & set(collections_of(one.cfg))
     around = one.site.around
     if has and {"custom_jvp_call", "custom_vjp_call"} & set(around):
@@ -157,7 +157,10 @@ def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:
 
 
 def _states_of_zeros(one: PlannedContraction) -> States:
-    """The first states of a contraction that is not evaluated, for all its steps."""
+    """Returns initial states from operands of zeros, stacked over scan steps.
+
+    For contractions that the initializing call does not evaluate.
+    """
     avals = [atom.aval for atom in one.site.eqn.invars]
     states = _first_states(one, [jnp.zeros(x.shape, x.dtype) for x in avals])
     steps = tuple(itertools.compress(one.site.lengths, one.site.per_step))
@@ -165,7 +168,7 @@ def _states_of_zeros(one: PlannedContraction) -> States:
 
 
 def contracting(one: PlannedContraction, states: States) -> Replacement:
-    """Evaluates a contraction quantized, by states that stay as they are."""
+    """Returns a replacement that contracts quantized and leaves no states."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
         return one.contract(one.cfg, one.in_order(values), states), None
@@ -174,7 +177,7 @@ def contracting(one: PlannedContraction, states: States) -> Replacement:
 
 
 def updating(one: PlannedContraction, states: States) -> Replacement:
-    """Evaluates a contraction quantized, and leaves its states with this batch."""
+    """Returns a replacement that contracts quantized and leaves updated statistics."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
         after = _states_after(one, values, states)
@@ -186,7 +189,7 @@ def updating(one: PlannedContraction, states: States) -> Replacement:
 
 
 def gathering(one: PlannedContraction, states: States) -> Replacement:
-    """Evaluates a contraction in float, and leaves its states with this batch."""
+    """Returns a replacement that contracts in float and leaves updated statistics."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
         return one.in_float(values), _states_after(one, values, states)
@@ -203,16 +206,16 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
 def _states_after(
     one: PlannedContraction, values: Sequence[Any], states: States
 ) -> States:
-    """The states of a contraction with the statistics of this batch."""
+    """Returns the states of a contraction updated with the statistics of this batch."""
     lhs, rhs, *_ = one.in_order(values)
     return statistics.update_states(one.cfg, states, lhs, rhs, one.operation(values))
 
 
 def states_of(one: PlannedContraction, state: State) -> States:
-    """The states of a contraction, taken from the state of a function.
+    """Returns the states of a contraction from the state of a function.
 
     Raises:
-        ValueError: if it has none there.
+        ValueError: if the state has no entry for it.
     """
     found: dict[str, Any] = {}
     for collection, fields in collections_of(one.cfg).items():
@@ -229,7 +232,7 @@ def states_of(one: PlannedContraction, state: State) -> States:
 
 
 def updated(state: State, planned: Plan, aux: Aux) -> dict[str, Any]:
-    """The state with the statistics that contractions left."""
+    """Returns the state with the statistics that contractions left."""
     after = {name: dict(entries) for name, entries in state.items()}
     for one, collection, entry in left(planned, aux):
         if collection == STATISTICS:

@@ -1,4 +1,4 @@
-"""Serving programs: compiled once, with their variables flattened once."""
+"""Serving programs: compiled, and their variables flattened, only once."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,33 +10,34 @@ from jax import export
 
 @dataclasses.dataclass(frozen=True)
 class ServingProgram:
-    """A compiled function with its serving variables; `compile_serving` makes one.
+    """A compiled function with its serving variables, from `compile_serving`.
 
-    It is called with the arguments that follow the variables, of the shapes and dtypes
-    that it was compiled for.
+    Call it with the arguments after the variables, in the shapes and dtypes it was
+    compiled for.
     """
 
     compiled: jax.stages.Compiled
-    """Its analyses tell bytes and operations (``compiled.memory_analysis()``)."""
+    """Compiled program, with analyses such as ``compiled.memory_analysis()``."""
 
     _jitted: Any = dataclasses.field(repr=False)
     _leaves: tuple[jax.Array, ...] = dataclasses.field(repr=False)
     _shapes: tuple[tuple[Any, ...], dict[str, Any]] = dataclasses.field(repr=False)
-    """Of its arguments."""
+    """Shapes of the positional and keyword arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled(self._leaves, *args, **kwargs)
 
     def export(self, platforms: Sequence[str] | None = None) -> export.Exported:
-        """Exports the program by `jax.export`, to run where aqtlite is not installed.
+        """Exports the program with `jax.export`, to run without aqtlite.
 
         Args:
-            platforms: those to lower it for, such as ``["cpu", "cuda"]``; None for the
-                current one.
+            platforms: platforms to lower it for, such as ``["cpu", "cuda"]``; None for
+                the current one.
 
         Returns:
-            A program of ``(leaves, *args)``, where `leaves` is the tuple of arrays
-            ``tuple(jax.tree.leaves(serving))``. It does not hold them.
+            A program of ``(leaves, *args)``, where `leaves` is
+            ``tuple(jax.tree.leaves(serving))``. The export does not contain these
+            arrays.
 
         Raises:
             TypeError: if `platforms` is a string.
@@ -55,11 +56,11 @@ def compile_serving(
     donate_argnums: Sequence[int] = (),
     **kwargs: Any,
 ) -> ServingProgram:
-    """Compiles a function of serving variables, for calls that cost Python little.
+    """Compiles a function of serving variables for calls with little Python overhead.
 
     `jax.jit` flattens the tree of variables at every call, which takes tens of
-    microseconds in models of many layers: as long as a token of a small one. Here that
-    is done once.
+    microseconds for models with many layers, as long as a token of a small model. This
+    flattens it once.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -73,14 +74,13 @@ def compile_serving(
     True
 
     Args:
-        function: called as ``function(serving, *args, **kwargs)``: the `apply` of a
-            Linen model or of what `quantize_model` made of one, what `convert_function`
-            returned, or any function around them.
-        serving: the variables that it serves, a pytree of arrays.
+        function: function called as ``function(serving, *args, **kwargs)``: the `apply`
+            of a Linen model or of the result of `quantize_model`, the function that
+            `convert_function` returned, or any function around them.
+        serving: serving variables, a pytree of arrays.
         *args: its other arguments, or their shapes (`jax.ShapeDtypeStruct`).
-        donate_argnums: arguments of `function` whose memory the result may take, such
-            as that of a KV cache; as for `jax.jit`, with `serving` as number 0, which
-            stays.
+        donate_argnums: arguments of `function` to donate, such as a KV cache, numbered
+            as in `jax.jit`; `serving`, number 0, cannot be donated.
         **kwargs: as `args`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Serving functions, and the frozen weights that they take in place of floats."""
+"""Serving conversion of quantized functions."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -28,10 +28,11 @@ def convert_function(
     report: Callable[[ConversionReport], Any] | None = None,
     **kwargs: Any,
 ) -> tuple["ServingFunction", dict[str, Any]]:
-    """Freezes the quantized weights of a function into its parameters.
+    """Freezes the quantized weights of a function.
 
-    The part of the traced program that makes each weight, an operand of a quantized
-    contraction that depends on parameters alone, is run once, and nothing else of it.
+    A weight is an operand of a quantized contraction that depends only on parameters.
+    The part of the traced program that computes the weights runs once; the rest does
+    not run.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -47,28 +48,28 @@ def convert_function(
     (144, 512)
 
     Args:
-        fn_q: the quantized function, whose first argument is its parameters.
-        params: these, or their shapes (`jax.ShapeDtypeStruct`).
+        fn_q: the quantized function, with its parameters as the first argument.
+        params: its parameters, or their shapes (`jax.ShapeDtypeStruct`).
         *args: its other arguments, or their shapes.
         state: state of the calibrations, if they have one.
-        strict: raises if a weight stays in float.
-        report: is called with a `ConversionReport`; `print` prints it as a table.
+        strict: raise if a weight stays in float.
+        report: function to call with the `ConversionReport`; `print` prints a table.
         **kwargs: as `args`.
 
     Returns:
-        ``serve_fn(serving_params, *args, **kwargs)``, which gives what `fn_q` does, bit
-        for bit, and `serving_params`: a dictionary with the parameters that are left
-        in "params", the integers and scales in "aqt", and the state in "state", with
-        the scales of static ranges (`FixedScale`) in place of the statistics that they
-        come from. A parameter that nothing else reads has given way to a
-        `FrozenParameter`, which has no leaves.
+        ``serve_fn(serving_params, *args, **kwargs)``, with results equal to those of
+        `fn_q` bit for bit, and `serving_params`: a dictionary with the remaining
+        parameters in "params", the integers and scales in "aqt", and the state in
+        "state", with fixed scales (`FixedScale`) in place of the statistics they were
+        computed from. A `FrozenParameter`, which has no leaves, replaces each parameter
+        that only frozen weights read.
 
     Raises:
-        TypeError: if `fn_q` is no `QuantizedFunction`, if it does not take the
+        TypeError: if `fn_q` is not a `QuantizedFunction`, if it does not take the
             arguments, or if `params` holds anything but arrays and numbers.
-        ValueError: if its `params` is not its first argument, if no contraction is
-            quantized, or if statistics are of no batch; with `strict`, if a weight
-            stays in float.
+        ValueError: if `fn_q` was not quantized with ``params=0`` or a predicate, if
+            `state` is missing or superfluous, if no contraction is quantized, or if
+            statistics have seen no batch; with `strict`, if a weight stays in float.
     """
     if not isinstance(fn_q, QuantizedFunction):
         raise TypeError(
@@ -107,11 +108,11 @@ def convert_function(
 
 @dataclasses.dataclass(frozen=True)
 class ServingFunction:
-    """A quantized function that takes frozen weights for some of its parameters."""
+    """A quantized function of serving parameters."""
 
     function: QuantizedFunction
     converter: str = guards.FUNCTION
-    """How the user converts, for errors."""
+    """The user's call of the conversion, for messages."""
 
     @property
     def __name__(self) -> str:

@@ -1,4 +1,4 @@
-"""Quantized functions whose weights are frozen, and the parameters that are gone."""
+"""The `Model` of quantized functions, and the parameters that freezing removes."""
 
 import dataclasses
 import functools
@@ -34,15 +34,15 @@ from aqtlite.quantization.stored_statistics import restored_statistics
 )
 @dataclasses.dataclass(frozen=True)
 class FrozenParameter(Placeholder):
-    """A parameter that was frozen: a pytree without leaves."""
+    """A placeholder for a frozen parameter: a pytree without leaves."""
 
     @property
     def sharding(self) -> jax.sharding.PartitionSpec:
-        """That of nothing. NNX takes a value that has none for an array to shard."""
+        """An empty spec; without one, NNX would shard the value as an array."""
         return jax.sharding.PartitionSpec()
 
     def __getitem__(self, index: Any) -> Any:
-        """Refuses to be read, as NNX's layers read their kernels.
+        """Refuses to be read, as by an NNX layer that reads its kernel.
 
         Raises:
             TypeError: always.
@@ -54,19 +54,19 @@ class FrozenParameter(Placeholder):
 
 
 def has_frozen(params: Any) -> bool:
-    """Whether there are parameters that were frozen."""
+    """Whether a tree contains a `FrozenParameter`."""
     leaves = jax.tree.leaves(params, is_leaf=is_frozen)
     return any(map(is_frozen, leaves))
 
 
 def is_frozen(x: Any) -> bool:
-    """Whether a node is a parameter that was frozen."""
+    """Whether a node is a `FrozenParameter`."""
     return isinstance(x, FrozenParameter)
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionCall:
-    """A call of a quantized function, whose first argument is its parameters."""
+    """A call of a quantized function with its parameters as the first argument."""
 
     function: QuantizedFunction
     args: tuple[Any, ...]
@@ -82,7 +82,7 @@ class FunctionCall:
             state: state of the calibrations; empty if there is none.
         """
         traced, planned = self.function.traced((params, *self.args), dict(self.kwargs))
-        # The leaves of the parameters are the first of the arguments.
+        # The parameters are the first argument, so their leaves come first.
         found = dict(enumerate(parameters_of(params)))
         return Program(
             traced,
@@ -103,18 +103,18 @@ _QUANTIZED_ELSEWHERE = (
 
 
 class FunctionModel(Model):
-    """Quantized functions that share their parameters, and the calls of them."""
+    """Traced calls of quantized functions with shared parameters."""
 
     def __init__(self, programs: Sequence[Program], params: Any, state: State):
-        """Takes calls that were traced.
+        """Takes the traced calls that will be served.
 
         Args:
-            programs: the calls that will be served.
-            params: their parameters, or their shapes.
+            programs: the calls.
+            params: their parameters, or the parameters' shapes.
             state: state of the calibrations; empty if there is none.
 
         Raises:
-            ValueError: if statistics are of no batch.
+            ValueError: if statistics have seen no batch.
         """
         self._programs, self._params = programs, params
         self._state = restored_statistics(state)
@@ -146,7 +146,7 @@ class FunctionModel(Model):
         stored: Sequence[StoredWeight],
         frozen: Mapping[Parameter, Placeholder],
     ) -> Any:
-        """Returns what `ServingFunction` takes."""
+        """Returns the serving parameters of a `ServingFunction`."""
         collection: dict[str, Any] = {}
         for one in stored:
             collection.setdefault("/".join(one.module), {})[one.name] = one.entry
@@ -160,7 +160,7 @@ class FunctionModel(Model):
         return {**serving, "state": self.fixed_state(serving["state"])}
 
     def fixed_state(self, state: State) -> dict[str, Any]:
-        """A state with scales in place of statistics of operands."""
+        """Returns a state with fixed scales in place of statistics of operands."""
         if STATISTICS not in state:
             return dict(state)
         found = self.uses_of_statistics
@@ -168,7 +168,7 @@ class FunctionModel(Model):
         return {**state, STATISTICS: fixed}
 
     def with_placeholders(self, frozen: Mapping[Parameter, Placeholder]) -> Any:
-        """The parameters, with a `FrozenParameter` for those that are frozen."""
+        """Returns the parameters, with a `FrozenParameter` for each frozen one."""
         leaves, treedef = jax.tree.flatten(self._params)
         for parameter, one in frozen.items():
             leaves[parameter.number] = FrozenParameter(

@@ -1,9 +1,8 @@
-"""Contractions that bring their configs along, for rules to leave them so.
+"""Contractions marked with configs of their own, which take precedence over rules.
 
-A function that is injected into a layer (`aqtlite.flax.nnx.AqtDotGeneral`) quantizes on
-its own. Inside of a model whose contractions are quantized by rules it contracts floats
-instead, and marks the contraction with its config: so that what rules decide and what
-is injected have one plan, one place for states, and one conversion.
+An injected function (`aqtlite.flax.nnx.AqtDotGeneral`) usually quantizes by itself.
+Inside a model quantized by rules it contracts floats instead, and marks the contraction
+with its config, so that both kinds share one plan, one state and one conversion.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ import jax
 
 from aqtlite import config
 
-# What is traced while it is set is not taken for what is traced while it is not.
+# A user context is part of JAX's cache keys, so traces with and without it stay apart.
 _is_marked = jax.make_user_context(default_value=False)
 
 _MARK = re.compile(r"aqtlite_config_(\d+)")
@@ -26,29 +25,29 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def marking() -> Iterator[None]:
-    """Has what is injected contract floats, and mark the contractions."""
+    """Lets injected functions contract floats and mark the contractions."""
     with _is_marked(True):
         yield
 
 
 def is_marking() -> bool:
-    """Returns True inside of `marking`."""
+    """Whether `marking` is in effect."""
     return bool(_is_marked.value)
 
 
 def mark(cfg: config.DotGeneral) -> contextlib.AbstractContextManager[None]:
-    """Returns the name scope that gives a contraction its config."""
+    """Returns the name scope that marks contractions with a config."""
     with _lock:
         number = _configs.setdefault(cfg, len(_configs))
     return jax.named_scope(f"aqtlite_config_{number}")
 
 
 def config_of(scope: str) -> config.DotGeneral | None:
-    """Returns the config that a name scope gives, if it gives one."""
+    """Returns the config in the mark of a name scope, or None."""
     found = _MARK.findall(scope)
     return list(_configs)[int(found[-1])] if found else None
 
 
 def without_mark(scope: str) -> str:
-    """Returns a name scope without the config that it gives."""
+    """Returns a name scope without marks."""
     return "/".join(name for name in scope.split("/") if not _MARK.fullmatch(name))

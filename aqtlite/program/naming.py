@@ -1,4 +1,4 @@
-"""Names of contractions: by the scopes around them, or by the parameters in them."""
+"""Paths of contractions, from the name scopes around them or from their parameters."""
 
 import itertools
 import re
@@ -9,24 +9,24 @@ from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
 
 Naming = Callable[[Sequence[Site], Mapping[int, str]], list[str]]
-"""Takes contractions, in the order of the program, and the names of the inputs that are
-parameters, by index; returns a path for each contraction, perhaps the same for some."""
+"""Function from contractions, in program order, and the names of parameter inputs, by
+index, to a path for each contraction. Paths may repeat."""
 
 
 Paths = Literal["scopes", "parameters"]
-"""What the paths of a function's contractions are made of; see `quantize_function`."""
+"""Source of the paths of a function's contractions; see `quantize_function`."""
 
-# Equinox leaves the classes of its layers, and `jnp.einsum` its equation: they tell
-# what a contraction is, and not which.
+# Equinox adds scopes for the classes of its layers, and `jnp.einsum` for its equation.
+# They tell what a contraction is, not which one.
 _CLASS = re.compile(r"eqx\.nn\.\w+")
 _EQUATION = re.compile(r".*->.*")
 
 
 def naming_of(paths: Paths) -> Naming:
-    """Returns what gives a function's contractions their paths.
+    """Returns the naming function for a value of `Paths`.
 
     Raises:
-        ValueError: if `paths` is none of the known ones.
+        ValueError: if `paths` is unknown.
     """
     namings: dict[str, Naming] = {
         "scopes": by_scope_or_leaf,
@@ -39,24 +39,24 @@ def naming_of(paths: Paths) -> Naming:
 
 
 def by_scope(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
-    """The name scopes around each contraction.
+    """Returns the name scopes around each contraction.
 
     Args:
         sites: the contractions.
-        parameters: are not looked at.
+        parameters: not used.
     """
     del parameters
     return [injected.without_mark(site.scope.path) for site in sites]
 
 
 def by_scope_or_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
-    """The name scopes around each contraction; where there are none, as `by_leaf`.
+    """Returns the name scopes around each contraction; without any, as `by_leaf`.
 
-    The classes of Equinox's layers, and equations, alone are none.
+    Scopes that are classes of Equinox's layers or equations do not count.
 
     Args:
-        sites: the contractions, in the order of the program.
-        parameters: the paths of the inputs that are parameters, by index.
+        sites: the contractions, in program order.
+        parameters: paths of the inputs that are parameters, by index.
     """
     scopes, leaves = by_scope(sites, parameters), by_leaf(sites, parameters)
     return [
@@ -66,16 +66,16 @@ def by_scope_or_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> li
 
 
 def by_leaf(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
-    """The path of the parameter that is contracted, in the pytree of parameters.
+    """Returns the path of the contracted parameter in the pytree of parameters.
 
-    A weight made of several has the innermost node around them. A contraction of
-    activations has the innermost node around the weights that are contracted before and
-    behind it, and then its name scopes.
+    For a weight made of several parameters: the innermost node that contains them. For
+    a contraction of activations: the innermost node that contains the nearest weights
+    contracted before and after it, followed by its name scopes.
 
     Args:
-        sites: the contractions, in the order of the program.
-        parameters: the paths of the inputs that are parameters, by index. Their first
-            step is the argument, and left out if there is one such argument alone.
+        sites: the contractions, in program order.
+        parameters: paths of the inputs that are parameters, by index. Their first step
+            is the argument; it is omitted if only one positional argument has any.
     """
     arguments = {path.partition("/")[0] for path in parameters.values()}
     is_single = len(arguments) == 1 and all(one.isdigit() for one in arguments)
@@ -101,18 +101,18 @@ def _without_classes(scope: str) -> str:
 
 
 def by_parameter(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[str]:
-    """The module that each contraction belongs to, then the name scopes around it.
+    """Returns the path of each contraction's module, followed by its name scopes.
 
-    For frameworks that leave no name scopes. A contraction of a weight belongs to the
-    module that holds its parameter, or all of them: the path of a parameter, less its
-    last name, is that of a module. A contraction of activations belongs to the
-    innermost module around the weights that are contracted before and behind it: the
-    products of queries, keys and values to the module of the four projections.
+    For frameworks that add no name scopes of their own. A contraction of a weight
+    belongs to the innermost module that contains its parameters; the path of a
+    parameter without the last step is that of its module. A contraction of activations
+    belongs to the innermost module that contains the nearest weights contracted before
+    and after it: attention scores, for example, to the module of the four projections.
 
     Args:
-        sites: the contractions, in the order of the program.
-        parameters: the paths of the inputs that are parameters, by index. The first
-            step of a path is the argument, and no part of the module's.
+        sites: the contractions, in program order.
+        parameters: paths of the inputs that are parameters, by index. The first step
+            is the argument, which is not part of the module's path.
     """
     steps = {i: tuple(path.split("/")[1:-1]) for i, path in parameters.items()}
     of_weights = [_holder(site, steps) for site in sites]
@@ -127,7 +127,7 @@ def by_parameter(sites: Sequence[Site], parameters: Mapping[int, str]) -> list[s
 
 
 _Node = tuple[str, ...]
-"""The steps to a node of a pytree, or to a module."""
+"""Path of a node of a pytree, or of a module."""
 
 
 def _joined(node: _Node, scope: str) -> str:
@@ -135,7 +135,7 @@ def _joined(node: _Node, scope: str) -> str:
 
 
 def _holder(site: Site, nodes: Mapping[int, _Node]) -> _Node | None:
-    """The innermost node around those of the parameters of a weight; None without one.
+    """Returns the innermost node around a weight's parameters; None without a weight.
 
     Args:
         site: the contraction.
@@ -152,14 +152,14 @@ def _holder(site: Site, nodes: Mapping[int, _Node]) -> _Node | None:
 
 
 def _around(of_weights: Sequence[_Node | None], index: int) -> _Node:
-    """The innermost node around the next weights before a contraction and behind."""
+    """Returns the innermost node around the nearest weights before and after."""
     before = [one for one in of_weights[:index] if one is not None]
     behind = [one for one in of_weights[index + 1 :] if one is not None]
     return _innermost([(before or [()])[-1], (behind or [()])[0]])
 
 
 def _innermost(nodes: Sequence[_Node]) -> _Node:
-    """The innermost node around some nodes: the steps that their paths share."""
+    """Returns the longest common prefix of the nodes' paths."""
     shared = itertools.takewhile(
         lambda steps: len(set(steps)) == 1, zip(*nodes, strict=False)
     )

@@ -1,14 +1,13 @@
 r"""Regular expressions of rules, matched without backtracking.
 
-Python's `re` tries one way through a pattern after the other, of which ``(a+)+$`` has
-more than any program can wait for. Rules come from files of others, and are matched
-with every path: here all ends that a part of a pattern can have are found together,
-each part at each position once. The time grows with the length of the pattern times the
-square of that of the text.
+Python's `re` backtracks, which takes exponential time for patterns such as ``(a+)+$``.
+Rules may come from untrusted files, and are matched against every path. Here each part
+of a pattern is matched once at each position, and gives all positions where its matches
+can end. The time is proportional to the length of the pattern times the square of the
+length of the text.
 
-A pattern is one of `re`, without what needs the order of the tries: backreferences,
-look-behind, possessive and atomic groups, conditions. Characters, classes and anchors
-are given to `re` itself.
+The syntax is that of `re` without backreferences, look-behind, possessive and atomic
+groups, and conditions. Characters, classes and anchors are matched by `re` itself.
 """
 
 import dataclasses
@@ -29,18 +28,18 @@ _GROUP = re.compile(r"\((?:\?(?::|P<\w+>|(?P<look>[=!])|(?P<flags>[aisu]+)\)))?(
 _SIMPLE = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 Ends = int
-"""The positions at which a match can end, as the bits that are set."""
+"""Positions at which a match can end, as a bit set."""
 
 
 def fullmatch(pattern: str, text: str) -> bool:
-    """Whether all of a text matches, as `re.fullmatch` does.
+    """Whether the whole text matches, as by `re.fullmatch`.
 
     >>> fullmatch(".*/mlp", "layer/mlp"), fullmatch("(a+)+b", "a" * 100)
     (True, False)
 
     Args:
-        pattern: that `check` accepts.
-        text: any.
+        pattern: a pattern that `check` accepts.
+        text: the text.
     """
     return bool(_Match(text).ends(_parsed(pattern), 0) >> len(text))
 
@@ -50,10 +49,10 @@ def check(pattern: str, where: str) -> None:
 
     Args:
         pattern: the pattern.
-        where: what it is, for the message.
+        where: name of the pattern, for the message.
 
     Raises:
-        ValueError: if it is none, or is not matched here.
+        ValueError: if it is not a regular expression, or uses unsupported syntax.
     """
     if len(pattern) > _LONGEST:
         raise ValueError(f"{where} has more than {_LONGEST} characters")
@@ -74,19 +73,19 @@ def check(pattern: str, where: str) -> None:
 
 
 class _UnsupportedError(Exception):
-    """A part of a pattern that is not matched here."""
+    """Syntax of `re` that is not supported here."""
 
 
 class _Node:
     """A part of a pattern."""
 
     def ends(self, match: "_Match", start: int) -> Ends:
-        """The ends of all of its matches that start at a position."""
+        """Returns the ends of all matches that start at a position."""
         raise NotImplementedError
 
 
 class _Match:
-    """A text, and the ends that parts of a pattern have been found to have in it."""
+    """A text, with memoized ends for each part of a pattern and each position."""
 
     def __init__(self, text: str):
         self.text = text
@@ -148,7 +147,7 @@ class _Repeated(_Node):
             if after == reached:
                 break
             reached = after
-        # What is reached by fewer repetitions can be reached again by none more.
+        # Repeating from a position reached before would find nothing new.
         new, left = reached, self.high and self.high - self.low
         while new and left != 0:
             new = match.ends_of_any(self.of, new) & ~reached
@@ -195,7 +194,7 @@ def _parsed(pattern: str) -> _Node:
 
 
 class _Parser:
-    """Takes a pattern that `re` accepts apart."""
+    """Parses a pattern that `re` accepts."""
 
     def __init__(self, pattern: str):
         self.pattern = pattern
@@ -251,7 +250,7 @@ class _Parser:
         return re.compile(source, self.flags)
 
     def _source(self) -> str:
-        """One character, class or anchor."""
+        """Returns the source of the next character, class or anchor."""
         if self._next() == "[":
             found = self._taken(_CLASS)
         elif self._next() == "\\":
@@ -270,7 +269,7 @@ class _Parser:
             return 1, 1
         if self._next() == "+":
             raise _UnsupportedError(f"the possessive repetition {found[0]}+")
-        if self._next() == "?":  # Shortest first, which is of no account here.
+        if self._next() == "?":  # Lazy repetitions have the same ends.
             self.position += 1
         if found[0] in _SIMPLE:
             return _SIMPLE[found[0]]

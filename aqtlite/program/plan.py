@@ -1,4 +1,4 @@
-"""What rules make of the contractions of a program, before anything runs."""
+"""Decides how rules quantize the contractions of a program."""
 
 import collections
 import dataclasses
@@ -31,23 +31,26 @@ from aqtlite.program.rules import Rule
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """What rules make of a program; it prints as a table."""
+    """The decision about every contraction of a program; prints as a table."""
 
     contractions: tuple[PlannedContraction, ...]
     rules: tuple[Rule, ...]
     named: tuple[NamedValue, ...] = dataclasses.field(compare=False)
-    """The values of the program that have names."""
+    """The named values of the program."""
 
     def quantized(self) -> tuple[PlannedContraction, ...]:
         """Returns the contractions that are quantized."""
         return tuple(one for one in self.contractions if one.is_quantized)
 
     def left_float(self) -> tuple[PlannedContraction, ...]:
-        """Returns those that stay in float."""
+        """Returns the contractions that stay in float."""
         return tuple(one for one in self.contractions if not one.is_quantized)
 
     def reasons(self) -> str:
-        """Returns why contractions stay in float: a line for each, behind a colon."""
+        """Returns why contractions stay in float, as the end of a message.
+
+        A colon and a line for each contraction; or that there are none.
+        """
         left = self.left_float()
         lines = [f"  {one.path or NO_SCOPE}: {one.why_float}" for one in left]
         return "\n".join([":", *lines]) if lines else ", of which it has none"
@@ -77,7 +80,7 @@ class Plan:
         return plan_table.as_html(self.summary(), rows)
 
     def summary(self) -> str:
-        """Returns the numbers of contractions that are quantized and in float."""
+        """Returns the number of contractions, quantized and in float, as text."""
         return (
             f"{len(self.contractions)} contractions: {len(self.quantized())} "
             f"quantized, {len(self.left_float())} in float"
@@ -98,11 +101,11 @@ def make(
     Args:
         closed: the jaxpr.
         rules: the rules.
-        parameters: the names of its inputs that are parameters, by index.
-        naming: gives the paths of contractions.
+        parameters: names of its inputs that are parameters, by index.
+        naming: function that gives contractions their paths.
 
     Raises:
-        ValueError: if no contraction fulfils the conditions of a rule that is required.
+        ValueError: if no contraction meets the conditions of a required rule.
     """
     contents = sites.find(closed, parameters)
     found = [
@@ -207,7 +210,7 @@ def _fulfils(one: PlannedContraction, rule: Rule) -> bool:
 
 
 def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
-    """The conditions of a rule that a contraction does not fulfil, with its values."""
+    """Returns the values by which a contraction fails conditions of a rule, as text."""
     num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
     size = smaller_size(one.site.eqn)
     checks: list[tuple[Callable[[], bool], str]] = [
@@ -269,7 +272,7 @@ def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) 
 
 
 def _not_called(rule: Rule, closed: core.ClosedJaxpr) -> str:
-    """What a program calls in place of the registered operations that a rule names."""
+    """Returns a hint if a program does not call the operations that a rule names."""
     called = equations.called_names(closed)
     missing = set(rule.ops or ()) - called - {*registry.OF_PRIMITIVES.values()}
     if not missing:
@@ -281,11 +284,11 @@ def _not_called(rule: Rule, closed: core.ClosedJaxpr) -> str:
 
 
 def report(planned: Plan, *, strict: bool) -> None:
-    """Says what stays in float against the rules' will.
+    """Logs contractions that a rule quantizes but that stay in float or unsmoothed.
 
     Raises:
-        ValueError: with `strict`, if there is something; for a contraction that was
-            given a config where it is called.
+        ValueError: if a contraction with an injected config stays in float; with
+            `strict`, if any float contraction does without a rule with ``cfg=None``.
     """
     for one in planned.left_float():
         if one.is_injected:
@@ -315,14 +318,14 @@ def report(planned: Plan, *, strict: bool) -> None:
 
 
 def check_quantizes(planned: Plan) -> None:
-    """Checks that rules quantize something of a program that they are applied to.
+    """Checks that rules quantize something of a program.
 
-    Rules that leave contractions in float by ``cfg=None``, and rules that match nothing
-    and need not, are what was asked for.
+    Rules with ``cfg=None``, and rules that match nothing and are not required, may
+    leave all of it in float.
 
     Raises:
-        ValueError: if there are contractions, none of them is quantized, and there are
-            no rules, or a contraction fulfils the conditions of one with a config.
+        ValueError: if no contraction is quantized, there are some, and either there are
+            no rules or a contraction meets the conditions of a rule that quantizes.
     """
     if planned.quantized() or not planned.contractions:
         return

@@ -1,4 +1,4 @@
-"""Layouts of a plan: tables for terminals and notebooks."""
+"""Formats plans as tables for terminals and notebooks."""
 
 import sys
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from aqtlite.config import tables
 from aqtlite.program.planned import PlannedContraction
 
 NO_SCOPE = "(no name scope)"
-"""The path of a contraction outside of all modules and name scopes."""
+"""Text for the path of a contraction outside all modules and name scopes."""
 
 _HEADS = ("path", "op", "lhs", "rhs", "rule", "runs in")
 
 _WIDE = 180
-"""Columns of text that is for no terminal."""
+"""Width in columns if the output is not a terminal."""
 
 
 def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]:
-    """The cells of each contraction, in the order of the heads."""
+    """Returns a row of cells for each contraction."""
     return [
         (
             one.path or NO_SCOPE,
@@ -38,12 +38,12 @@ def rows_of(contractions: Sequence[PlannedContraction]) -> list[tuple[str, ...]]
 def layout(
     title: str, rows: Sequence[Sequence[str]], width: int
 ) -> rich.console.RenderableType:
-    """A table; a paragraph for each row, where the table is wider than the console.
+    """Returns a table, or a paragraph per row if the table is wider than the console.
 
     Args:
-        title: what is written above.
-        rows: from `rows_of`.
-        width: columns of the console.
+        title: text above the table.
+        rows: result of `rows_of`.
+        width: width of the console in columns.
     """
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=title)
     for name in _HEADS:
@@ -61,7 +61,7 @@ def layout(
 
 
 def as_text(plan: rich.console.RenderableType) -> str:
-    """A plan as text, as wide as the terminal."""
+    """Formats a plan as text in the width of the terminal."""
     width = None if sys.stdout.isatty() else _WIDE
     console = rich.console.Console(width=width, color_system=None)
     with console.capture() as capture:
@@ -70,7 +70,7 @@ def as_text(plan: rich.console.RenderableType) -> str:
 
 
 def as_html(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """A plan as HTML, for notebooks."""
+    """Formats a plan as HTML for notebooks."""
     return f"<p>{title}</p>{tables.as_html([_HEADS, *rows])}"
 
 
@@ -81,7 +81,7 @@ def _who_decides(one: PlannedContraction) -> str:
 
 
 def _runs_in(one: PlannedContraction) -> str:
-    """The grids of a contraction, such as ``int8 x int8``, or why it has none."""
+    """Returns a contraction's grids, such as ``int8 x int8``, or why it has none."""
     if not one.is_quantized:
         return f"float: {one.why_float}"
     names = (

@@ -1,4 +1,4 @@
-"""A contraction of a program, what rules make of it, and its evaluation."""
+"""A planned contraction of a program, and its evaluation."""
 
 import dataclasses
 import math
@@ -27,7 +27,8 @@ class PlannedOperand:
     shape: tuple[int, ...]
     dtype: str
     kind: Kind
-    """"weight": its value depends on nothing but parameters. "constant": on nothing."""
+    """"weight": depends only on parameters. "constant": depends on no input.
+    "activation": any other."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.dtype}[{','.join(map(str, self.shape))}]"
@@ -35,73 +36,73 @@ class PlannedOperand:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedContraction:
-    """A contraction of a program, and what becomes of it."""
+    """A contraction of a program, and the decision about it."""
 
     path: str
-    """The name scopes around it, and its number if there are several of the path."""
+    """Path that rules match, with ``#`` and a number from the second one on."""
 
     module: str
-    """The path without the number."""
+    """Path without the number."""
 
     op: str
-    """The function of `jax.lax` that contracts."""
+    """Function of `jax.lax` that contracts."""
 
     registered: str | None
-    """The name of the kernel or function that it is a part of (`register_operation`),
-    if so."""
+    """Name of the registered kernel or function that contains it
+    (`register_operation`), if any."""
 
     equation: str | None
-    """Of a `dot_general`: its axes as an einsum's equation."""
+    """Axes of a `dot_general` as an einsum equation; None for other operations."""
 
     lhs: PlannedOperand
     rhs: PlannedOperand
     rule: int | None
-    """The index of the rule that decides; None if there is none."""
+    """Index of the first rule that matches it; None if none does."""
 
     cfg: config.DotGeneral
-    """The config by which it is quantized, `config.unquantized()` for none."""
+    """Config that quantizes it; `config.unquantized()` if it stays in float."""
 
     why_float: str | None
-    """Why it stays in float, if so."""
+    """Reason why it stays in float; None if it is quantized."""
 
     why_not_smoothed: str | None
-    """Why it takes the config of the rule without its smoothing, if so."""
+    """Reason why the rule's smoothing is left out; None if it is not."""
 
     is_injected: bool
-    """The config was given where it is called, and goes before those of rules."""
+    """Whether the config comes from an injected function, before any rules."""
 
     site: Site = dataclasses.field(repr=False, compare=False)
 
     @property
     def description(self) -> str:
-        """What it computes: its axes, or operation, and the kernel that does."""
+        """Its equation or operation, after the name of the registered kernel if any."""
         what = self.equation or self.op
         return what if self.registered is None else f"{self.registered}: {what}"
 
     @property
     def is_quantized(self) -> bool:
-        """True unless it stays in float."""
+        """Whether it is quantized."""
         return self.why_float is None
 
     @property
     def is_exchanged(self) -> bool:
-        """True if its weight is its lhs, which takes the part of the config's rhs."""
+        """Whether its weight is the lhs, and is exchanged to be the config's rhs."""
         if self.is_injected:
             return False
         is_weight = self.lhs.kind == "weight" and self.rhs.kind != "weight"
         return self.op == "dot_general" and is_weight
 
     def in_order(self, values: Sequence[Any]) -> list[Any]:
-        """Returns its inputs with the weight, if it has one, as the second."""
+        """Returns its inputs in the order of the config: a single weight second."""
         lhs, rhs, *rest = values
         return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
 
     def index(self, side: Side) -> int:
-        """Returns the index of an operand among the inputs of its equation."""
+        """Returns the index, among its equation's inputs, of a side of the config."""
         return int((side == "rhs") != self.is_exchanged)
 
     def operation(self, values: Sequence[Any]) -> Operation:
-        """Returns its operation, of operands in the order of the config.
+        """Returns its operation, for operands in the order of the config.
 
         Args:
             values: the inputs of its equation, or their types.
@@ -110,7 +111,7 @@ class PlannedContraction:
 
     @property
     def operation_name(self) -> str:
-        """The name of its operation, by which its states are kept."""
+        """Name of its operation, under which its states are kept."""
         if self.op == "ragged_dot":
             return self.op
         return self.operation([atom.aval for atom in self.site.eqn.invars]).name
@@ -118,18 +119,18 @@ class PlannedContraction:
     def contract(
         self, cfg: DotGeneral, operands: Sequence[Any], states: States
     ) -> list[jax.Array]:
-        """Evaluates it, quantized.
+        """Evaluates it quantized.
 
         Args:
             cfg: the config.
-            operands: inputs of its equation, `in_order`; may be `QTensor`s.
+            operands: result of `in_order`; the first two may be `QTensor`s.
             states: states of the calibrations.
         """
         exchanged = self.is_exchanged
         return [_contract(self.site.eqn, cfg, operands, states, exchanged=exchanged)]
 
     def in_float(self, values: Sequence[Any]) -> list[jax.Array]:
-        """Evaluates it as it was.
+        """Evaluates it in float.
 
         Args:
             values: the inputs of its equation.
@@ -170,7 +171,7 @@ def _operation_of(eqn: Any, values: Sequence[Any], *, exchanged: bool) -> Operat
     Args:
         eqn: the equation.
         values: its inputs.
-        exchanged: a `dot_general` is to have its operands the other way round.
+        exchanged: whether to exchange the operands of a `dot_general`.
     """
     lhs, rhs, *rest = values
     if eqn.primitive.name == "dot_general":
@@ -198,9 +199,9 @@ def _contract(
     Args:
         eqn: the equation.
         cfg: its config.
-        values: its inputs, of which the first two may be exchanged, and `QTensor`s.
+        values: its inputs; the first two may be exchanged, and may be `QTensor`s.
         states: states of the calibrations.
-        exchanged: they are: the first one is the rhs of the equation.
+        exchanged: whether the first value is the rhs of the equation.
     """
     lhs, rhs, *rest = values
     own = (rhs, lhs, *rest) if exchanged else values
@@ -220,7 +221,10 @@ def _contract(
 
 
 def _order(eqn: Any, lhs_ndim: int) -> tuple[int, ...]:
-    """The permutation of the result of exchanged operands: lhs's axes go last."""
+    """Returns the permutation of an exchanged contraction's result.
+
+    It moves the remaining axes of the first operand behind those of the second.
+    """
     (_, rhs_ca), (batch, _) = eqn.params["dimension_numbers"]
     start, end = len(batch), lhs_ndim - len(rhs_ca)
     ndim = len(eqn.outvars[0].aval.shape)
@@ -245,7 +249,7 @@ def _geometry(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def equation_of(eqn: Any) -> str | None:
-    """The axes of a `dot_general` as an einsum's equation; None for other primitives.
+    """Returns the axes of a `dot_general` as an einsum equation, None for other ones.
 
     >>> closed = jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3, 4)), jnp.ones((4, 5)))
     >>> equation_of(closed.eqns[0])
@@ -268,10 +272,9 @@ def equation_of(eqn: Any) -> str | None:
 
 
 def smaller_size(eqn: Any) -> float:
-    """How many elements the smaller operand of an equation has.
+    """Returns the number of elements of an equation's smaller operand.
 
-    One whose size is symbolic (`jax.export`) is taken for the larger one; infinity if
-    both are.
+    An operand of symbolic size (`jax.export`) counts as infinitely large.
     """
     sizes = [math.prod(atom.aval.shape) for atom in eqn.invars[:2]]
     return min((size for size in sizes if isinstance(size, int)), default=math.inf)

@@ -1,4 +1,4 @@
-"""A traced function with decided rules, as conversion and serving see it."""
+"""A traced function with its plan, as conversion and serving use it."""
 
 import collections
 import dataclasses
@@ -37,37 +37,37 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A traced function, whose contractions are quantized by a plan."""
+    """A traced function and the plan of its contractions."""
 
     traced: tracing.Traced
     plan: Plan
     parameters: Mapping[int, Parameter]
-    """The inputs of the jaxpr that are parameters."""
+    """Inputs of the jaxpr that are parameters, by index."""
 
     module_of: Callable[[PlannedContraction], Path]
-    """The path under which the frozen weights of a contraction are kept."""
+    """Function from a contraction to the path under which its weights are kept."""
 
     state: Any
-    """Arrays of the calibrations, or their shapes."""
+    """State of all calibrations, arrays or shapes."""
 
     states_in: Callable[[PlannedContraction, Any], States]
-    """The states of the calibrations of a contraction, taken from all of them."""
+    """Function from a contraction and `state` to the contraction's states."""
 
     place_of: Callable[[PlannedContraction], Path]
-    """The path of their statistics in the collection of these."""
+    """Function from a contraction to the path of its statistics in their collection."""
 
     first_position: int = 0
-    """The number of the first contraction of a module."""
+    """Number of the first contraction of a module."""
 
     def states_of(self, one: PlannedContraction) -> States:
-        """The states of the calibrations of a contraction."""
+        """Returns the calibration states of a contraction."""
         return self.states_in(one, self.state)
 
     def discovery(self, buffers: Collection[int] = ()) -> Discovery:
-        """Returns what the operands are made of that are quantized.
+        """Returns the quantized operands with their origins.
 
         Args:
-            buffers: indices of inputs that are variables, and no parameters.
+            buffers: indices of inputs that are variables other than parameters.
         """
         found: list[FoundOperand] = []
         for one, module, position in self.numbered():
@@ -92,16 +92,16 @@ class Program:
     def traced_record(
         self, state: Any, keys: Collection[OperandKey], kept: Any = ()
     ) -> tracing.Traced:
-        """Traces the program as a function of its inputs and states.
+        """Traces `record` as a function of the program's inputs and the state.
 
         Args:
-            state: arrays of the calibrations, or their shapes.
-            keys: keys of weights.
-            kept: pytree of indices of outputs of the program.
+            state: state of all calibrations, arrays or shapes.
+            keys: keys of the weights.
+            kept: pytree of indices of the program's outputs to keep.
 
         Returns:
-            The function, which returns the outputs that are kept, and what `record`
-            stores of the weights.
+            The traced function, which returns the kept outputs and the operands that
+            `record` stores.
         """
 
         def run(values: list[Any], state: Any) -> Any:
@@ -115,13 +115,17 @@ class Program:
     def record(
         self, values: Sequence[Any], keys: Collection[OperandKey]
     ) -> tuple[list[Any], list[StoredOperand]]:
-        """Evaluates the program, and stores the `WeightOutputs` of weights.
+        """Evaluates the program and returns the `WeightOutputs` of weights.
 
-        A contraction of activations, of which no weight can be made, stays in float.
+        A contraction stays in float if an operand is an activation: no weight can
+        depend on its result.
 
         Args:
-            values: the inputs of the jaxpr.
+            values: inputs of the jaxpr.
             keys: keys of the weights.
+
+        Returns:
+            The outputs of the program, and the stored operands.
         """
         replacements, wanted = {}, {}
         for one, module, position in self.numbered():
@@ -136,7 +140,7 @@ class Program:
             record = functools.partial(self._recorded, one, recorded, gives_weight)
             has_states = bool(collections_of(one.cfg)) and any(per_step(one))
             if recorded and not has_states:
-                # What a loop carries is the weight that the last step leaves.
+                # Loops carry the weight as auxiliary arrays, in place of given states.
                 record, given = functools.partial(_with_states, record, states), None
             location = one.site.location
             wanted[location] = recorded
@@ -151,7 +155,7 @@ class Program:
         ]
 
     def parameters_of_weights(self) -> set[Parameter]:
-        """The parameters of which weights of quantized contractions are made."""
+        """Returns the parameters behind the weights of quantized contractions."""
         return {
             self.parameters[i]
             for one in self.plan.quantized()
@@ -161,10 +165,10 @@ class Program:
         }
 
     def quantized_elsewhere(self) -> set[Parameter]:
-        """The parameters of weights that functions inside quantize on their own.
+        """Returns parameters of weights that the traced function itself quantizes.
 
-        They contract by the library's functions, which rules leave as they are: what
-        these quantize has a name in the trace.
+        Functions of this library name the operands that they quantize in the trace, and
+        rules leave them unchanged.
         """
         return {
             self.parameters[i]
@@ -175,7 +179,7 @@ class Program:
         }
 
     def numbered(self) -> list[tuple[PlannedContraction, Path, int]]:
-        """The quantized contractions, with the numbers that they have in a module."""
+        """Returns quantized contractions with their modules and numbers in these."""
         counts: collections.Counter[Path] = collections.Counter()
         numbered = []
         for one in self.plan.quantized():
@@ -187,11 +191,11 @@ class Program:
     def contraction(
         self, one: PlannedContraction, values: Sequence[Any], states: States
     ) -> Contraction:
-        """A contraction as it is in serving.
+        """Returns a contraction with its serving config.
 
         Args:
             one: the contraction.
-            values: the inputs of its equation, or their types.
+            values: inputs of its equation, or their types.
             states: states of the calibrations.
         """
         lhs, rhs = one.in_order(values)[:2]
@@ -206,9 +210,9 @@ class Program:
         )
 
     def contraction_of_types(self, one: PlannedContraction) -> Contraction:
-        """A contraction of types of arrays, without states."""
+        """Returns a contraction of abstract values, without states."""
         lhs, rhs, *rest = (atom.aval for atom in one.site.eqn.invars)
-        # The sizes of groups do not matter here, but are to be numbers.
+        # Group sizes must be concrete; their values do not matter here.
         sizes = (np.zeros(aval.shape, aval.dtype) for aval in rest)
         return self.contraction(one, [lhs, rhs, *sizes], States())
 
@@ -228,7 +232,7 @@ class Program:
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:
-    """NaN in place of what is frozen, which no contraction of frozen weights reads."""
+    """Returns inputs with NaN for placeholders, which no evaluated equation reads."""
     return [_unknown(x) if isinstance(x, Placeholder) else x for x in values]
 
 
@@ -248,7 +252,7 @@ def _with_states(
 
 
 def _of_a_step(one: PlannedContraction, states: States) -> States:
-    """The types of the states of a contraction where it is evaluated."""
+    """Returns the shapes of a contraction's states in one step of its scans."""
     count = sum(per_step(one))
 
     def of_a_step(x: Any) -> jax.ShapeDtypeStruct:
@@ -259,14 +263,14 @@ def _of_a_step(one: PlannedContraction, states: States) -> States:
 
 
 def per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """For each scan around a contraction, whether every step has arrays of its own."""
+    """Whether each scan around a contraction has its states or weights per step."""
     if collections_of(one.cfg):
         return one.site.per_step
     return weights_per_step(one)
 
 
 def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
-    """The same of its frozen weights."""
+    """Whether each scan around a contraction has its frozen weights per step."""
     weights = [x for x in one.site.operands if x.identity is not None]
     return tuple(
         any(Loop(depth, False) in weight.needed for weight in weights)
@@ -275,7 +279,7 @@ def weights_per_step(one: PlannedContraction) -> tuple[bool, ...]:
 
 
 def _obstacle(one: PlannedContraction) -> str | None:
-    """Why no weight of a contraction can be frozen, if so."""
+    """Returns why no weight of a contraction can be frozen, or None."""
     for name, text in (
         ("cond", "a branch of lax.cond or lax.switch"),
         ("while", "a lax.while_loop"),
@@ -292,6 +296,6 @@ def _obstacle(one: PlannedContraction) -> str | None:
 
 
 def origins(one: PlannedContraction) -> dict[Side, sites.Origin]:
-    """What the operands come from, in the order of the config."""
+    """Returns the origins of the operands, by side of the config."""
     lhs, rhs = one.in_order(one.site.operands)
     return {"lhs": lhs, "rhs": rhs}

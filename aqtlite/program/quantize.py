@@ -1,4 +1,4 @@
-"""Quantized functions of any functions, by rules."""
+"""Quantizes the contractions of any function by rules."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ class QuantizedFunction:
     params: Parameters = None
     strict: bool = False
     naming: Naming = by_scope
-    """Gives the paths of contractions."""
+    """Function that gives contractions their paths."""
 
     __name__: str = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -47,7 +47,7 @@ class QuantizedFunction:
 
     @property
     def has_state(self) -> bool:
-        """True if a calibration of the rules gathers statistics or is learned."""
+        """Whether a calibration of the rules gathers statistics or is learned."""
         return any(
             bool(collections_of(rule.cfg))
             for rule in self.rules
@@ -55,10 +55,10 @@ class QuantizedFunction:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, quantized.
+        """Calls the quantized function.
 
-        With a state, it is the first argument, and the result is a pair: that of the
-        function, and the state with the statistics of this call.
+        If `has_state`, the state is the first argument, and the result is a pair: the
+        function's result, and the state updated with the statistics of this call.
         """
         if not self.has_state:
             out, _ = self.run({}, args, kwargs)
@@ -73,11 +73,11 @@ class QuantizedFunction:
         return self.run(state, tuple(rest), kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Decides about every contraction, and runs nothing.
+        """Returns the decision about every contraction, without running anything.
 
         Args:
-            *args: those of the function; `jax.ShapeDtypeStruct`s may stand for arrays.
-            **kwargs: the same.
+            *args: arguments of the function, or `jax.ShapeDtypeStruct`s for arrays.
+            **kwargs: as `args`.
         """
         return self.traced(args, kwargs)[1]
 
@@ -85,13 +85,13 @@ class QuantizedFunction:
         """Returns the state before the first call.
 
         Args:
-            *args: those of the function. Learned scales start from their values; in a
-                branch that these do not take, as if there were zeros.
-            **kwargs: the same.
+            *args: arguments of the function. Learned scales start from their values;
+                in a branch not taken, as if all values were zero.
+            **kwargs: as `args`.
 
         Raises:
-            ValueError: if the statistics of a gradient or a learned scale would not get
-                theirs where the contraction is.
+            ValueError: if a contraction is where a learned scale, or statistics of
+                gradients, would not get the right gradient.
         """
 
         traced, planned = self.traced(args, kwargs)
@@ -104,25 +104,25 @@ class QuantizedFunction:
     def run(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Calls the function, quantized, and gathers statistics of the call.
+        """Calls the quantized function and gathers statistics.
 
         Args:
             state: state of the calibrations; empty if there is none.
-            args: those of the function.
-            kwargs: the same.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function.
 
         Returns:
-            Its result, and the state with the statistics of this call.
+            The result, and the state updated with the statistics of this call.
         """
         out, planned, aux = self._evaluate(state, args, kwargs, states_lib.updating)
         return out, states_lib.updated(state, planned, aux)
 
     def gather(self, state: State, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Gathers the statistics of a call whose contractions run in float.
+        """Gathers the statistics of a call with all contractions in float.
 
-        Every contraction sees what the float function gives it, and no statistics
-        depend on those of another contraction: gathered in parts and merged, they are
-        those of one pass.
+        Every contraction sees the activations of the float function, so its statistics
+        do not depend on other contractions' scales: statistics gathered in parts and
+        merged equal those of one pass.
 
         >>> import jax.numpy as jnp
         >>> from aqtlite import config
@@ -135,11 +135,11 @@ class QuantizedFunction:
 
         Args:
             state: state of the calibrations.
-            *args: those of the function.
-            **kwargs: the same.
+            *args: positional arguments of the function.
+            **kwargs: keyword arguments of the function.
 
         Returns:
-            The state with the statistics of this call.
+            The state updated with the statistics of this call.
         """
         _, planned, aux = self._evaluate(state, args, kwargs, states_lib.gathering)
         return states_lib.updated(state, planned, aux)
@@ -147,12 +147,12 @@ class QuantizedFunction:
     def evaluate(
         self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Calls the function, quantized, with the statistics as they are.
+        """Calls the quantized function without updating statistics.
 
         Args:
             state: state of the calibrations; empty if there is none.
-            args: those of the function.
-            kwargs: the same.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function.
         """
         return self._evaluate(state, args, kwargs, states_lib.contracting)[0]
 
@@ -170,14 +170,14 @@ class QuantizedFunction:
             traced.values((args, kwargs)),
             lambda one: how(one, states_lib.states_of(one, state)),
         )
-        # Constants of the program are no arrays.
+        # Outputs that are constants of the program may not be arrays.
         out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
         return out, planned, aux
 
     def traced(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tracing.Traced, Plan]:
-        """Traces a call, and decides about every contraction."""
+        """Traces a call and plans its contractions."""
         traced = self.trace(args, kwargs)
         parameters = _parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
@@ -199,18 +199,18 @@ def quantize_function(
     strict: bool = False,
     paths: Paths = "scopes",
 ) -> QuantizedFunction:
-    """Quantizes the contractions of any function, by rules.
+    """Quantizes the contractions of any function by rules.
 
-    The function is traced, and the traced program evaluated with the contractions that
-    rules name (`jax.lax.dot_general`, `conv_general_dilated`, `ragged_dot`) replaced by
-    quantized ones with their gradients. All other operations stay as they are, in
-    loops, branches, `jax.jit`, `jax.checkpoint`, `jax.shard_map`, and functions with
-    derivatives of their own, too. The result is an ordinary function, to be compiled,
-    differentiated, mapped or exported like any other; it traces `fn` at every call, so
-    that it is to be called inside of a `jax.jit`.
+    The function is traced, and its program evaluated with the contractions that rules
+    match (`jax.lax.dot_general`, `conv_general_dilated`, `ragged_dot`) replaced by
+    quantized ones, with the gradients that their configs define. This includes
+    contractions inside loops, branches, `jax.jit`, `jax.checkpoint`, `jax.shard_map`
+    and functions with custom derivatives. All other operations are unchanged. The
+    result is an ordinary function that can be compiled, differentiated, mapped or
+    exported; it traces `fn` at every call, so call it inside a `jax.jit`.
 
-    Contractions that were quantized where they are called, by `make_dot_general` or
-    `aqtlite.flax.AqtDotGeneral`, stay as they are.
+    Contractions that are already quantized, by `make_dot_general` or
+    `aqtlite.flax.AqtDotGeneral`, are unchanged.
 
     >>> from aqtlite import config
     >>> def mlp(params, x):
@@ -228,35 +228,36 @@ def quantize_function(
     ['layer_0', 'layer_1']
 
     Args:
-        fn: takes and returns pytrees of arrays.
-        rules: a sequence of `Rule`, the first that fits decides; or a config, for
+        fn: function of pytrees of arrays.
+        rules: sequence of `Rule`, of which the first match decides; or a config for
             every contraction.
-        params: which arguments are parameters: the position of one, several of them,
-            or a function that is told the path of a leaf of the arguments, such as
-            "0/encoder/kernel", and says whether it is. An operand that depends on
-            parameters alone is a weight. None: there are none.
-        strict: raises if a contraction of floats stays in float though no rule says so.
-        paths: what the path of a contraction is, which rules name. "scopes": the name
-            scopes around it; where there are none, as "parameters". (The classes that
-            Equinox leaves, and the equation that `jnp.einsum` leaves, do not count.)
-            "parameters": the path of the parameter that it contracts, such as
-            "layers/0/weight"; for a contraction of activations, the innermost node
-            around the weights before and behind it, and its scopes.
+        params: the arguments that are parameters: one position, a sequence of
+            positions, or a predicate on the path of a leaf of the arguments, such as
+            "0/encoder/kernel". An operand that depends only on parameters is a weight.
+            None: no argument is.
+        strict: raise if a contraction of floats stays in float without a rule that says
+            so.
+        paths: the paths that rules match. "scopes": the name scopes around a
+            contraction; without any, as "parameters". (Scopes that Equinox adds for
+            classes, and `jnp.einsum` for equations, do not count.) "parameters": the
+            path of the contracted parameter, such as "layers/0/weight"; for a
+            contraction of activations, the innermost node around the nearest weights
+            before and after it, followed by its scopes.
 
     Returns:
         A function like `fn`. If a calibration of the rules gathers statistics or is
         learned, it is ``quantized(state, *args) -> (out, state)``, and
-        ``quantized.init_state(*args)`` makes the state, by collections: "aqt_stats"
-        holds statistics, "params" what is learned and to be trained, and
-        "_overwrite_with_gradient" statistics of gradients, whose gradient is what takes
-        their place (`with_gradient_statistics`).
+        ``quantized.init_state(*args)`` returns the initial state, a dictionary of
+        collections: "aqt_stats" holds statistics, "params" learned values to train, and
+        "_overwrite_with_gradient" statistics of gradients, to be replaced by their own
+        gradient (`with_gradient_statistics`).
 
     Raises:
-        TypeError: if `fn` is a model or no function, `rules` are none, or `params` is
-            none of these.
-        ValueError: if `paths` is neither; when it is called, if a rule matches nothing,
-            if none quantizes anything (unless each has ``cfg=None``), and with `strict`
-            if a contraction stays in float.
+        TypeError: if `fn` is a model or not callable, or if `rules` or `params` has
+            another type.
+        ValueError: if `paths` is unknown; when the result is called, if a required rule
+            matches nothing, if no rule quantizes anything (unless each has
+            ``cfg=None``), and with `strict` if a contraction stays in float.
     """
     if hasattr(fn, "init") and hasattr(fn, "apply"):
         raise TypeError(
@@ -271,10 +272,10 @@ def quantize_function(
 
 
 def _positions(params: Any) -> Parameters:
-    """Returns what says which arguments are parameters, such that it is hashable.
+    """Returns `params` of `quantize_function` in a hashable form.
 
     Raises:
-        TypeError: if it is none of what `quantize_function` takes.
+        TypeError: if it is not of a type that `quantize_function` takes.
     """
     if params is None or callable(params):
         return params
@@ -296,7 +297,7 @@ def plan(
     paths: Paths = "scopes",
     **kwargs: Any,
 ) -> Plan:
-    """Shows what rules make of a function or a model, before anything runs.
+    """Returns what rules do to a function or a model, without running it.
 
     >>> model = lambda w, x: x @ w
     >>> print(plan(model, jnp.ones((4, 8)), jnp.ones((2, 4)), rules=[], params=0))
@@ -306,17 +307,17 @@ def plan(
       path              op           lhs                       rhs   ...
 
     Args:
-        fn: a function; or a model that has `apply`, as those of Linen and Haiku have,
-            which is called with its variables first.
-        *args: its arguments; `jax.ShapeDtypeStruct`s may stand for arrays.
-        rules: as `quantize_function` takes them.
-        params: as `quantize_function` takes it. None: for a model, its parameters.
-        paths: as `quantize_function` takes it.
+        fn: a function; or a model with an `apply` method that takes the variables
+            first, as in Linen and Haiku.
+        *args: its arguments, or `jax.ShapeDtypeStruct`s for arrays.
+        rules: as in `quantize_function`.
+        params: as in `quantize_function`. None: for a model, its parameters.
+        paths: as in `quantize_function`.
         **kwargs: as `args`.
 
     Raises:
-        TypeError: if `rules` are none.
-        ValueError: if a rule matches nothing, or `paths` is none that there are.
+        TypeError: if `rules` has another type.
+        ValueError: if a required rule matches nothing, or `paths` is unknown.
     """
     if hasattr(fn, "apply"):
         fn = fn.apply
@@ -335,7 +336,7 @@ def _is_in_params(path: str) -> bool:
 
 
 def _is_state(x: Any) -> bool:
-    """Tells a state from parameters, which may be in a collection "params", too."""
+    """Whether `x` is a state, not parameters in a collection "params"."""
     collections = {PARAMETERS, STATISTICS, OF_GRADIENTS}
     if not isinstance(x, Mapping) or not x.keys() <= collections:
         return False
@@ -355,7 +356,7 @@ def _parameters(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> dict[int, str]:
-    """The names of the inputs of a jaxpr that are parameters, by index."""
+    """Returns the names of the jaxpr's inputs that are parameters, by index."""
     if params is None:
         return {}
     if callable(params):

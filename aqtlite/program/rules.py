@@ -1,4 +1,4 @@
-"""Rules: which contractions of a program are quantized, and by which config."""
+"""Rules: which contractions of a program are quantized, and with which config."""
 
 import dataclasses
 import json
@@ -15,10 +15,10 @@ Operands = Literal["any", "weight", "activations"]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A config for the contractions of a program that fulfil some conditions.
+    """A config for the contractions of a program that meet some conditions.
 
-    Of several rules, the first one whose conditions a contraction fulfils decides. One
-    that fulfils those of none stays in float.
+    The first rule whose conditions a contraction meets decides. A contraction that no
+    rule matches stays in float.
 
     >>> rules = (
     ...     Rule(path=".*/head", cfg=None),
@@ -28,42 +28,42 @@ class Rule:
     Raises:
         TypeError: if `cfg` is missing or neither a `config.DotGeneral` nor None, or a
             condition is of another type than declared.
-        ValueError: if `path` is no regular expression, if another condition has a value
-            that it cannot have, or if `cfg` quantizes results, which are arrays.
+        ValueError: if `path` is not a regular expression, if another condition has an
+            invalid value, or if `cfg` quantizes results (``cfg.out``).
     """
 
     path: str = ".*"
-    """A regular expression for all of the path of a contraction: the name scopes around
-    it (`jax.named_scope`; Flax modules leave their names), joined by slashes; without
-    any, the path of the parameter that it contracts. The second contraction of a path
-    has ``#1`` at the end, the third ``#2``."""
+    """Regular expression for the whole path of a contraction: the name scopes around it
+    (`jax.named_scope`; Flax modules add their names), joined by slashes; without any,
+    the path of the parameter that it contracts. The second contraction with a path has
+    ``#1`` at the end, the third ``#2``."""
 
     op: str | tuple[str, ...] | None = None
-    """The function of `jax.lax` that contracts ("dot_general", "conv_general_dilated",
-    "ragged_dot"), the name of a kernel or function around it (`register_operation`), or
-    a tuple of several; None for any. `jnp.matmul`, `jnp.einsum` and dense layers are
+    """Function of `jax.lax` that contracts ("dot_general", "conv_general_dilated",
+    "ragged_dot"), name of a kernel or function around it (`register_operation`), or a
+    tuple of several; None for any. `jnp.matmul`, `jnp.einsum` and dense layers are
     "dot_general"."""
 
     cfg: config.DotGeneral | None = dataclasses.field(kw_only=True)
-    """How to quantize. ``fwd.rhs`` is the weight of a contraction that has one, on
-    whichever side it is. None: not at all. There is no default: a rule without a config
-    would leave in float what it names."""
+    """Config for the matching contractions; None keeps them in float. ``fwd.rhs``
+    applies to the weight, if there is one, on whichever side it is. There is no
+    default, so that no contraction stays in float because a config was forgotten."""
 
     operands: Operands = "any"
-    """"weight": one of the operands, and one alone, depends on nothing but parameters.
-    "activations": both depend on more than that."""
+    """"weight": exactly one operand depends only on parameters. "activations": neither
+    does."""
 
     equation: str | None = None
-    """A regular expression for the axes of a `dot_general`, written as an einsum's
-    equation with letters in the order of the axes of lhs, then rhs: ``"ab,bc->ac"`` is
-    a matrix product, ``"abc,cd->abd"`` a dense layer of three axes. None for any."""
+    """Regular expression for the axes of a `dot_general`, written as an einsum equation
+    with letters in the order of the axes of lhs, then rhs: ``"ab,bc->ac"`` is a matrix
+    product, ``"abc,cd->abd"`` a dense layer with inputs of three axes. None for any."""
 
     min_size: int = 0
-    """How many elements the smaller operand has at least. An operand of a symbolic size
-    (`jax.export`) is taken for the larger one."""
+    """Minimum number of elements of the smaller operand. An operand of symbolic size
+    (`jax.export`) counts as the larger one."""
 
     is_required: bool = True
-    """A program without any contraction that fulfils the conditions is an error."""
+    """Whether it is an error if no contraction of a program meets the conditions."""
 
     def __post_init__(self) -> None:
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
@@ -104,7 +104,7 @@ class Rule:
 
     @property
     def ops(self) -> tuple[Any, ...] | None:
-        """The operations as a tuple; None for any."""
+        """`op` as a tuple; None for any."""
         return self.op if isinstance(self.op, tuple | None) else (self.op,)
 
 
@@ -120,10 +120,10 @@ def check(rules: Any) -> tuple[Rule, ...]:
     """Returns rules as a tuple.
 
     Args:
-        rules: a sequence of rules; one alone; or a config, for every contraction.
+        rules: a sequence of rules, a single rule, or a config for every contraction.
 
     Raises:
-        TypeError: if they are none.
+        TypeError: if it is none of these.
     """
     if isinstance(rules, config.DotGeneral):
         return (Rule(cfg=rules),)
@@ -139,7 +139,7 @@ def check(rules: Any) -> tuple[Rule, ...]:
 
 
 def _brief(rules: Any) -> str:
-    """What was given, for an error; a config in a list fills a screen."""
+    """Describes a wrong argument for a message; the repr of configs would be long."""
     if callable(rules):
         return f"the function {getattr(rules, '__name__', rules)!r}: call it"
     if isinstance(rules, Sequence) and not isinstance(rules, str):
@@ -148,7 +148,7 @@ def _brief(rules: Any) -> str:
 
 
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
-    """Writes rules as JSON, every field of them, defaults included.
+    """Writes rules as JSON with all their fields, including defaults.
 
     >>> rules = (Rule(path=".*/mlp/.*", cfg=config.fully_quantized()),)
     >>> from_json(to_json(rules)) == rules
@@ -156,11 +156,11 @@ def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
 
     Args:
         rules: the rules.
-        indent: spaces by which each level is indented; None for a single line.
+        indent: spaces per level of indentation; None for a single line.
 
     Raises:
-        TypeError: as `config.to_json`, for a config that holds an object of a class
-            that is not registered.
+        TypeError: if a config holds an object of an unregistered class, as in
+            `config.to_json`.
     """
     written = []
     for rule in check(rules):
@@ -172,7 +172,7 @@ def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:
 
 
 def from_json(text: str) -> tuple[Rule, ...]:
-    """Reads what `to_json` wrote. A condition that is not there takes its default.
+    """Reads rules from the JSON of `to_json`. Missing conditions take their defaults.
 
     Raises:
         TypeError: if `text` is not a string.
@@ -183,15 +183,17 @@ def from_json(text: str) -> tuple[Rule, ...]:
 
 
 def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
-    """Reads the rules of Qwix, for the same contractions and the same integers.
+    """Converts rules of Qwix to rules for the same contractions and integers.
 
-    Each becomes two, for weights and for two activations, or one that leaves floats, if
-    it has no `weight_qtype`. As in Qwix, the first that fits decides, and one that
-    matches nothing is none the worse. What differs: the smallest integer (-128 of int8)
-    is not used, so that the element with the largest magnitude is -127 where it is
-    negative; `bwd_stochastic_rounding` draws noise for each element, and maps the
-    largest magnitude to 127, not to 127.5, so that none is biased; and where a
-    calibration clips, an integer gets no gradient from 127 on, not from 127.5 on.
+    Each rule becomes two, one for weights and one for pairs of activations; or one that
+    keeps floats, if it has no `weight_qtype`. As in Qwix, the first match decides, and
+    a rule may match nothing. The differences from Qwix:
+
+    - The smallest integer (-128 of int8) is not used: a negative element of the largest
+      magnitude becomes -127.
+    - `bwd_stochastic_rounding` draws noise for each element, and maps the largest
+      magnitude to 127, not 127.5, so that rounding is unbiased.
+    - Where a calibration clips, the gradient is zero from 127 on, not from 127.5.
 
     >>> (weight, activations) = from_qwix([{"weight_qtype": "int4"}])
     >>> weight.cfg.fwd.rhs, weight.operands
@@ -203,13 +205,14 @@ def from_qwix(rules: Any, *, root: str = "") -> tuple[Rule, ...]:
 
     Args:
         rules: objects such as `qwix.QuantizationRule` and `qwix.QtRule`, or mappings of
-            their fields; one alone will do. Qwix itself is not imported.
-        root: what paths begin with, and `module_path` does not name: for a Linen model
-            the name of its class; for an NNX model nothing.
+            their fields; a sequence or a single one. Qwix itself is not imported.
+        root: first step of paths that `module_path` omits: for a Linen model the name
+            of its class; for an NNX model nothing.
 
     Raises:
-        TypeError: if one is neither.
-        ValueError: if a field has no equivalent; the message names it, and what to do.
+        TypeError: if a rule is neither.
+        ValueError: if a field has no equivalent; the message names the field and a
+            remedy.
     """
     is_one = isinstance(rules, Mapping | str) or not isinstance(rules, Iterable)
     several = [rules] if is_one else rules

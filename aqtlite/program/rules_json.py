@@ -1,4 +1,4 @@
-"""Rules as JSON: an object with a version, and an object for each rule."""
+"""Rules as JSON: an object with a version and a list of objects, one per rule."""
 
 import dataclasses
 import json
@@ -12,17 +12,17 @@ _VERSION = 1
 
 
 def write(fields: Sequence[Mapping[str, Any]], indent: int | None) -> str:
-    """Writes rules.
+    """Writes rules as JSON.
 
     Args:
-        fields: those of each rule, plain data.
-        indent: spaces by which each level is indented; None for a single line.
+        fields: the fields of each rule, plain data.
+        indent: spaces per level of indentation; None for a single line.
     """
     return json.dumps({"version": _VERSION, "rules": list(fields)}, indent=indent)
 
 
 def fields_of(rule: Any) -> dict[str, Any]:
-    """The fields of a dataclass, by name; what they hold stays as it is."""
+    """Returns the fields of a dataclass by name, without converting their values."""
     return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
 
 
@@ -31,12 +31,12 @@ def read(
     rule: Callable[..., _Rule],
     decode: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> tuple[_Rule, ...]:
-    """Reads what `write` wrote. A field that is not there takes its default.
+    """Reads rules from the JSON of `write`. Missing fields take their defaults.
 
     Args:
         text: JSON.
-        rule: the dataclass.
-        decode: makes its arguments of the fields of a rule.
+        rule: dataclass of the rules.
+        decode: function from the JSON fields of a rule to arguments of `rule`.
 
     Raises:
         TypeError: if `text` is not a string.

@@ -1,4 +1,4 @@
-"""Rules as Qwix has them, read as the fields of rules and configs."""
+"""Converts rules of Qwix to fields of `Rule`."""
 
 import dataclasses
 import re
@@ -30,28 +30,28 @@ _DEFAULTS: dict[str, Any] = {
 """The fields of rules of Qwix 0.1, with their defaults."""
 
 _OPS = {"dot_general", "einsum", "conv_general_dilated", "ragged_dot"}
-"""The operations that Qwix names. All but einsum are those of `Rule.op`."""
+"""Operations of Qwix; all but einsum are also operations of `Rule.op`."""
 
 _IS_EINSUM, _IS_NONE = "(?=.*->)", "(?!.*->)"
-"""What a path has to have ahead: the equation of an einsum, or none."""
+"""Look-ahead for paths with, and without, the equation of an einsum."""
 
 _MX = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn"}
-"""The elements of the formats whose scales are powers of two."""
+"""Element dtypes of the formats with power-of-two scales."""
 
 _GIVEN = (calibration.Constant, calibration.ConstantRange)
-"""Ranges that look at no array."""
+"""Calibrations with fixed ranges, which read no array."""
 
 _BEHIND = r"(?:/?[^/#]*->[^/#]*)?(?:#\d+)?"
-"""What a path has behind that of a module: an equation, and a number."""
+"""Pattern for the end of a path after its module: an equation and a number."""
 
 
 def read(rule: Any, root: str) -> list[dict[str, Any]]:
-    """Returns the fields of the rules that do what one of Qwix does.
+    """Returns the fields of the rules equivalent to one of Qwix.
 
     Args:
         rule: an object with the attributes of `qwix.QuantizationRule` or a class
             derived from it, or a mapping of them.
-        root: as `rules.from_qwix` takes it.
+        root: as in `rules.from_qwix`.
 
     Raises:
         TypeError: if it is neither.
@@ -60,7 +60,7 @@ def read(rule: Any, root: str) -> list[dict[str, Any]]:
     fields = {**_DEFAULTS, **_fields(rule)}
     path = f"(?:{fields['module_path']}){_BEHIND}"
     if root:
-        # The root itself has no slash behind it.
+        # The path of the root itself has no slash after it.
         path = rf"{re.escape(root)}(?:/|(?![^#])){path}"
     if fields["weight_qtype"] is None:
         made: list[dict[str, Any]] = [{"cfg": None}]
@@ -78,7 +78,7 @@ def read(rule: Any, root: str) -> list[dict[str, Any]]:
 
 
 def _fields(rule: Any) -> dict[str, Any]:
-    """The fields of a rule that are not those of every rule."""
+    """Returns the fields that a Qwix rule has, by name."""
     if isinstance(rule, Mapping):
         given = dict(rule)
     elif dataclasses.is_dataclass(rule) and not isinstance(rule, type):
@@ -104,7 +104,7 @@ def _fields(rule: Any) -> dict[str, Any]:
 
 
 def _operations(names: Any) -> list[tuple[str, str | tuple[str, ...] | None]]:
-    """What the names of operations ask of paths, and the operations of `Rule.op`."""
+    """Returns pairs of a look-ahead for paths and a value of `Rule.op`."""
     names = {names} if isinstance(names, str) else set(names)
     if unknown := names - _OPS:
         raise _no_equivalent(
@@ -119,7 +119,7 @@ def _operations(names: Any) -> list[tuple[str, str | tuple[str, ...] | None]]:
     others = tuple(sorted(names - products))
     asked: list[tuple[str, str | tuple[str, ...] | None]] = []
     if len(products) == 1:
-        # Both are contractions of one kind, and an einsum leaves its equation.
+        # Both are dot_generals; the path of an einsum contains its equation.
         asked.append((_IS_EINSUM if "einsum" in products else _IS_NONE, "dot_general"))
     elif products:
         others = ("dot_general", *others)
@@ -129,7 +129,7 @@ def _operations(names: Any) -> list[tuple[str, str | tuple[str, ...] | None]]:
 
 
 class _Reader:
-    """Makes configs of the fields of a rule."""
+    """Builds configs from the fields of a Qwix rule."""
 
     def __init__(self, fields: Mapping[str, Any]):
         self._fields = fields
@@ -172,13 +172,13 @@ class _Reader:
             )
 
     def of_weight(self) -> config.DotGeneral:
-        """The config of a weight and an activation."""
+        """Returns the config for an activation and a weight."""
         return self._dot_general(
             self._act, self._weight, self._fields["bwd_weight_grad_tile_size"]
         )
 
     def of_activations(self) -> config.DotGeneral | None:
-        """The config of two activations."""
+        """Returns the config for two activations; None to keep them in float."""
         if self._fields["act_qtype"] is None:
             return None
         return self._dot_general(self._act, self._act, None)
@@ -188,7 +188,7 @@ class _Reader:
     ) -> config.DotGeneral:
         forward = config.DotGeneralRaw(lhs=lhs, rhs=rhs)
         if self._fields["bwd_qtype"] is None:
-            # Gradients are contracted with the floats, as they were.
+            # Without bwd_qtype, gradients are contracted in float.
             return config.DotGeneral(fwd=forward)
         blocks = _blocks("bwd_weight_grad_tile_size", tile_size)
         return config.DotGeneral(
@@ -211,7 +211,7 @@ class _Reader:
                 "bwd_stochastic_rounding", noise, "aqtlite rounds with 'uniform' noise"
             )
         if not isinstance(grid, numerics.IntSymmetric):
-            return tensor  # Qwix rounds these to the nearest.
+            return tensor  # Qwix rounds other grids to nearest.
         noisy = dataclasses.replace(
             grid, preserve_max_val=True, stochastic_rounding=True
         )
@@ -276,12 +276,12 @@ class _Reader:
 
 
 def _reused(forward: config.Tensor) -> config.Tensor:
-    """The operand of a gradient: as the forward quantized it, if it has no blocks."""
+    """Returns the operand of a gradient: reuses forward quantization without blocks."""
     return config.Tensor(use_fwd_quant=forward.is_quantized and not forward.blocks)
 
 
 def _grid(name: str, qtype: Any) -> Any:
-    """The grid of a dtype."""
+    """Returns the grid of a qtype."""
     if qtype == "nf4":
         return numerics.NormalFloat()
     dtype = _MX.get(qtype, qtype) if isinstance(qtype, str) else jnp.dtype(qtype).name
@@ -304,7 +304,7 @@ def _with_zero_point(name: str, text: str, grid: Any) -> numerics.IntAffine:
 
 
 def _blocks(name: str, size: Any) -> config.Blocks | None:
-    """The blocks of a tile size: elements, or one divided by how many there are."""
+    """Returns the blocks of a tile size: a block size, or 1 / number of blocks."""
     if not size:
         return None
     if isinstance(size, int):
@@ -316,7 +316,7 @@ def _blocks(name: str, size: Any) -> config.Blocks | None:
 
 
 def _parsed(name: str, text: Any) -> tuple[str, list[float]]:
-    """The method of a calibration, and its numbers."""
+    """Splits a calibration method into its name and numbers."""
     method, *numbers = str(text).lower().split(",")
     try:
         return method, [float(number) for number in numbers]

@@ -11,7 +11,7 @@ from aqtlite.qtensor.qtensor import QTensor
 
 
 def tabulate(variables: Any) -> str:
-    """A table of variables: the shapes and sizes of their arrays, and no numbers.
+    """Returns a table of variables with the shapes and sizes of their arrays.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -31,9 +31,9 @@ def tabulate(variables: Any) -> str:
             as serving variables, or an `nnx.State`.
 
     Returns:
-        The text, which a notebook shows as a table. A quantized array is one, and its
-        size is that of its integers and scales, at a byte for each integer of 4 bits
-        and fewer.
+        The text, which a notebook renders as a table. A `QTensor` counts as one array;
+        its size is that of the integers, scales and zero points, with one byte for each
+        integer of 4 bits or fewer.
     """
     nodes, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree.map(_as_array, variables), is_leaf=_is_quantized
