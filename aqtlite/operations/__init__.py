@@ -1,8 +1,8 @@
-"""Private: contractions as the quantization sees them.
+"""Private: the interface between quantization and the contractions of `jax.lax`.
 
-An operation says which axes of each operand are contracted, which operations its
-gradients are, where a scale goes, and how it is lowered. Each is one file. Read `base`
-first, then `dot_general`.
+An operation defines the axes of its operands, the operations of its gradients, the
+layout of scales, and the lowering. There is one file for each. Read `base` first, then
+`dot_general`.
 """
 
 from aqtlite.lowering import DotInput

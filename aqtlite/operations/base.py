@@ -21,28 +21,28 @@ class OperandAxes(NamedTuple):
     """The axes of one operand."""
 
     contracting: Axes
-    """Summed over with those of the other operand."""
+    """Axes that are summed over, together with axes of the other operand."""
 
     batch: Axes
-    """Paired with those of the other operand, and kept."""
+    """Axes of the result that both operands have."""
 
     remaining: Axes
-    """Kept; the other operand has none for them."""
+    """Axes of the result that the other operand lacks."""
 
     window: Axes = ()
-    """Those of the contracting axes along which an element meets several of the other
+    """Contracting axes along which an element meets several elements of the other
     operand: they are never cut, and share a scale within a block."""
 
     groups: int = 1
-    """Into how many groups, contracted apart, the axes that can be cut are divided."""
+    """Number of groups, contracted separately, into which cuttable axes are divided."""
 
     @classmethod
     def of_contracting(cls, ndim: int, contracting: Axes) -> "OperandAxes":
-        """The axes of an array, of which some are contracted.
+        """Returns the axes of an array with contracting and remaining axes only.
 
         Args:
-            ndim: its rank.
-            contracting: those axes.
+            ndim: rank of the array.
+            contracting: contracting axes.
         """
         return cls(contracting, (), dn.remaining_axes(ndim, contracting, ()))
 
@@ -52,7 +52,7 @@ class OperandAxes(NamedTuple):
         return tuple(axis for axis in self.contracting if axis not in self.window)
 
     def counts_in_group(self, scale_shape: Sequence[int]) -> tuple[int, ...]:
-        """Into how many tiles of equal scales each group is cut, along `cuttable`.
+        """The number of tiles with constant scales in a group, for each cuttable axis.
 
         >>> axes = OperandAxes((0, 1), (), (2,), window=(0,), groups=2)
         >>> axes.counts_in_group((1, 6, 5)), axes.counts_in_group((1, 1, 5))
@@ -70,46 +70,45 @@ class OperandAxes(NamedTuple):
 class Operation(abc.ABC):
     """A bilinear contraction of two operands.
 
-    It says how axes pair up, which operations its gradients are, where a scale goes,
-    and how it is lowered; it knows nothing of configs. The quantization of *every*
+    It defines how axes pair up, the operations of its gradients, the layout of scales
+    and the lowering, and does not depend on configs. The quantization of *every*
     operation is written once, against this interface (`aqtlite.contraction`).
 
-    Subclasses are frozen dataclasses and pytrees: what is static is a meta field, and
-    an array that takes part without being an operand (the group sizes of a
-    `ragged_dot`) is a data field.
+    Subclasses are frozen dataclasses and pytrees: static fields are meta fields, and
+    arrays other than the operands (the group sizes of a `ragged_dot`) are data fields.
 
-    How other operations fit, with ``g`` the gradient of the output:
+    Other operations fit the interface as follows, with ``g`` the gradient of the
+    output:
 
     - A convolution ``y[n,i,o] = sum_{k,c} x[n, s i + d k, c] w[k,c,o]`` contracts the
       window and the input features: ``x`` shares a scale along spatial axes and
       features, ``w`` along all axes but the output features. Only the features can be
-      cut into tiles. The gradient of ``x`` is a
-      convolution of ``g``, dilated by the strides, with ``w`` reversed in space and its
-      feature axes exchanged; it contracts the window and the output features. The
-      gradient of ``w`` is a convolution of ``x`` with ``g``, dilated by the strides,
-      that contracts batch and output positions; its operands are exchanged when it is
-      lowered, because ``g`` is the lhs of every gradient. Reversal, exchange and
-      dilation move integers and leave them exact.
+      cut into tiles. The gradient of ``x`` is a convolution of ``g``, dilated by the
+      strides, with ``w`` reversed in space and its feature axes exchanged; it contracts
+      the window and the output features. The gradient of ``w`` is a convolution of
+      ``x`` with ``g``, dilated by the strides, and contracts batch and output
+      positions; lowering exchanges its operands, because ``g`` is the lhs of every
+      gradient. Reversal, exchange and dilation only move integers.
     - A `ragged_dot` ``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` has ``group`` as a data
-      field. A scale ``s[group,1,n]`` of ``w`` goes onto the output by a gather over
-      rows. The gradient of ``x`` is a `ragged_dot` with ``w`` transposed; that of ``w``
-      contracts the ragged rows, and its result has a group axis.
+      field. A scale ``s[group,1,n]`` of ``w`` is gathered over rows to multiply the
+      output. The gradient of ``x`` is a `ragged_dot` with ``w`` transposed; the
+      gradient of ``w`` contracts the ragged rows, and its result has a group axis.
     """
 
     pairs_elements: ClassVar[bool] = False
-    """Each element along a contracting axis meets one of the other operand alone, so
-    that a scale along it may multiply either."""
+    """Whether each element along a contracting axis meets a single element of the other
+    operand, so that a scale along the axis may multiply either operand."""
 
     takes_precision: ClassVar[bool] = True
-    """Contractions of floats have a precision to choose."""
+    """Whether contractions of floats take a precision."""
 
     takes_sharding: ClassVar[bool] = True
-    """It runs on meshes with explicit axes."""
+    """Whether the operation runs on meshes with explicit axes."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """A Python identifier of its kind and axes, the same for all sizes."""
+        """A Python identifier from the operation's kind and axes, but not its sizes."""
 
     @abc.abstractmethod
     def output_shape(
@@ -119,7 +118,7 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def axes(self, side: Side) -> OperandAxes:
-        """The axes of an operand; those of both that can be cut pair up in order."""
+        """The axes of an operand; the cuttable axes of both operands pair in order."""
 
     @abc.abstractmethod
     def ndim(self, side: Side) -> int:
@@ -129,8 +128,8 @@ class Operation(abc.ABC):
     def gradient(self, side: Side) -> "Operation":
         """The contraction that gives the gradient of an operand.
 
-        Its lhs is the gradient of the output, its rhs the other operand, and its
-        result has the operand's own order of axes.
+        Its lhs is the gradient of the output, its rhs the other operand; the axes of
+        its result are in the operand's order.
         """
 
     def in_float(
@@ -141,18 +140,18 @@ class Operation(abc.ABC):
         preferred_element_type: Any,
         out_sharding: Any,
     ) -> jax.Array:
-        """Contracts arrays as `jax.lax` does, whose arguments these are.
+        """Contracts float arrays by the function of `jax.lax` with these arguments.
 
-        A gradient is not contracted so.
+        Not for gradients.
         """
         raise NotImplementedError(f"{type(self).__name__} is no function of jax.lax")
 
     def in_storage(self, side: Side, stored_axes: Axes) -> "Operation | None":
-        """The contraction of an operand whose axes lie in another order.
+        """The contraction of an operand with its axes stored in another order.
 
         Args:
-            side: the operand.
-            stored_axes: for each of its axes, where that lies.
+            side: side of the operand.
+            stored_axes: position of each axis of the operand in storage.
 
         Returns:
             A contraction with an equal result; None if there is none.
@@ -161,28 +160,28 @@ class Operation(abc.ABC):
         return None
 
     def masked(self, x: jax.Array) -> jax.Array:
-        """Zeros where lhs, or the result, has rows that take no part."""
+        """Sets rows of lhs, or of the result, that take no part to zero."""
         return x
 
     @abc.abstractmethod
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
-        """Lays a scale of an operand out so that it multiplies the output.
+        """Lays out a scale of an operand to multiply the output.
 
         Args:
-            side: the operand.
+            side: side of the operand.
             scale: keepdims, of size 1 along contracting axes.
         """
 
     @abc.abstractmethod
     def rhs_scale_to_lhs(self, scale: jax.Array) -> jax.Array:
-        """Lays a scale of rhs out so that it multiplies lhs.
+        """Lays out a scale of rhs to multiply lhs.
 
         Args:
             scale: keepdims, of size 1 along the remaining axes of rhs.
         """
 
     def lhs_scale_to_rhs(self, scale: jax.Array) -> jax.Array:
-        """Lays a scale of lhs out so that it multiplies rhs, if it `pairs_elements`.
+        """Lays out a scale of lhs to multiply rhs; only if `pairs_elements`.
 
         Args:
             scale: keepdims, of size 1 along the remaining axes of lhs.
@@ -195,26 +194,26 @@ class Operation(abc.ABC):
         return all(scale_shape[axis] == 1 for axis in kept)
 
     def of_tiles(self, counts: tuple[int, ...]) -> "Operation":
-        """The contractions of single tiles, their own arrays stacked, if any.
+        """The contraction of a single tile, with the arrays of all tiles stacked.
 
         Args:
-            counts: for each pair of axes that can be cut, into how many tiles.
+            counts: number of tiles of each pair of cuttable axes.
 
         Returns:
-            An operation whose arrays have a new leading axis, an element for each tile.
+            An operation; its arrays, if any, have a new leading axis over tiles.
         """
         del counts
         return self
 
     def tiled(self, counts: tuple[int, ...]) -> "Operation":
-        """The contraction of tiles, of which each axis that is cut adds a batch axis.
+        """The contraction of all tiles, with a batch axis for each axis that is cut.
 
         Args:
-            counts: as `of_tiles` takes them.
+            counts: as in `of_tiles`.
 
         Returns:
-            A contraction of what `block_shapes.cut` makes of the operands. Its
-            result has as many axes more in front, over which it is to be summed.
+            A contraction of the operands that `block_shapes.cut` returns. Its result
+            has a leading axis for each axis that is cut, still to be summed over.
         """
         raise NotImplementedError(f"{type(self).__name__} has no contraction of tiles")
 
@@ -229,7 +228,7 @@ class Operation(abc.ABC):
         """Contracts values, less their zero points.
 
         Args:
-            kind: of dot: what the values are, and in what they are summed.
+            kind: kind of dot: the type of the values and of their sums.
             lhs: stored integers, or floats.
             rhs: stored integers, or floats.
             out_sharding: sharding of the result.
@@ -237,7 +236,7 @@ class Operation(abc.ABC):
 
 
 class Lowered(Contraction, Operation):
-    """An operation that kinds of dots take as it is."""
+    """An operation that is itself the `Contraction` that kinds of dots take."""
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
         del out_sharding  # Part of an operation that has one.
@@ -247,23 +246,23 @@ class Lowered(Contraction, Operation):
         if not zero_points_leave_sums(kind, lhs, rhs, products):
             return kind(self, lhs.less_zero_point(), rhs.less_zero_point())
         sums = kind(self, DotInput(lhs.values), DotInput(rhs.values))
-        # All of it modulo 2^32: the result is within int32.
+        # Intermediate values wrap modulo 2^32; the result fits int32.
         return self.masked(sums.astype(jnp.int32) - _zero_point_terms(self, lhs, rhs))
 
 
 def zero_points_leave_sums(
     kind: Kind, lhs: DotInput, rhs: DotInput, products: int
 ) -> bool:
-    """Returns True if zero points may be taken off the sums of what is stored.
+    """Returns True if zero points may be subtracted from sums of stored values.
 
-    Stored values are then of 8 bits, and int32 holds all sums.
+    This takes stored values of 8 bits, and sums that fit int32.
 
     Args:
         kind: Kind of dot.
         lhs: Input to the dot.
         rhs: Input to the dot.
-        products: Number of products in a sum; a symbolic one (jax.export) is taken to
-            fit.
+        products: Number of products in a sum; a symbolic number (`jax.export`) is
+            assumed to be small enough.
     """
     if not isinstance(kind, Integers):
         return False
@@ -278,14 +277,14 @@ def zero_points_leave_sums(
 def _zero_point_terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax.Array:
     """Computes ``sum a b - sum (a - za) (b - zb)``, modulo 2^32.
 
-    That is ``sum (a - za) zb + za sum b``: sums over one operand each. Those of a
-    frozen operand may be known. Zero points that vary along contracting axes are
-    within the sums.
+    That is ``sum (a - za) zb + za sum b``, where each sum is over one operand. The sums
+    of a frozen operand may be known. Zero points that vary along contracting axes stay
+    inside of the sums.
 
     Args:
         operation: a contraction that sums over its contracting axes alone.
         lhs: stored integers.
-        rhs: the same. One of both has a zero point.
+        rhs: stored integers. At least one operand has a zero point.
     """
     lhs_axes, rhs_axes = (operation.axes(side).contracting for side in ("lhs", "rhs"))
     found = []
@@ -315,7 +314,7 @@ def _zero_point_terms(operation: Operation, lhs: DotInput, rhs: DotInput) -> jax
 
 
 def _sums_of(x: DotInput, axes: Axes) -> jax.Array:
-    """The sums of stored integers over some axes, int32 and keepdims."""
+    """Sums stored integers over some axes, with keepdims, in int32."""
     if x.sums is None:
         return x.values.astype(jnp.int32).sum(axes, keepdims=True)
     if x.zero_point is None:

@@ -29,8 +29,8 @@ _LETTERS: dict[Array, tuple[str, str]] = {
     "w": ("O", "C"),
     "y": ("N", "O"),
 }
-"""What the first two axes of each array's specification stand for: examples, input
-features, output features."""
+"""The first two axes of each array's specification: examples (N), input features (C),
+output features (O)."""
 
 _ARRAYS: tuple[Array, ...] = ("x", "w", "y")
 
@@ -44,16 +44,16 @@ _ARRAYS: tuple[Array, ...] = ("x", "w", "y")
 class ConvGeneralDilated(Operation):
     """A `lax.conv_general_dilated`, or one of its gradients.
 
-    A convolution sums ``x w`` into ``y`` wherever their positions fulfil
+    A convolution sums ``x w`` into ``y`` wherever their positions satisfy
     ``a i + p = s j + d k`` along each spatial axis, with the dilation ``a`` and the
-    padding ``p`` of ``x``, the stride ``s`` and the dilation ``d`` of ``w``. The three
-    arrays take part in it alike, so that a gradient is the same sum into another one of
-    them:
+    padding ``p`` of ``x``, the stride ``s`` and the dilation ``d`` of ``w``. The
+    condition is symmetric in the three arrays, so a gradient sums over the same
+    positions into another array:
 
     - into ``x``, a convolution of ``y``, dilated by the strides, with ``w`` reversed in
       space and its feature axes exchanged;
-    - into ``w``, a convolution of ``x`` with ``y``, dilated by the strides, whose
-      features are the examples.
+    - into ``w``, a convolution of ``x`` with ``y``, dilated by the strides, with the
+      examples as features.
 
     >>> conv = ConvGeneralDilated.of((2, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME",
     ...                              dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -67,26 +67,26 @@ class ConvGeneralDilated(Operation):
     """The convolution that sums into ``y``."""
 
     shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """Of ``x``, ``w`` and ``y``."""
+    """Shapes of ``x``, ``w`` and ``y``."""
 
     arrays: tuple[Array, Array, Array] = ("x", "w", "y")
-    """Which of them lhs, rhs and the result are."""
+    """The arrays that are lhs, rhs and the result."""
 
     @classmethod
     def of(
         cls, lhs_shape: Sequence[int], rhs_shape: Sequence[int], *args: Any, **kw: Any
     ) -> "ConvGeneralDilated":
-        """The convolution of operands of these shapes.
+        """Returns the convolution of operands of these shapes.
 
         Args:
             lhs_shape: shape of lhs.
             rhs_shape: shape of rhs.
-            *args: as `lax.conv_general_dilated` takes them, from the strides on.
-            **kw: the same.
+            *args: arguments of `lax.conv_general_dilated`, from the strides on.
+            **kw: keyword arguments of `lax.conv_general_dilated`.
 
         Raises:
-            ValueError: if they do not fit.
-            TypeError: if they are of other types.
+            ValueError: if shapes and arguments do not fit.
+            TypeError: if an argument has another type.
         """
         forward = Convolution.of(lhs_shape, rhs_shape, *args, **kw)
         y = forward.output_shape(lhs_shape, rhs_shape)
@@ -114,7 +114,7 @@ class ConvGeneralDilated(Operation):
                 remaining.append(axis)
             else:
                 contracting.append(axis)
-                # One element of each group: there is nothing to cut.
+                # A group has one element along the axis: there is nothing to cut.
                 if any(self._is_apart(one, letter) for one in self.arrays[:2]):
                     window = *window, axis
                 if letter == self._grouped(array):
@@ -125,7 +125,7 @@ class ConvGeneralDilated(Operation):
 
     @property
     def _summed(self) -> str:
-        """What is summed over beside the window: N, C or O."""
+        """The letter that is summed over besides the window: N, C or O."""
         (summed,) = set("NCO") - set(_LETTERS[self.arrays[2]])
         return summed
 
@@ -133,7 +133,7 @@ class ConvGeneralDilated(Operation):
         return list(zip(self._spec(array), _LETTERS[array], strict=False))
 
     def _is_apart(self, array: Array, letter: str) -> bool:
-        """Returns True if each element along an axis is a group of its own."""
+        """Whether each element along an axis is a group of its own."""
         if letter != self._grouped(array):
             return False
         axis = self._spec(array)[_LETTERS[array].index(letter)]
@@ -207,7 +207,7 @@ class ConvGeneralDilated(Operation):
 
     @functools.cached_property
     def convolution(self) -> Convolution:
-        """What sums into the result, of operands `_in_order` and of a `_kernel`."""
+        """The convolution that computes the result, from `_in_order` and `_kernel`."""
         match self.arrays[2]:
             case "x":
                 return self.forward.for_dlhs(*self.shapes)
@@ -234,9 +234,9 @@ class ConvGeneralDilated(Operation):
     def _zero_point_leaves_sums(
         self, kind: Kind, left: DotInput, right: DotInput
     ) -> bool:
-        """Returns True if the zero point of the first operand leaves the sums.
+        """Whether the zero point of the first operand can be subtracted from the sums.
 
-        It is then the same for all that is summed into one element.
+        It has to be constant along the contracting axes.
         """
         zero, contracting = (
             left.zero_point,
@@ -253,7 +253,7 @@ class ConvGeneralDilated(Operation):
         )
 
     def _less_zero_point(self, left, right, out_sharding):
-        """``sum (a - z) b = sum a b - z sum b``, where the padding is z, too."""
+        """Computes ``sum (a - z) b`` as ``sum a b - z sum b``, padding with ``z``."""
         convolution, zero = self.convolution, left.zero_point
         ones = [1] * left.values.ndim
         for axis in convolution.lhs_spec[2:]:
@@ -262,7 +262,7 @@ class ConvGeneralDilated(Operation):
         padded = convolution.pad(left.values, 0)
         padded = jnp.where(is_real, padded, zero.astype(padded.dtype))
         kernel = self._kernel(right.values)
-        # All of it modulo 2^32: the result is within int32.
+        # Intermediate values wrap modulo 2^32; the result fits int32.
         conv = lowering.Conv(convolution.of_padded(), out_sharding)
         sums = lowering.Integers()(conv, DotInput(padded), DotInput(kernel))
         if right.sums is not None and self.arrays[2] == "y" and self._groups == 1:
@@ -293,7 +293,7 @@ class ConvGeneralDilated(Operation):
         return self.shapes[_ARRAYS.index(array)]
 
     def _grouped(self, array: Array) -> str | None:
-        """The letter whose axis is cut into groups; None if there are none."""
+        """The letter of the axis that is divided into groups; None without groups."""
         if self._groups == 1:
             return None
         if array != "x":
@@ -301,12 +301,12 @@ class ConvGeneralDilated(Operation):
         return "C" if self.forward.feature_groups > 1 else "N"
 
     def _laid_out(self, source: Array, target: Array, scale: jax.Array) -> jax.Array:
-        """Lays a scale of one array out so that it multiplies another one.
+        """Lays out a scale of one array to multiply another one.
 
         Args:
-            source: the array that it belongs to.
-            target: the other one.
-            scale: keepdims, of size 1 along axes that the other one does not have.
+            source: array of the scale.
+            target: array to multiply.
+            scale: keepdims, of size 1 along axes that `target` lacks.
         """
         spec, grouped = self._spec(source), self._grouped(source)
         # The letters in the order of the axes of the scale.
@@ -330,7 +330,7 @@ class ConvGeneralDilated(Operation):
         return self._merged(target, wanted, x)
 
     def _merged(self, target: Array, wanted: list[str], x: jax.Array) -> jax.Array:
-        """Merges groups with the axis that they cut, and adds the spatial axes."""
+        """Merges groups with the axis that they divide, and adds the spatial axes."""
         spec = self._spec(target)
         if "G" in wanted:
             at = wanted.index("G")
@@ -350,7 +350,7 @@ def _move_groups(x: jax.Array, source: int, target: int, groups: int) -> jax.Arr
     shape = list(x.shape)
     shape[source : source + 1] = [groups, shape[source] // groups]
     x = jnp.moveaxis(x.reshape(shape), source, target)
-    # In front of the target axis now, which is the next one.
+    # The groups now precede the target axis.
     shape = list(x.shape)
     shape[target : target + 2] = [groups * shape[target + 1]]
     return x.reshape(shape)

@@ -33,19 +33,19 @@ class DotGeneral(lowering.Dot, Lowered):
 
     @classmethod
     def of(cls, dimension_numbers: Any, lhs_shape: Any, rhs_shape: Any) -> "DotGeneral":
-        """The contraction of operands of these shapes.
+        """Returns the contraction of operands of these shapes.
 
         >>> DotGeneral.of((([1], [0]), ([], [])), (2, 3), (3, 4)).name
         'dot_general_ab_bc'
 
         Args:
-            dimension_numbers: as `lax.dot_general` takes them.
+            dimension_numbers: as in `lax.dot_general`.
             lhs_shape: shape of lhs.
             rhs_shape: shape of rhs.
 
         Raises:
-            ValueError: if they do not fit.
-            TypeError: if they are no dimension numbers.
+            ValueError: if the dimension numbers do not fit the shapes.
+            TypeError: if `dimension_numbers` is not nested as in `lax.dot_general`.
         """
         dims = dn.canonicalize(dimension_numbers, lhs_shape, rhs_shape)
         return cls(dims, len(lhs_shape), len(rhs_shape))
@@ -104,7 +104,7 @@ class DotGeneral(lowering.Dot, Lowered):
     def in_storage(self, side: Side, stored_axes: dn.Axes) -> "DotGeneral | None":
         kept = [stored_axes[axis] for axis in self.axes(side).remaining]
         if kept != sorted(kept):
-            return None  # The axes of the result would lie in another order.
+            return None  # The axes of the result would be in another order.
 
         def stored(lhs_axes: dn.Axes, rhs_axes: dn.Axes) -> tuple[dn.Axes, dn.Axes]:
             if side == "lhs":

@@ -25,9 +25,9 @@ from aqtlite.shapes.ragged_axes import RaggedAxes
 class RaggedDot(lowering.Ragged, Lowered):
     """A `lax.ragged_dot`, or one of its gradients.
 
-    The groups of rows beside those of weights are batch axes: scales of weights move to
-    rows, and to the result, by a gather. Rows behind all groups have zeros as result,
-    and take no part in a sum.
+    Where one operand has rows and the other has groups, these are their batch axes:
+    scales of weights are gathered to rows and to the result. Rows after the last group
+    have zero results, and take no part in sums.
 
     >>> operation = RaggedDot(jnp.array([2, 1]), rows=3)
     >>> operation.axes("rhs").contracting, operation.axes("rhs").batch
@@ -120,6 +120,6 @@ class RaggedDot(lowering.Ragged, Lowered):
 
     def contract(self, kind, lhs, rhs, out_sharding=None):
         if "m" not in self.axes_of.out:
-            # Sums over the rows of a group would be sums by segments.
+            # Correction terms for zero points would be segment sums over rows.
             return kind(self, lhs.less_zero_point(), rhs.less_zero_point())
         return super().contract(kind, lhs, rhs)

@@ -1,4 +1,4 @@
-"""The contractions of tiles as one operation."""
+"""A batch of contractions, one for each tile, as one operation."""
 
 import dataclasses
 import functools
@@ -22,10 +22,10 @@ class Tiled(Operation):
     """A batch of contractions, along a leading axis of both operands and the result."""
 
     one: Operation
-    """One of them. Its own arrays, if it has any, have the leading axis, too."""
+    """Contraction of one tile. Its own arrays, if any, have the leading axis, too."""
 
     count: int
-    """How many there are."""
+    """Number of tiles."""
 
     @property
     def name(self) -> str:
@@ -75,8 +75,8 @@ class Tiled(Operation):
         arrays = self._stacked([(given.values, given.zero_point) for given in pair])
         run = jax.vmap(of_one)
         if any(map(explicit_sharding, jax.tree.leaves(arrays))):
-            # JAX maps a convolution by merging axes, which it refuses where they are
-            # sharded explicitly.
+            # `jax.vmap` of a convolution merges axes, which JAX refuses for axes that
+            # are sharded explicitly.
             if out_sharding is None:
                 out = jax.eval_shape(
                     of_one, *jax.tree.map(_of_tile, (arrays, self.one))
@@ -86,18 +86,18 @@ class Tiled(Operation):
         return run(arrays, self.one)
 
     def _each(self, function: Callable[..., jax.Array], scale: jax.Array) -> jax.Array:
-        """Maps a function of a contraction and of a scale over tiles."""
+        """Maps a function of an operation and a scale over tiles."""
         return jax.vmap(function)(self.one, self._stacked(scale))
 
     def _stacked(self, arrays: Any) -> Any:
-        """Repeats what tiles share."""
+        """Repeats arrays that all tiles share along the leading axis."""
         return jax.tree.map(
             lambda x: jnp.broadcast_to(x, (self.count, *x.shape[1:])), arrays
         )
 
 
 def _of_tile(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """The type of what belongs to one of several tiles."""
+    """The shape, dtype and sharding of one tile's part of an array."""
     sharding = jax.typeof(x).sharding
     spec = tuple(sharding.spec)[1:]
     return jax.ShapeDtypeStruct(
@@ -106,5 +106,5 @@ def _of_tile(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _of_tiles(sharding: NamedSharding) -> NamedSharding:
-    """The sharding of the results of all tiles."""
+    """The sharding of the results of all tiles, from that of one result."""
     return sharding.update(spec=(None, *sharding.spec))
