@@ -1,9 +1,9 @@
-"""Shapes of scales, of which each element belongs to a block of an array.
+"""Shapes of scales, with one scale for each block of an array.
 
-Along each axis an array of `size` elements has `count` scales: one (the axis shares its
-scale), one for each element, or one for each of several blocks of equal sizes. Where
-blocks lie along contracting axes, the contraction is cut into tiles within which no
-scale varies: a batch of smaller ones.
+Along an axis of `size` elements there are `count` scales: one (the axis shares a
+scale), one for each element, or one for each of several blocks of equal size. With
+blocks along contracting axes, the contraction is cut into tiles within which scales are
+constant: a batch of smaller contractions.
 """
 
 import math
@@ -22,16 +22,16 @@ Shape = tuple[int, ...]
 
 
 def block_sizes(shape: Sequence[int], scale_shape: Sequence[int]) -> Shape:
-    """Along each axis, how many elements share a scale."""
+    """Returns the number of elements that share a scale along each axis."""
     pairs = zip(shape, scale_shape, strict=True)
     return tuple(size if count == 1 else size // (count or 1) for size, count in pairs)
 
 
 def without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> Shape:
-    """The sizes that a reshape asks for, with -1 replaced by what is left.
+    """Returns the sizes of a reshape, with -1 replaced by the size that fits.
 
     Raises:
-        ValueError: if they do not fit.
+        ValueError: if the sizes do not fit.
     """
     sizes = tuple(operator.index(size) for size in new_shape)
     total, known = math.prod(shape), math.prod(size for size in sizes if size != -1)
@@ -46,10 +46,10 @@ def without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> Shape:
 
 
 def from_the_front(axis: int, ndim: int) -> int:
-    """An axis of an array of some rank, counted from its first one.
+    """Returns an axis counted from the front.
 
     Raises:
-        ValueError: if it has no such axis.
+        ValueError: if the axis is out of range.
     """
     axis = operator.index(axis)
     if not -ndim <= axis < ndim:
@@ -60,15 +60,15 @@ def from_the_front(axis: int, ndim: int) -> int:
 def reshaped_scale(
     shape: Sequence[int], scale_shape: Sequence[int], new_shape: Sequence[int]
 ) -> Shape:
-    """The shape of the scale of a reshaped array.
+    """Returns the shape of the scale of a reshaped array.
 
     Args:
         shape: shape of the array.
-        scale_shape: shape of its scale.
-        new_shape: shape of as many elements.
+        scale_shape: shape of the scale.
+        new_shape: new shape of the array, with as many elements.
 
     Raises:
-        ValueError: if elements that share a scale would come to lie apart.
+        ValueError: if elements that share a scale would no longer be adjacent.
     """
     if tuple(new_shape) == tuple(shape):
         return tuple(scale_shape)
@@ -93,7 +93,7 @@ def reshaped_scale(
 
 
 def _pieces(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[Shape, Shape]]:
-    """The smallest groups of axes that a reshape turns into each other.
+    """Pairs the smallest groups of old and new axes that a reshape maps to each other.
 
     Axes of size 1 are left out.
     """
@@ -117,7 +117,7 @@ def _pieces(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[Shape, Sha
 
 
 def _run(sizes: Sequence[int], counts: Sequence[int]) -> int | None:
-    """Number of neighbours that share a scale once axes are merged, None if none do."""
+    """The size of blocks after axes are merged; None if they would not be regular."""
     block, axis = 1, len(sizes) - 1
     while axis >= 0 and counts[axis] == 1:
         block *= sizes[axis]
@@ -129,7 +129,7 @@ def _run(sizes: Sequence[int], counts: Sequence[int]) -> int | None:
 
 
 def _cut(sizes: Sequence[int], block: int) -> list[int]:
-    """The counts of axes whose neighbours share scales so; [] if they cannot."""
+    """The number of scales along each axis, for blocks of `block`; [] if none fits."""
     counts: list[int] = []
     for size in reversed(sizes):
         if block % size == 0:
@@ -144,7 +144,7 @@ def _cut(sizes: Sequence[int], block: int) -> list[int]:
 
 
 def expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
-    """Expands an index to one entry per axis, and None wherever a new axis goes."""
+    """Expands an index to one entry per axis, and a None for each new axis."""
     entries = index if isinstance(index, tuple) else (index,)
     for entry in entries:
         is_int = (
@@ -170,7 +170,7 @@ def expand_index(index: Any, ndim: int) -> tuple[Any, ...]:
 
 
 def scale_index(entry: Any, size: int, count: int) -> Any:
-    """The index into the scale that belongs to one into an axis.
+    """Returns the index into the scale for an index into the array, along one axis.
 
     Args:
         entry: a slice, or an int, which may be traced.
@@ -178,7 +178,7 @@ def scale_index(entry: Any, size: int, count: int) -> Any:
         count: number of scales along the axis.
 
     Returns:
-        None if a slice takes some elements of several blocks.
+        A slice or an int; None if a slice takes parts of several blocks.
     """
     if count == size and size != 1:
         return entry
@@ -209,11 +209,11 @@ def has_blocks(shape: Sequence[int], scale_shape: Sequence[int]) -> bool:
 
 
 def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
-    """Splits each axis with blocks into one of blocks and one within a block.
+    """Splits each axis with blocks into an axis over blocks and one within a block.
 
     Args:
         x: array of any shape.
-        scale_shape: shape of its scale.
+        scale_shape: shape of the scale of `x`.
     """
     for axis in reversed(range(x.ndim)):
         if scale_shape[axis] not in (1, x.shape[axis]):
@@ -222,12 +222,12 @@ def split(x: jax.Array, scale_shape: Sequence[int]) -> jax.Array:
 
 
 def split_keepdims(x: jax.Array, shape: Sequence[int], first: int = 0) -> jax.Array:
-    """Reshapes values of blocks so that they broadcast to a `split` array.
+    """Reshapes per-block values to broadcast to a `split` array.
 
     Args:
-        x: values of blocks, keepdims, such as a scale.
+        x: per-block values, keepdims, such as a scale.
         shape: shape of the array.
-        first: number of axes of x in front of those of the array.
+        first: number of leading axes that only `x` has.
     """
     for axis in reversed(range(len(shape))):
         if x.shape[first + axis] not in (1, shape[axis]):
@@ -246,7 +246,7 @@ def merge(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.Array:
-    """Repeats the scales of blocks, so that each element along some axes has its own.
+    """Repeats the scales of blocks along some axes, one for each element.
 
     Args:
         scale: scale of an array, keepdims.
@@ -261,12 +261,12 @@ def repeat(scale: jax.Array, shape: Sequence[int], axes: Sequence[int]) -> jax.A
 
 
 def repeat_into(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Repeats what blocks along an axis have one of, so that as many parts have some.
+    """Repeats per-block values along an axis, so that it can be cut into equal parts.
 
     Args:
-        x: of size 1 along the axis if they all have the same.
+        x: per-block values; of size 1 along the axis if all blocks share one.
         axis: the axis.
-        count: of parts of equal sizes.
+        count: number of parts.
     """
     size = x.shape[axis]
     if size == 1 or count == 1 or size % count == 0:
@@ -275,7 +275,7 @@ def repeat_into(x: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
-    """`jnp.repeat`, which does not take an axis that is sharded explicitly."""
+    """Like `jnp.repeat`, but also along an axis that is sharded explicitly."""
     before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     own_axes = [i for i in range(x.ndim + 1) if i != axis + 1]
     copied = lax.broadcast_in_dim(x, (*before, size, times, *after), own_axes)
@@ -284,14 +284,14 @@ def repeat_axis(x: jax.Array, axis: int, times: int) -> jax.Array:
 
 
 def split_axis(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """Splits an axis into one of `count` parts and one of the size of a part."""
+    """Splits an axis into an axis over `count` parts and one within a part."""
     pieces = (count, x.shape[axis] // count)
     shape = (*x.shape[:axis], *pieces, *x.shape[axis + 1 :])
     return lax.reshape(x, shape, out_sharding=_sharding_of_parts(x, axis, count))
 
 
 def _sharding_of_parts(x: jax.Array, axis: int, count: int) -> NamedSharding | None:
-    """Whole blocks on each device where they divide evenly, else all on every one."""
+    """Shards the axis over parts if they divide evenly, otherwise replicates it."""
     sharding = explicit_sharding(x)
     if sharding is None:
         return None
@@ -303,7 +303,7 @@ def _sharding_of_parts(x: jax.Array, axis: int, count: int) -> NamedSharding | N
 
 
 def merge_with_next(x: jax.Array, axis: int) -> jax.Array:
-    """Merges an axis with the one behind it, which is not sharded."""
+    """Merges an axis with the next one, which is not sharded."""
     size = x.shape[axis] * x.shape[axis + 1]
     shape = *x.shape[:axis], size, *x.shape[axis + 2 :]
     sharding = explicit_sharding(x)
@@ -319,14 +319,14 @@ def cut(
     """Cuts axes into tiles, along new leading axes.
 
     Args:
-        x: operand, or a keepdims array of it, such as its scale.
+        x: operand, or a keepdims array such as its scale.
         axes: axes to cut.
         counts: number of tiles along each of `axes`; an axis of one tile is not cut.
         groups: number of groups along each axis; a tile has an equal part of each.
 
     Returns:
-        `x` with a new leading axis for each axis that was cut, of size 1 where the
-        axis of x was.
+        `x` with a new leading axis for each axis that was cut, of size 1 if the axis
+        that was cut had size 1.
     """
     front = 0
     for axis, count in reversed(list(zip(axes, counts, strict=True))):

@@ -1,8 +1,8 @@
 """Algebra of axes for `jax.lax.dot_general`.
 
-A dot_general is described by ``((lhs_ca, rhs_ca), (lhs_ba, rhs_ba))``: contracting
-and batch axes of either operand. Every other axis is *remaining*. The output's axes
-are the batch axes, then lhs's remaining axes, then rhs's.
+A dot_general is described by ``((lhs_ca, rhs_ca), (lhs_ba, rhs_ba))``: contracting and
+batch axes of both operands. Every other axis is *remaining*. The axes of the output are
+the batch axes, then the remaining axes of lhs, then the remaining axes of rhs.
 """
 
 import functools
@@ -26,7 +26,7 @@ def canonicalize(
     Raises:
         ValueError: if an axis is out of range or named twice, if the two sides name
             different numbers of axes, or if paired axes differ in size.
-        TypeError: if ``dimension_numbers`` is not nested as `lax.dot_general` asks.
+        TypeError: if `dimension_numbers` is not nested as in `lax.dot_general`.
     """
     try:
         (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = (
@@ -74,19 +74,19 @@ def remaining_axes(ndim: int, contracting: Axes, batch: Axes) -> Axes:
 
 
 def shared_shape(shape: Sequence[int], axes: Iterable[int]) -> tuple[int, ...]:
-    """The shape of what is shared along some axes, which have size 1 (keepdims)."""
+    """Returns a keepdims shape, with size 1 along `axes`."""
     shared = set(axes)
     return tuple(1 if axis in shared else size for axis, size in enumerate(shape))
 
 
 def transpose(dims: DimensionNumbers) -> DimensionNumbers:
-    """The dimension numbers of the same contraction with lhs and rhs exchanged."""
+    """Returns the dimension numbers of a contraction with lhs and rhs exchanged."""
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     return (rhs_ca, lhs_ca), (rhs_ba, lhs_ba)
 
 
 def behind_new_axes(dims: DimensionNumbers, lhs: int, rhs: int) -> DimensionNumbers:
-    """The dimension numbers of operands with so many new leading axes.
+    """Returns the dimension numbers of operands with new leading axes.
 
     >>> behind_new_axes((((1,), (0,)), ((), ())), 1, 2)
     (((2,), (2,)), ((), ()))
@@ -107,24 +107,24 @@ def for_gradient(
     rhs_ndim: int,
     order: Axes | None = None,
 ) -> tuple[DimensionNumbers, Axes]:
-    """Contracts the output's gradient with one operand to the gradient of the other.
+    """Returns the contraction that gives the gradient of an operand.
 
     >>> for_gradient("rhs", (((1,), (0,)), ((), ())), 2, 2)
     ((((0,), (0,)), ((), ())), (1, 0))
 
     Args:
-        side: Operand whose gradient it is.
+        side: Operand to differentiate with respect to.
         dims: Dimension numbers of the forward contraction.
         lhs_ndim: Rank of lhs.
         rhs_ndim: Rank of rhs.
         order: Permutation of the axes of the output; None for none.
 
     Returns:
-        The dimension numbers of ``dot_general(g, other)``, and the permutation that
-        brings its result into the own operand's order of axes.
+        The dimension numbers of ``dot_general(g, other)``, with ``g`` the gradient of
+        the output, and the permutation of its result's axes to the operand's order.
     """
     (lhs_ca, rhs_ca), (batch, _) = dims
-    # The output's axes: batch axes, lhs's remaining ones, rhs's.
+    # Axes of the output: batch, remaining of lhs, remaining of rhs.
     first, second = len(batch), lhs_ndim - len(lhs_ca)
     axes = tuple(range(second + rhs_ndim - len(rhs_ca) - first))
     if order is not None:
@@ -137,7 +137,7 @@ def for_gradient(
     (own_ca, other_ca), (own_ba, other_ba) = dims
     own_ra = remaining_axes(own_ndim, own_ca, own_ba)
     other_ra = remaining_axes(other_ndim, other_ca, other_ba)
-    # The result's axes: batch, own remaining, own contracting in the other's order.
+    # Axes of the result: batch, own remaining, own contracting in the other's order.
     kept = tuple(own_ra[i] for i in np.argsort(g_of_own))
     paired = tuple(own_ca[i] for i in np.argsort(other_ca))
     found = tuple(int(i) for i in np.argsort(own_ba + kept + paired))
@@ -147,7 +147,7 @@ def for_gradient(
 def scale_to_output(
     side: Side, scale: jax.Array, dims: DimensionNumbers, lhs_ndim: int, rhs_ndim: int
 ) -> jax.Array:
-    """Lays a keepdims scale of an operand out so that it multiplies the output."""
+    """Lays out a keepdims scale of an operand to multiply the output."""
     is_lhs = side == "lhs"
     contracting, batch = (pair[0 if is_lhs else 1] for pair in dims)
     remaining = remaining_axes(scale.ndim, contracting, batch)
@@ -159,11 +159,11 @@ def scale_to_output(
 
 
 def _laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
-    """Reshapes an array, its axes in another order.
+    """Permutes the axes of an array, and reshapes it.
 
     Args:
-        x: of size 1 along other axes than `axes`.
-        axes: axes of x, in their new order.
+        x: array of size 1 along axes not in `axes`.
+        axes: axes of `x`, in their new order.
         shape: sizes of `axes`, with ones between them.
     """
     if axes != tuple(sorted(axes)):
@@ -174,10 +174,9 @@ def _laid_out(x: jax.Array, axes: Axes, shape: tuple[int, ...]) -> jax.Array:
 def rhs_scale_to_lhs(
     scale: jax.Array, dims: DimensionNumbers, lhs_ndim: int
 ) -> jax.Array:
-    """Lays a keepdims scale of rhs out so that it multiplies lhs.
+    """Lays out a keepdims scale of rhs to multiply lhs.
 
-    What this moves are the scale's contracting and batch axes: it must have size 1
-    along rhs's remaining axes.
+    The scale must have size 1 along the remaining axes of rhs.
     """
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     pairs = sorted(zip(lhs_ca + lhs_ba, rhs_ca + rhs_ba, strict=True))
@@ -190,7 +189,7 @@ def rhs_scale_to_lhs(
 def output_shape(
     dims: DimensionNumbers, lhs_shape: Sequence[int], rhs_shape: Sequence[int]
 ) -> tuple[int, ...]:
-    """The shape of the contraction's result."""
+    """Returns the shape of a contraction's result."""
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     lhs_ra = remaining_axes(len(lhs_shape), lhs_ca, lhs_ba)
     rhs_ra = remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)

@@ -1,11 +1,11 @@
 """Algebra of axes for ragged contractions.
 
-Rows ``m`` lie in groups ``g``, one group after the other, and each group has a matrix
-of its own. Three arrays belong together: x of axes ``mk``, w of ``gkn`` and y of
-``mn``. Each is, or is the gradient of, a contraction of the other two, which is written
-as in an einsum: ``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` is ``mk,gkn->mn``, and the
-gradient of w, a sum over the rows of each group, is ``mn,mk->gkn``. Behind its first
-axis, w may have the others in either order.
+Rows ``m`` are divided into consecutive groups ``g``, each with a matrix of its own.
+There are three arrays: x with axes ``mk``, w with ``gkn`` and y with ``mn``. Each of
+them, or its gradient, is a contraction of the other two, written as in an einsum:
+``y[m,n] = sum_k x[m,k] w[group(m),k,n]`` is ``mk,gkn->mn``, and the gradient of w, a
+sum over the rows of each group, is ``mn,mk->gkn``. The last two axes of w may be in
+either order.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 
 class RaggedAxes(NamedTuple):
-    """The axes of a contraction, a letter for each.
+    """The axes of a contraction, one letter for each.
 
     >>> RaggedAxes("mk", "gkn", "mn").contracted
     'k'
@@ -37,12 +37,12 @@ class RaggedAxes(NamedTuple):
 
 
 def ends_of_groups(sizes: jax.Array, rows: int) -> jax.Array:
-    """The row behind each group, int32; groups end where the rows do."""
+    """Returns the row after the end of each group, int32, at most `rows`."""
     return jnp.minimum(jnp.cumsum(sizes.astype(jnp.int32)), rows)
 
 
 def sizes_between(sizes: jax.Array, start: int, stop: int) -> jax.Array:
-    """Number of rows from `start` to `stop` in each group.
+    """Returns the number of rows from `start` to `stop` in each group.
 
     >>> sizes_between(jnp.array([3, 0, 4]), 2, 5).tolist()
     [1, 0, 2]
@@ -52,7 +52,7 @@ def sizes_between(sizes: jax.Array, start: int, stop: int) -> jax.Array:
 
 
 def are_in_groups(sizes: jax.Array, rows: int) -> jax.Array:
-    """For each row, whether it is in a group: not behind all of them.
+    """Returns, for each row, whether it belongs to a group.
 
     >>> are_in_groups(jnp.array([2, 0, 1]), 4).tolist()
     [True, True, True, False]
@@ -61,7 +61,7 @@ def are_in_groups(sizes: jax.Array, rows: int) -> jax.Array:
 
 
 def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
-    """The group of each row, int32; for rows behind all groups, their number.
+    """Returns the group of each row, int32; the number of groups for rows in none.
 
     >>> group_of_rows(jnp.array([2, 0, 1]), 4).tolist()
     [0, 0, 2, 3]
@@ -74,22 +74,22 @@ def group_of_rows(sizes: jax.Array, rows: int) -> jax.Array:
 def laid_out(
     x: jax.Array, axes: str, wanted: str, sizes: jax.Array, rows: int
 ) -> jax.Array:
-    """Broadcasts a keepdims array, such as a scale, from one operand to another array.
+    """Lays out a keepdims array, such as a scale, to multiply an array of other axes.
 
-    Values of groups are gathered to the rows of the groups; rows behind all groups take
-    the value of the last one.
+    Values of groups are gathered to rows; rows after the last group take its value.
 
     Args:
         x: array of size 1 along the axes that `wanted` lacks.
-        axes: letters of the axes of x.
-        wanted: letters of the axes of the result. Axes that x lacks have size 1.
+        axes: letters of the axes of `x`.
+        wanted: letters of the axes of the result, with size 1 along axes that `x`
+            lacks.
         sizes: sizes of the groups, integers.
-        rows: how many there are.
+        rows: number of rows.
     """
     if "g" in axes and "m" in wanted:
         axis = axes.index("g")
         if x.shape[axis] == 0:
-            # All rows are behind all groups.
+            # There are no groups, and any value will do.
             x = jnp.ones((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
         if x.shape[axis] != 1:
             x = jnp.take(x, group_of_rows(sizes, rows), axis, mode="clip")

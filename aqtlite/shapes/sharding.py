@@ -14,10 +14,10 @@ Sharding = TypeVar("Sharding", NamedSharding, PartitionSpec)
 
 
 def explicit_sharding(x: jax.Array) -> NamedSharding | None:
-    """The sharding of an array on a mesh with explicit axes, None on any other.
+    """Returns the sharding of an array on a mesh with explicit axes, otherwise None.
 
-    Where it is not None, JAX refuses to cut or to merge sharded axes, and a
-    contraction has to be told the sharding of its result. Other axes of the mesh may be
+    With explicit axes, JAX refuses to split or merge sharded axes, and a contraction
+    may have to be given the sharding of its result. Other axes of the mesh may be
     automatic.
     """
     sharding = jax.typeof(x).sharding
@@ -25,7 +25,7 @@ def explicit_sharding(x: jax.Array) -> NamedSharding | None:
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a type of arrays, and the sharding that is part of it."""
+    """Returns the shape, dtype and explicit sharding of an abstract value."""
     sharding = aval.sharding
     is_explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.ShapeDtypeStruct(
@@ -34,7 +34,7 @@ def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def shape_of_slice(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """The same of a slice along the first axis of an array."""
+    """Returns the shape, dtype and sharding of one element along the first axis."""
     sharding = explicit_sharding(x)
     if sharding is not None:
         sharding = sharding.update(spec=PartitionSpec(*sharding.spec[1:]))
@@ -42,12 +42,12 @@ def shape_of_slice(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def zeros(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """Zeros of this shape, dtype and sharding."""
+    """Returns zeros of a shape, dtype and sharding."""
     return jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
 
 
 def explicit_spec(x: Any) -> PartitionSpec | None:
-    """The axes of a mesh with explicit axes that an array is sharded over, if any."""
+    """Returns the spec of an explicitly sharded array; None if it is not sharded."""
     sharding = explicit_sharding(x)
     if sharding is None or all(names is None for names in sharding.spec):
         return None
@@ -55,7 +55,7 @@ def explicit_spec(x: Any) -> PartitionSpec | None:
 
 
 def on_current_mesh(spec: PartitionSpec | None) -> NamedSharding | None:
-    """A sharding over explicit axes of the current mesh; None if it has none such."""
+    """Returns a sharding on the current mesh; None if it lacks these explicit axes."""
     if spec is None:
         return None
     mesh = jax.sharding.get_abstract_mesh()
@@ -72,11 +72,11 @@ def on_current_mesh(spec: PartitionSpec | None) -> NamedSharding | None:
 
 
 def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
-    """An array that is to multiply one of this sharding, sharded like it.
+    """Shards a factor like the array that it multiplies.
 
     Args:
-        x: of size 1 along the axes that it does not have.
-        out_sharding: sharding of all axes; None leaves x as it is.
+        x: the factor, with size 1 along axes that broadcast.
+        out_sharding: sharding of the array; None returns `x` unchanged.
     """
     if out_sharding is None or explicit_sharding(x) is None:
         return x
@@ -86,7 +86,7 @@ def sharded_like(x: jax.Array, out_sharding: NamedSharding | None) -> jax.Array:
 
 
 def replicated(x: jax.Array) -> jax.Array:
-    """The whole array on each device of a mesh with explicit axes; on others, x.
+    """Replicates an array on a mesh with explicit axes; on other meshes, returns `x`.
 
     For operations that JAX refuses along sharded axes.
     """
@@ -96,14 +96,14 @@ def replicated(x: jax.Array) -> jax.Array:
 
 
 def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """An array of which each device has all of every axis that it could not share.
+    """Replicates an array along axes that devices could not divide in a new shape.
 
-    On a mesh with explicit axes, JAX refuses to give an array another size along a
-    sharded axis if the devices do not divide it.
+    On a mesh with explicit axes, JAX refuses to resize an array along a sharded axis to
+    a size that the number of devices does not divide.
 
     Args:
         x: the array.
-        shape: that it is to get.
+        shape: the new shape.
     """
     sharding = explicit_sharding(x)
     if sharding is None:
@@ -123,7 +123,7 @@ def _devices(sharding: NamedSharding, names: Any) -> int:
 def before_transposition(
     sharding: Sharding | None, order: Sequence[int]
 ) -> Sharding | None:
-    """The sharding of what has this one once its axes are permuted."""
+    """Returns the sharding of an array before its axes are permuted by `order`."""
     if sharding is None:
         return None
     axes = spec_of_axes(sharding, len(order))
@@ -134,16 +134,16 @@ def before_transposition(
 
 
 def spec_of_axes(sharding: NamedSharding | PartitionSpec, ndim: int) -> list[Any]:
-    """The entry of a sharding for each axis of an array."""
+    """Returns the entry of a sharding for each axis of an array."""
     spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
     return [*spec, *(None,) * (ndim - len(spec))]
 
 
 def vary_together(trees: Tree) -> Tree:
-    """Arrays inside `jax.shard_map`, each varying over all axes that any varies over.
+    """Makes all arrays inside `jax.shard_map` vary over the same mesh axes.
 
-    As `lax.dot_general` does with its operands. The gradient of an array that did not
-    vary over an axis is thereby summed over it.
+    `lax.dot_general` does that with its operands. The gradient of an array that did not
+    vary over a mesh axis is then summed over it.
     """
     leaves, structure = jax.tree.flatten(trees)
     own = [jax.typeof(x).manual_axis_type.varying for x in leaves]
