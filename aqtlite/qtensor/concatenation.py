@@ -1,4 +1,4 @@
-"""Several `QTensor`s combined into one: what has to be equal for it."""
+"""Combination of several `QTensor`s into one, and its checks."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Arrays = Callable[[Sequence[Any]], Any]
 
 
 def check_alike(what: str, arrays: Sequence[QTensor]) -> list[QTensor]:
-    """Returns arrays in their own order of axes, which can go into one."""
+    """Checks that arrays can be combined; returns them in their own order of axes."""
     for x in arrays:
         if not isinstance(x, QTensor):
             raise TypeError(
@@ -62,7 +62,7 @@ def check_other_axes(what: str, qs: Sequence[QTensor], axis: int) -> None:
 
 
 def combine(qs: Sequence[QTensor], on_values: Arrays, on_scales: Arrays) -> QTensor:
-    """Combines arrays into one, values and scales alike."""
+    """Combines the values of arrays by one function, their scales by another."""
     first = qs[0]
     zero_points = [q.zero_point for q in qs]
     unrounded = [q.unrounded for q in qs]
@@ -77,12 +77,14 @@ def combine(qs: Sequence[QTensor], on_values: Arrays, on_scales: Arrays) -> QTen
 
 
 def with_equal(what: str, result: QTensor, a: QTensor, b: QTensor) -> QTensor:
-    """Returns a result that is right where two scales are equal.
+    """Returns a result that is only valid if `a` and `b` have equal scales.
+
+    Its scales are NaN if the scales are traced and turn out to differ.
 
     Raises:
-        ValueError: if they are known, and are not.
+        ValueError: if the scales are known and differ.
     """
-    # A NaN scale poisons its channel already, here as there.
+    # A NaN scale makes its channel NaN in either case.
     is_nan = jnp.isnan(a.scale) & jnp.isnan(b.scale)
     is_equal = jnp.all((a.scale == b.scale) | is_nan)
     if a.zero_point is not None:

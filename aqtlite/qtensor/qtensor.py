@@ -24,14 +24,14 @@ from aqtlite.shapes import block_shapes
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
-    """Stored values, and what turns them back into an array.
+    """A quantized array: stored values, their scale and their grid.
 
-    A pytree with the leaves `qvalue`, `scale` and, on a grid that has one,
-    `zero_point`: it goes through `jax.jit`, `jax.lax.scan`, `jax.device_put`,
-    `jax.tree.map` and checkpoints.
+    A pytree with the leaves `qvalue`, `scale` and, if the grid has one, `zero_point`;
+    it works with `jax.jit`, `jax.lax.scan`, `jax.device_put`, `jax.tree.map` and
+    checkpoints.
 
-    It is indexed, transposed and reshaped like an array, and stays quantized;
-    `aqtlite.shape_operations` has what NumPy has as functions. It has no arithmetic.
+    It can be indexed, transposed and reshaped like an array, and stays quantized;
+    `aqtlite.shape_operations` has further functions of NumPy. It has no arithmetic.
 
     >>> import aqtlite, jax.numpy as jnp
     >>> from aqtlite import config, numerics
@@ -47,40 +47,41 @@ class QTensor:
     """Stored values, in the storage dtype of the grid."""
 
     scale: Any
-    """float32 of the same rank. Along each axis its size divides that of `qvalue`: so
-    many blocks share a scale each, all of the axis where it is 1."""
+    """Scales, float32, of the rank of `qvalue`. The size along an axis is the number of
+    scales, 1 if the whole axis shares one; it divides the size of `qvalue`."""
 
     dtype: np.dtype
-    """The dtype that `dequant` returns."""
+    """Dtype that `dequant` returns."""
 
     order: tuple[int, ...] | None = None
-    """The axis of the array that each (trailing) axis of `qvalue` and `scale` is. None:
-    its own. Frozen weights are stored with their contracting axes last."""
+    """Axes of the array, in the order in which `qvalue` and `scale` store them (their
+    trailing axes). None: stored in their own order. Frozen weights are stored with
+    their contracting axes last."""
 
     zero_point: Any = None
-    """int32 of the shape of `scale`: the stored value that stands for zero. None: 0."""
+    """Stored value that represents zero, int32, of the shape of `scale`. None: 0."""
 
     numerics: Numerics | None = None
-    """The grid. None: integers, one unit each."""
+    """The grid. None: integers, decoded as their own values."""
 
     unrounded: Any = None
     """The float array that was rounded, stored like `qvalue`; it takes the gradient of
-    the result of `dequant` and of contractions (straight-through estimator). Its values
-    are not used. None: the gradient is zero, or refused."""
+    `dequant` and of contractions (straight-through estimator). Its values are not used.
+    None: the gradient is zero, or refused."""
 
     sums: Any = None
-    """int32, keepdims, stored like `qvalue`: the sums of the stored values, less their
-    zero point, over the axes that a contraction with an operand with a zero point sums
-    over. Frozen weights have them, so that serving need not add them up. None: they are
-    computed where they are needed."""
+    """Sums of the stored values less their zero point over the contracting axes, int32,
+    keepdims, stored like `qvalue`; contractions with an operand with a zero point need
+    them. Frozen weights carry them to save the sums in serving. None: computed where
+    needed."""
 
     padding: tuple[int, ...] | None = None
-    """Along each (trailing) axis of the array, how many zeros `qvalue` has behind its
-    elements, so that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
+    """Number of zeros appended to `qvalue` along each (trailing) axis of the array, so
+    that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array, whatever the order in which it is stored."""
+        """The shape of the array, in its own order of axes and without padding."""
         sizes = tuple(self.qvalue.shape[axis] for axis in self.stored_axes)
         padding = self.padding or ()
         widths = (0,) * (len(sizes) - len(padding)) + padding
@@ -98,17 +99,17 @@ class QTensor:
 
     @property
     def stored_axes(self) -> tuple[int, ...]:
-        """Axis of `qvalue` for each axis of the array."""
+        """The axis of `qvalue` for each axis of the array."""
         if self.order is None:
             return tuple(range(self.ndim))
-        # Axes in front of those named were stacked by a scan or a vmap.
+        # A scan or a vmap stacked the leading axes that `order` does not have.
         stacked = self.ndim - len(self.order)
         inverse = (stacked + int(axis) for axis in np.argsort(self.order))
         return (*range(stacked), *inverse)
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Along each axis of the array, how many elements share a scale."""
+        """The number of elements that share a scale, along each axis of the array."""
         plain = self.in_own_order()
         return block_shapes.block_sizes(plain.qvalue.shape, plain.scale.shape)
 
@@ -128,7 +129,7 @@ class QTensor:
         return self._transposed(self.stored_axes, None)
 
     def as_stored(self) -> "QTensor":
-        """The array whose axes are those of `qvalue`, in their order."""
+        """Returns the array with its axes in the order of storage."""
         if self.order is None:
             return self
         padding = self.padding and tuple(self.padding[axis] for axis in self.order)
@@ -146,14 +147,14 @@ class QTensor:
         return dataclasses.replace(self, order=order, **moved)
 
     def stop_gradient(self) -> "QTensor":
-        """Drops `unrounded`: what is left holds no float array, and is a constant."""
+        """Drops `unrounded`: the result is a constant to differentiation."""
         return dataclasses.replace(self, unrounded=None)
 
     def astype(self, dtype: Any) -> "QTensor":
-        """Changes the dtype that `dequant` returns; what is stored stays.
+        """Changes the dtype that `dequant` returns, but not the stored values.
 
         Raises:
-            TypeError: if it is not a floating dtype.
+            TypeError: if `dtype` is not floating.
         """
         dtype = jnp.dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -166,9 +167,9 @@ class QTensor:
         return dataclasses.replace(self, dtype=dtype, unrounded=unrounded)
 
     def dequant(self) -> jax.Array:
-        """The array that the stored values stand for, in `dtype`.
+        """Returns the array that the stored values represent, in `dtype`.
 
-        ``scale * decode(qvalue - zero_point)``, in float32.
+        This is ``scale * decode(qvalue - zero_point)``, computed in float32.
         """
         plain = self.in_own_order()
         grid, axes = plain.numerics, range(plain.ndim)
@@ -192,11 +193,11 @@ class QTensor:
         return out if self.padding is None else out[tuple(map(slice, self.shape))]
 
     def reshape(self, *shape: Any) -> "QTensor":
-        """Reshapes like an array, where elements that share a scale stay together.
+        """Reshapes like an array, if elements that share a scale stay adjacent.
 
-        Axes of one scale can be split and merged among each other, and so can axes of
-        a scale for each element. Merging an axis of the latter kind with one of the
-        former behind it gives blocks.
+        Axes that share a scale can be split and merged, and so can axes with a scale
+        for each element. Merging an axis with a scale for each element with a following
+        axis that shares a scale gives blocks.
 
         >>> import aqtlite, jax.numpy as jnp
         >>> from aqtlite import config, numerics
@@ -207,7 +208,7 @@ class QTensor:
 
         Raises:
             ValueError: if the sizes do not fit, or elements that share a scale would
-                come to lie apart.
+                no longer be adjacent.
         """
         _check_not_padded(self)
         sizes = shape[0] if len(shape) == 1 and np.ndim(shape[0]) else shape
@@ -220,11 +221,11 @@ class QTensor:
         """Permutes the axes.
 
         Args:
-            *axes: a permutation, as ints or as one sequence. Without one they are
-                reversed.
+            *axes: permutation of the axes, as ints or as one sequence; by default, the
+                axes are reversed.
 
         Raises:
-            ValueError: if it is not a permutation of the axes.
+            ValueError: if `axes` is not a permutation.
         """
         given = axes[0] if len(axes) == 1 and np.ndim(axes[0]) else axes
         order = tuple(given) if given else tuple(reversed(range(self.ndim)))
@@ -232,12 +233,12 @@ class QTensor:
 
     @property
     def T(self) -> "QTensor":
-        """The axes reversed."""
+        """The array with its axes reversed."""
         return self.transpose()
 
     @property
     def mT(self) -> "QTensor":
-        """The last two axes exchanged."""
+        """The array with its last two axes exchanged."""
         return self.swapaxes(-1, -2)
 
     def swapaxes(self, axis1: int, axis2: int) -> "QTensor":
@@ -248,10 +249,10 @@ class QTensor:
         """Removes axes of size 1.
 
         Args:
-            axis: one of them, or several. None: all.
+            axis: one axis, or several. None: all axes of size 1.
 
         Raises:
-            ValueError: for an axis that is out of range, or of another size.
+            ValueError: if an axis is out of range, or not of size 1.
         """
         if axis is None:
             axes = tuple(i for i, size in enumerate(self.shape) if size == 1)
@@ -266,7 +267,7 @@ class QTensor:
         return rearrange_alike(self, lambda x: x.squeeze(axes))
 
     def __repr__(self) -> str:
-        """Types instead of numbers: serving variables hold thousands of them."""
+        """Shows dtypes and shapes instead of numbers, of which there may be many."""
         parts = [_describe(self.qvalue), f"scale={_describe(self.scale)}"]
         if self.zero_point is not None:
             parts.append(f"zero_point={_describe(self.zero_point)}")
@@ -337,7 +338,7 @@ class QTensor:
 
 
 def _describe(leaf: Any) -> str:
-    """The dtype and shape of a leaf, whatever a transformation has put there."""
+    """Describes a leaf by its dtype and shape; a leaf without them by its repr."""
     if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
         return repr(leaf)
     return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
@@ -346,12 +347,12 @@ def _describe(leaf: Any) -> str:
 def rearrange(
     q: QTensor, on_values: Callable[[Any], Any], on_scales: Callable[[Any], Any]
 ) -> QTensor:
-    """Moves elements, and their scales alike.
+    """Moves elements and their scales.
 
     Args:
-        q: in any order of storage; the result is in its own.
-        on_values: applied to the stored values, and to the floats they came from.
-        on_scales: applied to the scale, and to the zero point.
+        q: a `QTensor` in any order of storage; the result is in its own order.
+        on_values: function of the stored values, and of `unrounded`.
+        on_scales: function of the scale, and of the zero point.
     """
     _check_not_padded(q)
     q = q.in_own_order()
@@ -375,13 +376,13 @@ def _check_not_padded(q: QTensor) -> None:
 
 
 def rearrange_alike(q: QTensor, function: Callable[[Any], Any]) -> QTensor:
-    """Moves elements and their scales by one function, which changes no blocks."""
+    """Moves elements and their scales by one function, which keeps blocks intact."""
     return rearrange(q, function, function)
 
 
 @jax.custom_jvp
 def _straight_through(value: jax.Array, x: jax.Array) -> jax.Array:
-    """The value, with the gradient of x."""
+    """Returns `value`, with the gradient of `x`."""
     del x
     return value
 
@@ -392,4 +393,4 @@ def _straight_through_jvp(primals: Any, tangents: Any) -> Any:
 
 
 Operand = jax.Array | QTensor
-"""One side of a contraction."""
+"""An operand of a contraction."""

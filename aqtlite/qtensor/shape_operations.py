@@ -1,11 +1,11 @@
 """Shape operations on `QTensor`, under the names that they have in NumPy and JAX.
 
-Each moves stored values and scales, and gives what the same function gives of the
+Each moves stored values and scales; dequantized, its result equals NumPy's of the
 dequantized arrays, bit for bit. Where elements that share a scale would need different
-ones, it raises and names `QTensor.dequant`. What arrays have as methods (`reshape`,
-`transpose`, `swapaxes`, `squeeze`, indexing), a `QTensor` has, too.
+scales, it raises and suggests `QTensor.dequant`. Array methods (`reshape`, `transpose`,
+`swapaxes`, `squeeze`, indexing) are methods of `QTensor`.
 
-A key-value cache with a scale for each position and head, and one more position:
+Updating one position of a key-value cache with a scale for each position and head:
 
 >>> import aqtlite, jax, jax.numpy as jnp
 >>> from aqtlite import config, numerics
@@ -18,8 +18,8 @@ A key-value cache with a scale for each position and head, and one more position
 >>> bool((cache[:, 4].dequant() == cache[:, 0].dequant()).all())
 True
 
-Operands of one operation all carry a gradient (`QTensor.unrounded`), or none does:
-`QTensor.stop_gradient` takes it from a result that goes into a cache.
+Either all operands of an operation carry a gradient (`QTensor.unrounded`), or none:
+`QTensor.stop_gradient` removes it from a result that goes into a cache.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from aqtlite.shapes.block_shapes import from_the_front
 def moveaxis(
     q: QTensor, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> QTensor:
-    """Moves axes to other places, as `jnp.moveaxis`.
+    """Moves axes to other positions, as `jnp.moveaxis`.
 
     >>> from aqtlite import config, quantize
     >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
@@ -50,11 +50,11 @@ def moveaxis(
 
     Args:
         q: the array.
-        source: the axes that are moved.
-        destination: where each of them goes.
+        source: axes to move.
+        destination: new position of each of them.
 
     Raises:
-        ValueError: for an axis that is out of range or named twice.
+        ValueError: if an axis is out of range or named twice.
     """
     return rearrange_alike(q, lambda x: jnp.moveaxis(x, source, destination))
 
@@ -100,7 +100,7 @@ def flip(q: QTensor, axis: int | Sequence[int] | None = None) -> QTensor:
 
 
 def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTensor:
-    """Takes elements along an axis, as `jnp.take`: rows of an embedding, say.
+    """Takes elements along an axis, as `jnp.take`, for example rows of an embedding.
 
     >>> from aqtlite import config, quantize
     >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
@@ -110,13 +110,13 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
     Args:
         q: the array.
         indices: ints of any shape.
-        axis: axis of one scale for each element, or for all; not one of several blocks.
+        axis: axis with a scale for each element, or one for all elements.
         mode: "clip", "wrap" or "fill", for indices out of range. None: "fill", which
-            gives NaN, as NaN scales.
+            gives NaN by NaN scales.
 
     Raises:
-        TypeError: along an axis of blocks.
-        ValueError: for "fill" along an axis that shares a scale; it takes a `mode`.
+        TypeError: if the axis has blocks.
+        ValueError: if the axis shares a scale and the mode is "fill".
     """
     q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size, count = q.shape[axis], q.scale.shape[axis]
@@ -140,7 +140,7 @@ def take(q: QTensor, indices: Any, axis: int, *, mode: str | None = None) -> QTe
 def pad(q: QTensor, pad_width: Any) -> QTensor:
     """Pads with zeros, as `jnp.pad`.
 
-    Along axes of blocks, whole blocks are added.
+    Along an axis with blocks, only whole blocks can be added.
 
     >>> from aqtlite import config, quantize
     >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
@@ -148,11 +148,11 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
     [[0, 127, 127, 127], [0, 127, 127, 127]]
 
     Args:
-        q: on a grid that has a zero.
-        pad_width: as `jnp.pad` takes it: a number, a pair, or a pair for each axis.
+        q: array on a grid that has a zero.
+        pad_width: a number, a pair, or a pair for each axis, as in `jnp.pad`.
 
     Raises:
-        TypeError: for a part of a block.
+        TypeError: if a width is not a whole number of blocks.
         ValueError: if the grid has no zero.
     """
     q = q.in_own_order()
@@ -191,9 +191,9 @@ def pad(q: QTensor, pad_width: Any) -> QTensor:
 def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     """Joins along an axis, as `jnp.concatenate`.
 
-    Along an axis of one scale for each element, or of blocks of equal sizes, scales are
-    joined, too. Along one that shares a scale in all operands, these have to be equal:
-    others raise, or give NaN scales where values are not known (inside `jax.jit`).
+    Along an axis with a scale for each element, or with blocks of equal sizes, the
+    scales are joined, too. Along an axis that shares a scale in all arrays, the scales
+    must be equal: others raise, or become NaN if they are traced (inside `jax.jit`).
 
     >>> from aqtlite import config, quantize
     >>> q = quantize(jnp.ones((2, 3)), config.weight_only().fwd.rhs, axes=1)
@@ -201,8 +201,8 @@ def concatenate(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     ((3, 1), (2, 1))
 
     Raises:
-        TypeError: for other grids, dtypes or ranks.
-        ValueError: for other sizes, blocks or scales.
+        TypeError: if grids, dtypes or ranks differ.
+        ValueError: if other axes' sizes, blocks, or shared scales differ.
     """
     qs = concatenation.check_alike("concatenate", arrays)
     axis = from_the_front(axis, qs[0].ndim)
@@ -235,12 +235,12 @@ def stack(arrays: Sequence[QTensor], axis: int = 0) -> QTensor:
     (2, 2, 1)
 
     Args:
-        arrays: of equal shapes, with scales of equal shapes, on one grid.
-        axis: where the new axis goes.
+        arrays: arrays of equal shapes, with scales of equal shapes, on one grid.
+        axis: position of the new axis.
 
     Raises:
-        TypeError: for other grids, dtypes or ranks.
-        ValueError: for other shapes, or without arrays.
+        TypeError: if grids, dtypes or ranks differ.
+        ValueError: if shapes differ, or if there are no arrays.
     """
     qs = concatenation.check_alike("stack", arrays)
     for q in qs[1:]:
@@ -265,7 +265,7 @@ def dynamic_slice(
     (1, 1)
 
     Raises:
-        TypeError: for a part of an axis of blocks.
+        TypeError: if the slice takes a part of an axis with blocks.
         ValueError: unless each axis has one index and one size.
     """
     q = q.in_own_order()
@@ -296,12 +296,12 @@ def dynamic_index_in_dim(
 
     Args:
         q: the array.
-        index: an int, which may be traced; one out of range is clamped.
+        index: an int, which may be traced; clamped if it is out of range.
         axis: the axis.
-        keepdims: keeps it, of size 1.
+        keepdims: whether to keep the axis, with size 1.
 
     Raises:
-        ValueError: for an axis that is out of range.
+        ValueError: if the axis is out of range.
     """
     q, axis = q.in_own_order(), from_the_front(axis, q.ndim)
     size = q.shape[axis]
@@ -314,21 +314,22 @@ def dynamic_index_in_dim(
 def dynamic_update_slice(
     q: QTensor, update: QTensor, start_indices: Sequence[Any]
 ) -> QTensor:
-    """Replaces a slice, as `jax.lax.dynamic_update_slice`: in place where XLA may.
+    """Replaces a slice, as `jax.lax.dynamic_update_slice`, in place where XLA can.
 
-    Along axes of one scale for each element, the scales are replaced, too; an update
-    that shares a scale there has it repeated. Along axes that share a scale, the update
-    goes all the way, or has the scales that are there: others raise, or give NaN scales
-    where values are not known (inside `jax.jit`).
+    Along axes with a scale for each element, the scales are replaced, too, and a scale
+    that the update shares there is repeated. Along axes that share a scale, the update
+    must cover the whole axis or have the scales that it overwrites: others raise, or
+    become NaN if they are traced (inside `jax.jit`).
 
     Args:
-        q: the array, a cache for instance. Its order of storage stays.
-        update: on the same grid, not larger.
+        q: array to update, such as a cache; the result has its order of storage.
+        update: array on the same grid, not larger along any axis.
         start_indices: ints, which may be traced, one for each axis.
 
     Raises:
-        TypeError: for another grid, dtype or rank, or for a part of an axis of blocks.
-        ValueError: for other scales, or unless each axis has one index.
+        TypeError: if grids, dtypes or ranks differ, or if the update takes a part of an
+            axis with blocks.
+        ValueError: if scales differ, or unless each axis has one index.
     """
     _check_each_axis("dynamic_update_slice", q, start_indices)
     is_alike = isinstance(update, QTensor) and q.ndim == update.ndim
@@ -391,6 +392,6 @@ def _check_each_axis(what: str, q: QTensor, *given: Sequence[Any]) -> None:
 
 
 def _scale_starts(q: QTensor, start_indices: Sequence[Any]) -> list[Any]:
-    """Where a slice starts in the scale, whose sizes clamp what is out of range."""
+    """The start indices of a slice in the scale, clamped like those of the slice."""
     found = zip(start_indices, q.shape, q.scale.shape, strict=True)
     return [start if n == size else jnp.zeros_like(start) for start, size, n in found]

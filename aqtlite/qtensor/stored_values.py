@@ -1,7 +1,7 @@
-"""Stored values of a grid: the dtypes that hold their bits, and that of zero.
+"""Stored values of a grid: dtypes for checkpoints, and the stored zero.
 
-Orbax stores int4, and no uint4: conversion keeps frozen weights of uint4 as int4 of the
-same bits, and what reads stored values takes either.
+Orbax stores int4 but not uint4: serving conversion bitcasts frozen weights of uint4 to
+int4, and readers of stored values take both.
 """
 
 import functools
@@ -15,18 +15,18 @@ from aqtlite.numerics import Numerics
 
 
 def to_save(values: jax.Array) -> jax.Array:
-    """Stored values in a dtype that checkpoint libraries have: uint4 as int4."""
+    """Returns stored values in a dtype that checkpoints support: uint4 as int4."""
     if values.dtype != jnp.uint4:
         return values
     return lax.bitcast_convert_type(values, jnp.int4)
 
 
 def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
-    """The stored values of a grid, in its storage dtype where that is uint4.
+    """Restores the unsigned values of a uint4 grid; returns others unchanged.
 
     Args:
-        values: the stored values; of a grid of uint4 also int4 of the same bits, or
-            those widened to int8.
+        values: stored values; for a uint4 grid, also bitcast to int4, or that widened
+            to int8.
         grid: the grid, None for integers.
     """
     if grid is None or grid.storage_dtype != jnp.uint4:
@@ -40,7 +40,7 @@ def on_grid(values: jax.Array, grid: Numerics | None) -> jax.Array:
 
 @functools.lru_cache
 def zero(grid: Numerics) -> np.ndarray | None:
-    """The stored value of zero on a grid without zero points; None if it has none."""
+    """Returns the stored value of zero on a grid without zero points; None if none."""
     with jax.ensure_compile_time_eval():
         noise = jnp.zeros((1,), jnp.uint32) if grid.needs_noise else None
         stored = grid.round(jnp.zeros((1,), jnp.float32), noise)
