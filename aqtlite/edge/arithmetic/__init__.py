@@ -1,5 +1,5 @@
-"""The arithmetic of LiteRT's operators, integer for integer, on plain arrays.
+"""Bit-exact arithmetic of LiteRT's operators on plain arrays.
 
-Every function takes and gives integers, as the kernels of the interpreter do. Read
-`fixed_point` first, then `contractions`.
+Functions map integers to integers, like the interpreter's kernels. Read `fixed_point`
+first, then `contractions`.
 """

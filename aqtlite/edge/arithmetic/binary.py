@@ -1,4 +1,4 @@
-"""Operators of two arrays, element by element, with broadcasting."""
+"""Elementwise operators of two arrays, with broadcasting."""
 
 import jax
 import numpy as np
@@ -23,20 +23,21 @@ def add(
     """ADD.
 
     XNNPACK, int8 (``xnn_init_qs8_add_minmax_scalar_params``): the ratios of the scales
-    of x and y to that of the result become integers ``a`` and ``b`` of 21 bits with a
-    common exponent; the result is ``(a * (x - x0) + b * (y - y0) + half) >> shift``. It
-    takes ratios from 2**-10 to below 2**8; TFLite's kernel runs others.
+    of x and y to the scale of the result become integers ``a`` and ``b`` of 21 bits
+    with a common exponent; the result is
+    ``(a * (x - x0) + b * (y - y0) + half) >> shift``. TFLite's kernel runs ratios
+    outside [2**-10, 2**8).
 
-    TFLite (``reference/add.h``): either side with 20 more bits (15 for int16) brought
-    to twice the larger scale, added, and brought to the scale of the result, with
-    `fixed_point.rounded_away` each time.
+    TFLite (``reference/add.h``): both operands, shifted left by 20 bits (15 for int16),
+    are rescaled to twice the larger scale, added, and rescaled to the scale of the
+    result, each time with `fixed_point.rounded_away`.
 
     Args:
         x: int8 or int16.
-        y: integers like x, of a shape that broadcasts with the shape of x.
+        y: integers like x, of a shape that broadcasts with x.
         grid: grid of the result.
-        clamp: the range of a fused activation.
-        kernels: whose arithmetic.
+        clamp: range of a fused activation.
+        kernels: LiteRT kernels to simulate.
         sign: -1 negates the integers of y after the zero point.
     """
     given = x.grid.scale, y.grid.scale, grid.scale
@@ -82,17 +83,17 @@ def mul(
 
     XNNPACK, int8 (``xnn_init_qs8_mul_minmax_scalar_params``):
     ``rint(float32((x - x0) * (y - y0)) * m) + zero_point`` with
-    ``m = x_scale * y_scale / scale`` in float32. It takes m from 2**-16 to below 2**8;
-    TFLite's kernel runs others.
+    ``m = x_scale * y_scale / scale`` in float32. TFLite's kernel runs m outside
+    [2**-16, 2**8).
 
-    TFLite (``reference/mul.h``): the same m as fixed point, `fixed_point.rounded_away`.
+    TFLite (``reference/mul.h``): the same m in fixed point, `fixed_point.rounded_away`.
 
     Args:
         x: int8 or int16.
-        y: integers like x, of a shape that broadcasts with the shape of x.
+        y: integers like x, of a shape that broadcasts with x.
         grid: grid of the result.
-        clamp: the range of a fused activation.
-        kernels: whose arithmetic.
+        clamp: range of a fused activation.
+        kernels: LiteRT kernels to simulate.
     """
     product = x.centered * y.centered
     multiplier = scales.factor(x.grid.scale, y.grid.scale, grid.scale)
@@ -115,7 +116,7 @@ def _add_of_tflite(x, y, given, grid, clamp, sign):
     left = 20 if grid.dtype == "int8" else 15
     xp = fixed_point.namespace(*given)
     twice = np.float32(2) * xp.maximum(*given[:2])
-    # In one, since finding a factor in a program takes time to compile.
+    # One call for all factors, since each call adds to the compile time.
     numerators = xp.stack([*given[:2], twice])
     divisors = xp.stack([twice, twice, given[2] * np.float32(2**left)])
     factors = scales.fixed_factor(numerators, _ONE, divisors)

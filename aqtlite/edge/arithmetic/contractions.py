@@ -1,4 +1,4 @@
-"""Fully connected layers, convolutions and products of matrices."""
+"""Fully connected layers, convolutions and matrix products."""
 
 from collections.abc import Sequence
 
@@ -35,16 +35,16 @@ def fully_connected(
 ) -> jax.Array:
     """FULLY_CONNECTED: sums of products plus bias, requantized.
 
-    XNNPACK leaves int16 to TFLite, whose reference kernel misreads a bias then.
+    TFLite runs int16, and its reference kernel misreads the bias.
 
     Args:
         x: int8 or int16, shape (..., K).
-        weights: int8 or int4, shape (K, N), the zero point 0, scales of shape () or
-            (N,); constants (`matmul` if they are not).
+        weights: int8 or int4, shape (K, N), zero point 0, scales of shape () or (N,).
+            Constants; for activations, use `matmul`.
         bias: int32, shape (N,), on the grid of the sums: the product of both scales.
         grid: grid of the result.
-        clamp: the range of a fused activation.
-        kernels: whose arithmetic.
+        clamp: range of a fused activation.
+        kernels: LiteRT kernels to simulate.
 
     Returns:
         Shape (..., N).
@@ -59,15 +59,15 @@ def fully_connected(
 def matmul(
     x: Quantized, y: Quantized, grid: Grid, kernels: Kernels = "xnnpack"
 ) -> jax.Array:
-    """FULLY_CONNECTED of two activations, which TFLite's kernels run.
+    """FULLY_CONNECTED of two activations, run by TFLite's kernels.
 
-    The converter writes it, after a TRANSPOSE of y, for the product of two matrices.
+    The converter writes a matrix product as this operator, after a TRANSPOSE of y.
 
     Args:
         x: int8, shape (..., K).
         y: int8, shape (K, N).
         grid: grid of the result.
-        kernels: whose arithmetic; that of "xnnpack" is "builtin".
+        kernels: LiteRT kernels to simulate; "xnnpack" is the same as "builtin".
 
     Returns:
         Shape (..., N).
@@ -79,17 +79,16 @@ def matmul(
 def batch_matmul(
     x: Quantized, y: Quantized, grid: Grid, kernels: Kernels = "xnnpack"
 ) -> jax.Array:
-    """BATCH_MATMUL: the products of matrices, requantized.
+    """BATCH_MATMUL: batched matrix products, requantized.
 
-    XNNPACK runs int8 if the zero point of y is 0, constant or not, and leaves the rest
-    to TFLite. The sums of int16 are held in 40 bits; `fixed_point.rounded_short`
-    requantizes them.
+    XNNPACK runs int8 if y (constant or not) has zero point 0; TFLite runs the rest.
+    Sums of int16 are held in 40 bits and requantized by `fixed_point.rounded_short`.
 
     Args:
         x: int8, shape (..., M, K), or int16 with K up to 256.
-        y: dtype and leading axes of x, shape (..., K, N), one scale.
+        y: shape (..., K, N), dtype and leading axes as x, per-tensor scale.
         grid: grid of the result.
-        kernels: whose arithmetic.
+        kernels: LiteRT kernels to simulate.
 
     Returns:
         Shape (..., M, N).
@@ -121,17 +120,17 @@ def conv_2d(
 
     Args:
         x: int8, shape (batch, height, width, channels); padded with the zero point.
-        weights: int8 or int4, shape (height, width, channels / groups, N), the zero
-            point 0, scales of shape () or (N,); a depthwise convolution has one channel
-            in each group.
+        weights: int8 or int4, shape (height, width, channels / groups, N), zero point
+            0, scales of shape () or (N,). A depthwise convolution has one channel per
+            group.
         bias: int32, shape (N,), on the grid of the sums: the product of both scales.
         grid: grid of the result.
         strides: strides of the window.
         padding: "SAME" or "VALID".
         dilation: dilation of the window.
-        groups: the number of groups of channels.
-        clamp: the range of a fused activation.
-        kernels: whose arithmetic; XNNPACK leaves int4 weights to TFLite.
+        groups: number of groups of channels.
+        clamp: range of a fused activation.
+        kernels: LiteRT kernels to simulate; with "xnnpack", TFLite runs int4 weights.
 
     Returns:
         Shape (batch, height, width, N).
@@ -170,20 +169,20 @@ def _requantized(
     clamp: Clamp,
     rounding: fixed_point.Rounding | None,
 ) -> jax.Array:
-    """The integers of sums of products.
+    """Requantizes sums of products to the grid of the result.
 
     XNNPACK: ``rint(float32(sums + bias) * m) + zero_point``, with
     ``m = x_scale * weights_scale / scale`` in float32 (its qs8 kernels on x86, fp32
-    requantization). TFLite: m in float64, as `fixed_point.quantized_multiplier`, then
-    `fixed_point.multiply`.
+    requantization). TFLite: m in float64 becomes a `fixed_point.quantized_multiplier`
+    for `fixed_point.multiply`.
 
     Args:
         sums: int32, channels last.
-        bias: int32, of the channels.
+        bias: int32, one for each channel.
         x: activations.
-        weights: weights, whose scales are known or computed in a program.
+        weights: weights, with scales that are concrete or traced.
         grid: grid of the result.
-        clamp: the range of a fused activation.
+        clamp: range of a fused activation.
         rounding: rounding in fixed point; None for XNNPACK's float32.
     """
     if bias is not None:
@@ -202,7 +201,7 @@ def _conv_rounding(x, weights, groups, kernels):
         return "away"
     if kernels == "xnnpack" and weights.grid.dtype == "int8":
         return None
-    if groups == x.qvalue.shape[-1]:  # Depthwise, even if there is one channel.
+    if groups == x.qvalue.shape[-1]:  # Depthwise, even with a single channel.
         return "eights"
     return "upward" if groups == 1 else "away"
 
@@ -232,7 +231,7 @@ def _batched_dot(x: Quantized, y: Quantized) -> jax.Array:
 def _dot(
     quantized_x: Quantized, quantized_y: Quantized, dims: dn.DimensionNumbers
 ) -> jax.Array:
-    """The sums of ``(x - x's zero point) * (y - y's zero point)``."""
+    """Contracts ``x - x's zero point`` with ``y - y's zero point``."""
     ((contracted,), (of_y,)), (batch, _) = dims
     x, y = quantized_x.qvalue, quantized_y.qvalue
     x_zero, y_zero = quantized_x.grid.zero_point, quantized_y.grid.zero_point
@@ -251,6 +250,6 @@ def _dot(
 
 
 def _sums(contraction: lowering.Contraction, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The sums of products of integers, int32."""
+    """Contracts integers; returns int32."""
     left, right = (lowering.DotInput(one, largest=_LARGEST) for one in (x, y))
     return lowering.Integers()(contraction, left, right).astype(jnp.int32)

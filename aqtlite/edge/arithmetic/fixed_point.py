@@ -1,8 +1,8 @@
-"""Products of int32 with fixed-point numbers, as 64-bit integers would give them.
+"""Products of int32 with fixed-point numbers, with the results of 64-bit integers.
 
-JAX has no 64-bit integers unless it is told to, so that each product is held in two
-words of 32 bits. Products of constants are computed in NumPy, which has them: what
-depends on one int8 is a table."""
+JAX has no 64-bit integers by default, so each product is held in two 32-bit words.
+Products of constants, such as the entries of tables, are computed in NumPy with 64-bit
+integers."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -14,14 +14,15 @@ import numpy as np
 from jax import lax
 
 Integers = jax.Array | np.ndarray
-"""int32: known, or computed in a program."""
+"""int32, concrete or traced."""
 
 Rounding = Literal["once", "upward", "away", "eights"]
-"""How a product is rounded: the functions `rounded_once`, `rounded_upward`, ...."""
+"""Rounding of a product, as `rounded_once`, `rounded_upward`, `rounded_away` or
+`rounded_in_eights`."""
 
 
 def namespace(*numbers: Any) -> ModuleType:
-    """NumPy for numbers that are known, `jax.numpy` if one is computed in a program."""
+    """NumPy if all numbers are NumPy's, `jax.numpy` if one is a JAX array or tracer."""
     is_computed = any(isinstance(number, jax.Array) for number in numbers)
     return jnp if is_computed else np
 
@@ -29,7 +30,7 @@ def namespace(*numbers: Any) -> ModuleType:
 def quantized_multiplier(
     real: np.ndarray | np.floating | float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A real number as ``multiplier * 2**(shift - 31)``.
+    """Decomposes a real number into ``multiplier * 2**(shift - 31)``.
 
     Source: ``QuantizeMultiplier`` of TFLite, ``kernels/internal/quantization_util.cc``.
 
@@ -56,10 +57,10 @@ def quantized_multiplier(
 def where(
     condition: Any, first: Callable[[], jax.Array], second: Callable[[], jax.Array]
 ) -> jax.Array:
-    """``first()`` where a condition holds, elsewhere ``second()``.
+    """``first()`` if a condition holds, otherwise ``second()``.
 
     Args:
-        condition: bool scalar. If it is known, only one of both is computed.
+        condition: bool scalar. If it is concrete, only one of the two is computed.
         first: integers.
         second: integers of the same dtype and shape.
     """
@@ -100,22 +101,22 @@ def rounded_once(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Arr
 def rounded_upward(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
     """``floor(floor(x * 2**left * multiplier / 2**31 + 1 / 2) / 2**right + 1 / 2)``.
 
-    left is the shift if it is positive, right its magnitude if it is negative.
+    ``left`` is ``max(shift, 0)``, and ``right`` is ``max(-shift, 0)``.
 
     Source: ruy, which TFLite's optimized kernels call, as measured.
     """
     left, right = _left_and_right(shift)
     high = _shifted(product(x << left, multiplier), np.asarray(31))
-    # No sum overflows: what is shifted is far from the limits of int32.
+    # The sum does not overflow: numbers that are shifted right are far below 2**31.
     return (high + _half(right)) >> right
 
 
 def rounded_away(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
-    """As `rounded_upward`, but the second rounding is away from zero at a half.
+    """Like `rounded_upward`, but the second rounding takes halves away from zero.
 
     Source: ``MultiplyByQuantizedMultiplier`` of TFLite,
-    ``kernels/internal/common.cc``, on gemmlowp's ``SaturatingRoundingDoublingHighMul``
-    and ``RoundingDivideByPOT``.
+    ``kernels/internal/common.cc``, with gemmlowp's
+    ``SaturatingRoundingDoublingHighMul`` and ``RoundingDivideByPOT``.
     """
     left, right = _left_and_right(shift)
     high = _shifted(product(x << left, multiplier), np.asarray(31))
@@ -123,7 +124,7 @@ def rounded_away(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Arr
 
 
 def rounded_in_eights(x: jax.Array, multiplier: Integers, shift: Integers) -> jax.Array:
-    """As `rounded_upward` for all whole groups of eight channels, then `rounded_away`.
+    """`rounded_upward` for all full groups of 8 channels, `rounded_away` for the rest.
 
     Source: TFLite's optimized depthwise convolution, as measured.
     """
@@ -138,10 +139,10 @@ def rounded_in_eights(x: jax.Array, multiplier: Integers, shift: Integers) -> ja
 def rounded_short(
     high: jax.Array, low: jax.Array, multiplier: np.ndarray, shift: np.ndarray
 ) -> jax.Array:
-    """As `rounded_once`, of ``256 * high + low``, with a multiplier of 16 bits.
+    """Like `rounded_once`, for ``256 * high + low``, with a multiplier of 16 bits.
 
-    Source: ``MultiplyByQuantizedMultiplier`` of TFLite for 64-bit sums, which are those
-    of products of int16, ``kernels/internal/common.cc``.
+    Source: ``MultiplyByQuantizedMultiplier`` of TFLite for 64-bit sums (of products of
+    int16), ``kernels/internal/common.cc``.
 
     Args:
         high: int32.
@@ -165,12 +166,12 @@ def _left_and_right(shift: Integers) -> tuple[Integers, Integers]:
 
 
 def _half(right: Integers) -> Integers:
-    """Half the unit that is shifted out; nothing if nothing is."""
+    """Half of the last place after a right shift; 0 without a shift."""
     return (right > 0) * (np.int32(1) << namespace(right).maximum(right - 1, 0))
 
 
 def product(x: jax.Array, y: Integers) -> tuple[jax.Array, jax.Array]:
-    """The high word, int32, and the low one, uint32, of ``x * y``.
+    """The high word, int32, and the low word, uint32, of ``x * y``.
 
     Args:
         x: int32.
@@ -180,7 +181,7 @@ def product(x: jax.Array, y: Integers) -> tuple[jax.Array, jax.Array]:
     x_high, x_low = x >> 16, x & 0xFFFF
     y_high, y_low = factor >> 16, factor & 0xFFFF
     low = x_low.astype(jnp.uint32) * y_low.astype(jnp.uint32)
-    # Neither sum overflows: a product of halves leaves room for 16 bits more.
+    # Neither sum overflows: a product of 16-bit halves leaves room for 16 more bits.
     middle = x_high * y_low + (low >> 16).astype(jnp.int32)
     carry = x_low * y_high + (middle & 0xFFFF)
     high = x_high * y_high + (middle >> 16) + (carry >> 16)
@@ -188,7 +189,7 @@ def product(x: jax.Array, y: Integers) -> tuple[jax.Array, jax.Array]:
 
 
 def _shifted(words: tuple[jax.Array, jax.Array], amount: Integers) -> jax.Array:
-    """``floor(x / 2**amount + 1 / 2)`` of 64 bits, for amounts from 1 to 62."""
+    """``floor(x / 2**amount + 1 / 2)`` of a 64-bit x, for amounts from 1 to 62."""
     high, low = words
     xp = namespace(amount)
     half = xp.asarray(amount, np.int32) - 1
@@ -196,7 +197,7 @@ def _shifted(words: tuple[jax.Array, jax.Array], amount: Integers) -> jax.Array:
     high_half = xp.where(half >= 32, np.int32(1) << xp.clip(half - 32, 0, 31), 0)
     sums = low + low_half.astype(np.uint32)
     high = high + high_half.astype(np.int32) + (sums < low).astype(jnp.int32)
-    # Of amounts below 32, the bits that come down from the high word, too.
+    # For amounts below 32, bits of the high word move into the low word.
     small = xp.clip(half + 1, 1, 31)
     joined = (high << (32 - small)).astype(jnp.uint32) | (
         sums >> small.astype(np.uint32)
@@ -211,7 +212,7 @@ def _shifted(words: tuple[jax.Array, jax.Array], amount: Integers) -> jax.Array:
 
 
 def scaled(x: np.ndarray, real: float | np.floating) -> np.ndarray:
-    """``x * real`` as fixed point, as `rounded_away`.
+    """``x * real`` in fixed point, rounded like `rounded_away`.
 
     Args:
         x: int64, in the range of int32.
@@ -222,13 +223,13 @@ def scaled(x: np.ndarray, real: float | np.floating) -> np.ndarray:
 
 
 def multiplied(x: np.ndarray, multiplier: int, shift: int) -> np.ndarray:
-    """``x * multiplier * 2**(shift - 31)``, as `rounded_away`."""
+    """``x * multiplier * 2**(shift - 31)``, rounded like `rounded_away`."""
     high = high_product(x << max(shift, 0), np.int64(multiplier))
     return shifted_away(high, np.asarray(max(-shift, 0)))
 
 
 def inverse_square_root(x: int) -> tuple[int, int]:
-    """``1 / sqrt(x)`` as a multiplier and a shift, in five steps of Newton's method.
+    """``1 / sqrt(x)`` as multiplier and shift, by five steps of Newton's method.
 
     Source: TFLite, ``GetInvSqrtQuantizedMultiplierExp`` in ``internal/common.h``.
 
@@ -239,7 +240,7 @@ def inverse_square_root(x: int) -> tuple[int, int]:
         return 2**31 - 1, 0
     pairs = (32 - x.bit_length() - 1) // 2 - 1
     shift = 11 - pairs
-    fraction = (x << 2 * pairs) >> 1  # In units of 2**-28, as all that follows.
+    fraction = (x << 2 * pairs) >> 1  # In units of 2**-28, like all numbers below.
     half = (fraction + 1) >> 1
     root = 2**28
     for _ in range(5):
@@ -248,27 +249,27 @@ def inverse_square_root(x: int) -> tuple[int, int]:
         # In units of 2**-25.
         rest = _product(2**28 + 2**27, root) - _product(half, cube)
         root = _clipped(rest << 3)
-    root = _product(root, 1518500250)  # The square root of 1 / 2.
+    root = _product(root, 1518500250)  # sqrt(1 / 2)
     return (root << -shift, 0) if shift < 0 else (root, -shift)
 
 
 def _saturated(x: np.ndarray) -> np.ndarray:
-    """The nearest integers of int32."""
+    """Clips to the range of int32."""
     return np.clip(x, -(2**31), 2**31 - 1)
 
 
 def high_product(x: np.ndarray, y: np.ndarray | np.integer) -> np.ndarray:
-    """``x * y / 2**31`` of int32 in int64, rounded half up but for negative ties."""
+    """``floor(x * y / 2**31 + 1 / 2)`` for numbers of int32, held in int64."""
     product = x * y
     nudged = product + np.where(product >= 0, 2**30, 1 - 2**30)
     return np.sign(nudged) * (np.abs(nudged) >> 31)
 
 
 def shifted_away(x: np.ndarray, amount: np.ndarray) -> np.ndarray:
-    """``x / 2**amount`` of int32, rounded, a half away from zero.
+    """``x / 2**amount`` for int32, rounded to nearest, halves away from zero.
 
-    An amount above 31 shifts by its low five bits, as an x86 processor does, and rounds
-    as gemmlowp's ``RoundingDivideByPOT`` then does: what results is no quotient.
+    For amounts above 31, gives what gemmlowp's ``RoundingDivideByPOT`` gives on x86,
+    which shifts by the low five bits of the amount; this is not the quotient.
     """
     mask = np.where(amount > 31, -1, (np.int64(1) << np.minimum(amount, 31)) - 1)
     rounds_up = (x & mask) > (mask >> 1) + (x < 0)

@@ -1,4 +1,4 @@
-"""Functions of int16, interpolated between the entries of small tables."""
+"""Functions of int16, by interpolation in small tables."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from aqtlite.edge.grid import Grid
 
 _STEPS = 512
 
-# Where the table of sigmoid(i / 24) is one more than its nearest integer.
+# Indices at which TFLite's table of sigmoid(i / 24) is one more than correct rounding.
 _ONE_MORE = (
     *(4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37),
     *(39, 40, 41, 43, 44, 45, 46, 49, 50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103),
@@ -24,17 +24,18 @@ def table(
     x_zero_point: int,
     scale: np.floating,
 ) -> np.ndarray:
-    """The values of a function at 513 integers, 128 apart, shifted by half their error.
+    """Tabulates a function at 513 integers, 128 apart, for `interpolate`.
 
-    The error is that of the interpolation in the middle. In the dtype of the scales.
+    Each entry is shifted by half the error of the interpolation at the middle of the
+    interval. Computes in the dtype of the scales.
 
     Source: TFLite, ``LUTPopulateInt16`` in ``kernels/internal/common.h``.
 
     Args:
         transform: the function.
-        x_scale: scale of the argument of the function.
-        x_zero_point: zero point of the argument of the function.
-        scale: scale of the result, whose zero point is 0.
+        x_scale: scale of the function's argument.
+        x_zero_point: zero point of the function's argument.
+        scale: scale of the result, which has zero point 0.
 
     Returns:
         int64, shape (513,).
@@ -56,7 +57,7 @@ def table(
 
 
 def interpolate(entries: np.ndarray, x: jax.Array) -> jax.Array:
-    """The values of a `table` at integers.
+    """Interpolates a `table` at integers.
 
     Source: TFLite, ``LUTLookup`` in ``kernels/internal/common.h``.
 
@@ -73,13 +74,13 @@ def interpolate(entries: np.ndarray, x: jax.Array) -> jax.Array:
 
 
 def in_numpy(entries: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """`interpolate` of constants."""
+    """`interpolate` for constants, in NumPy."""
     slopes = np.diff(entries).astype(np.int16).astype(np.int64)[256 + (x >> 7)]
     return entries[256 + (x >> 7)] + ((slopes * (x & 127) + 64) >> 7)
 
 
 def tanh(x_grid: Grid) -> np.ndarray:
-    """TANH of every int16, on the scale 2**-15, by way of the sigmoid function.
+    """TANH of every int16, on the scale 2**-15, computed from the sigmoid function.
 
     Source: TFLite, ``reference/integer_ops/tanh.h`` and ``TanhPrepare``.
 
@@ -123,7 +124,7 @@ def _argument(x_grid: Grid) -> np.ndarray:
 
 
 def _sigmoid_at(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Neighbours in the table of sigmoid(i / 24), of 16 bits."""
+    """Entries ``index`` and ``index + 1`` of the 16-bit table of sigmoid(i / 24)."""
     values = 65536 / (1 + np.exp(-np.arange(256) / 24))
     entries = np.floor(values + 0.5).astype(np.int64)
     entries[list(_ONE_MORE)] += 1
@@ -132,5 +133,5 @@ def _sigmoid_at(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rounded(x: np.ndarray) -> np.ndarray:
-    """A half away from zero, in the dtype of x."""
+    """Rounds to nearest, halves away from zero, in the dtype of x."""
     return np.trunc(x + np.copysign(x.dtype.type(0.5), x))

@@ -1,21 +1,21 @@
-"""The implementations of LiteRT's operators that are simulated."""
+"""The sets of LiteRT kernels that can be simulated."""
 
 from typing import Any, Literal, get_args
 
 Kernels = Literal["xnnpack", "builtin", "reference"]
-"""Those of the interpreter's resolvers.
+"""LiteRT kernels, as the interpreter's resolvers select them.
 
-"xnnpack" is the default, with TFLite's optimized kernels for what XNNPACK does not run;
-"builtin" TFLite's optimized kernels alone (``BUILTIN_WITHOUT_DEFAULT_DELEGATES``);
-"reference" its reference kernels (``BUILTIN_REF``).
+"xnnpack", the default: XNNPACK, with TFLite's optimized kernels for what it does not
+run. "builtin": TFLite's optimized kernels only (``BUILTIN_WITHOUT_DEFAULT_DELEGATES``).
+"reference": TFLite's reference kernels (``BUILTIN_REF``).
 """
 
 
 def check_kernels(kernels: Any) -> None:
-    """Checks that kernels are named.
+    """Checks that an argument is one of `Kernels`.
 
     Raises:
-        ValueError: if not.
+        ValueError: if it is not.
     """
     if kernels not in get_args(Kernels):
         raise ValueError(

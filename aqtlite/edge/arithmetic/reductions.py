@@ -19,15 +19,15 @@ def mean(
     """MEAN.
 
     XNNPACK (``reduce-nd.c``), int8: `_scaled_sum` with ``1 / count`` in float32. TFLite
-    (``reference/reduce.h``): ``x_scale / scale`` as fixed point, its multiplier divided
-    by the count after as many bits to the left as the count has, and
-    `fixed_point.rounded_away`.
+    (``reference/reduce.h``): ``x_scale / scale`` in fixed point, with the multiplier
+    shifted left by ``floor(log2(count))`` bits, as far as the exponent allows, and
+    divided by the count; then `fixed_point.rounded_away`.
 
     Args:
         x: int8 or int16.
         grid: grid of the result.
         axes: axes to reduce, not negative.
-        kernels: whose arithmetic.
+        kernels: LiteRT kernels to simulate.
     """
     count = math.prod(x.qvalue.shape[axis] for axis in axes)
     if kernels == "xnnpack" and grid.dtype == "int8":
@@ -44,9 +44,9 @@ def mean(
 
 
 def total(x: Quantized, grid: Grid, axes: Sequence[int]) -> jax.Array:
-    """SUM of int8: XNNPACK's `mean` with the factor 1 in place of ``1 / count``.
+    """SUM of int8: XNNPACK's `mean` with the factor 1 instead of ``1 / count``.
 
-    TFLite's optimized kernel is equal; its reference kernel reads int8 as uint8.
+    TFLite's optimized kernel agrees; its reference kernel reads int8 as uint8.
 
     Args:
         x: int8.
@@ -80,8 +80,9 @@ def _scaled_sum(
 def _rounded_product(sums: jax.Array, factor: np.floating) -> jax.Array:
     """``float32(sums) * factor``, rounded before anything is added to it.
 
-    LLVM would contract the product and a sum into one fused multiply-add. It does not
-    know that no sum is so negative, so that the bitwise or stays.
+    LLVM would contract the product and an addition into one fused multiply-add. The
+    bitwise or in between changes nothing, since no sum is so negative, but LLVM cannot
+    know that.
     """
     words = lax.bitcast_convert_type(sums.astype(jnp.float32) * factor, jnp.int32)
     zeros = (sums < -(2**30)).astype(jnp.int32)
@@ -93,10 +94,10 @@ def average_pool_2d(
 ) -> jax.Array:
     """AVERAGE_POOL_2D of int8, without padding.
 
-    The integers are averaged as they are, on one grid: their sum, divided by their
-    number, a half rounded away from zero.
+    Integers are averaged without rescaling: their sum divided by their number, rounded
+    with halves away from zero.
 
-    Source: TFLite, ``reference/integer_ops/pooling.h``, under every resolver.
+    Source: TFLite, ``reference/integer_ops/pooling.h``; the same for all kernels.
 
     Args:
         x: int8, shape (batch, height, width, channels).
@@ -107,6 +108,6 @@ def average_pool_2d(
     window, strides = (1, *window, 1), (1, *strides, 1)
     wide, zero = x.astype(jnp.int32), np.int32(0)
     sums = lax.reduce_window(wide, zero, lax.add, window, strides, "VALID")
-    # Integers are divided toward zero.
+    # lax.div truncates, so adding half the divisor away from zero rounds to nearest.
     averages = lax.div(sums + lax.sign(sums) * (count // 2), jnp.full_like(sums, count))
     return averages.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""From sums and floats to the integers of a grid, and from one grid to another."""
+"""Conversion of sums, floats and other grids' integers to the integers of a grid."""
 
 import math
 
@@ -13,21 +13,21 @@ from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.lowering import exact
 
 Clamp = tuple[float, float]
-"""The range of a fused activation: (0, 6) for relu6."""
+"""Range of a fused activation, such as (0, 6) for relu6."""
 
 NO_CLAMP: Clamp = (-math.inf, math.inf)
 _TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
 
 
 def limits(grid: Grid, clamp: Clamp = NO_CLAMP) -> tuple[int, int]:
-    """The smallest and the largest integer of a result.
+    """Smallest and largest integer of a result with a fused activation.
 
     A bound is ``rint(bound / scale + zero_point)`` in float32 (XNNPACK,
     ``xnn_qs8_quantize``).
 
     Args:
         grid: grid of the result.
-        clamp: the range of a fused activation.
+        clamp: range of a fused activation.
 
     >>> limits(Grid(np.float32(0.05), -128), (0.0, 6.0))
     (-128, -8)
@@ -47,15 +47,15 @@ def requantize(
 ) -> jax.Array:
     """``rint(float32(sums) * multiplier) + zero_point``, clamped.
 
-    A half is rounded to the even integer.
+    Halves are rounded to even.
 
     Source: XNNPACK, the fp32 requantization of its qs8 kernels on x86.
 
     Args:
         sums: int32.
-        multiplier: float32, of shape () or one for each channel of the last axis.
+        multiplier: float32, of shape () or one for each channel on the last axis.
         grid: grid of the result.
-        clamp: the range of a fused activation.
+        clamp: range of a fused activation.
     """
     low, high = limits(grid, clamp)
     product = sums.astype(jnp.float32) * jnp.asarray(multiplier, jnp.float32)
@@ -66,29 +66,29 @@ def requantize(
 
 
 def shifted(products: jax.Array, grid: Grid, clamp: Clamp = NO_CLAMP) -> jax.Array:
-    """``products + zero_point``, clamped, of int32 on the scale of the grid."""
+    """``products + zero_point``, clamped, for int32 on the scale of the grid."""
     low, high = limits(grid, clamp)
     z = grid.zero_point
     return (jnp.clip(products, low - z, high - z) + z).astype(grid.dtype)
 
 
 def rescale(x: Quantized, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Array:
-    """QUANTIZE of integers: from one grid to another.
+    """QUANTIZE of integers: conversion from one grid to another.
 
     XNNPACK (``xnn_init_qs8_cvt_scalar_params``), int8 to int8: the ratio of the scales
     becomes ``m = rint(256 * ratio)``; the result is
-    ``((x - x's zero point) * m + 128) >> 8``, plus the zero point. With so few bits the
-    result is often a quantum off. It takes ratios from 2**-8 to 2**7; TFLite's kernel
-    runs others.
+    ``((x - x's zero point) * m + 128) >> 8``, plus the zero point, and often off by one
+    because m has so few bits. TFLite's kernel runs ratios outside [2**-8, 2**7].
 
-    TFLite (``Requantize``), other ratios and int16: the ratio as fixed point. Between
-    int8 grids the optimized kernel rounds as `fixed_point.rounded_upward`, apart from
-    the last ``size % 16`` elements; all others as `fixed_point.rounded_away`.
+    TFLite (``Requantize``), other ratios and int16: the ratio in fixed point. Between
+    int8 grids, the optimized kernel rounds like `fixed_point.rounded_upward`, except
+    for the last ``size % 16`` elements; everything else is rounded like
+    `fixed_point.rounded_away`.
 
     Args:
         x: int8 or int16.
-        grid: grid of the result. If it is that of x, x is returned.
-        kernels: whose arithmetic.
+        grid: grid of the result. If x has this grid, it is returned unchanged.
+        kernels: LiteRT kernels to simulate.
     """
     scale = np.float32(x.grid.scale)
     is_same = x.grid.dtype == grid.dtype and x.grid.zero_point == grid.zero_point
@@ -112,18 +112,18 @@ def quantize(x: jax.Array, grid: Grid, kernels: Kernels = "xnnpack") -> jax.Arra
 
     ``rint(x * (1 / scale)) + zero_point``, clamped (XNNPACK,
     ``xnn_init_f32_qs8_cvt_scalar_params``; TFLite's optimized kernel for int16).
-    TFLite's reference kernel rounds ``x / scale``, a half away from zero.
+    TFLite's reference kernel rounds ``x / scale``, halves away from zero.
 
     Args:
-        x: float32, within 2**31 quanta, beyond which TFLite's kernels overflow.
+        x: float32, of magnitude below 2**31 steps; TFLite's kernels overflow beyond.
         grid: grid of the result.
-        kernels: whose arithmetic.
+        kernels: LiteRT kernels to simulate.
     """
     x = exact.algebraic_barrier(x.astype(jnp.float32))
     scale = np.float32(grid.scale)
     low, high = (np.float32(bound - grid.zero_point) for bound in grid.limits)
     if kernels == "reference":
-        # XLA would multiply by the reciprocal of a constant, which this is not for it.
+        # XLA multiplies by the reciprocal of a constant divisor: hide that it is one.
         divisor = scale + x * np.float32(0)
         rounded = lax.round(x / divisor, lax.RoundingMethod.AWAY_FROM_ZERO)
     else:

@@ -1,7 +1,6 @@
-"""Factors made of scales, which are known or computed in a program.
+"""Factors computed from scales, with the same bits for concrete and traced scales.
 
-Scales of weights are computed where a model is trained. Either way, a factor has the
-same bits.
+Scales of weights are traced when a model is trained with `edge.fake_quantize`.
 """
 
 from typing import Any
@@ -20,25 +19,25 @@ def factor(x: Any, y: Any, divisor: Any) -> Any:
 
     Args:
         x: float32, positive.
-        y: float32, positive, of a shape that broadcasts with that of x.
+        y: float32, positive, of a shape that broadcasts with x.
         divisor: float32, positive.
     """
     if fixed_point.namespace(x, y, divisor) is np:
         return np.float32(x) * y / np.float32(divisor)
     product = exact.algebraic_barrier(jnp.asarray(x, jnp.float32) * y)
-    # XLA would multiply by the reciprocal of a constant, which this is not for it.
+    # XLA multiplies by the reciprocal of a constant divisor: make it not a constant.
     return product / (divisor + product * np.float32(0))
 
 
 def fixed_factor(x: Any, y: Any, divisor: Any) -> tuple[Any, Any]:
     """`fixed_point.quantized_multiplier` of ``float64(x) * y / divisor``.
 
-    In a program the quotient is found by integers, digit by digit: JAX has no float64
-    unless it is told to.
+    For tracers, the quotient is computed by long division of integers, since JAX has no
+    float64 by default.
 
     Args:
         x: float32, positive.
-        y: float32, positive, of a shape that broadcasts with that of x.
+        y: float32, positive, of a shape that broadcasts with x.
         divisor: float32, positive.
 
     >>> fixed_factor(*map(np.float32, (1.5, 0.25, 0.5)))
@@ -60,7 +59,7 @@ def _computed_fixed_factor(
     (x, of_x), (y, of_y), (divisor, of_divisor) = map(_mantissa, (x, y, divisor))
     high, low = fixed_point.product(x, y)
     divisor = divisor.astype(jnp.uint32)
-    # Digits of 8 bits, but the first one: 24 of 48 bits are less than two divisors.
+    # Long division in digits of 8 bits, after the high 24 of 48 bits.
     whole, rest = _divided((high.astype(jnp.uint32) << 8) | (low >> 24), divisor)
     for place in (16, 8, 0):
         digit, rest = _divided((rest << 8) | ((low >> place) & 255), divisor)
@@ -70,7 +69,7 @@ def _computed_fixed_factor(
         digit, rest = _divided(rest << 8, divisor)
         fraction = (fraction << 8) | digit
     bits = 23 + (whole >> 23 > 0).astype(jnp.uint32) + (whole >> 24 > 0)
-    # float64 rounds what is less than 2**-23 below a half to it, and so up.
+    # Rounding to float64 first turns fractions less than 2**-23 below 1/2 into 1/2.
     sums = fraction + (jnp.uint32(1) << bits) + (jnp.uint32(1) << (bits - 22))
     whole += sums < fraction
     fixed = (whole << (31 - bits)) | (sums >> (bits + 1))
@@ -79,7 +78,7 @@ def _computed_fixed_factor(
     shift = exponent + (bits + carries).astype(jnp.int32)
     vanishes = shift < -31
     fixed = (fixed >> carries).astype(jnp.int32)
-    # A kernel of its own: the digits are not found again for each element.
+    # Without the barrier, XLA would fuse the division and repeat it for each element.
     both = jnp.where(vanishes, 0, jnp.stack(jnp.broadcast_arrays(fixed, shift)))
     fixed, shift = exact.fusion_barrier(both)
     return fixed, shift
@@ -91,6 +90,6 @@ def _divided(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _mantissa(x: Any) -> tuple[jax.Array, jax.Array]:
-    """A positive float32 as ``mantissa * 2**(exponent - 24)``, of 24 bits."""
+    """Decomposes a positive float32: 24-bit ``mantissa * 2**(exponent - 24)``."""
     bits = lax.bitcast_convert_type(jnp.asarray(x, jnp.float32), jnp.int32)
     return (bits & 0x7FFFFF) | 0x800000, (bits >> 23) - 126

@@ -1,4 +1,4 @@
-"""Softmax over the last axis, and its logarithm."""
+"""Softmax and log-softmax over the last axis."""
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,19 @@ from aqtlite.lowering import exact
 
 
 def softmax(x: Quantized, grid: Grid) -> jax.Array:
-    """SOFTMAX over the last axis, in float32 for int8, in tables for int16.
+    """SOFTMAX over the last axis: in float32 for int8, by tables for int16.
 
-    With ``e[d] = exp(-x_scale * d)`` for the distances d from the maximum, and s their
-    sum from first to last, ``round(e[d] * (1 / (s * scale))) + zero_point``; a half is
-    rounded away from zero.
+    For int8, ``round(e[d] * (1 / (s * scale))) + zero_point`` with
+    ``e[d] = exp(-x_scale * d)`` for the distance d from the maximum, and s the sum of
+    the exponentials in order. Halves are rounded away from zero.
 
     Source: TFLite, ``Softmax`` in ``optimized/optimized_ops.h``; XNNPACK does not run
     it.
 
     Args:
         x: int8 or int16.
-        grid: grid of the result; in LiteRT the scale 1 / 256, the zero point -128,
-            and 2**-15 for int16.
+        grid: grid of the result; in LiteRT, scale 1 / 256 and zero point -128 for int8,
+            and scale 2**-15 for int16.
     """
     if x.grid.dtype == "int16":
         return _softmax_of_int16(x)
@@ -35,14 +35,14 @@ def softmax(x: Quantized, grid: Grid) -> jax.Array:
 
 
 def _softmax_of_int16(x: Quantized) -> jax.Array:
-    """SOFTMAX of int16 over the last axis, to int16 of scale 2**-15.
+    """SOFTMAX of int16 over the last axis, to int16 with scale 2**-15.
 
     Exponentials and the reciprocal of their sum are interpolated in tables; the sum is
-    int32, with 15 bits after the point.
+    int32, with 15 fractional bits.
 
     Source: TFLite, ``SoftmaxInt16`` in ``reference/softmax.h``.
     """
-    # LiteRT makes these tables in float64.
+    # LiteRT computes these tables in float64.
     span = 65535.0
     exponential = interpolated.table(
         np.exp, np.float64(10 / span), 32767, np.float64(2 / span)
@@ -60,7 +60,7 @@ def _softmax_of_int16(x: Quantized) -> jax.Array:
     values = interpolated.interpolate(exponential, place)
     total = jnp.sum(values, -1, jnp.int32, keepdims=True)
     zeros = lax.clz(total)
-    # From 2**30 to below 2**31, and then 16 bits after the point.
+    # Normalized to [2**30, 2**31), then reduced to 16 fractional bits.
     shifted = ((total << (zeros - 1)) + (1 << 13)) >> 14
     centered = jnp.clip(shifted - (2**15 + 2**16), -32768, 32767)
     inverse = interpolated.interpolate(reciprocal, centered)
@@ -72,14 +72,14 @@ def _softmax_of_int16(x: Quantized) -> jax.Array:
 def log_softmax(x: Quantized, grid: Grid) -> jax.Array:
     """LOG_SOFTMAX of int8 over the last axis, in float32.
 
-    With s as in `softmax` and the largest integer of a row,
-    ``rint(x_scale / scale * x - (x_scale * largest + log(s)) / scale) + zero_point``.
+    ``rint(x_scale / scale * x - (x_scale * largest + log(s)) / scale) + zero_point``,
+    with s as in `softmax`, and ``largest`` the row's largest integer.
 
     Source: TFLite, ``LogSoftmax`` in ``optimized/optimized_ops.h``.
 
     Args:
         x: int8.
-        grid: grid of the result: LiteRT takes the scale 1 / 16 with the zero point 127.
+        grid: grid of the result; in LiteRT, scale 1 / 16 and zero point 127.
     """
     _, total = _exponentials(x)
     integers = x.qvalue.astype(jnp.float32)
@@ -93,8 +93,8 @@ def log_softmax(x: Quantized, grid: Grid) -> jax.Array:
 
 
 def _exponentials(x: Quantized) -> tuple[jax.Array, jax.Array]:
-    """The exponentials of the distances from the maximum, and their sums."""
-    # The product in float32; the exponential of it rounded to float32.
+    """Exponentials of the negative distances from the maximum, and their sums."""
+    # The product is rounded to float32, and so is its exponential.
     distances = np.arange(256, dtype=np.float32) * -np.float32(x.grid.scale)
     table = np.exp(distances.astype(np.float64)).astype(np.float32)
     wide = x.qvalue.astype(jnp.int32)
@@ -103,7 +103,7 @@ def _exponentials(x: Quantized) -> tuple[jax.Array, jax.Array]:
     def add(total, values):
         return total + values, None
 
-    # One after the other: the order decides the last bit.
+    # Sequential, because the order of additions determines the last bit.
     in_order = jnp.moveaxis(exponentials, -1, 0)
     total, _ = lax.scan(add, jnp.zeros(wide.shape[:-1], jnp.float32), in_order)
     return exponentials, total

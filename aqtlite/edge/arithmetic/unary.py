@@ -1,7 +1,7 @@
-"""Operators of one array, element by element: tables for every int8 or int16.
+"""Elementwise operators of one array, as tables over all int8 or int16.
 
-Where the kernel of the interpreter is a table of its own, it is filled by its formula;
-where it computes, the table holds what it computes for every integer.
+If the interpreter's kernel uses a table, it is filled by the same formula; otherwise
+the table holds the kernel's result for every integer.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from aqtlite.edge.arithmetic.kernels import Kernels
 from aqtlite.edge.grid import Grid
 
 Table = np.ndarray
-"""int8 or int16, of the result for each integer of the input, from the smallest."""
+"""Results, int8 or int16, for each integer of the input, from the smallest."""
 
 
 def lookup(table: Table, x: jax.Array) -> jax.Array:
-    """The entries of a table for an int8 or int16 array."""
+    """Looks up the elements of an int8 or int16 array in a table."""
     return jnp.asarray(table)[x.astype(jnp.int32) + table.size // 2]
 
 
 def tanh(x_grid: Grid, grid: Grid, kernels: Kernels = "xnnpack") -> Table:
     """TANH.
 
-    XNNPACK (``reference/unary-elementwise.cc``), int8: `of_xnnpack`. TFLite without it:
-    `of_tflite`. int16: `interpolated.tanh`, on the only grid that LiteRT takes, 2**-15.
+    XNNPACK (``reference/unary-elementwise.cc``), int8: `of_xnnpack`. TFLite, int8:
+    `of_tflite`. int16: `interpolated.tanh`, on LiteRT's only scale for it, 2**-15.
 
     Raises:
         ValueError: for int8 in the reference kernel, which computes in int16.
@@ -63,7 +63,7 @@ def exp(x_grid: Grid, grid: Grid) -> Table:
 
 
 def log(x_grid: Grid, grid: Grid) -> Table:
-    """LOG, `of_tflite`; the smallest integer for what is not positive."""
+    """LOG, `of_tflite`; the smallest integer for arguments that are not positive."""
     scale = np.float32(grid.scale)
     smallest = np.float32(grid.limits[0] - grid.zero_point) * scale
 
@@ -75,7 +75,7 @@ def log(x_grid: Grid, grid: Grid) -> Table:
 
 
 def gelu(x_grid: Grid, grid: Grid) -> Table:
-    """GELU by tanh, `of_tflite`.
+    """GELU in the approximation by tanh, `of_tflite`.
 
     ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))`` in float32
     (``reference/gelu.h``).
@@ -92,8 +92,8 @@ def gelu(x_grid: Grid, grid: Grid) -> Table:
 def sqrt(x_grid: Grid, grid: Grid) -> Table:
     """SQRT: ``int(sqrt(x_scale * (x - x0)) / scale) + zero_point``, in float32.
 
-    The quotient is truncated, not rounded. LiteRT refuses integers below the zero
-    point; here they are taken for it.
+    The quotient is truncated, not rounded. Integers below the zero point, which LiteRT
+    refuses, are replaced by the zero point.
 
     Source: TFLite, ``SqrtEvalQuantized`` in ``kernels/elementwise.cc``.
     """
@@ -103,12 +103,10 @@ def sqrt(x_grid: Grid, grid: Grid) -> Table:
 
 
 def rsqrt(x_grid: Grid, grid: Grid) -> Table:
-    """RSQRT, in fixed point with 20 bits between its two products.
+    """RSQRT: for int8 in fixed point with 20 bits between two products.
 
-    The largest integer at the zero point. LiteRT refuses integers below it; here they
-    are taken for it.
-
-    int16: `of_tflite`.
+    The largest integer at the zero point. Integers below the zero point, which LiteRT
+    refuses, are replaced by the zero point. int16: `of_tflite`.
 
     Source: TFLite, ``RsqrtEvalQuantizedInt8`` in ``kernels/elementwise.cc``.
     """
@@ -127,7 +125,7 @@ def rsqrt(x_grid: Grid, grid: Grid) -> Table:
 
 
 def abs(x_grid: Grid, grid: Grid) -> Table:
-    """ABS: the magnitude of ``x - x0``, brought to the grid in fixed point.
+    """ABS: the magnitude of ``x - x0``, rescaled in fixed point.
 
     Source: TFLite, ``AbsEvalQuantized`` in ``kernels/elementwise.cc``.
     """
@@ -136,15 +134,15 @@ def abs(x_grid: Grid, grid: Grid) -> Table:
 
 
 def relu(x_grid: Grid, grid: Grid, low: float, high: float) -> Table:
-    """RELU, RELU6 and RELU_N1_TO_1: brought to the grid in fixed point, and clamped.
+    """RELU, RELU6 and RELU_N1_TO_1: rescaled in fixed point, and clamped.
 
     Source: TFLite, ``QuantizedReluX`` in ``kernels/activations.cc``.
 
     Args:
         x_grid: grid of the input.
         grid: grid of the result.
-        low: the smallest value.
-        high: the largest value.
+        low: smallest value of the activation.
+        high: largest value of the activation.
     """
     smallest, largest = rescaling.limits(grid, (low, high))
     scaled = _scaled(_centered(x_grid), x_grid, grid)
@@ -157,11 +155,12 @@ def leaky_relu(
 ) -> Table:
     """LEAKY_RELU.
 
-    XNNPACK (``xnn_init_qs8_lrelu_scalar_params``): ``(m * (x - x0) + 128) >> 8`` with
-    ``m = rint(256 * x_scale / scale)``, for negative integers times the slope. It takes
-    ratios of the scales from 2**-8 to 2**7, and the same of their product with slopes.
+    XNNPACK, int8 (``xnn_init_qs8_lrelu_scalar_params``): ``(m * (x - x0) + 128) >> 8``
+    with ``m = rint(256 * x_scale / scale)``, multiplied by the slope before rounding
+    where ``x < x0``. It runs scale ratios from 2**-8 to 2**7, and products of ratio and
+    slope from 2**-8 - 2**7 to 2**7 with magnitude at least 2**-8.
 
-    TFLite, others: both in fixed point.
+    TFLite, all others: both factors in fixed point.
     """
     centered = _centered(x_grid)
     ratio = np.float32(x_grid.scale) / np.float32(grid.scale)
@@ -183,13 +182,13 @@ def leaky_relu(
 
 
 def hard_swish(x_grid: Grid, grid: Grid) -> Table:
-    """HARD_SWISH in fixed point of 16 bits.
+    """HARD_SWISH in 16-bit fixed point.
 
     Source: TFLite, ``reference/hard_swish.h``, ``HardSwishPrepare`` in
     ``kernels/activations.cc``.
 
     Raises:
-        ValueError: if the scale of the result is below 1 / 128 of that of x, which
+        ValueError: if the scale of the result is below 1 / 128 of the scale of x, which
             LiteRT refuses.
     """
     fine_scale = np.float32(1 / 128) * np.float32(x_grid.scale)
@@ -236,7 +235,7 @@ def of_tflite(
 ) -> Table:
     """``round(f(x_scale * (x - x0)) * (1 / scale)) + zero_point``, all in float32.
 
-    A half is rounded away from zero. int16 is interpolated (`interpolated.table`).
+    Halves are rounded away from zero. int16 is interpolated (`interpolated.table`).
 
     Source: TFLite, ``LUTPopulateInt8`` in ``kernels/internal/common.h``.
     """
@@ -258,7 +257,7 @@ def of_tflite(
 
 
 def _centered(x_grid: Grid) -> np.ndarray:
-    """Every integer of a grid, less its zero point: int64."""
+    """All integers of a grid minus the zero point, int64."""
     low, high = x_grid.limits
     return np.arange(low, high + 1) - x_grid.zero_point
 
@@ -280,7 +279,7 @@ def _table(results: np.ndarray, grid: Grid) -> Table:
 def _in_float64(
     function: Callable[[np.ndarray], np.ndarray],
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of float32, rounded once from float64."""
+    """Wraps a function of float32 to compute in float64 and round once."""
 
     def rounded(x: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
@@ -290,7 +289,7 @@ def _in_float64(
 
 
 def _tanh(x: np.ndarray) -> np.ndarray:
-    """tanh of float32 with the roundings of C libraries, which take it from expm1."""
+    """tanh of float32, computed from expm1 as C libraries do, for equal bits."""
     one, two = np.float32(1), np.float32(2)
     twice = two * np.minimum(np.abs(x), np.float32(22))
     power = _in_float64(np.expm1)(np.where(twice >= two, twice, -twice))
@@ -316,13 +315,13 @@ def _scaled(x: np.ndarray, x_grid: Grid, grid: Grid) -> np.ndarray:
 
 
 def _short_multiplier(real: np.floating) -> tuple[int, int]:
-    """A multiplier of 16 bits, and its shift."""
+    """A 16-bit multiplier and its shift."""
     multiplier, shift = fixed_point.quantized_multiplier(float(real))
     return min((int(multiplier) + 2**15) >> 16, 2**15 - 1), int(shift)
 
 
 def _short_product(x: np.ndarray, y: int) -> np.ndarray:
-    """``x * y / 2**15`` of int16, rounded half up but for negative ties."""
+    """``floor(x * y / 2**15 + 1 / 2)`` for numbers of int16."""
     product = x * y
     nudged = product + np.where(product >= 0, 2**14, 1 - 2**14)
     return np.sign(nudged) * (np.abs(nudged) >> 15)

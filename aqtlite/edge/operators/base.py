@@ -58,7 +58,7 @@ class Operator(abc.ABC):
 
         Args:
             output: the grid of the output.
-            kernels: whose arithmetic.
+            kernels: LiteRT kernels to simulate.
             *args: inputs: `Quantized`, or arrays of what has no grid.
             **kwargs: none; operators name their inputs.
 
