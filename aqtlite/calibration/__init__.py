@@ -1,8 +1,8 @@
-"""Calibrations: the choice of the range that a grid has to reach.
+"""Calibrations, which choose the range of values that a grid covers.
 
-A calibration is a frozen dataclass, one file each; users derive their own from
-`Calibration`. Some look at the array, some keep statistics over batches, some have
-parameters that training learns. Read `base` first.
+A calibration is a frozen dataclass, one file each; custom ones derive from
+`Calibration`. Some look at the array, some keep statistics over batches, and some have
+parameters learned in training. Read `base` first.
 """
 
 from aqtlite.calibration.abs_max import AbsMax

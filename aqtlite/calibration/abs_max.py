@@ -23,12 +23,12 @@ class AbsMax(base.Calibration):
 
     Raises:
         ValueError: if `clipping_scale` is not positive, finite and normal in float32.
-        TypeError: if it is not a number.
+        TypeError: if `clipping_scale` is not a number.
     """
 
     clipping_scale: float | None = None
-    """Fraction of the largest magnitude that the grid reaches; what lies beyond is
-    clipped. None: all of it. Below 1, set ``IntSymmetric(clip_gradient=True)``."""
+    """Fraction of the largest magnitude that the grid covers; larger values are
+    clipped. None: 1. Below 1, set ``IntSymmetric(clip_gradient=True)``."""
 
     def __post_init__(self) -> None:
         fields.check(self, clipping_scale=fields.or_none(fields.positive))

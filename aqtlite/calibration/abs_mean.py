@@ -11,15 +11,15 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbsMean(base.Calibration):
-    """The mean of a power of the magnitudes, and the root of that, times a factor.
+    """The power mean of the magnitudes, times a factor.
 
-    ``bound = clipping_scale * mean(|x|^p)^(1/p)``, where the mean is over the elements
-    that are not zero, as in AQT's ``AbsMeanCalibration``.
+    ``bound = clipping_scale * mean(|x|^p)^(1/p)``, where the mean is over the nonzero
+    elements, as in AQT's ``AbsMeanCalibration``.
 
-    The mean is of integers: powers are rounded to multiples of about 2^-30 of the
-    largest one, and summed exactly, so that neither the program nor a mesh nor the
-    order of the elements changes the result. With `p` other than 1 and 2 this takes the
-    platform's ``pow`` to give one result for one number in every program; CPUs do.
+    Powers are rounded to multiples of about 2^-30 of the largest one and summed exactly
+    as integers, so the result does not depend on the program, the mesh or the order of
+    the elements. With `p` other than 1 and 2, this requires that the platform's ``pow``
+    is the same function in every program, as on CPUs.
 
     >>> import jax.numpy as jnp
     >>> AbsMean().bound(jnp.array([[1.0, -3.0], [0.0, 0.5]]), (1,)).tolist()
@@ -30,15 +30,15 @@ class AbsMean(base.Calibration):
     Raises:
         ValueError: if `p` is not from 1/8 to 8, or `clipping_scale` not positive and
             finite in float32.
-        TypeError: if one is not a number.
+        TypeError: if a field is not a number.
     """
 
     p: float = 1.0
-    """The exponent. The larger it is, the more the largest elements count."""
+    """Exponent of the power mean. Larger exponents weight large elements more."""
 
     clipping_scale: float | None = None
-    """Multiple of the mean that the grid reaches; what lies beyond is clipped. None: 1.
-    Set ``IntSymmetric(clip_gradient=True)``, since some values always lie beyond."""
+    """Multiple of the mean that the grid covers; larger values are clipped. None: 1.
+    Set ``IntSymmetric(clip_gradient=True)``, since some values are always clipped."""
 
     def __post_init__(self) -> None:
         positive = fields.positive

@@ -1,4 +1,4 @@
-"""The interface of a calibration, and scales from what it finds."""
+"""The interface of calibrations, and the scales that result from them."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,58 +17,55 @@ State = Any
 """A pytree of arrays; ``()`` for a calibration without state."""
 
 Parameters = dict[str, jax.Array]
-"""What a learned calibration trains, by name."""
+"""Trained parameters of a learned calibration, by name."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Statistics of batches.
-
-    A framework counts the batches, and calibrations are given their number.
-    """
+    """Statistics of batches: their number, which the library counts, and a state."""
 
     batches: jax.Array
-    """float32: number of batches."""
+    """Number of batches, float32."""
 
     state: State
-    """What the calibration keeps of them, as its `init_state` and `update` return."""
+    """State of the calibration, as returned by `init_state` and `update`."""
 
 
 class Range(NamedTuple):
-    """The values that a grid has to reach, for each block that shares a scale."""
+    """The range that a grid has to cover, for each group that shares a scale."""
 
     high: jax.Array
-    """float32: the largest value, or the largest magnitude if there is no `low`."""
+    """Largest value, or largest magnitude if there is no `low`, float32."""
 
     low: jax.Array | None = None
-    """float32: the smallest value, for a grid with a zero point."""
+    """Smallest value, for a grid with a zero point, float32."""
 
 
 class Quantized(NamedTuple):
     """An array before and after quantization, for gradients of learned parameters."""
 
     x: jax.Array
-    """float32: what was quantized."""
+    """Array before quantization, float32."""
 
     rounded: jax.Array
-    """float32: what the stored values stand for."""
+    """Dequantized array, float32."""
 
     scale: jax.Array
-    """float32, keepdims: of the grid's values."""
+    """Scale of the grid's values, float32, keepdims."""
 
     zero_point: jax.Array | None
-    """int32, keepdims; None on a grid without one."""
+    """Zero point, int32, keepdims; None on a symmetric grid."""
 
 
 class Calibration:
-    """Chooses the range that a grid has to reach, and with it the scale.
+    """Chooses the range that a grid has to cover, and with it the scale.
 
-    A calibration for symmetric grids needs `bound` alone. One for grids with a zero
-    point overrides `range`. One that gathers statistics over batches also overrides
-    `has_state`, `init_state` and `update`, `merge` if it can, and reads `Statistics` in
-    `range`. One with parameters that an optimizer trains overrides `is_learned`,
-    `init_parameters` and `parameters_gradient`, and reads the parameters in `range`.
+    A calibration for symmetric grids only needs `bound`; for grids with a zero point,
+    override `range`. To gather statistics over batches, also override `has_state`,
+    `init_state`, `update` and, where possible, `merge`, and read `Statistics` in
+    `range`. For parameters trained by an optimizer, override `is_learned`,
+    `init_parameters` and `parameters_gradient`, and read the parameters in `range`.
 
     Subclasses are frozen dataclasses. Register one with `aqtlite.config.register` to
     write it as JSON and into checkpoints.
@@ -81,26 +78,26 @@ class Calibration:
 
     @property
     def has_state(self) -> bool:
-        """True if it gathers statistics, which a framework keeps from call to call."""
+        """True if it gathers statistics, which are kept between calls."""
         return False
 
     @property
     def ignores_zeros(self) -> bool:
-        """True if zeros among the elements change no range, so that they can pad it."""
+        """True if zeros never change the range, so that arrays can be zero-padded."""
         return False
 
     @property
     def is_blind(self) -> bool:
-        """True if the range of an array does not depend on it.
+        """True if the range does not depend on the current array.
 
-        A NaN is then looked for beside the calibration. By default, that of one that
-        gathers statistics or is learned does not.
+        NaN is then looked for separately. By default, True for calibrations that gather
+        statistics or are learned.
         """
         return self.has_state or self.is_learned
 
     @property
     def cost_in_training(self) -> str | None:
-        """What it costs at each training step, if that deserves a warning."""
+        """Description of a high cost per training step, for a warning; None if low."""
         return None
 
     def init_state(self, shape: tuple[int, ...], grid: Numerics) -> State:
@@ -108,7 +105,7 @@ class Calibration:
 
         Args:
             shape: shape of the scale, which has size 1 along shared axes.
-            grid: the grid.
+            grid: number grid.
         """
         del shape, grid
         return ()
@@ -119,27 +116,27 @@ class Calibration:
         """The state after one more batch.
 
         Args:
-            statistics: number and state of the batches before.
-            x: the batch, float32, any shape.
-            axes: the axes that share a scale.
-            grid: the grid.
+            statistics: statistics of the earlier batches.
+            x: batch, float32, any shape.
+            axes: axes that share a scale.
+            grid: number grid.
         """
         del x, axes, grid
         return statistics.state
 
     def merge(self, statistics: Statistics, other: Statistics, grid: Numerics) -> State:
-        """The state after the batches of two, of which each has one at least.
+        """Merges two statistics, each of at least one batch, into one state.
 
-        A calibration overrides it whose statistics do not depend on the order of
-        batches, so that those of several hosts or devices can be joined.
+        Override it if statistics do not depend on the order of batches, so that the
+        statistics of several hosts or devices can be merged.
 
         Args:
             statistics: statistics of some batches.
             other: statistics of other batches.
-            grid: the grid.
+            grid: number grid.
 
         Raises:
-            ValueError: if it is not overridden.
+            ValueError: if not overridden.
         """
         del statistics, other, grid
         raise ValueError(
@@ -151,16 +148,16 @@ class Calibration:
 
     @property
     def is_learned(self) -> bool:
-        """True if it has parameters, which an optimizer trains."""
+        """True if it has parameters that an optimizer trains."""
         return False
 
     def init_parameters(self, x: jax.Array, axes: Axes, grid: Numerics) -> Parameters:
-        """The parameters before training, from a first batch or the weights.
+        """The initial parameters, from the first batch or the weights.
 
         Args:
-            x: float32, any shape.
-            axes: the axes that share a scale.
-            grid: the grid.
+            x: first batch or weights, float32, any shape.
+            axes: axes that share a scale.
+            grid: number grid.
 
         Returns:
             float32 arrays of x's shape, with size 1 along `axes`, by name.
@@ -179,10 +176,10 @@ class Calibration:
 
         Args:
             parameters: parameters of the forward pass.
-            values: the array that was quantized, and what became of it.
-            gradient: float32, of the rounded values.
-            axes: the axes that share a scale.
-            grid: the grid.
+            values: array before and after quantization.
+            gradient: gradient of the rounded values, float32.
+            axes: axes that share a scale.
+            grid: number grid.
 
         Returns:
             Arrays of the shapes and names of `parameters`.
@@ -192,16 +189,16 @@ class Calibration:
     def gradient_mask(
         self, parameters: Parameters, values: Quantized, grid: Numerics
     ) -> jax.Array | None:
-        """The elements at which the gradient of the array itself passes.
+        """The elements of the array to which its gradient passes.
 
         Args:
             parameters: parameters of the forward pass.
-            values: the array that was quantized, and what became of it.
-            grid: the grid.
+            values: array before and after quantization.
+            grid: number grid.
 
         Returns:
-            A bool array of the array's shape, False where it was clipped; None to let
-            the grid decide (`Numerics.gradient_mask`).
+            Bool array of the array's shape, False where clipped; None to let the grid
+            decide (`Numerics.gradient_mask`).
         """
         del parameters, values, grid
         return None
@@ -210,8 +207,8 @@ class Calibration:
         """The magnitude to map onto the bound of a symmetric grid.
 
         Args:
-            x: float32, any shape.
-            axes: the axes that share one bound.
+            x: array to quantize, float32, any shape.
+            axes: axes that share one bound.
 
         Returns:
             Non-negative float32 of x's shape, with size 1 along `axes`.
@@ -219,14 +216,14 @@ class Calibration:
         raise NotImplementedError(f"{type(self).__name__} gives a range, not a bound")
 
     def range(self, x: jax.Array, axes: Axes, grid: Numerics, state: Any) -> Range:
-        """The values that the grid has to reach.
+        """The range that the grid has to cover.
 
         Args:
-            x: float32, any shape.
-            axes: the axes that share a scale.
-            grid: the grid.
-            state: the `Statistics`, this batch included, of a calibration that gathers
-                them; the parameters of a learned one; ``()`` for any other.
+            x: array to quantize, float32, any shape.
+            axes: axes that share a scale.
+            grid: number grid.
+            state: `Statistics`, including this batch, if the calibration gathers them;
+                parameters if it is learned; ``()`` otherwise.
 
         Returns:
             Arrays of x's shape, with size 1 along `axes`.
@@ -236,10 +233,10 @@ class Calibration:
 
 
 def check_looks_at_one_array(calibration: Any, where: str) -> None:
-    """Raises unless the range of an array depends on that array alone.
+    """Raises unless the range depends on the current array alone.
 
     Raises:
-        TypeError: if it is no calibration.
+        TypeError: if `calibration` is not a calibration.
         ValueError: if it gathers statistics or is learned.
     """
     what = "a calibration such as AbsMax()"
@@ -255,25 +252,25 @@ def check_looks_at_one_array(calibration: Any, where: str) -> None:
 def scale_and_zero_point(
     found: Range, grid: Numerics, *, po2: bool, dtype: np.dtype | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The scale of stored values, and the zero point of a grid that has one.
+    """The scale of stored values, and the zero point if the grid has one.
 
-    Of a grid with a `calibrated_range` from ``a`` to ``b``, the scale is
-    ``(high - low) / (b - a)`` and the zero point ``a - round(low / scale)``, where the
-    range is first widened to contain zero, so that zero is a stored value (Jacob et al.
-    2018, arXiv:1712.05877).
+    For a grid with a `calibrated_range` from ``a`` to ``b``, the scale is
+    ``(high - low) / (b - a)`` and the zero point ``a - round(low / scale)``. The range
+    is first widened to contain zero, so that zero is a stored value (Jacob et al. 2018,
+    arXiv:1712.05877).
 
     Args:
-        found: by the calibration.
-        grid: the grid.
+        found: range from the calibration.
+        grid: number grid.
         po2: round the scale up to a power of two.
         dtype: round the scale to values of this dtype, None for float32.
 
     Returns:
-        float32, and int32 or None; of the shape of the range.
+        The scale, float32, and the zero point, int32 or None, of the range's shape.
 
     Raises:
-        ValueError: if the grid has a zero point and the calibration no `low`, or the
-            other way round.
+        ValueError: if the grid has a zero point and the range has no `low`, or vice
+            versa.
     """
     limits = grid.calibrated_range
     if (limits is None) != (found.low is None):
@@ -287,7 +284,7 @@ def scale_and_zero_point(
             f"choose a calibration for such grids, such as {fitting}"
         )
     if found.low is None or limits is None:
-        # Without a zero on the grid, a scale of 0 makes one.
+        # On a grid without zero, a scale of 0 makes the values zero.
         empty = grid.unit if grid.has_zero else 0.0
         scale = scale_from_bound(found.high, grid.bound, grid.unit, empty)
         if po2:
@@ -299,16 +296,16 @@ def scale_and_zero_point(
         return scale, None
     smallest, largest = limits
     low, high = jnp.minimum(found.low, 0.0), jnp.maximum(found.high, 0.0)
-    # Halves, because the difference itself may overflow.
+    # Halved first: the difference itself may overflow.
     half = exact.algebraic_barrier(high * 0.5 - low * 0.5)
     scale = scale_from_bound(half, (largest - smallest) / 2)
     if po2 or dtype == jnp.float8_e8m0fnu:
-        # The range is as wide as the array needs: no power below it.
+        # Round up: the range is no wider than the array needs.
         scale = scale_grids.ceil_to_power_of_two(scale)
     elif dtype is not None:
         bound = (largest - smallest) / 2
         scale = scale_grids.round_scale(scale, half, bound, 1.0, 1.0, dtype)
-    # NaN becomes some integer or other: the scale is NaN, too.
+    # NaN becomes an arbitrary integer, which is harmless: the scale is NaN too.
     steps = jnp.clip(exact.algebraic_barrier(low) / scale, smallest - largest, 0)
     zero_point = smallest - exact.nearest_integer(jnp.nan_to_num(steps))
     return scale, jnp.clip(zero_point, smallest, largest)
@@ -317,21 +314,20 @@ def scale_and_zero_point(
 def scale_from_bound(
     bound: jax.Array, grid_bound: float, unit: float = 1.0, empty: float | None = None
 ) -> jax.Array:
-    """The scale of stored values, of which `bound` takes ``grid_bound / unit``.
+    """The scale that maps `bound` onto ``grid_bound / unit`` in stored units.
 
-    It is NaN where the bound is not finite, whatever the integers of that channel are,
-    and `empty` where there is nothing to map.
+    The scale is NaN where the bound is not finite, and `empty` where it is zero.
 
-    The quotient is a product with the constant's reciprocal: XLA rewrites a division
-    by a scalar that way in some programs and not in others, and the scale must be the
-    same in all of them. Where the quotient would be subnormal (which CPUs flush to
+    Computed as a product with the reciprocal of the constant: XLA rewrites division by
+    a constant this way in some programs but not in others, and the scale must be the
+    same in all of them. Where the quotient would be subnormal (CPUs flush these to
     zero), the channel counts as zero.
 
     Args:
-        bound: float32, not negative.
-        grid_bound: the bound of the grid.
-        unit: what one stored unit stands for on the grid, a power of two.
-        empty: the scale of a channel of zeros, None for `unit`.
+        bound: magnitude from the calibration, float32, not negative.
+        grid_bound: bound of the grid.
+        unit: scaled value of one stored unit, a power of two.
+        empty: scale of an all-zero channel, None for `unit`.
     """
     factor = np.float32(unit) / np.float32(grid_bound)
     scale = lax.mul(exact.algebraic_barrier(bound), factor)

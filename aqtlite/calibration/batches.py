@@ -1,4 +1,4 @@
-"""The batches that calibrations are given."""
+"""Checks of the batches passed to `calibrate`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,14 +10,14 @@ _WANTED = (
 
 
 def check(batches: Any) -> Iterable[Any]:
-    """Returns batches, if they are an iterable of some.
+    """Returns `batches` if they are an iterable of batches.
 
     Args:
-        batches: as `calibrate` was given them.
+        batches: argument of `calibrate`.
 
     Raises:
-        TypeError: if they are an array, whose rows would be taken for batches, a
-            mapping, whose keys would be, or nothing to iterate over.
+        TypeError: if `batches` is an array or a mapping, where the rows or keys would
+            be taken for batches, or is not iterable.
     """
     if hasattr(batches, "shape") and hasattr(batches, "dtype"):
         raise TypeError(
@@ -29,7 +29,7 @@ def check(batches: Any) -> Iterable[Any]:
             f"{_WANTED}; got a {type(batches).__name__} of "
             f"{', '.join(map(str, batches))}. Write [x] for a single batch x"
         )
-    # `iter` would start the workers of a data loader.
+    # Not `iter(batches)`, which would start the workers of a data loader.
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise TypeError(f"{_WANTED}; got {batches!r}")
     found: Iterable[Any] = batches
@@ -37,13 +37,13 @@ def check(batches: Any) -> Iterable[Any]:
 
 
 def args_of(batch: Any) -> tuple[Any, ...]:
-    """Returns the positional arguments that a batch is.
+    """Returns the positional arguments in a batch.
 
-    A tuple has several. Anything else is one, a named tuple (jraph's `GraphsTuple`)
-    too.
+    A tuple holds several arguments. Anything else is one argument, including a named
+    tuple (such as jraph's `GraphsTuple`).
 
     Raises:
-        TypeError: if it is a list, which may be meant as either.
+        TypeError: if the batch is a list, which is ambiguous.
     """
     if type(batch) is list:
         raise TypeError(

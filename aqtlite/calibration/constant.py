@@ -1,4 +1,4 @@
-"""Calibration by numbers that are known beforehand."""
+"""Calibration by given constants."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 
 class _Known:
-    """A range that no array changes."""
+    """Base of calibrations that ignore the array."""
 
     @property
     def ignores_zeros(self) -> bool:
@@ -28,13 +28,14 @@ class _Known:
 
 @dataclasses.dataclass(frozen=True)
 class Constant(_Known, base.Calibration):
-    """A given magnitude, whatever the values are, for symmetric grids.
+    """A constant magnitude, for symmetric grids.
 
-    What lies beyond is clipped: set ``IntSymmetric(clip_gradient=True)`` if values do.
+    Larger values are clipped: set ``IntSymmetric(clip_gradient=True)`` if there are
+    any.
 
-    No element is looked at. The scale costs nothing, and a NaN is not found: it becomes
-    some value of the grid, where calibrations by the values make its channel NaN
-    (`config.Tensor.find_nan`).
+    The array is not examined, so the scale costs nothing, but NaN goes undetected: it
+    becomes an arbitrary value of the grid, where other calibrations make the channel
+    NaN. `config.Tensor.find_nan` detects it.
 
     >>> import jax.numpy as jnp
     >>> Constant(6.0).bound(jnp.ones((2, 3)), (1,)).tolist()
@@ -42,11 +43,11 @@ class Constant(_Known, base.Calibration):
 
     Raises:
         TypeError: if `magnitude` is not a number.
-        ValueError: if it is not positive and finite in float32.
+        ValueError: if `magnitude` is not positive and finite in float32.
     """
 
     magnitude: float
-    """The magnitude that the grid reaches."""
+    """Largest magnitude that the grid covers."""
 
     def __post_init__(self) -> None:
         fields.check(self, magnitude=fields.positive)
@@ -57,9 +58,9 @@ class Constant(_Known, base.Calibration):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConstantRange(_Known, base.Calibration):
-    """A given smallest and largest value, for grids with a zero point.
+    """A constant range, for grids with a zero point.
 
-    As `Constant`, it clips what lies beyond, and looks at no element.
+    Like `Constant`, it clips values outside the range and does not examine the array.
 
     >>> import jax.numpy as jnp
     >>> ConstantRange(min=-1, max=6).range(jnp.ones(3), (0,), None, ())
@@ -72,10 +73,10 @@ class ConstantRange(_Known, base.Calibration):
     """
 
     min: float
-    """The smallest value, not above zero."""
+    """Smallest value of the range, not above zero."""
 
     max: float
-    """The largest value, not below zero."""
+    """Largest value of the range, not below zero."""
 
     def __post_init__(self) -> None:
         fields.check(self, min=fields.number, max=fields.number)
@@ -93,9 +94,9 @@ class ConstantRange(_Known, base.Calibration):
 
 
 def _full(x: jax.Array, axes: Iterable[int], value: float) -> jax.Array:
-    """An array of one value, of x's shape with size 1 along the axes."""
+    """A constant array of x's shape, with size 1 along the axes."""
     shape = dn.shared_shape(x.shape, axes)
-    # XLA would multiply the constant scales of two operands with each other first, but
-    # not one of them with the stored scale of a frozen weight.
+    # Else XLA would fold the constant scales of two operands into one, but not a
+    # constant scale with the stored scale of a frozen weight.
     hidden: jax.Array = lax.optimization_barrier(jnp.full(shape, np.float32(value)))
     return hidden

@@ -1,10 +1,10 @@
-"""Counting the batches that statistics are of.
+"""Counts of the batches in statistics.
 
-The number is float32, as statistics are, so that the variables of a model can be
-differentiated as a whole: JAX refuses integers there. It is exact up to 2^24 batches.
+The count is float32, like the statistics, so that the variables of a model can be
+differentiated as a whole: JAX rejects integers there. It is exact up to 2^24 batches.
 
-A number that is not whole is none of batches: an optimizer changed it, by weight decay
-for instance, or it is a mean, and so are the statistics beside it.
+A fractional count is invalid: an optimizer changed it, for instance by weight decay, or
+it is a mean of several counts. The statistics were then changed as well.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 
 def no_batches() -> jax.Array:
-    """The number before the first batch."""
+    """The count before the first batch."""
     return jnp.zeros((), jnp.float32)
 
 
@@ -30,9 +30,9 @@ def before_first(
     """Statistics before the first batch.
 
     Args:
-        calibration: one that gathers statistics.
+        calibration: calibration that gathers statistics.
         shape: shape of the scale.
-        grid: the grid.
+        grid: number grid.
     """
     return Statistics(no_batches(), calibration.init_state(shape, grid))
 
@@ -47,11 +47,11 @@ def updated(
     """Statistics after one more batch.
 
     Args:
-        calibration: the one that gathers them.
-        statistics: statistics of the batches before.
-        x: the batch, float32.
+        calibration: calibration that gathers the statistics.
+        statistics: statistics of the earlier batches.
+        x: batch, float32.
         axes: axes that share a scale.
-        grid: the grid.
+        grid: number grid.
     """
     state = calibration.update(statistics, x, axes, grid)
     return Statistics(statistics.batches + 1, state)
@@ -60,16 +60,16 @@ def updated(
 def merged(
     calibration: Calibration, one: Statistics, other: Statistics, grid: Numerics
 ) -> Statistics:
-    """Statistics of the batches of two.
+    """Merges two statistics.
 
     Args:
-        calibration: the one that gathers them.
-        one: statistics of some batches, or of none.
-        other: statistics of other batches, or of none.
-        grid: the grid.
+        calibration: calibration that gathered the statistics.
+        one: statistics of any number of batches, possibly zero.
+        other: statistics of other batches, possibly zero.
+        grid: number grid.
 
     Raises:
-        ValueError: if they depend on the order of batches.
+        ValueError: if the statistics depend on the order of batches.
     """
 
     def of_any(one_leaf: jax.Array, other_leaf: jax.Array, both: jax.Array) -> Any:
@@ -82,17 +82,17 @@ def merged(
 
 
 def is_of_batches(count: Any) -> jax.Array:
-    """Whether a number is of one batch at least, and of whole ones."""
+    """Whether a count is a whole number and at least 1."""
     return jnp.logical_and(count >= 1, count == jnp.floor(count))
 
 
 def problem(count: Any) -> str | None:
-    """What statistics have, if they are certainly not those of batches.
+    """Describes what is wrong with statistics; None if valid or not known.
 
-    In a call that is differentiated their number is known, under `jax.jit` it is not.
+    The count is known in a call that is differentiated, but not under `jax.jit`.
 
     Args:
-        count: number of their batches.
+        count: number of batches in the statistics.
     """
     known = lax.stop_gradient(count)
     if isinstance(known, jax.core.Tracer) or np.asarray(is_of_batches(known)).all():

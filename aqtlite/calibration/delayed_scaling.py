@@ -1,4 +1,4 @@
-"""Delayed scaling: the range of a batch from those before it."""
+"""Delayed scaling: the range of a batch from earlier batches."""
 
 import dataclasses
 from typing import Any
@@ -14,20 +14,20 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DelayedScaling(base.Calibration):
-    """The largest magnitude of the last batches, the present one excluded.
+    """The largest magnitude over the last batches, excluding the current one.
 
-    The scale of a batch is there before the batch is: nothing waits for its maximum.
-    What exceeds the range is clipped. The first batch takes its own range. It is the
-    recipe of NVIDIA's Transformer Engine (`DelayedScaling` there, with
+    The scale is known before the batch is computed, so nothing waits for a maximum.
+    Values beyond the range are clipped; the first batch uses its own range. This is the
+    recipe of NVIDIA's Transformer Engine (`DelayedScaling` with
     ``amax_compute_algo="max"``; Micikevicius et al. 2022, arXiv:2209.05433).
 
     Raises:
         TypeError: if `length` is not an int.
-        ValueError: if it is below 1.
+        ValueError: if `length` is below 1.
     """
 
     length: int = 16
-    """How many batches are remembered."""
+    """Number of earlier batches."""
 
     def __post_init__(self) -> None:
         fields.check(self, length=fields.integer(1))

@@ -1,4 +1,4 @@
-"""What learned calibrations share: levels, positive parameters, gradients of a step."""
+"""Helpers of learned calibrations: levels, positive parameters, step gradients."""
 
 import math
 
@@ -11,33 +11,34 @@ from aqtlite.numerics import Numerics
 from aqtlite.shapes.dimension_numbers import Axes
 
 _SMALLEST = np.float32(2.0**-100)
-"""At it, a scale and its reciprocal are normal, on every grid."""
+"""Smallest magnitude of a parameter; the scale and its reciprocal are then normal
+floats on every grid."""
 
 
 def magnitude(parameter: jax.Array) -> jax.Array:
-    """The positive number that a parameter stands for: its magnitude, not zero.
+    """The magnitude of a parameter, at least 2^-100.
 
-    An optimizer may step across zero, where a scale has no meaning. On the other side
-    the parameter works like its negative, with a gradient of the other sign
-    (`sign_of`), so that training goes on.
+    An optimizer may move a parameter across zero. A negative parameter acts like its
+    positive counterpart, with the gradient's sign flipped (`sign_of`), so that training
+    can continue.
     """
     return jnp.maximum(jnp.abs(parameter), _SMALLEST)
 
 
 def sign_of(parameter: jax.Array) -> jax.Array:
-    """The derivative of `magnitude`, and 1 at zero, which is left upwards."""
+    """The derivative of `magnitude`; 1 at zero."""
     return jnp.where(parameter < 0, np.float32(-1), np.float32(1))
 
 
 def or_one(parameter: jax.Array) -> jax.Array:
-    """Replaces zero, which an array of zeros gives at the start, by 1."""
+    """Replaces an initial value of zero, from an all-zero array, by 1."""
     return jnp.where(parameter < _SMALLEST, np.float32(1), parameter)
 
 
 def levels(grid: Numerics) -> tuple[float, float]:
-    """The smallest and the largest value of a grid, in steps from zero.
+    """The smallest and largest value of a grid, in steps from zero.
 
-    Of a grid with a zero point, the one that is nearest to a stored zero is meant.
+    For a grid with a zero point: with the zero point closest to 0.
     """
     if grid.zero_point_range is not None:
         smallest, largest = grid.zero_point_range
@@ -51,7 +52,7 @@ def levels(grid: Numerics) -> tuple[float, float]:
 
 
 def range_of_step(step: jax.Array, grid: Numerics) -> base.Range:
-    """The range that gives a grid this scale, and a zero point next to zero."""
+    """The range for which a grid has this scale, with the zero point closest to 0."""
     if grid.zero_point_range is None:
         return base.Range(step * np.float32(grid.bound))
     smallest, largest = levels(grid)
@@ -61,7 +62,7 @@ def range_of_step(step: jax.Array, grid: Numerics) -> base.Range:
 def is_inside(
     values: base.Quantized, smallest: float, largest: float
 ) -> tuple[jax.Array, jax.Array]:
-    """The elements strictly between two levels, and those at or above the larger."""
+    """Masks of the elements strictly between two levels, and at or above the larger."""
     position = values.x / values.scale
     above = position >= largest
     return (position > smallest) & ~above, above
@@ -70,7 +71,7 @@ def is_inside(
 def step_gradient(values: base.Quantized, smallest: float, largest: float) -> jax.Array:
     """The derivative of rounded values by the step (Esser et al. 2020, equation 3).
 
-    ``round(x / s) - x / s`` between the levels, and the level at and beyond them.
+    ``round(x / s) - x / s`` strictly between the levels; elsewhere the nearest level.
     """
     inside, above = is_inside(values, smallest, largest)
     level = jnp.where(above, np.float32(largest), np.float32(smallest))
@@ -80,7 +81,7 @@ def step_gradient(values: base.Quantized, smallest: float, largest: float) -> ja
 def gradient_scale(
     given: float | None, x: jax.Array, axes: Axes, largest: float
 ) -> np.float32:
-    """``1 / sqrt(n Q)`` for n elements that share a step, unless another is given."""
+    """The given factor, or ``1 / sqrt(n Q)`` for n elements that share a step."""
     if given is not None:
         return np.float32(given)
     count = max(power_mean.count_along(x, axes), 1)

@@ -1,4 +1,4 @@
-"""Learned clipping relative to what the array holds."""
+"""Learned clipping, relative to the range of the array."""
 
 import dataclasses
 
@@ -15,17 +15,17 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnedClipping(base.Calibration):
-    """A learned part of what another calibration finds: ``bound = factor * of(x)``.
+    """A learned fraction of another calibration's bound: ``bound = factor * of(x)``.
 
-    With `AbsMax` it is the learnable weight clipping of OmniQuant (Shao et al. 2023,
-    arXiv:2308.13137), of which the factor is trained itself, not its logit. It follows
-    arrays that grow in training, as a step that is learned (`LSQ`) does not.
+    With `AbsMax`, this is the learnable weight clipping of OmniQuant (Shao et al. 2023,
+    arXiv:2308.13137), except that the factor itself is trained, not its logit. Unlike a
+    learned step (`LSQ`), it follows arrays that grow in training.
 
     For a scale ``s``, an element ``x`` becomes ``s * round(clip(x, -bound, bound) /
-    s)``. Its derivative by the factor is ``s / factor`` times ``round(x / s) - x / s``
-    where it is not clipped, and times the last level of the grid where it is. By ``x``
-    it is 1 where it is not clipped, otherwise 0. As in `LSQ`, what counts is the
-    magnitude of the parameter; it is at least 2^-100.
+    s)``. The derivative by the factor is ``s / factor`` times ``round(x / s) - x / s``
+    where ``x`` is not clipped, and times the last level of the grid where it is. The
+    derivative by ``x`` is 1 where ``x`` is not clipped, otherwise 0. As in `LSQ`, the
+    factor is the magnitude of the parameter, at least 2^-100.
 
     >>> import jax.numpy as jnp
     >>> how, x = LearnedClipping(initial=0.75), jnp.array([4.0, -1.0])
@@ -41,10 +41,10 @@ class LearnedClipping(base.Calibration):
     """
 
     of: base.Calibration = AbsMax()
-    """Finds what the factor is a part of, for symmetric grids."""
+    """Calibration that finds the bound to multiply, for symmetric grids."""
 
     initial: float = 1.0
-    """The factor before training."""
+    """Factor before training."""
 
     def __post_init__(self) -> None:
         base.check_looks_at_one_array(self.of, "LearnedClipping.of")

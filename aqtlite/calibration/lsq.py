@@ -12,22 +12,24 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSQ(base.Calibration):
-    """A step that is trained with the weights (Esser et al. 2020, arXiv:1902.08153).
+    """A step trained with the weights (LSQ; Esser et al. 2020, arXiv:1902.08153).
 
     For a step ``s`` and a grid from ``-Q_N`` to ``Q_P``, an element ``x`` becomes
-    ``s * clip(round(x / s), -Q_N, Q_P)``, whose derivative by the step is
+    ``s * clip(round(x / s), -Q_N, Q_P)``. The derivative by the step is
     ``round(x / s) - x / s`` where ``-Q_N < x / s < Q_P``, and ``-Q_N`` or ``Q_P``
-    beyond. The gradient is the sum over the elements that share the step, times
-    ``1 / sqrt(n * Q_P)`` for n of them. (The paper counts the features of one example
-    where activations share a step, without the batch: `gradient_scale` gives that.)
-    The gradient of ``x`` passes inside, and is zero beyond, whatever the grid says.
+    outside. The gradient of the step is the sum over the elements that share it, times
+    ``1 / sqrt(n * Q_P)`` for n such elements. (For activations, the paper's n is the
+    number of features of one example, without the batch: set `gradient_scale` for
+    that.) The gradient of ``x`` passes inside the range and is zero outside, even if
+    the grid does not set `clip_gradient`.
 
-    The step starts at ``2 * mean(|x|) / sqrt(Q_P)`` of the first batch, or of the
-    weights, and at 1 if all of them are zeros. What counts is its magnitude, and at
-    least 2^-100: a step that an optimizer moves across zero works like its negative.
+    The step is initialized to ``2 * mean(|x|) / sqrt(Q_P)`` of the first batch or of
+    the weights, and to 1 if these are all zero. The step is the magnitude of the
+    parameter, at least 2^-100: a parameter that an optimizer moves across zero acts
+    like its positive counterpart.
 
-    ``Q_N`` and ``Q_P`` are the ends of the grid: 2^(b-1) - 1 for `IntSymmetric`, 0 and
-    2^b - 1 for an unsigned `IntAffine`, whose zero point is then 0.
+    ``Q_N`` and ``Q_P`` are the ends of the grid: both 2^(b-1) - 1 for `IntSymmetric`;
+    0 and 2^b - 1 for an unsigned `IntAffine`, with a zero point of 0.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import numerics
@@ -37,11 +39,11 @@ class LSQ(base.Calibration):
 
     Raises:
         TypeError: if `gradient_scale` is not a number.
-        ValueError: if it is not positive and finite in float32.
+        ValueError: if `gradient_scale` is not positive and finite in float32.
     """
 
     gradient_scale: float | None = None
-    """The factor of the gradient. None: ``1 / sqrt(n * Q_P)``."""
+    """Factor of the step's gradient. None: ``1 / sqrt(n * Q_P)``."""
 
     def __post_init__(self) -> None:
         fields.check(self, gradient_scale=fields.or_none(fields.positive))

@@ -13,26 +13,27 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LSQPlus(base.Calibration):
-    """A learned step and a learned shift (Bhalgat et al. 2020, arXiv:2004.09576).
+    """A learned step and shift (LSQ+; Bhalgat et al. 2020, arXiv:2004.09576).
 
-    For activations that lie to one side, as those of a Swish, on a grid with a zero
-    point, of stored values from ``n`` to ``p``. With a step ``s`` and a shift ``b``, an
-    element ``x`` becomes ``s * q + b`` with ``q = clip(round((x - b) / s), n, p)``. The
+    For asymmetric activations, such as those of Swish, on a grid with a zero point and
+    stored values from ``n`` to ``p``. With a step ``s`` and a shift ``b``, an element
+    ``x`` becomes ``s * q + b`` with ``q = clip(round((x - b) / s), n, p)``. The
     derivative is
 
     - by the step: ``q - (x - b) / s`` where ``n < (x - b) / s < p``, and ``n`` or ``p``
-      beyond;
-    - by the shift: 0 inside, and 1 beyond;
-    - by ``x``: 1 inside, and 0 beyond.
+      outside;
+    - by the shift: 0 inside, and 1 outside;
+    - by ``x``: 1 inside, and 0 outside.
 
-    So that integers are contracted, the shift is rounded to ``-z`` steps, where ``z``
-    is the zero point: an integer from ``n`` to ``p``, so that zero is a stored value.
-    The rounding is passed straight through.
+    So that integers can be contracted, the shift is rounded to ``-z`` steps, where the
+    zero point ``z`` is an integer from ``n`` to ``p``; zero is then a stored value. The
+    gradient passes straight through this rounding.
 
-    Both start at the ends of the first batch: ``s = (max - min) / (p - n)`` and ``b =
-    min - n * s``, with the range widened to contain zero. Both gradients are summed
-    over the elements that share the parameters, and have the factor of `LSQ`, with p -
-    n in place of ``Q_P``. Steps across zero are taken as there.
+    Step and shift are initialized from the range of the first batch, widened to contain
+    zero: ``s = (max - min) / (p - n)`` and ``b = min - n * s``. Both gradients are
+    summed over the elements that share the parameters and multiplied with the factor of
+    `LSQ`, with p - n in place of ``Q_P``. As in `LSQ`, the step is the magnitude of the
+    parameter.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import numerics
@@ -43,12 +44,12 @@ class LSQPlus(base.Calibration):
 
     Raises:
         TypeError: if `gradient_scale` is not a number.
-        ValueError: if it is not positive and finite in float32, or the grid has no
-            zero point.
+        ValueError: if `gradient_scale` is not positive and finite in float32, or the
+            grid has no zero point.
     """
 
     gradient_scale: float | None = None
-    """The factor of both gradients. None: ``1 / sqrt(N * (p - n))`` for N elements."""
+    """Factor of both gradients. None: ``1 / sqrt(N * (p - n))`` for N elements."""
 
     def __post_init__(self) -> None:
         fields.check(self, gradient_scale=fields.or_none(fields.positive))
@@ -73,7 +74,7 @@ class LSQPlus(base.Calibration):
         smallest, largest = _stored(grid)
         step = learned.magnitude(state["step"])
         shift = jnp.clip(state["shift"] / step, -largest, -smallest)
-        # Sums times a step: a sum of products could be contracted.
+        # Not a sum of products, which a compiler could contract to an FMA.
         return base.Range(step * (shift + largest), step * (shift + smallest))
 
     def gradient_mask(
@@ -105,7 +106,7 @@ class LSQPlus(base.Calibration):
 
 
 def _stored(grid: Numerics) -> tuple[float, float]:
-    """The smallest and the largest stored value."""
+    """The smallest and largest stored value."""
     if grid.zero_point_range is None:
         raise ValueError(
             f"calibration.LSQPlus learns a shift, but the grid {grid!r} has no zero "
@@ -116,7 +117,7 @@ def _stored(grid: Numerics) -> tuple[float, float]:
 
 
 def _unshifted(values: base.Quantized) -> base.Quantized:
-    """The values less the shift, whose levels are the stored values."""
+    """The values minus the shift, so that the levels are the stored values."""
     if values.zero_point is None:
         return values
     shift = values.zero_point.astype(jnp.float32) * values.scale

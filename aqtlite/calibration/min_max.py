@@ -1,4 +1,4 @@
-"""Calibration by the smallest and the largest value."""
+"""Calibration by the smallest and largest value."""
 
 import dataclasses
 
@@ -13,12 +13,11 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True)
 class MinMax(base.Calibration):
-    """The smallest and the largest value along the shared axes, for affine grids.
+    """The smallest and largest value along the shared axes, for affine grids.
 
     ``low = min(x, 0)`` and ``high = max(x, 0)``: a grid with a zero point stores zero
-    exactly, so that its range contains zero (Jacob et al. 2018, arXiv:1712.05877). Over
-    an empty axis both are 0. Where an element is NaN or infinite, at least one of them
-    is not finite, and the scale is NaN.
+    exactly, so the range contains zero (Jacob et al. 2018, arXiv:1712.05877). Over an
+    empty axis both are 0. If an element is NaN or infinite, the scale is NaN.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.array([[1.0, -3.0], [-2.0, -0.5]])
@@ -39,17 +38,17 @@ class MinMax(base.Calibration):
 
 
 def ends(x: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """The largest and the smallest value along axes, or zero, keepdims."""
+    """The largest and smallest of zero and the values along axes, keepdims."""
     above, below = both_sides(x)
     low = -reduction.largest_magnitude(below, axes)
     return reduction.largest_magnitude(above, axes), low
 
 
 def both_sides(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The positive elements of x, and the negative ones; zeros in place of the others.
+    """The positive and the negative elements of x, each with zeros elsewhere.
 
-    As magnitudes, in whose maximum a NaN takes part on every platform. It is in both,
-    because no comparison with it holds.
+    For maxima of magnitudes, which propagate NaN on every platform. A NaN is in both
+    results, because every comparison with NaN is false.
     """
     above = jnp.where(x < 0, jnp.float32(0), x)
     below = jnp.where(x > 0, jnp.float32(0), x)

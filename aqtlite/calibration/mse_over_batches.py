@@ -1,4 +1,4 @@
-"""Calibration by the least squared error over all batches, from histograms."""
+"""Calibration by least squared error over all batches, from histograms."""
 
 import dataclasses
 from typing import Any
@@ -20,14 +20,15 @@ _HISTOGRAM = PercentileOverBatches(100)
 class MseOverBatches(base.Calibration):
     """The fraction of the widest range with the least squared error over all batches.
 
-    Magnitudes are counted in the histogram of `PercentileOverBatches`, those of
-    negative elements apart for a grid with a zero point. Of the ranges from ``c * low``
-    to ``c * high``, the one is chosen for which the expected error is least: ``step^2 /
-    12`` for every element within (the variance of a uniform rounding error), and the
-    squared distance from the end for every one beyond. Of equal errors the wider range
-    is chosen.
+    Magnitudes are counted in the histogram of `PercentileOverBatches`, with negative
+    elements counted separately for a grid with a zero point. Among the ranges from
+    ``c * low`` to ``c * high``, the one with the least expected error is chosen:
+    ``step^2 / 12`` for each element inside (the variance of a uniform rounding error),
+    and the squared distance from the range for each element outside. On a tie, the
+    wider range is chosen.
 
-    A NaN or an infinity makes the range NaN. Histograms of batches add up in any order.
+    NaN or infinity makes the range NaN. Histograms of batches can be added in any
+    order.
 
     >>> from aqtlite import numerics
     >>> x = jnp.array([[8.0] + 999 * [0.5]])
@@ -43,7 +44,7 @@ class MseOverBatches(base.Calibration):
     """
 
     candidates: tuple[float, ...] = mse_search.CANDIDATES
-    """The fractions to try, in any order; they are sorted, the largest first."""
+    """Fractions to try, in any order; stored with the largest first."""
 
     def __post_init__(self) -> None:
         fields.check(self, candidates=mse_search.checked_candidates)
@@ -101,7 +102,7 @@ class MseOverBatches(base.Calibration):
 
         errors = lax.map(error_of, fractions)
         best = mse_search.best_fraction(errors, fractions)
-        # Where an end is NaN, no error is the least.
+        # If an end is NaN, so are all errors, and none is the least.
         return _range(
             {side: jnp.where(best > 0, best, 1) * end for side, end in ends.items()}
         )
@@ -118,18 +119,18 @@ def _range(ends: dict[str, jax.Array]) -> base.Range:
 
 
 def _error(counts: jax.Array, end: jax.Array, step: jax.Array) -> jax.Array:
-    """The expected squared error of what a histogram has counted.
+    """The expected squared error of the elements counted in a histogram.
 
     Args:
-        counts: of magnitudes, the bins first.
+        counts: histogram of magnitudes, bins on the first axis.
         end: end of the range.
-        step: between the values of the grid.
+        step: spacing of the grid's values.
     """
     edges = _HISTOGRAM.edges().astype(np.float64)
     middles = np.append(0, (edges[:-1] + edges[1:]) / 2).astype(np.float32)
     centers = jnp.asarray(middles).reshape(-1, *[1] * end.ndim)
     beyond = jnp.maximum(centers - end, 0)
     errors = jnp.where(beyond > 0, jnp.square(beyond), jnp.square(step) / 12)
-    # Zero has a value on the grid.
+    # Zeros have no error: zero is on the grid.
     counted = counts.astype(jnp.float32).at[0].set(0)
     return jnp.sum(jnp.where(counted > 0, counted * errors, 0), axis=0)

@@ -15,16 +15,16 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 # Errors are multiples of 2^-29 of the power of two above the largest magnitude.
 _FIXED_POINT = np.float32(2.0**29)
-# For a grid with stochastic rounding: the bits that make it round to nearest.
+# Random bits with which stochastic rounding rounds to nearest.
 _MEDIAN_NOISE = np.uint32(1 << 31)
 
 
 CANDIDATES = tuple(round(1 - 0.02 * i, 2) for i in range(40))
-"""The fractions that are tried by default: 1, 0.98, ..., 0.22."""
+"""Fractions tried by default: 1, 0.98, ..., 0.22."""
 
 
 def checked_candidates(given: Any, where: str) -> tuple[float, ...]:
-    """Fractions above 0 and at most 1, each once, the largest first."""
+    """Checks that fractions are above 0 and at most 1; sorts them, largest first."""
     if not isinstance(given, tuple | list):
         raise TypeError(f"{where} must be a tuple of numbers, got {given!r}")
     pairs = enumerate(given)
@@ -38,10 +38,10 @@ def checked_candidates(given: Any, where: str) -> tuple[float, ...]:
 
 
 def best_fraction(errors: jax.Array, fractions: jax.Array) -> jax.Array:
-    """The largest of the fractions with the least error, of each channel.
+    """The largest of the fractions with the least error, per channel.
 
-    Not indexed by the position of the least, which a mesh with explicit axes would have
-    to be told how to shard.
+    Does not index by argmin: on a mesh with explicit axes, the gather would need an
+    explicit sharding.
     """
     shape = fractions.shape + (1,) * (errors.ndim - 1)
     is_least = errors == errors.min(axis=0)
@@ -52,22 +52,21 @@ def best_fraction(errors: jax.Array, fractions: jax.Array) -> jax.Array:
 class MseSearch(base.Calibration):
     """The fraction of the largest magnitude, or range, with the least squared error.
 
-    ``bound = c * max(|x|)`` with the ``c`` of `candidates` for which
-    ``mean((x - quantized(x, c))^2)`` is least, chosen for each channel: clipping a few
-    large elements makes the steps of all others finer. For a grid with a zero point it
-    is the range from ``c * min(x, 0)`` to ``c * max(x, 0)``. Of equal errors the larger
-    bound is chosen. OCTAV (Sakr et al. 2022, arXiv:2206.06501) finds the best of
-    all fractions by iteration.
+    ``bound = c * max(|x|)``, where ``c`` is the element of `candidates` with the least
+    ``mean((x - quantized(x, c))^2)``, chosen per channel: clipping a few large elements
+    gives all others finer steps. For a grid with a zero point, the range is from
+    ``c * min(x, 0)`` to ``c * max(x, 0)``. On a tie, the larger bound is chosen. OCTAV
+    (Sakr et al. 2022, arXiv:2206.06501) finds the best of all fractions by iteration.
 
-    The error is that of the scale before `po2_scale` and of rounding to nearest, also
-    on a grid with stochastic rounding. It is summed in fixed point, and has the same
-    bits in every program, so that no program chooses otherwise on a near tie. A channel
-    with NaN or an infinity becomes NaN. Gradients take the choice as a constant.
+    The error is computed with the scale before `po2_scale` and with rounding to
+    nearest, even on a grid with stochastic rounding. It is summed in fixed point, with
+    the same bits in every program, so that all programs choose alike on a near tie. A
+    channel with NaN or infinity becomes NaN. Gradients treat the choice as a constant.
 
     Each candidate costs one quantization of the array and two reductions, in a loop:
-    the time is in proportion to their number, the memory is not. This is meant for
-    weights, which are quantized once for serving; in training, it is paid at every
-    step (`aqtlite.errors.CostWarning`), unless `Periodic` keeps the range.
+    time grows with the number of candidates, memory does not. Meant for weights, which
+    are quantized once for serving; in training, the cost arises at every step
+    (`aqtlite.errors.CostWarning`), unless `Periodic` keeps the range.
 
     >>> from aqtlite import numerics
     >>> x = jnp.array([[4.0] + 99 * [0.5], [1.0, 0.5] + 98 * [-1.0]])
@@ -81,7 +80,7 @@ class MseSearch(base.Calibration):
     """
 
     candidates: tuple[float, ...] = CANDIDATES
-    """The fractions to try, in any order; they are sorted, the largest first."""
+    """Fractions to try, in any order; stored with the largest first."""
 
     def __post_init__(self) -> None:
         fields.check(self, candidates=checked_candidates)
@@ -124,9 +123,9 @@ def _error(
 
     Args:
         values: magnitudes up to 1.
-        found: what the grid reaches, of each channel.
-        axes: the axes that share a scale.
-        grid: the grid.
+        found: range of each channel.
+        axes: axes that share a scale.
+        grid: number grid.
     """
     scale, zero_point = base.scale_and_zero_point(found, grid, po2=False)
     noise = jnp.full(values.shape, _MEDIAN_NOISE) if grid.needs_noise else None
@@ -135,8 +134,8 @@ def _error(
         stored = rounding.around_zero_point(stored, zero_point, grid.zero_point_range)
         stored = stored - zero_point
     quantized = grid.decode(stored) * scale
-    # Subtracted as integers: a difference from a product could be contracted into one
-    # rounding.
+    # Subtracted as integers: a compiler could contract the product and the difference
+    # of floats to an FMA.
     error = _to_fixed_point(quantized) - _to_fixed_point(values)
     return power_mean.power_mean(error.astype(jnp.float32), axes, 2.0)
 

@@ -1,4 +1,4 @@
-"""Statistics over batches of what another calibration finds in each: static ranges."""
+"""Static ranges: statistics over batches of another calibration's ranges."""
 
 import abc
 import dataclasses
@@ -17,11 +17,11 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OverBatches(base.Calibration, abc.ABC):
-    """The base of calibrations that keep a statistic of another one's range.
+    """Base of calibrations that keep statistics of another calibration's ranges.
 
-    The scale is that of the statistic, so that serving reduces over no activation.
-    Statistics of the same batches are equal under every sharding of them: what is
-    reduced over devices is the range of the whole batch.
+    The statistics determine the scale, so serving computes no reduction over
+    activations. They do not depend on how batches are sharded: each range is of a whole
+    batch, reduced over devices.
 
     Raises:
         TypeError: if `of` is not a calibration.
@@ -29,7 +29,7 @@ class OverBatches(base.Calibration, abc.ABC):
     """
 
     of: base.Calibration = AbsMax()
-    """Finds the range of each batch."""
+    """Calibration that finds the range of each batch."""
 
     def __post_init__(self) -> None:
         base.check_looks_at_one_array(self.of, f"{type(self).__name__}.of")
@@ -83,12 +83,12 @@ class OverBatches(base.Calibration, abc.ABC):
         }
 
     def _merged(self, name: str, kept: jax.Array, other: jax.Array) -> jax.Array:
-        """What is kept of one end of the range of all batches.
+        """Merges the statistics of one end of the range.
 
         Args:
             name: "high" or "low".
-            kept: what was kept of some batches.
-            other: what was kept of the others.
+            kept: statistic of some batches.
+            other: statistic of the other batches.
         """
         raise NotImplementedError
 
@@ -96,24 +96,24 @@ class OverBatches(base.Calibration, abc.ABC):
     def _accumulated(
         self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
     ) -> jax.Array:
-        """What is kept of one end of the range after a batch.
+        """Updates the statistic of one end of the range with a batch.
 
         Args:
             name: "high" or "low".
-            before: what was kept.
-            value: of this batch.
-            batches: how many there were, this one included.
+            before: statistic of the earlier batches.
+            value: this end of the batch's range.
+            batches: number of batches, including this one.
         """
 
     def _statistic(self, kept: jax.Array, batches: jax.Array) -> jax.Array:
-        """One end of the range, from what was kept: that, by default."""
+        """One end of the range, from the kept statistic; by default equal to it."""
         del batches
         return kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaxOverBatches(OverBatches):
-    """The widest range of all batches: nothing that was seen is clipped.
+    """The widest range of all batches: no value seen so far is clipped.
 
     >>> MaxOverBatches(of=AbsMax(clipping_scale=0.9))
     MaxOverBatches(of=AbsMax(clipping_scale=0.9))
@@ -129,13 +129,13 @@ class MaxOverBatches(OverBatches):
 
 
 def _wider(name: str, first: jax.Array, other: jax.Array) -> jax.Array:
-    """The end of the wider of two ranges."""
+    """The outer of two lower or two upper ends."""
     return jnp.minimum(first, other) if name == "low" else jnp.maximum(first, other)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanOverBatches(OverBatches):
-    """The mean range of all batches, each of the same weight."""
+    """The mean range of all batches, with equal weights."""
 
     def _accumulated(
         self, name: str, before: jax.Array, value: jax.Array, batches: jax.Array
@@ -155,16 +155,17 @@ class MeanOverBatches(OverBatches):
 class MovingAverage(OverBatches):
     """The exponential moving average of the ranges of the batches.
 
-    ``kept = decay * kept + (1 - decay) * range``, divided by ``1 - decay ** batches``,
-    as in Adam, because it begins at zero (Kingma and Ba 2015, arXiv:1412.6980).
+    ``kept = decay * kept + (1 - decay) * range``, divided by ``1 - decay ** batches``
+    to correct the bias of starting at zero, as in Adam (Kingma and Ba 2015,
+    arXiv:1412.6980).
 
     Raises:
         TypeError: if `decay` is not a number.
-        ValueError: if it is not from 0 to 1 in float32, 1 excluded.
+        ValueError: if `decay` is not from 0 to 1 in float32, 1 excluded.
     """
 
     decay: float = 0.99
-    """How much of what was kept remains at each batch."""
+    """Weight of the earlier average at each batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

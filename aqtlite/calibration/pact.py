@@ -1,4 +1,4 @@
-"""Learned clipping."""
+"""Learned clipping bounds."""
 
 import dataclasses
 
@@ -14,19 +14,19 @@ from aqtlite.shapes.dimension_numbers import Axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PACT(base.Calibration):
-    """A learned bound at which values are clipped (Choi et al. 2018, arXiv:1805.06085).
+    """A learned clipping bound (PACT; Choi et al. 2018, arXiv:1805.06085).
 
-    For a bound ``a``, an element ``x`` is clipped to ``[0, a]`` on a grid with a zero
-    point, and to ``[-a, a]`` on a symmetric one, and then rounded. The rounding is
-    passed straight through, so that the derivative is
+    With a bound ``a``, an element ``x`` is clipped to ``[0, a]`` on a grid with a zero
+    point, or to ``[-a, a]`` on a symmetric one, and then rounded. The gradient passes
+    straight through the rounding, so the derivative is
 
     - by the bound: 0 where ``x`` is not clipped, 1 at and above ``a``, and -1 at and
       below ``-a`` on a symmetric grid;
     - by ``x``: 1 where it is not clipped, otherwise 0.
 
-    The gradient of the bound is summed over the elements that share it. It is zero
-    where nothing is clipped: the paper decays the bound (L2), so that it does not stay
-    wider than pays. As in `LSQ`, what counts is the magnitude of the parameter.
+    The gradient of the bound is summed over the elements that share it, and is zero if
+    none is clipped; the paper applies L2 decay to the bound, so that it does not stay
+    too wide. As in `LSQ`, the bound is the magnitude of the parameter.
 
     >>> import jax.numpy as jnp
     >>> PACT().init_parameters(jnp.array([3.0, -5.0]), (0,), None)["bound"].tolist()
@@ -34,12 +34,12 @@ class PACT(base.Calibration):
 
     Raises:
         TypeError: if `initial` is not a number.
-        ValueError: if it is not positive and finite in float32.
+        ValueError: if `initial` is not positive and finite in float32.
     """
 
     initial: float | None = None
-    """The bound before training. None: the largest magnitude of the first batch, or of
-    the weights, and 1 if all are zeros. The paper starts at 10."""
+    """Bound before training. None: the largest magnitude of the first batch or of the
+    weights, or 1 if these are all zero. The paper starts at 10."""
 
     def __post_init__(self) -> None:
         fields.check(self, initial=fields.or_none(fields.positive))

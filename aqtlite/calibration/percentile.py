@@ -21,21 +21,21 @@ class Percentile(base.Calibration):
     """The magnitude, or range, that a percentage of the elements does not exceed.
 
     ``bound = |x|_(k)``, the k-th smallest magnitude along the shared axes, with
-    ``k = ceil(percentage / 100 * n)`` of n elements: one of the magnitudes themselves,
-    with nothing interpolated (NumPy's method ``"inverted_cdf"``). McKinstry et al.
-    (2018, arXiv:1809.04191) calibrate activations at 99.9 percent and above.
+    ``k = ceil(percentage / 100 * n)`` for n elements: an actual magnitude, without
+    interpolation (NumPy's method ``"inverted_cdf"``). McKinstry et al. (2018,
+    arXiv:1809.04191) calibrate activations at 99.9 percent and above.
 
-    For a grid with a zero point, ``high = max(x_(k), 0)`` of the k-th smallest value,
-    and ``low = min(x_(n+1-k), 0)`` of the k-th largest: so many percent do not lie
-    above, and so many not below. It takes twice as long.
+    For a grid with a zero point, ``high = max(x_(k), 0)`` with the k-th smallest value,
+    and ``low = min(x_(n+1-k), 0)`` with the k-th largest, so the percentage holds at
+    each end. This takes twice as long.
 
-    NaN or an infinity makes its channel NaN, also where it lies beyond the percentile.
-    The bound is 0, and the scale 1, where enough elements are zeros.
+    A NaN or infinity makes the channel NaN, even if it lies beyond the percentile. If
+    enough elements are zero, the bound is 0 and the scale 1.
 
-    The k-th smallest is found bit by bit: 31 times the elements below a threshold are
-    counted. Nothing is sorted, and counts have the same result in every program and on
-    every mesh. At training steps this cost deserves an `aqtlite.errors.CostWarning`;
-    `Periodic` keeps the range for several.
+    The k-th smallest magnitude is found bit by bit, by counting the elements below a
+    threshold 31 times. Nothing is sorted, and the result is the same in every program
+    and on every mesh. In training, the cost arises at every step
+    (`aqtlite.errors.CostWarning`), unless `Periodic` keeps the range.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.array([[1.0, -3.0, 2.0, 50.0], [4.0, 3.0, -2.0, 1.0]])
@@ -49,12 +49,12 @@ class Percentile(base.Calibration):
 
     Raises:
         ValueError: if `percentage` is not above 0 and at most 100.
-        TypeError: if it is not a number.
+        TypeError: if `percentage` is not a number.
     """
 
     percentage: float
-    """How many percent of the elements the grid reaches; what lies beyond is clipped.
-    Set ``IntSymmetric(clip_gradient=True)`` below 100."""
+    """Percentage of the elements that the grid covers; the others are clipped. Below
+    100, set ``IntSymmetric(clip_gradient=True)``."""
 
     def __post_init__(self) -> None:
         fields.check(self, percentage=fields.percentage)
@@ -65,7 +65,7 @@ class Percentile(base.Calibration):
         del state
         if grid.zero_point_range is None:
             return base.Range(self.bound(x, axes))
-        # Zeros in place of the other sign keep the order of the values.
+        # Replacing the other sign by zeros keeps the order of the values.
         above, below = min_max.both_sides(x)
         return base.Range(self.bound(above, axes), -self.bound(below, axes))
 
@@ -77,7 +77,7 @@ class Percentile(base.Calibration):
         count = power_mean.count_along(x, axes)
         if count == 0:
             return reduction.largest_magnitude(x, axes)
-        # In decimal: 99.9 percent of 1000 elements are 999, and not one more.
+        # In exact decimal: 99.9 percent of 1000 elements are 999, not 1000.
         share = fractions.Fraction(str(self.percentage)) / 100
         return _Smallest(tuple(axes), math.ceil(share * count))(x)
 
@@ -90,7 +90,7 @@ class _Smallest(TargetDependent):
     k: int
 
     def reference(self, x: jax.Array) -> jax.Array:
-        # The gradient goes to the elements of that magnitude, as that of a maximum.
+        # As for a maximum, the gradient goes to all elements of that magnitude.
         magnitude = jnp.abs(x)
         is_kth = magnitude == lax.stop_gradient(self._find(x))
         total = jnp.sum(jnp.where(is_kth, magnitude, 0), axis=self.axes, keepdims=True)
@@ -105,7 +105,7 @@ class _Smallest(TargetDependent):
 
     def _find(self, x: jax.Array) -> jax.Array:
         """The largest float that fewer than k magnitudes lie below."""
-        # Without a sign, floats are in the order of their bits.
+        # Non-negative floats are ordered like their bits.
         bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
 
         def add_bit(i: jax.Array, found: jax.Array) -> jax.Array:

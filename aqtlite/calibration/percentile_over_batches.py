@@ -22,17 +22,16 @@ _MANTISSA_BITS = 23  # of float32
 class PercentileOverBatches(base.Calibration):
     """The magnitude that a percentage of the elements of all batches does not exceed.
 
-    Magnitudes are counted in a histogram whose bins lie between two neighbouring floats
-    of `mantissa_bits`, so that its edges are known before the first batch: counts of
-    batches add up, in any order and any split of them. The bound is the upper edge of
-    the bin that the percentile lies in, and exceeds it by a factor of at most
-    ``1 + 2^-mantissa_bits``. NVIDIA's quantization of activations calibrates so at 99.9
-    percent and above (Wu et al. 2020, arXiv:2004.09602).
+    Magnitudes are counted in a histogram with one bin between each pair of neighbouring
+    floats of `mantissa_bits`. The edges are thus known before the first batch, and
+    counts can be added in any order and for any split into batches. The bound is the
+    upper edge of the bin that contains the percentile, and exceeds the percentile by a
+    factor of at most ``1 + 2^-mantissa_bits``. NVIDIA calibrates activations in this
+    way at 99.9 percent and above (Wu et al. 2020, arXiv:2004.09602).
 
     On a mesh with explicit axes, every device counts the whole batch.
 
-    A NaN or an infinity makes the bound NaN. A bin counts up to 2^32 - 1 elements, and
-    stays there.
+    A NaN or infinity makes the bound NaN. Bin counts saturate at 2^32 - 1.
 
     Raises:
         TypeError: if a field is not of the type declared.
@@ -41,11 +40,11 @@ class PercentileOverBatches(base.Calibration):
     """
 
     percentage: float
-    """How many percent of the elements the grid reaches; what lies beyond is clipped.
-    Set ``IntSymmetric(clip_gradient=True)`` below 100."""
+    """Percentage of the elements that the grid covers; the others are clipped. Below
+    100, set ``IntSymmetric(clip_gradient=True)``."""
 
     mantissa_bits: int = 5
-    """Of the edges. There are ``2^(8 + mantissa_bits)`` bins, of 4 bytes each."""
+    """Mantissa bits of the bin edges: ``2^(8 + mantissa_bits)`` bins, 4 bytes each."""
 
     def __post_init__(self) -> None:
         bits = fields.integer(1, 10)
@@ -60,7 +59,7 @@ class PercentileOverBatches(base.Calibration):
         return 1 << (8 + self.mantissa_bits)
 
     def edges(self) -> np.ndarray:
-        """The upper edges of the bins, float32; the first one is that of zero alone."""
+        """The upper edges of the bins, float32; the first bin holds only zeros."""
         shift = _MANTISSA_BITS - self.mantissa_bits
         edges = (np.arange(self._bins, dtype=np.int32) << shift).view(np.float32)
         return np.where(np.isfinite(edges), edges, np.finfo(np.float32).max)
@@ -73,8 +72,8 @@ class PercentileOverBatches(base.Calibration):
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
     ) -> base.State:
         del grid
-        # Without a sign, floats are in the order of their bits. What is at most an edge
-        # belongs below it.
+        # Non-negative floats are ordered like their bits. A bin includes its upper
+        # edge.
         bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
         shift = _MANTISSA_BITS - self.mantissa_bits
         bins = jnp.where(jnp.isfinite(x), (bits + ((1 << shift) - 1)) >> shift, -1)
@@ -101,7 +100,7 @@ class PercentileOverBatches(base.Calibration):
         del x, axes, grid
         counts = statistics.state["counts"]
         low, high = _cumulative_sums(counts)
-        # In decimal, as `Percentile` has it: below >= share * total.
+        # In exact decimal, as in `Percentile`: below >= share * total.
         share = fractions.Fraction(str(self.percentage)) / 100
         digits = -(-share.denominator.bit_length() // 16)
         is_reached = _is_at_least(
@@ -111,21 +110,21 @@ class PercentileOverBatches(base.Calibration):
         first = jnp.argmax(is_reached, axis=0)
         shift = _MANTISSA_BITS - self.mantissa_bits
         edge = lax.bitcast_convert_type(first.astype(jnp.int32) << shift, jnp.float32)
-        # Above the last edge but infinity there are finite values.
+        # The last edge would be infinity, but the bin also holds finite values.
         edge = jnp.minimum(edge, jnp.finfo(jnp.float32).max)
         return base.Range(jnp.where(counts[-1] > 0, jnp.float32(np.nan), edge))
 
 
 def _saturating_sum(before: jax.Array, counts: jax.Array) -> jax.Array:
-    # Where a sum wraps around, it is smaller than either term.
+    # A sum that wraps around is smaller than either term.
     total = before + counts
     return jnp.where(total < before, np.uint32(2**32 - 1), total)
 
 
 def _cumulative_sums(counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exact sums along the first axis, in a low and a high word."""
+    """Exact cumulative sums along the first axis, as low and high words."""
     low = jnp.cumsum(counts, axis=0, dtype=jnp.uint32)
-    # A step wraps around at most once, and the sum is then smaller than its term.
+    # A step wraps around at most once; the sum is then smaller than the added term.
     high = jnp.cumsum(low < counts, axis=0, dtype=jnp.uint32)
     return low, high
 
@@ -133,12 +132,12 @@ def _cumulative_sums(counts: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _multiple(
     words: tuple[jax.Array, jax.Array], factor: int, digits: int
 ) -> list[jax.Array]:
-    """A product in digits of 16 bits, the lowest first.
+    """A product, in 16-bit digits, the lowest first.
 
     Args:
-        words: the low and the high word of a number.
-        factor: not negative.
-        digits: digits of the factor, of 16 bits.
+        words: low and high words of a number.
+        factor: factor, not negative.
+        digits: number of 16-bit digits of the factor.
     """
     mask = np.uint32(0xFFFF)
     number = [digit for word in words for digit in (word & mask, word >> 16)]
@@ -155,7 +154,7 @@ def _multiple(
 
 
 def _is_at_least(one: list[jax.Array], other: list[jax.Array]) -> jax.Array:
-    """Compares two numbers in digits, the lowest first."""
+    """Compares two numbers given as digits, the lowest first."""
     is_at_least = jnp.ones_like(one[0], dtype=bool)
     for a, b in zip(one, other, strict=True):
         is_at_least = (a > b) | ((a == b) & is_at_least)

@@ -1,4 +1,4 @@
-"""A range that is found anew every so many batches."""
+"""A range that is recomputed periodically."""
 
 import dataclasses
 
@@ -13,15 +13,15 @@ from aqtlite.shapes.sharding import vary_together
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Periodic(over_batches.OverBatches):
-    """The range that another calibration found in the last of every `period` batches.
+    """The range that another calibration finds once every `period` batches.
 
-    For calibrations that take long, as searches do: in training they cost a `period`-th
-    of what they would at every step. The range is found in the first batch, and again
-    after every `period` batches; in between, what exceeds it is clipped. A NaN or an
-    infinity in a batch in which it is found stays until the next search.
+    For slow calibrations, such as searches: in training, the cost per step shrinks by a
+    factor of `period`. The range is computed in the first batch and again every
+    `period` batches; in between, values beyond it are clipped. A NaN or infinity in a
+    batch used for calibration persists until the range is next computed.
 
-    Both the search and its omission are in the compiled program, and `lax.cond` runs
-    one of them; under `jax.vmap` with statistics of its own for each element, both run.
+    The compiled program skips the calibration with `lax.cond`; under `jax.vmap` over
+    statistics, it runs in every batch.
 
     >>> from aqtlite.calibration import MseSearch
     >>> Periodic(of=MseSearch((1.0, 0.9, 0.8)), period=500)
@@ -29,11 +29,11 @@ class Periodic(over_batches.OverBatches):
 
     Raises:
         TypeError: if `period` is not an int.
-        ValueError: if it is below 1.
+        ValueError: if `period` is below 1.
     """
 
     period: int = 100
-    """How many batches take one range."""
+    """Number of batches that use one range."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

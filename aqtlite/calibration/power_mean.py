@@ -1,8 +1,8 @@
 """Means of powers of magnitudes, with the same bits in every program.
 
-A float sum depends on the order of its terms, and XLA sums in another order in another
-fusion, on another mesh or on another platform. Here the terms are rounded to fixed
-point first, and a sum of integers has no order.
+A float sum depends on the order of its terms, and XLA's order depends on the fusion,
+the mesh and the platform. Here the terms are first rounded to fixed point: a sum of
+integers does not depend on the order.
 """
 
 import dataclasses
@@ -19,42 +19,42 @@ from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes.dimension_numbers import Axes
 
 _BITS = 30
-"""Of the fixed point: terms are multiples of 2^-30 of the largest one or a little more,
-which leaves floats down to 2^-6 of the largest exactly what they are."""
+"""Fractional bits of the fixed point: terms are multiples of about 2^-30 of the largest
+one, which represents floats down to 2^-6 of the largest exactly."""
 
 
 def power_mean(x: jax.Array, axes: Axes, p: float) -> jax.Array:
     """Computes ``mean(|x|^p)^(1/p)`` over some axes, keepdims; 0 over an empty axis.
 
-    A channel is scaled by a power of two to magnitudes from 1/2 to 1, so that neither
-    large nor small values overflow. Terms below the largest one by a factor of 2^30
-    count as zero. The gradient is that of the formula.
+    Each channel is scaled by a power of two such that the largest magnitude is from 1/2
+    to 1, which prevents overflow and underflow. Terms smaller than the largest by a
+    factor of 2^30 count as zero. The gradient is that of the formula.
 
     Args:
         x: float32.
-        axes: the axes.
-        p: the exponent, from 1/8 to 8.
+        axes: axes to reduce.
+        p: exponent, from 1/8 to 8.
 
     Returns:
-        float32; NaN or infinite where an element is.
+        float32, keepdims; NaN or infinite where an element is.
     """
     return _PowerMean(tuple(axes), p, counts="all")(x)
 
 
 def power_mean_of_nonzero(x: jax.Array, axes: Axes, p: float) -> jax.Array:
-    """Computes `power_mean` of the elements that are not zero; 0 if all are."""
+    """Computes `power_mean` of the nonzero elements; 0 if there are none."""
     return _PowerMean(tuple(axes), p, counts="nonzero")(x)
 
 
 def multiple(mean: jax.Array, factor: float) -> jax.Array:
-    """A multiple of a mean, at most the largest float if the mean is finite."""
+    """A multiple of a mean, capped at the largest float if the mean is finite."""
     product = jnp.minimum(mean * np.float32(factor), jnp.finfo(jnp.float32).max)
     return jnp.where(jnp.isfinite(mean), product, jnp.float32(np.nan))
 
 
 @dataclasses.dataclass(frozen=True)
 class _PowerMean(TargetDependent):
-    """The mean of some power, and the root of that."""
+    """The power mean with a given exponent."""
 
     axes: Axes
     p: float
@@ -64,7 +64,7 @@ class _PowerMean(TargetDependent):
         largest = jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
         has_values = largest > 0
         unit = lax.stop_gradient(jnp.where(has_values, largest, 1))
-        # Zero has no gradient, and a channel of zeros has a mean without one.
+        # |x|^p need not be differentiable at 0, nor the mean of an all-zero channel.
         magnitudes = jnp.abs(jnp.where(x == 0, 1, x)) / unit
         powers = jnp.where(x == 0, 0, magnitudes**self.p)
         total = jnp.sum(powers, axis=self.axes, keepdims=True)
@@ -76,8 +76,8 @@ class _PowerMean(TargetDependent):
         largest = reduction.largest_magnitude(x, self.axes)
         normal, half_unit = normalized(x, largest)
         powers = power(jnp.abs(normal), self.p)
-        # Converted, not rounded by an addition: a compiler could contract that with the
-        # product that made the powers, and skip a rounding.
+        # Converted, not rounded by an addition, which a compiler could contract with
+        # the product that made the powers, and thus skip a rounding.
         terms = (powers * np.float32(2.0**_BITS)).astype(jnp.int32)
         total = _sum_of_integers(terms, self.axes)
         mean = total * self._reciprocal_count(x) * np.float32(2.0**-_BITS)
@@ -85,7 +85,7 @@ class _PowerMean(TargetDependent):
         return jnp.where(jnp.isfinite(largest), result, jnp.float32(np.nan))
 
     def _reciprocal_count(self, x: jax.Array) -> jax.Array | np.float32:
-        """A reciprocal: XLA would take that of a constant in some programs only."""
+        """A reciprocal: XLA replaces division by a constant in some programs only."""
         if self.counts == "all":
             return np.float32(1 / max(count_along(x, self.axes), 1))
         count = count_of_nonzero(x, self.axes)
@@ -97,11 +97,11 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Args:
         x: float32.
-        largest: the largest magnitude of each channel, which comes to lie from 1/2 to
-            1, except in channels of zeros.
+        largest: largest magnitude of each channel; scaled to lie from 1/2 to 1, except
+            in channels of zeros.
 
     Returns:
-        x in some unit, and half of that unit: the unit itself may be 2^128.
+        x divided by a unit, and half of that unit: the unit itself may be 2^128.
     """
     x = exact.algebraic_barrier(x)
     # A unit above 2^126 would have no normal reciprocal.
@@ -117,7 +117,7 @@ def normalized(x: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def power(x: jax.Array, p: float) -> jax.Array:
-    """Computes ``x ** p``, without a power where there is an exact way."""
+    """Computes ``x ** p``, without ``pow`` where there is an exact way."""
     if p == 1:
         return x
     if p == 2:
@@ -127,8 +127,8 @@ def power(x: jax.Array, p: float) -> jax.Array:
 
 
 def count_of_nonzero(x: jax.Array, axes: Axes) -> jax.Array:
-    """The number of elements that are not zero, keepdims, in int32."""
-    # CPUs take subnormal numbers for zeros.
+    """The number of nonzero elements, int32, keepdims."""
+    # CPUs treat subnormals as zero.
     is_zero = jnp.abs(x) < jnp.finfo(jnp.float32).tiny
     return jnp.sum(~is_zero, axis=axes, keepdims=True, dtype=jnp.int32)
 
@@ -137,7 +137,7 @@ def count_along(x: jax.Array, axes: Axes) -> int:
     """The number of elements that share a scale.
 
     Raises:
-        ValueError: if it is not known, as along a symbolic axis of `jax.export`.
+        ValueError: if it is not known, as for a symbolic axis in `jax.export`.
     """
     sizes = [x.shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes):
@@ -149,9 +149,9 @@ def count_along(x: jax.Array, axes: Axes) -> int:
 
 
 def _sum_of_integers(terms: jax.Array, axes: Axes) -> jax.Array:
-    """Sums integers from 0 to 2^30 exactly, and rounds sums to float32.
+    """Sums integers from 0 to 2^30 exactly, and rounds the sums to float32.
 
-    Digits are summed apart, of so few bits that no sum overflows.
+    Digits are summed separately, each with few enough bits that no sum overflows.
     """
     count = count_along(terms, axes)
     bits = 31 - max(count - 1, 0).bit_length()
@@ -169,8 +169,7 @@ def _sum_of_integers(terms: jax.Array, axes: Axes) -> jax.Array:
         )
         for shift in range(0, _BITS + 1, bits)
     ]
-    # What a digit's sum carries goes to the next, so that there is one rounding for
-    # each digit, the last one of the leading digits.
+    # Carries go to the next digit first, so that adding a digit rounds only once.
     for i in range(len(sums) - 1):
         sums[i + 1] = sums[i + 1] + (sums[i] >> bits)
         sums[i] = sums[i] & ((1 << bits) - 1)

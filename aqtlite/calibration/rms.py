@@ -13,13 +13,13 @@ from aqtlite.shapes.dimension_numbers import Axes
 class RMS(base.Calibration):
     """The root mean square along the shared axes, times a factor.
 
-    ``bound = factor * sqrt(mean(x^2))``: for values of a known distribution around
-    zero, a fixed number of standard deviations. For Gaussian values, the least squared
-    error is at about 2 standard deviations for 2 bits, 2.7 for 4 bits and 4 for 8 bits
-    (Banner et al. 2019, arXiv:1810.05723, derive such factors).
+    ``bound = factor * sqrt(mean(x^2))``: for values with a known zero-mean
+    distribution, a fixed number of standard deviations. For Gaussian values, the
+    squared error is least at about 2 standard deviations for 2 bits, 2.7 for 4 bits and
+    4 for 8 bits (Banner et al. 2019, arXiv:1810.05723, derive such factors).
 
-    The mean is over all elements, zeros included. It has the same bits in every
-    program, as that of `AbsMean`.
+    The mean is over all elements, including zeros. As with `AbsMean`, it has the same
+    bits in every program.
 
     >>> import jax.numpy as jnp
     >>> RMS(3.0).bound(jnp.array([[1.0, -7.0], [0.0, 0.0]]), (1,)).tolist()
@@ -27,12 +27,12 @@ class RMS(base.Calibration):
 
     Raises:
         ValueError: if `factor` is not positive, or not finite in float32.
-        TypeError: if it is not a number.
+        TypeError: if `factor` is not a number.
     """
 
     factor: float
-    """How many root mean squares the grid reaches; what lies beyond is clipped. Set
-    ``IntSymmetric(clip_gradient=True)`` if values do."""
+    """Multiple of the root mean square that the grid covers; larger values are clipped.
+    If there are any, set ``IntSymmetric(clip_gradient=True)``."""
 
     def __post_init__(self) -> None:
         fields.check(self, factor=fields.positive)

@@ -1,4 +1,4 @@
-"""Scales rounded to the values of a dtype, exactly and alike in every program."""
+"""Exact rounding of scales to the values of a dtype, the same in every program."""
 
 import math
 
@@ -11,7 +11,7 @@ from aqtlite.lowering import exact
 from aqtlite.numerics import Float
 
 DTYPES = ("bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2")
-"""The dtypes of which a scale can take the values, float32 apart."""
+"""Dtypes other than float32 to whose values scales can be rounded."""
 
 _MANTISSA = (1 << 23) - 1
 
@@ -29,15 +29,15 @@ def round_scale(
     """Rounds scales to the values of a dtype; see `config.Tensor.scale_dtype`.
 
     Args:
-        scale: float32, ``bound * unit / grid_bound``, or `empty` where that is no
-            normal number; NaN where the bound is not finite.
-        bound: float32, what calibration found.
-        grid_bound: the bound of the grid.
-        unit: what one stored unit stands for on the grid, a power of two.
-        empty: the scale of a channel of zeros.
+        scale: unrounded scale, float32: ``bound * unit / grid_bound``, `empty` where
+            that is zero or subnormal, NaN where the bound is not finite.
+        bound: bound from the calibration, float32.
+        grid_bound: bound of the grid.
+        unit: scaled value of one stored unit, a power of two.
+        empty: scale of an all-zero channel.
         dtype: one of `DTYPES`.
-        may_clip: False rounds up: the grid reaches every value, as stochastic rounding
-            has to, so as to be unbiased.
+        may_clip: False rounds up, so that the grid covers every value, as unbiased
+            stochastic rounding requires.
 
     Returns:
         float32, of the shape of `scale`.
@@ -51,7 +51,7 @@ def round_scale(
     else:
         rounded = _relative(scale, bound, Float.from_dtype(dtype), may_clip=may_clip)
     is_empty = exact.algebraic_barrier(bound) == 0
-    # Also those that would be subnormal, which CPUs flush to zero.
+    # Including subnormal results, which CPUs flush to zero.
     is_empty |= rounded < jnp.finfo(jnp.float32).tiny
     rounded = jnp.where(is_empty, jnp.float32(empty), rounded)
     return jnp.where(jnp.isfinite(scale), rounded, jnp.float32(jnp.nan))
@@ -60,7 +60,7 @@ def round_scale(
 def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:
     """The smallest power of two at or above each positive float32 value, exactly.
 
-    Above 2^127, the largest that there is, it is 2^127.
+    Values above 2^127, the largest power of two, become 2^127.
     """
     bits = lax.bitcast_convert_type(scale, jnp.int32)
     rounded = jnp.minimum((bits + _MANTISSA) & ~_MANTISSA, (127 + 127) << 23)
@@ -69,7 +69,7 @@ def ceil_to_power_of_two(scale: jax.Array) -> jax.Array:
 
 
 def nearest_power_of_two(x: jax.Array) -> jax.Array:
-    """The power of two nearest to each positive, normal float32 in the logarithm."""
+    """The power of two nearest in the logarithm to each positive, normal float32."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
     root = int(np.float32(2.0**0.5).view(np.int32)) & _MANTISSA
     rounded = (bits + (_MANTISSA - root)) & ~_MANTISSA
@@ -77,7 +77,7 @@ def nearest_power_of_two(x: jax.Array) -> jax.Array:
 
 
 def _ceil_to_bfloat16(scale: jax.Array) -> jax.Array:
-    """The smallest bfloat16 at or above each positive float32, or the largest one."""
+    """The smallest bfloat16 at or above each positive float32, at most the largest."""
     bits = lax.bitcast_convert_type(scale, jnp.int32)
     up = lax.bitcast_convert_type((bits + 0xFFFF) & ~0xFFFF, jnp.float32)
     return jnp.minimum(up, np.float32(jnp.finfo(jnp.bfloat16).max))
@@ -93,9 +93,10 @@ def _microscaling(bound: jax.Array, grid_bound: float, unit: float) -> jax.Array
 def _relative(
     scale: jax.Array, bound: jax.Array, grid: Float, *, may_clip: bool
 ) -> jax.Array:
-    """Values of a grid times a number that maps the largest scale on it.
+    """Rounds scales to a grid's values times one number per array.
 
-    The nearest ones, or those above if no scale may become smaller.
+    The number maps the largest scale onto the grid's largest value. Rounds to nearest,
+    or up unless `may_clip`.
     """
     is_used = jnp.isfinite(scale) & (bound > 0)
     used = jnp.where(is_used, scale, np.float32(0))
@@ -107,7 +108,7 @@ def _relative(
     rounded = exact.rounded_product(values, whole)
     if may_clip:
         return rounded
-    # Positive floats are in the order of their bits.
+    # Positive floats are ordered like their bits.
     bits = jnp.dtype(f"uint{8 * codes.dtype.itemsize}")
     after = lax.bitcast_convert_type(codes, bits) + np.ones((), bits)
     after = lax.bitcast_convert_type(after, codes.dtype).astype(jnp.float32)

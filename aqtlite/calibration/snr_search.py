@@ -7,16 +7,15 @@ from aqtlite.calibration import mse_search
 
 @dataclasses.dataclass(frozen=True)
 class SnrSearch(mse_search.MseSearch):
-    """The fraction of the largest magnitude or range with the best signal-to-noise.
+    """The fraction of the largest magnitude or range with the best SNR.
 
-    ``bound = c * max(|x|)`` with the ``c`` of `candidates` for which ``log(1 + sum(x^2)
-    / sum((x - quantized(x, c))^2))`` is largest, chosen for each channel: the search of
-    AQT's ``SnrBasedAutoCalibration``.
+    ``bound = c * max(|x|)``, where ``c`` is the element of `candidates` with the
+    largest ``log(1 + sum(x^2) / sum((x - quantized(x, c))^2))``, chosen per channel:
+    the search of AQT's ``SnrBasedAutoCalibration``.
 
-    The signal of a channel is the same for all candidates, so that the best ratio is at
-    the least squared error: this is `MseSearch`, with its rules for ties and its cost,
-    under the name that users of AQT look for. Of equal errors AQT takes the candidate
-    that comes first in its list.
+    The signal of a channel is the same for all candidates, so the best ratio is at the
+    least squared error: this is `MseSearch` (including ties and cost) under the name
+    known to users of AQT. On a tie, AQT chooses the first candidate in the list.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import numerics

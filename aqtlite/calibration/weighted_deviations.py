@@ -15,61 +15,62 @@ from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
 _COEFFICIENTS = "l1_coeff", "lp_coeff", "max_coeff", "constant"
-_MOST_BATCHES = 2**24  # One less a reciprocal is another float32 up to here.
+_MOST_BATCHES = 2**24  # Up to here, 1 - 1/n differs from 1 in float32.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightedDeviations(base.Calibration):
-    """A weighted sum of mean deviations from zero, of the largest one, and a constant.
+    """A weighted sum of mean and largest magnitudes, plus a constant.
 
     ``bound = l1_coeff * mean(|x|) + lp_coeff * mean(|x|^p)^(1/p) + max_coeff * max(|x|)
     + constant``
 
-    It is what AQT's `WeightedStatsCalibration` computes, with its priors. The sums of
-    ones, of ``|x|`` and of ``|x|^p`` over a batch, and its largest magnitude, enter
-    exponential moving averages of rate ``1 / ema_update_count``, and the means are
-    quotients of those. Kept are the quotients, and of powers their root, which neither
-    overflow nor vanish where the values do not.
+    Equals AQT's `WeightedStatsCalibration`, including its priors. The sums of ones, of
+    ``|x|`` and of ``|x|^p`` over each batch, and the batch's largest magnitude, enter
+    exponential moving averages with rate ``1 / ema_update_count``; the means are
+    quotients of these averages. The state holds the quotients (for powers, their root),
+    which do not overflow or underflow unless the values do.
 
     Raises:
         TypeError: if a field is not of the type declared.
         ValueError: if a number is negative, `p` is not from 1/8 to 8,
             `ema_update_count` not from 1 to 2^24, `update_count_prior` is not positive,
-            or all coefficients are 0; or if one is neither 0 nor normal in float32.
+            or all coefficients are 0; or if a number is neither 0 nor normal in
+            float32.
     """
 
     l1_coeff: float = 0.0
-    """Of the mean magnitude."""
+    """Weight of the mean magnitude."""
 
     lp_coeff: float = 0.0
-    """Of the root of the mean power."""
+    """Weight of the power mean, ``mean(|x|^p)^(1/p)``."""
 
     max_coeff: float = 0.0
-    """Of the largest magnitude."""
+    """Weight of the largest magnitude."""
 
     constant: float = 0.0
-    """A bound that is added."""
+    """Constant added to the bound."""
 
     p: float = 2.0
-    """The power."""
+    """Exponent of the power mean."""
 
     filter_zeros: bool = True
-    """Leave zeros out of the means, as there are many after a ReLU."""
+    """Exclude zeros from the means; there are many after a ReLU."""
 
     ema_update_count: float = 100.0
-    """How many batches a moving average looks back upon."""
+    """Inverse rate of the moving averages, in batches."""
 
     update_count_prior: float = 1.0
-    """How many elements the priors of the means stand for."""
+    """Weight of the priors of the means, as a number of elements."""
 
     l1_prior: float = 0.0
-    """The mean magnitude before the first batch."""
+    """Mean magnitude before the first batch."""
 
     lp_prior: float = 0.0
-    """The root of the mean power before the first batch."""
+    """Power mean before the first batch."""
 
     max_prior: float = 0.0
-    """The largest magnitude before the first batch."""
+    """Largest magnitude before the first batch."""
 
     def __post_init__(self) -> None:
         cls, counts = type(self).__name__, ("ema_update_count", "update_count_prior")
@@ -121,7 +122,7 @@ class WeightedDeviations(base.Calibration):
         rates = np.float32(1) - rate, rate
         weights = state["ones"] * rates[0], ones * rates[1]
         total = exact.sum_of_products((state["ones"], rates[0]), (ones, rates[1]))
-        # None is left of zeros that are not counted.
+        # The total can reach zero if zeros are not counted.
         total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
         shares = [exact.fusion_barrier(weight / total) for weight in weights]
         means = {
@@ -150,7 +151,7 @@ class WeightedDeviations(base.Calibration):
 def _mean(
     means: tuple[jax.Array, jax.Array], shares: Sequence[jax.Array], p: float
 ) -> jax.Array:
-    """The root of the mean power of two parts, from those of each and their shares."""
+    """The power mean of two parts, from their power means and shares."""
     unit = jnp.maximum(*means)
     unit = jnp.where(unit == 0, np.float32(1), unit)
     powers = [exact.fusion_barrier(power_mean.power(one / unit, p)) for one in means]
