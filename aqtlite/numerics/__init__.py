@@ -1,7 +1,7 @@
 """Number grids: a bound, a storage dtype, and rounding onto the grid.
 
-A grid is a frozen dataclass, one file each; users derive their own from `Numerics`.
-It knows no scale: what is rounded has been divided by one. Read `base` first.
+A grid is a frozen dataclass, one file each; custom grids derive from `Numerics`. Grids
+have no scale: values are divided by the scale before rounding. Read `base` first.
 """
 
 from aqtlite.numerics.base import Numerics

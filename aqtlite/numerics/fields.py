@@ -1,7 +1,7 @@
 """Checks of the fields of grids, calibrations and configs.
 
-Each takes a value and where it stands, and returns the value as it is kept; a value of
-another type raises TypeError, one out of range ValueError.
+A check takes a value and the name of its place, and returns the normalized value. It
+raises TypeError for a value of the wrong type, and ValueError for one out of range.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ Check = Callable[[Any, str], Any]
 
 
 def check(record: Any, **checks: Check) -> None:
-    """Checks fields of a frozen dataclass, and keeps what the checks return.
+    """Checks fields of a frozen dataclass, and stores the normalized values.
 
     Args:
-        record: the dataclass.
-        **checks: for each field its check.
+        record: dataclass instance.
+        **checks: check for each field, by name.
     """
     for name, checked in checks.items():
         where = f"{type(record).__name__}.{name}"
@@ -28,14 +28,14 @@ def check(record: Any, **checks: Check) -> None:
 
 
 def flag(value: Any, where: str) -> bool:
-    """A bool."""
+    """Checks for a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{where} must be a bool, got {value!r}")
     return value
 
 
 def instance(cls: Any, what: str) -> Check:
-    """An object of a class, which the message describes."""
+    """A check for an instance of a class, described by `what` in the message."""
 
     def checked(value: Any, where: str) -> Any:
         if not isinstance(value, cls):
@@ -46,7 +46,7 @@ def instance(cls: Any, what: str) -> Check:
 
 
 def integer(smallest: int, largest: int | None = None, hint: str = "") -> Check:
-    """An int that is not a bool, within limits; the hint follows in the message."""
+    """A check for an int within limits, not a bool; the message ends with the hint."""
 
     def checked(value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -63,14 +63,14 @@ def integer(smallest: int, largest: int | None = None, hint: str = "") -> Check:
 
 
 def or_none(checked: Check) -> Check:
-    """None, or what a check takes."""
+    """A check that also accepts None."""
     return lambda value, where: None if value is None else checked(value, where)
 
 
 def number(value: Any, where: str) -> float:
-    """A number that float32 has, as a float.
+    """Checks for a number that is finite, and zero or normal, in float32.
 
-    It is finite there, and 0 or normal: devices take subnormal ones for 0.
+    Subnormals are rejected because devices treat them as 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{where} must be a number, got {value!r}")
@@ -85,7 +85,7 @@ def number(value: Any, where: str) -> float:
 
 
 def not_negative(value: Any, where: str) -> float:
-    """A `number` from 0 on."""
+    """Checks for a `number`, 0 or above."""
     value = number(value, where)
     if value < 0:
         raise ValueError(f"{where} must not be negative, got {value}")
@@ -93,7 +93,7 @@ def not_negative(value: Any, where: str) -> float:
 
 
 def positive(value: Any, where: str) -> float:
-    """A `number` above 0."""
+    """Checks for a `number` above 0."""
     checked = number(value, where)
     if not checked > 0:
         raise ValueError(f"{where} must be positive, got {value}")
@@ -101,7 +101,7 @@ def positive(value: Any, where: str) -> float:
 
 
 def fraction(value: Any, where: str) -> float:
-    """A `number` from 0 to below 1 in float32."""
+    """Checks for a `number` from 0 to below 1 in float32."""
     checked = number(value, where)
     if not 0 <= np.float32(checked) < 1:
         raise ValueError(
@@ -111,7 +111,7 @@ def fraction(value: Any, where: str) -> float:
 
 
 def percentage(value: Any, where: str) -> float:
-    """A `positive` number up to 100."""
+    """Checks for a `positive` number, at most 100."""
     checked = positive(value, where)
     if checked > 100:
         raise ValueError(f"{where} must be at most 100, got {value}")

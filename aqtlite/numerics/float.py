@@ -1,4 +1,4 @@
-"""Floating-point grids: fp8, fp6, fp4 and whatever lies between."""
+"""Floating-point grids: fp8, fp6, fp4 and other widths."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from aqtlite.numerics import base, fields, rounding
 
 SpecialValues = Literal["none", "nan", "ieee", "fnuz"]
 
-# The narrowest first. XLA has no fp6 arrays on CPUs.
+# Narrowest first. XLA has no fp6 arrays on CPUs.
 _STORAGE = (
     "float8_e4m3fn",
     "float8_e5m2",
@@ -31,16 +31,16 @@ _STORAGE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Float(base.Numerics):
-    """Floats with a sign, `exponent_bits` and `mantissa_bits`, with subnormals.
+    """Signed floats of `exponent_bits` and `mantissa_bits`, with subnormals.
 
     With ``bias = 2^(exponent_bits - 1) - 1``, the values are
     ``±2^(max(E, 1) - bias) * ((E > 0) + M / 2^mantissa_bits)`` for exponents ``E`` and
-    mantissas ``M`` from 0 on. Rounding is to the nearest of them, ties to the one with
-    an even ``M``, and saturates: what is larger than all becomes the largest.
+    mantissas ``M`` from 0 on. Values are rounded to nearest, with ties to an even
+    ``M``, and saturate at the largest value.
 
-    The formats of eight bits are those of Micikevicius et al. 2022, "FP8 Formats for
-    Deep Learning" (arXiv:2209.05433), those of six and four bits those of the OCP
-    Microscaling specification (arXiv:2310.10537):
+    The 8-bit formats follow Micikevicius et al. 2022, "FP8 Formats for Deep Learning"
+    (arXiv:2209.05433), and the 6-bit and 4-bit formats the OCP Microscaling
+    specification (arXiv:2310.10537):
 
     ============= ============= ============= ======= =============
     exponent_bits mantissa_bits known as      largest storage
@@ -52,8 +52,8 @@ class Float(base.Numerics):
     2             1             float4_e2m1fn 6       float8_e4m3fn
     ============= ============= ============= ======= =============
 
-    Any other widths are emulated: values are stored in the narrowest dtype of XLA that
-    has all of them, of 8, 16 or 32 bits. `from_dtype` makes the grid of a dtype.
+    Other widths are emulated: values are stored in the narrowest XLA dtype of 8, 16 or
+    32 bits that represents all of them. `from_dtype` makes the grid of a dtype.
 
     >>> e4m3 = Float(exponent_bits=4, mantissa_bits=3)
     >>> e4m3.bound, e4m3.storage_dtype
@@ -69,32 +69,31 @@ class Float(base.Numerics):
     """
 
     exponent_bits: int
-    """Width of the exponent, 1 to 5."""
+    """Width of the exponent in bits, 1 to 5."""
 
     mantissa_bits: int
-    """Width of the mantissa, 0 to 10."""
+    """Width of the mantissa in bits, 0 to 10."""
 
     special_values: SpecialValues | None = None
-    """The codes that are no numbers, which decides how far the grid reaches:
+    """Codes reserved for infinities and NaN, which determine the largest value:
 
-    - "none": none of them;
-    - "nan": all bits of exponent and mantissa set;
-    - "ieee": the largest exponent, for infinities and NaN;
-    - "fnuz": that of minus zero; the default bias is larger by 1.
+    - "none": no codes;
+    - "nan": the code with all bits of exponent and mantissa set;
+    - "ieee": all codes with the largest exponent;
+    - "fnuz": the code of minus zero; the default bias is larger by 1.
 
     None: "none" up to seven bits, "nan" for E4M3, "ieee" for others."""
 
     bias: int | None = None
-    """Of the exponent. None: ``2^(exponent_bits - 1) - 1``."""
+    """Exponent bias. None: ``2^(exponent_bits - 1) - 1``."""
 
     clip_gradient: bool = False
-    """Zero the gradient of elements that were clipped. Set it together with a
-    calibration that clips (``AbsMax(clipping_scale < 1)``)."""
+    """Zero the gradient of clipped elements. Set it together with a calibration that
+    clips (``AbsMax(clipping_scale < 1)``)."""
 
     stochastic_rounding: bool = False
-    """Round away from zero with a probability equal to the distance from the grid
-    point towards zero, in units of their spacing, so that the mean over noise is the
-    value itself."""
+    """Round away from zero with a probability equal to the distance from the grid point
+    towards zero, in units of the local spacing, which makes rounding unbiased."""
 
     def __post_init__(self) -> None:
         exponent, mantissa = fields.integer(1, 5), fields.integer(0, 10)
@@ -129,12 +128,12 @@ class Float(base.Numerics):
         """The grid of the finite values of a dtype.
 
         Args:
-            dtype: one of jax.numpy's of 4 to 16 bits with a sign, or its name, such as
-                ``"float6_e3m2fn"``.
+            dtype: signed floating dtype of jax.numpy with 4 to 16 bits, or its name,
+                such as ``"float6_e3m2fn"``.
             **fields: `clip_gradient` and `stochastic_rounding`.
 
         Raises:
-            ValueError: if the dtype is another.
+            ValueError: if the dtype is not such a dtype.
 
         >>> Float.from_dtype("float8_e4m3b11fnuz").bound
         30.0
@@ -158,7 +157,7 @@ class Float(base.Numerics):
 
     @property
     def _largest_code(self) -> int:
-        """The bits of exponent and mantissa of the largest value."""
+        """The exponent and mantissa bits of the largest value."""
         count = 1 << (self.exponent_bits + self.mantissa_bits)
         if self.special_values == "ieee":
             return count - (1 << self.mantissa_bits) - 1
@@ -166,7 +165,7 @@ class Float(base.Numerics):
 
     @property
     def _smallest_exponent(self) -> int:
-        """That of subnormal values, and of the smallest normal ones."""
+        """The exponent of subnormals and of the smallest normal values."""
         return 1 - (self.bias or 0)
 
     @property
@@ -179,7 +178,7 @@ class Float(base.Numerics):
         return self._value(1)
 
     def _value(self, code: int) -> float:
-        """The value of the bits of exponent and mantissa."""
+        """The value of a code, the exponent and mantissa bits."""
         exponent, mantissa = divmod(code, 2**self.mantissa_bits)
         if exponent:
             mantissa += 2**self.mantissa_bits
@@ -192,7 +191,7 @@ class Float(base.Numerics):
 
     @property
     def name(self) -> str:
-        """``fp8_e4m3``, with the bias and the special values that are not usual."""
+        """Name such as ``fp8_e4m3``, with unusual bias and special values appended."""
         e, m = self.exponent_bits, self.mantissa_bits
         suffix = ""
         if self.bias != dataclasses.replace(self, bias=None).bias:
@@ -213,9 +212,9 @@ class Float(base.Numerics):
         return dataclasses.replace(self, stochastic_rounding=False)
 
     def round(self, scaled: jax.Array, noise: jax.Array | None) -> jax.Array:
-        # Every product here is with a power of two, and exact, so that it makes no
-        # difference whether a compiler contracts it; and the cast at the end, which
-        # rounds differently on some platforms, has nothing left to round.
+        # Every product here is with a power of two and thus exact, so that FMA
+        # contraction changes nothing. The final cast, which rounds differently on some
+        # platforms, is exact too.
         bound = np.float32(self.bound)
         clipped = jnp.clip(scaled.astype(jnp.float32), -bound, bound)
         bits = lax.bitcast_convert_type(clipped, jnp.int32)
@@ -227,7 +226,7 @@ class Float(base.Numerics):
             whole = rounding.stochastically(steps, noise)
         else:
             whole = exact.nearest_integer(steps)
-        # Of a NaN, some value or other of the grid.
+        # NaN becomes an arbitrary value of the grid.
         whole = jnp.clip(whole, 0, 2 << self.mantissa_bits)
         magnitude = whole.astype(jnp.float32) * _power_of_two(exponent)
         magnitude = jnp.minimum(magnitude, bound)
@@ -260,13 +259,13 @@ _DTYPES: dict[str, tuple[int, int, SpecialValues, int | None]] = {
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
-    """2 to the power of int32 from -126 to 127, exactly."""
+    """2 to the power of an int32 from -126 to 127, exactly."""
     return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 @functools.cache
 def _narrowest_dtype(grid: Float) -> np.dtype:
-    """The first of the storage dtypes that has all values of a grid."""
+    """The narrowest storage dtype that represents all values of a grid."""
     values = np.array([grid._value(code) for code in range(grid._largest_code + 1)])
     for name in _STORAGE[:-1]:
         dtype = np.dtype(jnp.dtype(name))

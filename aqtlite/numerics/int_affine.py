@@ -14,17 +14,17 @@ from aqtlite.numerics import base, fields, rounding
 class IntAffine(base.Numerics):
     """Integers of `bits` bits with a zero point.
 
-    A stored value ``q`` stands for ``scale * (q - zero_point)``, where
+    A stored value ``q`` represents ``scale * (q - zero_point)``, where
 
     - ``q = clip(round(x / scale) + zero_point, smallest, largest)``,
     - ``scale = (high - low) / (largest - smallest)``, and
     - ``zero_point = smallest - round(low / scale)``,
 
-    for the range from ``low`` to ``high`` that the calibration found, widened to
-    contain zero, which is then a stored value (Jacob et al. 2018, "Quantization and
-    Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
-    arXiv:1712.05877). Ties are rounded to even. The grid spends no values on a sign
-    that an array lacks, as after a ReLU, and needs a calibration that gives a range.
+    for the calibrated range from ``low`` to ``high``, widened to contain zero, so that
+    zero is a stored value (Jacob et al. 2018, "Quantization and Training of Neural
+    Networks for Efficient Integer-Arithmetic-Only Inference", arXiv:1712.05877). Ties
+    are rounded to even. No stored values are wasted on negative numbers if there are
+    none, as after a ReLU. Needs a calibration that finds a range, such as `MinMax`.
 
     The ranges of stored values at 8 and 4 bits:
 
@@ -37,8 +37,8 @@ class IntAffine(base.Numerics):
     True   True         -127..127   -7..7
     ====== ============ =========== ========
 
-    All of them are contracted as signed integers, in exact int32 sums, and take the
-    same time. Up to four bits are stored as uint4 or int4.
+    All of them are contracted as signed integers, in exact int32 sums, at equal cost.
+    Grids of up to four bits are stored as uint4 or int4.
 
     >>> IntAffine(bits=8).zero_point_range, IntAffine(bits=8).storage_dtype
     ((0, 255), dtype('uint8'))
@@ -46,30 +46,30 @@ class IntAffine(base.Numerics):
     (-127, 127)
 
     Raises:
-        ValueError: if `bits` is not from 2 to 8, or if stochastic rounding is asked of
-            three stored values.
+        ValueError: if `bits` is not from 2 to 8, or if stochastic rounding is set with
+            only three stored values.
         TypeError: if a field is of another type than declared.
     """
 
     bits: int = 8
-    """Width of the grid, 2 to 8."""
+    """Width of the grid in bits, 2 to 8."""
 
     signed: bool = False
-    """Store values around zero, in a signed dtype, instead of from zero on."""
+    """Store values in a signed dtype, around zero, instead of from zero on."""
 
     narrow_range: bool = False
     """Leave out the smallest stored value, so that a signed grid is symmetric."""
 
     clip_gradient: bool = False
-    """Zero the gradient of elements that were clipped: those beyond half a step from
-    the last stored value. Set it together with a calibration that clips
-    (``ConstantRange``, or ``Percentile`` below 100)."""
+    """Zero the gradient of clipped elements, which lie more than half a step beyond the
+    last stored value. Set it together with a calibration that clips (``ConstantRange``,
+    or ``Percentile`` below 100)."""
 
     stochastic_rounding: bool = False
     """Round up with a probability equal to the distance from the stored value below,
-    so that the mean over noise is the value itself. The range is then mapped onto all
-    stored values but the first and the last one: rounding the zero point moves its ends
-    by up to half a step, and clipping them would bias their mean."""
+    which makes rounding unbiased. The range is then mapped onto all stored values but
+    the first and the last: rounding the zero point moves the ends of the range by up to
+    half a step, and clipping there would bias the mean."""
 
     def __post_init__(self) -> None:
         one_bit = "; for one bit use IntSymmetric(bits=1)"

@@ -1,4 +1,4 @@
-"""Symmetric integer grids: int8, int4, ternary, binary and what lies between."""
+"""Symmetric integer grids: int8, int4, ternary, binary and other widths."""
 
 import dataclasses
 
@@ -15,9 +15,9 @@ from aqtlite.numerics import base, fields, rounding
 class IntSymmetric(base.Numerics):
     """Integers of `bits` bits, symmetric around zero.
 
-    The four kinds of grid at 8, 2 and 1 bits, by the value onto which the largest
-    magnitude of a channel is mapped (`bound`); the convention is that of Google's AQT
-    (``aqt.jax.v2.numerics.int_numerics``):
+    The table has the value onto which the largest magnitude of a channel is mapped
+    (`bound`), for the four kinds of grid at 8, 2 and 1 bits. The convention is that of
+    Google's AQT (``aqt.jax.v2.numerics.int_numerics``):
 
     ============= ================ ===== === === ==========================
     preserve_zero preserve_max_val 8     2   1   the grid
@@ -29,11 +29,11 @@ class IntSymmetric(base.Numerics):
     ============= ================ ===== === === ==========================
 
     A grid of halves has no zero and is stored doubled, as odd integers. A zero becomes
-    half a step, and a channel of zeros, whose scale is 0, stays zeros.
+    half a step, except in an all-zero channel, which has a scale of 0 and stays zero.
 
-    Grids whose stored values reach beyond 127 (above 8 bits, and halves of 8) are
-    emulated: stored as int16, and contracted as two or three int8 digits. Where int32
-    does not hold the sums, they are put together from those of the digits in float32.
+    Grids with stored values beyond 127 (above 8 bits, and halves at 8 bits) are
+    emulated: stored as int16, and contracted as two or three int8 digits. Where sums
+    could overflow int32, the digits' sums are combined in float32.
 
     >>> IntSymmetric(bits=8).bound, IntSymmetric(bits=8).storage_dtype
     (127.5, dtype('int8'))
@@ -41,34 +41,34 @@ class IntSymmetric(base.Numerics):
     [-1, 1]
 
     Raises:
-        ValueError: if `bits` is not from 1 to 16 (15 without a zero), if no value but
-            zero would be left (one bit and `preserve_zero`), or if stochastic rounding
-            is asked of a grid that cuts the largest value.
+        ValueError: if `bits` is not from 1 to 16 (15 without a zero), if zero would be
+            the only value (one bit and `preserve_zero`), or if stochastic rounding is
+            set for a grid that clips the largest value.
         TypeError: if a field is of another type than declared.
     """
 
     bits: int
-    """Width of the grid, 1 to 16."""
+    """Width of the grid in bits, 1 to 16."""
 
     preserve_zero: bool | None = None
     """Make zero a grid point. None: yes, except at one bit."""
 
     preserve_max_val: bool = False
-    """Map the largest magnitude onto the last grid point (True) or onto the far edge
-    of its bucket (False), which makes the steps finer by half a bucket's share."""
+    """Map the largest magnitude onto the last grid point (True) or onto the outer edge
+    of the last bucket (False), which makes the steps slightly finer."""
 
     clip: bool = True
     """Clip to the grid before rounding. False leaves only the saturation of the
-    storage dtype, which is the same thing unless a calibration clips."""
+    storage dtype, which is equivalent unless the calibration clips."""
 
     clip_gradient: bool = False
-    """Zero the gradient of elements that were clipped. Set it together with a
-    calibration that clips (``AbsMax(clipping_scale < 1)``)."""
+    """Zero the gradient of clipped elements. Set it together with a calibration that
+    clips (``AbsMax(clipping_scale < 1)``)."""
 
     stochastic_rounding: bool = False
     """Round up with a probability equal to the distance from the grid point below,
-    so that the mean over noise is the value itself. Needs `preserve_max_val`: on any
-    other grid the largest element is clipped, and its mean is biased."""
+    which makes rounding unbiased. Needs `preserve_max_val`: other grids clip the
+    largest element, which would bias the mean."""
 
     def __post_init__(self) -> None:
         fields.check(self, bits=fields.integer(1, 16))
@@ -139,7 +139,7 @@ class IntSymmetric(base.Numerics):
 
     @property
     def _clip_bound(self) -> float:
-        """The clipping value: the last center, or the edge of the storage dtype."""
+        """Magnitude to clip at: the last center, or the edge of the storage dtype."""
         if self.clip:
             return self._last_center
         return float(jnp.iinfo(self.storage_dtype).max) * self.unit
@@ -151,7 +151,7 @@ class IntSymmetric(base.Numerics):
         if self.stochastic_rounding:
             position = clipped
             if not self.preserve_zero:
-                # XLA would add the half to the constant that rounds to an integer.
+                # Else XLA folds the half into the constant that rounds to an integer.
                 position = exact.algebraic_barrier(clipped - np.float32(0.5))
             whole = rounding.stochastically(position, noise)
         elif self.preserve_zero:

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoNumerics:
-    """Leaves the operand as it is.
+    """Leaves the operand unquantized.
 
     >>> from aqtlite import config, numerics
     >>> config.weight_only(bits=8).fwd.lhs.numerics == numerics.NoNumerics()

@@ -1,4 +1,4 @@
-"""NormalFloat: the quantiles of a normal distribution, by table."""
+"""NormalFloat: quantiles of a normal distribution, decoded by table."""
 
 import dataclasses
 import itertools
@@ -34,10 +34,10 @@ _LAST_DRAW = np.nextafter(_TOP, np.float32(0))
 
 
 def _draws_per_unit(low: float, high: float) -> np.float32:
-    """2^31 over the distance of neighbours, rounded up.
+    """2^31 divided by the distance between neighbouring values, rounded up.
 
-    At least 2^31 times the distance of a neighbour's float32 is then 2^31, above every
-    draw: what lies on the grid stays there.
+    The distance times this factor is then at least 2^31, above every draw, so values on
+    the grid stay unchanged.
     """
     distance = np.float32(np.float32(high) - np.float32(low))
     factor = np.float32(_TOP / distance)
@@ -47,7 +47,7 @@ def _draws_per_unit(low: float, high: float) -> np.float32:
 
 
 def _last_below(middle: float) -> np.float32:
-    """The largest float32 that is not above a midpoint."""
+    """The largest float32 not above a midpoint."""
     nearest = np.float32(middle)
     if float(nearest) > middle:  # NumPy would compare in float32.
         return np.float32(np.nextafter(nearest, np.float32(-np.inf)))
@@ -63,12 +63,11 @@ _THRESHOLDS = tuple(
 class NormalFloat(base.Numerics):
     """The 16 values of nf4, from -1 to 1.
 
-    They are quantiles of the standard normal distribution, scaled to end at -1 and 1,
-    with zero among them: eight of the positive half and seven of the negative one
-    (Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
-    arXiv:2305.14314, appendix E). A weight goes to the nearest of them, and a tie to
-    the lower one. Stored as codes from 0 to 15 in uint4; decoded by table, and
-    contracted in float32.
+    Quantiles of the standard normal distribution, scaled to end at -1 and 1, with zero,
+    eight positive and seven negative values (Dettmers et al. 2023, "QLoRA: Efficient
+    Finetuning of Quantized LLMs", arXiv:2305.14314, appendix E). Weights are rounded to
+    the nearest value, and ties to the lower one. Stored as uint4 codes from 0 to 15,
+    decoded by table and contracted in float32.
 
     >>> nf4 = NormalFloat()
     >>> codes = nf4.round(jnp.array([-1.0, 0.01, 0.3, 7.0]), None)
@@ -78,7 +77,7 @@ class NormalFloat(base.Numerics):
     [-1.0, 0.0, 0.33791524171829224, 1.0]
 
     Raises:
-        ValueError: if `bits` is not 4, the width whose values are published.
+        ValueError: if `bits` is not 4, the only width with published values.
         TypeError: if a field is of another type than declared.
     """
 
@@ -86,12 +85,12 @@ class NormalFloat(base.Numerics):
     """Width of the codes: 4."""
 
     clip_gradient: bool = False
-    """Zero the gradient of elements that were clipped. Set it together with a
-    calibration that clips (``AbsMax(clipping_scale < 1)``)."""
+    """Zero the gradient of clipped elements. Set it together with a calibration that
+    clips (``AbsMax(clipping_scale < 1)``)."""
 
     stochastic_rounding: bool = False
-    """Go to one of the two neighbouring values with a probability proportional to the
-    distance from the other one, so that the mean over noise is the value itself."""
+    """Round to one of the two neighbouring values, with a probability proportional to
+    the distance from the other one, which makes rounding unbiased."""
 
     def __post_init__(self) -> None:
         only = ": the values of other widths are not published"
@@ -127,12 +126,12 @@ class NormalFloat(base.Numerics):
             for threshold in _THRESHOLDS:
                 code += scaled > threshold
             return code.astype(self.storage_dtype)
-        # The clip also keeps a compiler from contracting the product that made `scaled`
-        # with the differences below into one rounding.
+        # The clip also keeps a compiler from contracting the differences below with the
+        # product that made `scaled` to an FMA.
         clipped = jnp.clip(scaled.astype(jnp.float32), -1, 1)
         draw = jnp.minimum(rounding.uniform_31(noise), _LAST_DRAW)
         for low, high in itertools.pairwise(_VALUES):
-            # From the neighbour that is nearer to zero, where floats are finer.
+            # From the neighbour nearer to zero, where floats are finer.
             factor = _draws_per_unit(low, high)
             if low >= 0:
                 code += draw < (clipped - np.float32(low)) * factor
@@ -141,7 +140,7 @@ class NormalFloat(base.Numerics):
         return code.astype(self.storage_dtype)
 
     def decode(self, stored: jax.Array) -> jax.Array:
-        # An unsigned index is not checked for counting from the end.
+        # An unsigned index needs no handling of negative indices.
         return jnp.asarray(_VALUES, jnp.float32)[stored.astype(jnp.uint32)]
 
     def gradient_mask(self, scaled: jax.Array) -> jax.Array | None:
