@@ -1,4 +1,4 @@
-"""Translation of equations of JAX into operators of a full-integer program.
+"""Translation of JAX equations into operators of a full-integer program.
 
-A function for each primitive, by kind. Read `base` first.
+Each primitive has a function, in a file by kind. Read `base` first.
 """

@@ -1,4 +1,4 @@
-"""Shared parts of translations of equations."""
+"""Shared parts of the translations of equations."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,17 +12,17 @@ from aqtlite.edge.operators.layout import Reshape, Slice, Transpose
 
 
 class NotTranslatable(Exception):
-    """An equation has no operator of integers; the message says why."""
+    """An equation has no integer operator; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """An equation to translate, and the graph that is built of it."""
+    """An equation to translate, and the graph to add its operators to."""
 
     builder: Builder
     node: Node
     static: frozenset[int]
-    """The values that depend on parameters and constants alone."""
+    """The values that depend only on parameters and constants."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -37,19 +37,19 @@ class Context:
 
     @property
     def inputs(self) -> list[int]:
-        """Its inputs, in the graph that is built."""
+        """Inputs of the equation, as values of the new graph."""
         return [self.builder.resolve(i) for i in self.node.inputs]
 
     def is_static(self, index: int) -> bool:
-        """Whether an input depends on parameters and constants alone."""
+        """Whether an input depends only on parameters and constants."""
         return self.node.inputs[index] in self.static
 
     def constant(self, index: int) -> np.ndarray | None:
-        """The value of an input that is known."""
+        """The array of an input that is a constant, otherwise None."""
         return self.builder.constants.get(self.node.inputs[index])
 
     def uniform(self, index: int) -> float | None:
-        """The only value in an input that is known; None if there are others."""
+        """The value of all elements of a constant input; None if they differ."""
         array = self.constant(index)
         if array is None or not array.size:
             return None
@@ -61,7 +61,7 @@ class Context:
         return self.builder.shape(value)
 
     def producer(self, value: int) -> Node | None:
-        """The node of the graph that is built that makes a value."""
+        """The node of the new graph that computes a value."""
         return self.builder.producers.get(self.builder.resolve(value))
 
     def add(self, operator: Any, *inputs: int) -> int:
@@ -96,8 +96,8 @@ class Context:
 
 
 Translation = Callable[[Context], Sequence[int]]
-"""Adds the operators that an equation stands for; returns its outputs.
+"""Function that adds the operators of an equation, and returns the outputs.
 
 Raises:
-    NotTranslatable: if there are none.
+    NotTranslatable: if the equation has no integer operators.
 """

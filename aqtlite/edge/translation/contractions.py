@@ -28,12 +28,12 @@ from aqtlite.edge.translation.base import Context, NotTranslatable, Translation
 
 
 def dot_general(ctx: Context) -> Sequence[int]:
-    """A layer with a weight if one operand has no other origin, else a product."""
+    """Fully connected if one operand is static (a weight), else a batch matmul."""
     (contracting, batch) = ctx.params["dimension_numbers"]
     lhs, rhs = (_floats(ctx, index) for index in range(2))
     if ctx.is_static(0) and not batch[0]:
         made = _fully_connected(ctx, rhs, contracting[1], lhs, contracting[0])
-        # The axes of the weight come first.
+        # The remaining axes of the lhs, here the weight, come first in the result.
         of_weight = len(ctx.shape(lhs)) - len(contracting[0])
         rank = len(ctx.shape(made))
         order = [*range(rank - of_weight, rank), *range(rank - of_weight)]
@@ -44,7 +44,7 @@ def dot_general(ctx: Context) -> Sequence[int]:
 
 
 def _floats(ctx: Context, index: int) -> int:
-    """An operand, which may be of integers if the other one is of floats."""
+    """An operand as floats; static integers are converted."""
     value = ctx.inputs[index]
     dtype = ctx.builder.values[value].dtype
     if jnp.issubdtype(dtype, jnp.floating):
@@ -60,7 +60,7 @@ def _floats(ctx: Context, index: int) -> int:
 def _fully_connected(
     ctx: Context, x: int, of_x: Sequence[int], w: int, of_w: Sequence[int]
 ) -> int:
-    """A contraction with a weight, whose axes come behind those of x."""
+    """A contraction of x with a weight; the remaining axes of x come first."""
     x_free = [i for i in range(len(ctx.shape(x))) if i not in of_x]
     w_free = [i for i in range(len(ctx.shape(w))) if i not in of_w]
     lead = [ctx.shape(x)[i] for i in x_free]
@@ -90,7 +90,7 @@ def _batch_matmul(ctx: Context, lhs: int, rhs: int) -> int:
 
 
 def conv_general_dilated(ctx: Context) -> Sequence[int]:
-    """A convolution over one or two axes."""
+    """A convolution over one or two spatial axes."""
     params = ctx.params
     x, w = ctx.inputs
     if not ctx.is_static(1):
@@ -140,7 +140,7 @@ def _padded(
     dilation: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> tuple[int, str]:
-    """The input, padded unless the operator can pad it, and the operator's padding."""
+    """Pads the input if the operator cannot; returns it and the operator's padding."""
     padding = [(int(low), int(high)) for low, high in padding]
     if all(pair == (0, 0) for pair in padding):
         return x, "VALID"
@@ -156,7 +156,7 @@ def _padded(
 
 
 def _reduction(operator: Callable[[tuple[int, ...]], Operator]) -> Translation:
-    """A reduction over the axes of the equation."""
+    """The translation of a reduction, to an operator over the equation's axes."""
     return lambda ctx: [ctx.add(operator(tuple(ctx.params["axes"])), *ctx.inputs)]
 
 
@@ -164,7 +164,7 @@ def _reduce_window_sum(ctx: Context) -> Sequence[int]:
     image = _image(ctx)
     x = image.x
     if any(pair != (0, 0) for pair in image.padding):
-        # Runtimes leave what they pad out of the mean, and JAX counts it.
+        # JAX counts padding in the mean; a runtime's own padding would be left out.
         x = ctx.add(Pad(((0, 0), *image.padding, (0, 0))), x)
     mean = ctx.add(AveragePool2D(image.window, image.strides), x)
     count = ctx.builder.constant(np.float32(math.prod(image.window)))
@@ -199,10 +199,10 @@ class _Image:
     strides: _Pair
     padding: list[_Pair]
     order: tuple[int, ...]
-    """The axes of the array, as the image has them, but for an H of size 1."""
+    """Axes of the array in the order of the image, without an H that was added."""
 
     def restored(self, ctx: Context, y: int) -> int:
-        """The result, with its axes where the array has them."""
+        """Adds the transposition of the result back to the array's order of axes."""
         shape = ctx.shape(ctx.node.output)
         y = ctx.reshape(y, [shape[axis] for axis in self.order])
         return ctx.transpose(y, np.argsort(self.order).tolist())
@@ -222,7 +222,7 @@ def _image(ctx: Context) -> _Image:
     pooled = [i for i, one in enumerate(geometry) if one != (1, 1, (0, 0))]
     around = [i for i in range(rank) if i not in pooled]
     while len(around) > 2:
-        # A window of size 1, along the images: the axis before the channels.
+        # Also pool, with a window of size 1, over the last axis before the channels.
         pooled = sorted([*pooled, around.pop(-2)])
     if rank not in (3, 4) or len(around) != 2:
         raise NotTranslatable(

@@ -1,4 +1,4 @@
-"""Functions of one or two arrays, element by element."""
+"""Elementwise functions of one or two arrays."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def _add(ctx: Context) -> Sequence[int]:
 
 
 def _masked(ctx: Context, x: int, known: np.ndarray) -> int:
-    """A mask that is added: far below all values, integers have nothing like it."""
+    """An additive mask, as a selection: its values are far below any integer grid."""
     kept = known > MASKED_BELOW
     if known[kept].any():
         rest = ctx.builder.constant(np.where(kept, known, np.float32(0)))
@@ -76,7 +76,7 @@ def _div(ctx: Context) -> Sequence[int]:
 
 
 def _source(ctx: Context, y: int, operator: Unary) -> list[Any] | None:
-    """The input of an operator that gives y, and the layouts between, or None."""
+    """The input of `operator`, and layouts from its output to y; None if y differs."""
     node = ctx.producer(y)
     if node is None:
         return None
@@ -87,7 +87,7 @@ def _source(ctx: Context, y: int, operator: Unary) -> list[Any] | None:
 
 
 def _mean_of_sum(ctx: Context, x: int, divisor: float) -> int | None:
-    """The mean, if x is a sum of `divisor` elements."""
+    """The mean, if x is a sum of `divisor` elements; otherwise None."""
     node = ctx.producer(x)
     if node is None:
         return None
@@ -99,7 +99,7 @@ def _mean_of_sum(ctx: Context, x: int, divisor: float) -> int | None:
         count = math.prod(ctx.shape(source)[i] for i in axes)
         return ctx.add(Mean(axes), source) if math.isclose(count, divisor) else None
     if isinstance(node.operator, Multiply):
-        # What pools a sum is a mean, times the size of the window.
+        # A sum pooling is translated to a mean pooling times the size of the window.
         mean, factor = node.inputs
         pool, size = ctx.producer(mean), ctx.builder.constants.get(factor)
         is_pool = pool is not None and isinstance(pool.operator, AveragePool2D)
@@ -116,7 +116,7 @@ def _min(ctx: Context) -> Sequence[int]:
 
 
 def _clipped(ctx: Context, end: str) -> Sequence[int]:
-    """A clip, where one operand is one known number; nothing otherwise."""
+    """A clip, if one operand is a known scalar; otherwise an empty list."""
     for x, index in zip(ctx.inputs, (1, 0), strict=True):
         bound = ctx.uniform(index)
         if bound is not None and ctx.shape(x) == ctx.shape(ctx.node.output):
@@ -125,7 +125,7 @@ def _clipped(ctx: Context, end: str) -> Sequence[int]:
 
 
 def clip(ctx: Context, x: int, low: float = -math.inf, high: float = math.inf) -> int:
-    """Adds a clip, or makes one of it and of the clip that it follows."""
+    """Adds a clip, merged with a clip directly before it."""
     node = ctx.producer(x)
     if node is not None and isinstance(node.operator, Clip):
         low = min(max(low, node.operator.low), high)
@@ -192,7 +192,7 @@ def _select_n(ctx: Context) -> Sequence[int]:
 
 
 def _leaky_relu(ctx: Context) -> int | None:
-    """A leaky relu, if it selects x where it is positive, and else a multiple of it."""
+    """A leaky relu, if the equation selects x where positive, else a multiple of x."""
     compared, scaled = ctx.producer(ctx.inputs[0]), ctx.producer(ctx.inputs[1])
     x = ctx.inputs[2]
     if compared is None or scaled is None or x not in scaled.inputs:

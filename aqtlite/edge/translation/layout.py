@@ -1,4 +1,4 @@
-"""Equations that move elements."""
+"""Equations that move elements without changing them."""
 
 import math
 from collections.abc import Sequence
@@ -116,7 +116,7 @@ def _rev(ctx: Context) -> Sequence[int]:
 
 
 def _gather(ctx: Context) -> Sequence[int]:
-    """A gather of whole slices along one axis, as `jnp.take` makes it."""
+    """A gather of whole slices along one axis, as in `jnp.take`."""
     x, indices = ctx.inputs
     dims, sizes = ctx.params["dimension_numbers"], ctx.params["slice_sizes"]
     shape = ctx.shape(x)
