@@ -1,4 +1,4 @@
-"""The operators that runtimes of full-integer programs have.
+"""The operators that runtimes of full-integer programs support.
 
-An operator knows what it computes on floats, and on integers. Read `base` first.
+An operator defines a computation on floats and on integers. Read `base` first.
 """

@@ -1,4 +1,4 @@
-"""Operators of two values, element by element, that broadcast as NumPy does."""
+"""Elementwise operators of two values, with NumPy's broadcasting; conversion, clip."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ class Multiply(Activated):
 
 @dataclasses.dataclass(frozen=True)
 class Divide(Operator):
-    """``x / y`` of known values: quotients of integers are wrong in LiteRT."""
+    """``x / y`` of known values only: LiteRT's quotients of integers are wrong."""
 
     name = "div"
 
@@ -66,7 +66,7 @@ class Divide(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class ToFloat(Operator):
-    """Known integers or booleans as floats."""
+    """Conversion of known integers or booleans to floats."""
 
     name = "cast"
 
@@ -96,7 +96,7 @@ class Minimum(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Operator):
-    """Values, clipped to a range that one of LiteRT's activations has."""
+    """A clip to the range of one of LiteRT's activations."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -111,4 +111,4 @@ class Clip(Operator):
 
 
 FUSING = (Add, Subtract, Multiply)
-"""Operators of two values with an activation."""
+"""Operators of two values that can have a fused activation."""

@@ -1,4 +1,4 @@
-"""The interface of an operator of a full-integer program, and shared parts."""
+"""The interface of operators of full-integer programs, and shared parts."""
 
 import abc
 import dataclasses
@@ -15,64 +15,64 @@ from aqtlite.jaxpr import equations
 
 
 class Operator(abc.ABC):
-    """An operator: what it computes on floats, and on the integers of a file.
+    """An operator: a computation on floats, and on the integers of a file.
 
-    Subclasses are frozen dataclasses of what is known before it runs.
+    Subclasses are frozen dataclasses of static attributes.
     """
 
     name: ClassVar[str]
-    """The name of the operator in tables and messages."""
+    """Name of the operator in tables and messages."""
 
     @property
     def name_in_rules(self) -> str:
-        """The name of the operator in rules."""
+        """Name of the operator in rules."""
         return self.name
 
     @property
     def is_compound(self) -> bool:
-        """True if it is several operations of JAX, which a converter makes one of."""
+        """Whether `compute` is several JAX operations, which a converter fuses."""
         return False
 
     @property
     def moves_values(self) -> bool:
-        """Whether the output holds elements of the inputs, and has their grid."""
+        """Whether the output is on the grid of the inputs, as in a reshape."""
         return False
 
     def fixed_grid(self, dtype: str) -> Grid | None:
-        """Grid of the output, if the runtime demands one."""
+        """Grid of the output, if the runtime requires a specific one."""
         del dtype
         return None
 
     @abc.abstractmethod
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of inputs of floats, in the form that the converter recognises."""
+        """Computes the output from floats, in a form that the converter recognises."""
 
     def compute_all(self, *args: Any) -> Sequence[Any]:
-        """All outputs, of which equations may have several."""
+        """Computes all outputs; only equations may have several."""
         return [self.compute(*args)]
 
     def simulate(
         self, output: Grid, kernels: Kernels, *args: Any, **kwargs: Any
     ) -> Any:
-        """Integers of the output, as LiteRT computes them.
+        """Computes the integers of the output, bit for bit as LiteRT does.
 
         Args:
-            output: the grid of the output.
+            output: grid of the output.
             kernels: LiteRT kernels to simulate.
-            *args: inputs: `Quantized`, or arrays of what has no grid.
-            **kwargs: none; operators name their inputs.
+            *args: inputs: `Quantized`, or arrays for inputs without a grid.
+            **kwargs: unused; lets subclasses name their inputs.
 
         Raises:
-            NotImplementedError: if the operator has no integers: its output is known,
-                or stays in float.
+            NotImplementedError: if the operator has no integer form, since its output
+                is always known or in float.
         """
         raise NotImplementedError(f"{self.name_in_rules} has no integers")
 
 
 class Moving(Operator):
-    """The base of operators that do to integers what they do to floats.
+    """Base of operators that move or select elements, integers and floats alike.
 
-    Their output holds elements of their inputs, which have one grid.
+    All inputs and the output are on one grid.
     """
 
     moves_values = True
@@ -95,13 +95,13 @@ _LIMITS: dict[Activation, tuple[float, float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Activated(Operator):
-    """The base of operators that may have an activation."""
+    """Base of operators that can have a fused activation."""
 
     activation: Activation = dataclasses.field(default="none", kw_only=True)
 
     @property
     def clamp(self) -> tuple[float, float]:
-        """The smallest and the largest value that the activation leaves."""
+        """Smallest and largest value of the activation."""
         return _LIMITS[self.activation]
 
     def compute(self, *inputs: Any) -> Any:
@@ -109,17 +109,17 @@ class Activated(Operator):
 
     @abc.abstractmethod
     def before_activation(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What the activation is applied to."""
+        """Computes the output without the activation."""
 
 
 def activation_of(low: float, high: float) -> Activation | None:
-    """The activation that clips to a range; None if there is none."""
+    """The activation that clips to a range; None if no activation does."""
     found = (one for one, limits in _LIMITS.items() if limits == (low, high))
     return next(found, None)
 
 
 def clip(x: jax.Array, low: float, high: float) -> jax.Array:
-    """Clips to a range that may be open, in the form that converters recognise."""
+    """Clips to a range, possibly infinite, in a form that converters recognise."""
     if low > -math.inf:
         x = jnp.maximum(x, jnp.asarray(low, x.dtype))
     if high < math.inf:
@@ -129,11 +129,11 @@ def clip(x: jax.Array, low: float, high: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Equation(Operator):
-    """An equation as JAX traced it."""
+    """A JAX equation that has not been translated."""
 
     eqn: Any
     jaxpr: Any
-    """Any jaxpr, whose other fields the equation is evaluated with."""
+    """Jaxpr to take all other fields from when the equation is evaluated."""
 
     name = "equation"
 
@@ -143,12 +143,12 @@ class Equation(Operator):
 
     @property
     def primitive(self) -> str:
-        """The name of the primitive."""
+        """Name of the primitive."""
         return str(self.eqn.primitive.name)
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the primitive."""
+        """Parameters of the primitive."""
         return dict(self.eqn.params)
 
     def compute(self, *inputs: Any) -> Any:

@@ -15,10 +15,10 @@ from aqtlite.edge.operators.base import Activated, Operator
 
 
 class Weighted(Activated):
-    """The base of operators of a value, a weight, and maybe a bias."""
+    """Base of operators of an activation, a weight, and an optional bias."""
 
     channel_axis: ClassVar[int]
-    """The axis of the weight that has a scale for each channel."""
+    """Channel axis of the weight."""
 
     def before_activation(
         self, x: jax.Array, w: jax.Array, bias: jax.Array | None = None
@@ -28,11 +28,11 @@ class Weighted(Activated):
 
     @abc.abstractmethod
     def contract(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """The sums of products."""
+        """Contracts x and w, without bias and activation."""
 
 
 class FullyConnected(Weighted):
-    """``activation(x @ w + b)``: x of [..., K], w of [K, N], b of [N] or none."""
+    """``activation(x @ w + b)``: x is [..., K], w is [K, N], b is [N] or absent."""
 
     name = "fully_connected"
     channel_axis = 1
@@ -53,9 +53,9 @@ class FullyConnected(Weighted):
 
 @dataclasses.dataclass(frozen=True)
 class Conv2D(Weighted):
-    """A convolution: x of [N, H, W, C], w of [H, W, C / groups, N], b of [N] or none.
+    """A convolution: x is [N, H, W, C], w is [H, W, C / groups, N], b is [N] or absent.
 
-    Padding is "SAME" or "VALID": another one is an operator by itself.
+    Padding is "SAME" or "VALID"; other padding takes a `Pad` before the convolution.
     """
 
     strides: tuple[int, int]
@@ -90,14 +90,14 @@ class Conv2D(Weighted):
 
 
 class DepthwiseConv2D(Conv2D):
-    """A convolution of which every group has one channel of x."""
+    """A convolution with one channel of x per group."""
 
     name = "depthwise_conv_2d"
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchMatMul(Operator):
-    """``x @ y``: [..., M, K] by [..., K, N], both computed."""
+    """``x @ y`` of two activations, [..., M, K] and [..., K, N]."""
 
     name = "batch_matmul"
 

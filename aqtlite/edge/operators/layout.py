@@ -1,4 +1,4 @@
-"""Operators that move elements, and change none."""
+"""Operators that move elements without changing them, and rescaling."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from aqtlite.edge.operators.base import Moving, Operator
 
 @dataclasses.dataclass(frozen=True)
 class Reshape(Moving):
-    """Elements in another shape."""
+    """A change of shape that keeps the order of elements."""
 
     shape: tuple[int, ...]
 
@@ -27,7 +27,7 @@ class Reshape(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Transpose(Moving):
-    """Axes in another order."""
+    """A permutation of axes."""
 
     permutation: tuple[int, ...]
 
@@ -39,7 +39,7 @@ class Transpose(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class BroadcastTo(Moving):
-    """Elements repeated along axes of size 1."""
+    """A broadcast to a shape, as `jnp.broadcast_to`."""
 
     shape: tuple[int, ...]
 
@@ -51,7 +51,7 @@ class BroadcastTo(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Moving):
-    """A part of every axis, with strides."""
+    """A slice with start, limit and stride along every axis."""
 
     start: tuple[int, ...]
     limit: tuple[int, ...]
@@ -65,7 +65,7 @@ class Slice(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Moving):
-    """Zeros around an array."""
+    """Padding with zeros."""
 
     widths: tuple[tuple[int, int], ...]
 
@@ -81,7 +81,7 @@ class Pad(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Concatenate(Moving):
-    """Arrays one behind the other along an axis."""
+    """A concatenation of arrays along an axis."""
 
     axis: int
 
@@ -93,7 +93,7 @@ class Concatenate(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Take(Moving):
-    """Slices of an array along an axis: rows of an embedding table, by index."""
+    """Slices along an axis by index, such as rows of an embedding table."""
 
     axis: int
 
@@ -105,7 +105,7 @@ class Take(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Select(Moving):
-    """Elements of two arrays, by a condition: ``where(condition, x, y)``."""
+    """Elements of two arrays selected by a condition: ``where(condition, x, y)``."""
 
     name = "select"
 
@@ -115,10 +115,10 @@ class Select(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class Rescale(Operator):
-    """Values as other integers."""
+    """Conversion of values to the integers of another grid."""
 
     dtype: str = "int8"
-    """Dtype of the output: that of the operator it is for, whatever rules say."""
+    """Dtype of the output, set by the operator that uses it and not by rules."""
 
     name = "quantize"
 

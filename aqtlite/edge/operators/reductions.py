@@ -46,7 +46,7 @@ class Sum(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class ReduceMax(Moving):
-    """The largest value over axes."""
+    """The maximum over axes."""
 
     axes: tuple[int, ...]
 
@@ -58,7 +58,7 @@ class ReduceMax(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class ReduceMin(Moving):
-    """The smallest value over axes."""
+    """The minimum over axes."""
 
     axes: tuple[int, ...]
 
@@ -70,9 +70,9 @@ class ReduceMin(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class AveragePool2D(Operator):
-    """The mean of windows of [N, H, W, C], without padding.
+    """The mean over windows of [N, H, W, C], without padding.
 
-    Runtimes average the integers, and leave their grid.
+    Runtimes average the integers without rescaling.
     """
 
     window: tuple[int, int]
@@ -93,7 +93,7 @@ class AveragePool2D(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class MaxPool2D(Moving):
-    """The largest value of windows of [N, H, W, C]; padding is "SAME" or "VALID"."""
+    """The maximum over windows of [N, H, W, C]; padding is "SAME" or "VALID"."""
 
     window: tuple[int, int]
     strides: tuple[int, int]

@@ -1,4 +1,4 @@
-"""Functions of one value, element by element."""
+"""Elementwise functions of one value, and softmax."""
 
 import dataclasses
 from collections.abc import Callable
@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
     "sqrt": jnp.sqrt,
     "tanh": jnp.tanh,
 }
-"""What each computes, in the form that the converter recognises."""
+"""Unary functions by name, in a form that the converter recognises."""
 
 _TABLES: dict[str, Callable[[Grid, Grid], unary.Table]] = {
     "abs": unary.abs,
@@ -41,20 +41,20 @@ _TABLES: dict[str, Callable[[Grid, Grid], unary.Table]] = {
     "rsqrt": unary.rsqrt,
     "sqrt": unary.sqrt,
 }
-"""The integers of those that every kernel computes alike."""
+"""Tables of the functions on which all kernels agree, by name."""
 
 _FIXED = {"logistic": (1 / 256, -128, 1 / 32768), "tanh": (1 / 128, 0, 1 / 32768)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Unary(Operator):
-    """A function of `FUNCTIONS`."""
+    """An elementwise function from `FUNCTIONS`."""
 
     function: str
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the function."""
+        """Name of the function."""
         return self.function
 
     @property
@@ -78,7 +78,7 @@ class Unary(Operator):
 
 @dataclasses.dataclass(frozen=True)
 class LeakyRelu(Operator):
-    """``x`` where it is positive, else ``slope * x``."""
+    """``x`` where positive, otherwise ``slope * x``."""
 
     slope: float
 
@@ -129,7 +129,7 @@ class LogSoftmax(Operator):
 
 
 def fixed(dtype: str, scale: float, zero_point: int, of_int16: float) -> Grid | None:
-    """A grid that LiteRT's kernels demand."""
+    """The output grid that LiteRT's kernels require for a dtype, if any."""
     if dtype == "int8":
         return Grid(np.float32(scale), zero_point)
     return Grid(np.float32(of_int16), 0, "int16")
