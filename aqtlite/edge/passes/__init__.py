@@ -1,6 +1,6 @@
-"""Passes over graphs, from equations of JAX to operators that are rounded once.
+"""Passes over graphs, from JAX equations to integer operators.
 
-`translate` names the operators, `patterns` recognizes those of several equations,
-`fold` and `fuse` join neighbours, `unify` groups values of equal integers. Read
-`translate` first.
+`patterns` replaces functions of several equations, `translate` replaces the other
+equations by operators, `simplify` and `fuse` merge operators, and `unify` groups the
+values that share a grid. Read `translate` first.
 """

@@ -1,8 +1,8 @@
-"""Known factors, summands and activations, as part of the operators before them.
+"""Fusion of known factors, summands and activations into the operators before them.
 
-A batch normalization is such a factor and such a summand for each channel (Jacob et al.
-2018, arXiv:1712.05877, section 3.2), and so is the bias of a layer. An operator with an
-activation rounds once."""
+A batch normalization is a factor and a summand for each channel (Jacob et al. 2018,
+arXiv:1712.05877, section 3.2), and a bias is a summand. A fused operator rounds once.
+"""
 
 import dataclasses
 import math
@@ -28,15 +28,15 @@ from aqtlite.edge.operators.layout import Reshape, Take, Transpose
 
 
 def fold(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
-    """Makes one factor and one summand of those that follow one another.
+    """Folds chains of known factors and summands into one factor and one summand.
 
-    They become part of the contraction before them, if it has a weight and they differ
-    by its channels alone.
+    These are folded into the weight and bias of a contraction before the chain, if
+    they vary only along its channels.
 
     Args:
         graph: graph of operators.
-        is_float: tells of an operator whether it stays in float. What does, and what
-            does not, are never made one.
+        is_float: function that tells whether an operator stays in float. Float and
+            integer operators are never folded together.
     """
     builder, finder = Builder(graph), _Chains(graph, is_float)
     for node in graph.nodes:
@@ -57,13 +57,13 @@ def fold(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
         elif affine.count < len(chain):
             builder.replace(output, affine.after(base))
         else:
-            # Nothing is saved.
+            # Folding would save nothing.
             builder.keep(node)
     return builder.build(graph)
 
 
 class _Chains:
-    """The chains of additions and multiplications by known values in a graph."""
+    """Finds chains of additions and multiplications (links) of known values."""
 
     def __init__(self, graph: Graph, is_float: Callable[[Node], bool]):
         self._is_float = is_float
@@ -71,7 +71,7 @@ class _Chains:
         self._producers, self._consumers = graph.producers(), graph.consumers()
 
     def base_of(self, node: Node) -> int:
-        """The operand of a link that is not known."""
+        """The unknown operand of a link."""
         (base,) = (i for i in node.inputs if i not in self._static)
         return base
 
@@ -80,7 +80,7 @@ class _Chains:
             return False
         constants = [self._graph.constants.get(i) for i in node.inputs]
         if any(one is not None and is_of_mask(one) for one in constants):
-            # Beside -1e9, other summands are lost.
+            # Other summands would be lost in rounding when added to -1e9.
             return False
         unknown = [i for i in node.inputs if i not in self._static]
         shapes = {self._graph.values[i].shape for i in (*unknown, node.output)}
@@ -91,7 +91,7 @@ class _Chains:
         return consumers[0] if len(consumers) == 1 else None
 
     def ending_in(self, node: Node) -> list[Node]:
-        """The links of a chain whose last one is a node; empty if none ends there."""
+        """The links of the chain that ends in a node; empty if none ends there."""
         if not self._is_link(node) or self._is_follower(
             node, self._only_consumer(node.output)
         ):
@@ -107,7 +107,7 @@ class _Chains:
             chain.insert(0, before)
 
     def _is_follower(self, node: Node, other: Node | None) -> bool:
-        """Whether another operator is a link as well, and of one chain."""
+        """Whether another operator is a link of the same kind, float or integer."""
         return (
             other is not None
             and self._is_link(other)
@@ -115,7 +115,7 @@ class _Chains:
         )
 
     def contraction_before(self, link: Node) -> list[Node]:
-        """A contraction and the layouts between it and a link; empty without one."""
+        """The contraction before a link and the layouts between; empty if none fits."""
         path = _path_from(
             Weighted, self.base_of(link), self._producers, self._consumers
         )
@@ -127,7 +127,7 @@ class _Chains:
 
 
 class _Affine:
-    """``base * factor + summand``, both known, or None for 1 and 0."""
+    """``base * factor + summand``, with known factor and summand, None for 1 and 0."""
 
     def __init__(self, builder: Builder, path: str):
         self._builder, self._path = builder, path
@@ -136,11 +136,11 @@ class _Affine:
 
     @property
     def count(self) -> int:
-        """The number of operators that it is, if no contraction takes it."""
+        """Number of operators needed without a contraction to fold into."""
         return (self._factor is not None) + (self._summand is not None)
 
     def apply(self, link: Node, base: int) -> None:
-        """Composes it with a link behind it."""
+        """Composes the function with a following link, in place."""
         (known,) = (i for i in link.inputs if i != base)
         if isinstance(link.operator, Multiply):
             self._factor = self._known(Multiply(), self._factor, known)
@@ -163,7 +163,7 @@ class _Affine:
         return self._builder.add(operator, [before, known])
 
     def after(self, base: int) -> int:
-        """Adds it behind a value."""
+        """Adds the function's operators after a value; returns the output."""
         made = base
         if self._factor is not None:
             made = self._builder.add(Multiply(), [made, self._factor], self._path)
@@ -172,7 +172,7 @@ class _Affine:
         return made
 
     def into(self, before: list[Node], shape: tuple[int, ...]) -> int | None:
-        """Adds the contraction with it in weight and bias; None if it does not fit."""
+        """Adds a contraction with the function folded in; None if it does not fit."""
         contraction, *layouts = before
         x, w, *bias = map(self._builder.resolve, contraction.inputs)
         sums = self._builder.shape(contraction.output)
@@ -198,7 +198,7 @@ class _Affine:
         return _laid_out(self._builder, made, layouts)
 
     def _vector(self, value: int, channels: np.ndarray) -> int:
-        """One element of a value for each channel."""
+        """Adds the vector of a value's elements for each channel."""
         size = int(np.prod(self._builder.shape(value)))
         flat = self._builder.add(Reshape((size,)), [value])
         indices = self._builder.constant(channels.astype(np.int32))
@@ -212,17 +212,17 @@ def _channels(
     builder: Builder,
     sums: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Element of a value for each channel of a contraction.
+    """Finds the element of a value that applies to each channel of a contraction.
 
     Args:
-        of_value: the shape of the value.
-        shape: shape that the value broadcasts to, behind the layouts.
-        layouts: between the contraction and there.
-        builder: knows the shapes.
-        sums: the shape of the contraction.
+        of_value: shape of the value.
+        shape: shape that the value broadcasts to, after the layouts.
+        layouts: reshapes and transpositions after the contraction.
+        builder: builder with the shapes of all values.
+        sums: shape of the contraction's output.
 
     Returns:
-        Indices into the flat value; None if elements of one channel have several.
+        Indices into the flat value; None if several elements apply to one channel.
     """
     numbers = np.arange(int(np.prod(of_value))).reshape(of_value)
     numbers = np.broadcast_to(numbers, shape)
@@ -236,12 +236,12 @@ def _channels(
 
 
 def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
-    """Makes the clips that runtimes have as activations part of the operator before.
+    """Fuses clips to the range of an activation into the operators before them.
 
     Args:
         graph: graph of operators.
-        is_float: tells of an operator whether it stays in float. What does, and what
-            does not, are never made one.
+        is_float: function that tells whether an operator stays in float. Float and
+            integer operators are never fused.
     """
     builder = Builder(graph)
     producers, consumers = graph.producers(), graph.consumers()
@@ -253,8 +253,7 @@ def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
         if activation is None:
             builder.replace(node.output, _bounded(builder, node, node.operator))
             continue
-        # Other consumers of the operator have it computed twice, as LiteRT's converter
-        # does in any case.
+        # An operator with other consumers is computed twice, as by LiteRT's converter.
         path = _path_from(Activated, node.inputs[0], producers, consumers)
         before: Any = path[0].operator if path else None
         if (
@@ -272,7 +271,7 @@ def fuse_activations(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
 
 
 def _bounded(builder: Builder, node: Node, clip: Clip) -> int:
-    """Adds a clip to bounds that no activation has."""
+    """Adds a clip to a range of no activation, as maximum and minimum."""
     (x,) = node.inputs
     for bound, operator in ((clip.low, Maximum()), (clip.high, Minimum())):
         if math.isfinite(bound):
@@ -287,9 +286,9 @@ def _path_from(
     producers: dict[int, Node],
     consumers: dict[int, list[Node]],
 ) -> list[Node]:
-    """The operator of a kind that a value comes from, and the layouts behind it.
+    """The operator of a kind that a value comes from, and the layouts after it.
 
-    Empty if there is none, or if something else takes the values between.
+    Empty if there is none, or if a value before a layout has other consumers.
     """
     path: list[Node] = []
     while value in producers:
@@ -305,7 +304,7 @@ def _path_from(
 
 
 def _laid_out(builder: Builder, value: int, layouts: list[Node]) -> int:
-    """Adds layouts behind a value."""
+    """Adds layouts after a value; returns the output."""
     for layout in layouts:
         value = builder.add(layout.operator, [value], layout.path)
     return value

@@ -1,8 +1,8 @@
-"""Functions of JAX whose equations are recognised in a program.
+"""Recognition of JAX functions by their equations.
 
-A pattern is a function. It is traced at the shapes in question, and wherever its
-equations occur in the program, something else takes their place: an operator that the
-runtime has, or a function that suits integers better.
+A pattern is a function, traced at the shapes in question. Where its equations occur in
+a program, they are replaced by an operator of the runtime, or by an equivalent function
+that is more accurate in integers.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ from aqtlite.edge.operators.layout import Transpose
 from aqtlite.edge.operators.unary import LogSoftmax, Softmax, Unary
 
 Replacement = Callable[[Builder, int, str], int]
-"""Adds something of a value, in a name scope; returns its output."""
+"""Function that adds the replacement, given a value and a name scope; returns it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A function of one array, and what takes its place."""
+    """A function of one array, and the replacement."""
 
     function: Callable[[jax.Array], Any]
     replacement: Replacement
     x: jax.ShapeDtypeStruct
-    """Shape and dtype of the array."""
+    """Abstract value of the array."""
 
 
 Candidates = Callable[[Graph, Node], Iterator[Pattern]]
-"""Yields patterns that a node may be the last one of."""
+"""Function that yields the patterns that may end in a node."""
 
 
 def recognise(graph: Graph) -> Graph:
@@ -57,7 +57,7 @@ def recognise(graph: Graph) -> Graph:
 def _replaced(
     builder: Builder, graph: Graph, producers: Mapping[int, Node], node: Node
 ) -> int | None:
-    """The output of what takes the place of the pattern that ends in a node."""
+    """Adds the replacement of a pattern that ends in a node; None if none does."""
     operator = node.operator
     assert isinstance(operator, Equation)
     for primitive, candidates in _PATTERNS:
@@ -73,7 +73,7 @@ def _replaced(
 def _match(
     graph: Graph, producers: Mapping[int, Node], node: Node, pattern: Pattern
 ) -> int | None:
-    """The value whose function a node computes; None if it computes another."""
+    """The value that a node applies the pattern to; None if it does not match."""
     traced = _traced(pattern.function, pattern.x.shape, pattern.x.dtype)
     if traced is None:
         return None
@@ -103,7 +103,7 @@ def _match(
 
 
 def _is_same(one: Node, other: Node) -> bool:
-    """Whether two nodes compute one function of their inputs."""
+    """Whether two nodes compute the same function of their inputs."""
     first, second = one.operator, other.operator
     if not (isinstance(first, Equation) and isinstance(second, Equation)):
         return first == second and len(one.inputs) == len(other.inputs)
@@ -128,7 +128,7 @@ def _operator(operator: Operator) -> Replacement:
 
 
 def _function(function: Callable[[jax.Array], Any]) -> Replacement:
-    """Puts the equations of a function in place of a pattern."""
+    """A replacement by the equations of a function."""
 
     def replacement(builder: Builder, x: int, path: str) -> int:
         closed = jax.make_jaxpr(function)(builder.values[x])
@@ -141,7 +141,7 @@ def _function(function: Callable[[jax.Array], Any]) -> Replacement:
 def _elementwise(
     function: Callable[[jax.Array], Any], replacement: Replacement
 ) -> Candidates:
-    """A function whose input has the shape of the output."""
+    """A single pattern for functions with an output of the input's shape."""
 
     def candidates(graph: Graph, node: Node) -> Iterator[Pattern]:
         yield Pattern(function, replacement, graph.values[node.output])
@@ -150,7 +150,7 @@ def _elementwise(
 
 
 def _over_an_axis(function: Callable[..., Any], operator: Operator) -> Candidates:
-    """Patterns over any one axis; the operator is over the last one."""
+    """Patterns over each axis, replaced by an operator over the last axis."""
 
     @functools.cache
     def along(axis: int) -> Callable[[jax.Array], Any]:
@@ -166,7 +166,7 @@ def _over_an_axis(function: Callable[..., Any], operator: Operator) -> Candidate
 
 
 def _along(operator: Operator, axis: int, rank: int) -> Replacement:
-    """Adds an operator over the last axis in place of one over another."""
+    """A replacement by an operator over the last axis, with transpositions."""
 
     def replacement(builder: Builder, x: int, path: str) -> int:
         if axis == rank - 1:
@@ -180,10 +180,9 @@ def _along(operator: Operator, axis: int, rank: int) -> Replacement:
 
 
 def _variance(graph: Graph, node: Node) -> Iterator[Pattern]:
-    """The variance as the mean of squares less the square of the mean.
+    """Replaces variances computed as the mean of squares minus the squared mean.
 
-    It is the difference of two large numbers, of which integers of 8 bits leave
-    nothing.
+    This difference of two large numbers is lost in 8-bit rounding.
     """
     assert isinstance(node.operator, Equation)
     for producer in graph.nodes:
@@ -231,7 +230,7 @@ def _softplus(x: jax.Array) -> jax.Array:
 _GELU = _operator(Unary("gelu"))
 _PATTERNS: tuple[tuple[str, Candidates], ...] = (
     ("mul", _elementwise(_gelu, _GELU)),
-    # At most 4.8e-4 from the function of tanh, which runtimes have.
+    # Differs by at most 4.8e-4 from the approximation by tanh, which runtimes have.
     ("mul", _elementwise(_gelu_of_erf, _GELU)),
     ("mul", _elementwise(jax.nn.hard_swish, _operator(Unary("hard_swish")))),
     ("div", _elementwise(_gelu_of_erf, _GELU)),
@@ -242,4 +241,4 @@ _PATTERNS: tuple[tuple[str, Candidates], ...] = (
     ("sub", _variance),
     ("max", _variance),
 )
-"""The last primitive of patterns, and the patterns that may end in a node."""
+"""Last primitive of a pattern, and the candidates for a node of that primitive."""

@@ -1,4 +1,4 @@
-"""Operators that occur twice, or that undo one another."""
+"""Removal of redundant operators."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from aqtlite.edge.operators.layout import Reshape, Transpose
 
 
 def simplify(graph: Graph) -> Graph:
-    """Computes each value once, and makes one of reshapes that follow one another."""
+    """Removes duplicate and trivial operators; merges adjacent layouts."""
     builder = Builder(graph)
     seen: dict[Any, int] = {}
     for node in graph.nodes:
@@ -30,7 +30,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def _merged(builder: Builder, node: Node) -> Node:
-    """Two reshapes, or two transpositions, as one."""
+    """Merges a reshape or transposition with one directly before it."""
     before = builder.producers.get(node.inputs[0])
     if before is None or type(before.operator) is not type(node.operator):
         return node

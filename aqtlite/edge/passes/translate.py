@@ -1,4 +1,4 @@
-"""From equations of JAX to operators of a full-integer program."""
+"""Translation of JAX equations to operators of a full-integer program."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ TRANSLATIONS: dict[str, Translation] = {
     **elementwise.TRANSLATIONS,
     **layout.TRANSLATIONS,
 }
-"""The translation of each primitive."""
+"""Translations by primitive."""
 
 
 _COMPARED = "LiteRT's converter leaves comparisons of computed values in float"
@@ -27,21 +27,21 @@ _REASONS = {
     "argmax": "take it of the exported outputs: their integers have the same order",
     **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), _COMPARED),
 }
-"""Why there is none for some primitives, and what to do."""
+"""Reasons why primitives have no translation, and advice, by primitive."""
 
 
 def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
-    """Puts operators in place of the equations of floats that depend on inputs.
+    """Replaces float equations that depend on the inputs by operators.
 
     Args:
-        graph: graph of equations, and of operators that have been recognised.
-        rule_of: says of an equation which integers. One that a rule for its primitive
-            leaves in float stays as it is, and so does one without an operator that
-            any rule leaves in float.
+        graph: graph of equations and of operators recognised by `patterns`.
+        rule_of: function that returns the rule of a node. An equation is kept if a rule
+            for its primitive leaves it in float, or if any rule leaves it in float and
+            it has no operator.
 
     Raises:
-        ValueError: if there are equations without an operator of integers; it names
-            all of them.
+        ValueError: if other equations have no integer operator; the message names all
+            of them.
     """
     builder = Builder(graph)
     static = graph.static_values()
@@ -63,7 +63,7 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
             if old != new:
                 builder.replace(old, new)
     built = builder.build(graph)
-    # A pattern may have taken the place of what depended on a refused one.
+    # A refused equation is gone if its only consumers were replaced by a pattern.
     lines = [
         f"{node.place}: {node.operator.name_in_rules}: {refused[node.outputs[0]]}"
         for node in built.nodes
@@ -81,7 +81,7 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
 def _is_translated(graph: Graph, node: Node, static: frozenset[int]) -> bool:
     if not isinstance(node.operator, Equation) or static.issuperset(node.outputs):
         return False
-    # Arithmetic of indices stays as it is.
+    # Integer arithmetic, such as that of indices, is not translated.
     return any(graph.is_float(value) for value in (*node.inputs, *node.outputs))
 
 

@@ -1,4 +1,4 @@
-"""Values that share their integers, and rescaling where they cannot."""
+"""Grouping of values that share a grid, and rescaling where they cannot."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,22 +15,22 @@ from aqtlite.edge.rules import Rule
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Values that share their integers: one is made of the other's elements."""
+    """Values on one grid, because operators move elements between them."""
 
     members: tuple[int, ...]
     sources: tuple[int, ...]
-    """Members whose elements come from no other member."""
+    """Members that are not moved from other members."""
 
     dtype: str
     fixed: Grid | None = None
-    """The grid that the runtime demands."""
+    """Grid that the runtime requires, if any."""
 
 
 def rescale_inputs(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
-    """Adds operators that rescale values where an operator needs other integers.
+    """Adds rescaling operators before operators that need inputs on another grid.
 
-    That is where it takes integers of another width, and where several values have to
-    share their integers of which one has a grid that cannot change.
+    These are operators with integers of another width, and operators on several values
+    that have to share a grid when the grid of one value is fixed.
     """
     builder = Builder(graph)
     static = graph.static_values()
@@ -63,17 +63,17 @@ def rescale_inputs(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
 
 
 def _pinned(builder: Builder, value: int, node: Node) -> int:
-    """A value behind an operator that cannot have another grid than its input.
+    """Adds an operator that changes nothing and has one grid for input and output.
 
-    LiteRT's converter would give the operator before it the other integers, and few
-    have kernels with inputs and outputs of several widths.
+    Without it, LiteRT's converter would let the operator before the rescaling give
+    integers of the new width, and few kernels support mixed widths.
     """
     lowest = builder.constant(np.float32(np.finfo(np.float32).min))
     return builder.add(Maximum(), [value, lowest], node.path)
 
 
 def _broadcast(builder: Builder, value: int, node: Node) -> int:
-    """A value in the shape of a node's output: LiteRT adds no others of int16."""
+    """Broadcasts a value to a node's output: LiteRT adds only equal shapes in int16."""
     shape = builder.shape(node.output)
     if builder.shape(value) == shape:
         return value
@@ -81,7 +81,7 @@ def _broadcast(builder: Builder, value: int, node: Node) -> int:
 
 
 def groups(graph: Graph, rule_of: Callable[[Node], Rule]) -> Mapping[int, Group]:
-    """The group of every value of floats that is computed from the inputs."""
+    """The group of every float that is computed from the inputs, by number."""
     static = graph.static_values()
     parent: dict[int, int] = {}
 
