@@ -1,7 +1,6 @@
 """LiteRT files of full-integer programs.
 
-A program whose integers are annotated is lowered to StableHLO and converted; the file
-is read back, checked and run once. LiteRT's converter and interpreter may end the
-process that they run in, so that this folder is a program, too, which they run in. Read
-`converter` first.
+A program with annotated integers is lowered to StableHLO and converted; the file is
+read back, verified and run once. LiteRT's converter and interpreter may crash, so they
+run in a separate process, as this folder's ``__main__``. Read `converter` first.
 """

@@ -2,11 +2,11 @@
 
     python FOLDER_OF_THIS_FILE convert|run FOLDER
 
-FOLDER holds what goes in and what comes out. Nothing of aqtlite is imported, and so
-neither is JAX: that would take longer than the work.
+FOLDER holds input and output files. Imports neither aqtlite nor JAX, which would take
+longer than the work itself.
 
-`litert_converter.converter_api_ext` says of itself that it is not stable. Its version
-is pinned by the extra ``edge``, and this file has all use of it.
+`litert_converter.converter_api_ext` is documented as unstable. The extra ``edge`` pins
+its version, and only this file uses it.
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 
 
 def convert(folder: pathlib.Path) -> None:
-    """Makes ``model.tflite`` of ``program.mlir`` and ``signature.json``."""
+    """Converts ``program.mlir`` and ``signature.json`` to ``model.tflite``."""
     from litert_converter import converter_api_ext
     from litert_converter.mlir import ir, passmanager
 
@@ -26,7 +26,7 @@ def convert(folder: pathlib.Path) -> None:
             module = ir.Module.parse((folder / "program.mlir").read_bytes())
             config = converter_api_ext.ConvertToTFLConfig()
             config.model_origin_framework = "JAX"
-            # Otherwise composites stay, and the file does not load.
+            # Otherwise composites remain, and the file does not load.
             config.strict_qdq_mode = True
             signature = json.loads((folder / "signature.json").read_text())
             converter_api_ext.set_signature(module.operation, *signature)

@@ -1,8 +1,8 @@
-"""A program as StableHLO with the composites that converters read integers from.
+"""Annotation of a program's integers, by StableHLO composites that converters read.
 
-``quant.fake_quant`` marks a value with its scale, zero point and dtype; what has it at
-every input and output becomes an operator of integers. ``quant.dequantize`` and
-``quant.quantize`` make integers of the inputs and outputs of the program.
+``quant.fake_quant`` marks a value with its scale, zero point and dtype; an operator
+with marks at all inputs and outputs is converted to integers. ``quant.dequantize`` and
+``quant.quantize`` turn inputs and outputs of the program into integers.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,12 @@ _NAMES = {"int2": "i2", "int4": "i4", "int8": "i8", "int16": "i16"}
 def annotated(
     deployed: Deployed, is_integer: Callable[[int], bool]
 ) -> Callable[..., list[Any]]:
-    """Returns a program with its integers annotated, as a function of its inputs.
+    """Makes a program with annotated integers, as a function of its inputs.
 
     Args:
         deployed: the program.
-        is_integer: says of an input or output whether it is one of integers.
+        is_integer: function that tells whether an input or output is an integer in the
+            file.
     """
     graph, grids = deployed.program.graph, deployed.grids
 
@@ -58,7 +59,7 @@ def annotated(
 def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     program, grids = deployed.program, deployed.grids
     if not program.is_quantized(node):
-        # Between integers, the converter would make integers of it, too.
+        # Without barriers, the converter would quantize it if its neighbours are.
         inputs = [
             x if i in deployed.known else lax.optimization_barrier(x)
             for i, x in zip(node.inputs, inputs, strict=True)
@@ -70,24 +71,24 @@ def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]
         for i, x in zip(node.inputs, inputs, strict=True)
     ]
     if node.operator.is_compound:
-        # What it shares with others, XLA would compute once, and the converter would
-        # not recognise it.
+        # A mark of its own prevents common subexpression elimination with other
+        # operators, after which the converter would not recognise this one.
         inputs[0] = mark(inputs[0], grids[node.inputs[0]], node.output)
     for position, one in deployed.operands[node.output].items():
         value = one.dequant()
-        # The sums have the grid of a bias already.
+        # A bias needs no mark, since its grid follows from that of the sums.
         inputs[position] = value if one.grid.dtype == "int32" else mark(value, one.grid)
     (y,) = node.compute(inputs)
     return [mark(y, grids[node.output]) if node.output in grids else y]
 
 
 def mark(x: jax.Array, grid: Grid, user: int | None = None) -> jax.Array:
-    """Marks a value of floats with its grid.
+    """Marks a float value with its grid.
 
     Args:
         x: the value.
         grid: grid of the value.
-        user: the output of the only operator that takes it so; None for any.
+        user: output of the only operator that uses the mark; None for any operator.
     """
     attributes = _attributes(grid)
     if user is not None:
@@ -107,7 +108,7 @@ def _attributes(grid: Grid) -> dict[str, Any]:
 
 
 def _dequantize(q: jax.Array, grid: Grid) -> jax.Array:
-    """The value of an input of integers."""
+    """Dequantizes an integer input of the program."""
     composite = lax.composite(
         lambda q, **_: q.astype(jnp.float32), name="quant.dequantize"
     )
@@ -115,7 +116,7 @@ def _dequantize(q: jax.Array, grid: Grid) -> jax.Array:
 
 
 def _quantize(x: jax.Array, grid: Grid) -> jax.Array:
-    """An output of integers."""
+    """Quantizes an output of the program."""
     dtype = jnp.dtype(grid.dtype)
     composite = lax.composite(lambda x, **_: x.astype(dtype), name="quant.quantize")
     return composite(x, **_attributes(grid))

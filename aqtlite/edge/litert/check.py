@@ -1,4 +1,4 @@
-"""The check of a LiteRT file: no operator gives floats unless a rule allows it."""
+"""Verification of a LiteRT file: its constants, grids, and float operators."""
 
 from collections.abc import Collection, Iterator
 
@@ -24,14 +24,14 @@ _ONLY_INT8 = (
     *("concatenation", "conv_2d", "depthwise_conv_2d", "gather", "gelu", "hard_swish"),
     *("log", "log_softmax"),
 )
-"""The operators that LiteRT or its converter has no int16 form of."""
+"""Operators without an int16 form in LiteRT or its converter."""
 
 
 def check_widths(deployed: Deployed) -> None:
-    """Checks that there is an operator for all that rules ask for.
+    """Checks that LiteRT has an int16 form of all operators with int16 rules.
 
     Raises:
-        ValueError: if not; it names them.
+        ValueError: if it has not; the message names the operators.
     """
     program = deployed.program
     refused = [
@@ -50,11 +50,11 @@ def check_widths(deployed: Deployed) -> None:
 
 
 def check(file: File, deployed: Deployed) -> Report:
-    """Compares a file with the program that it is made of.
+    """Compares a file with its program.
 
     Raises:
-        ValueError: if it is another program, or has operators of floats that no rule
-            allows; it names them.
+        ValueError: if the constants or grids differ, or if the file has float operators
+            that no rule allows; the message names them.
     """
     report = Report(file)
     _check_floats(report, deployed)
@@ -82,12 +82,12 @@ def _check_floats(report: Report, deployed: Deployed) -> None:
 
 
 def _constants(file: File) -> Iterator[tuple[Key, str]]:
-    """The integers of the file that stand for values."""
+    """Yields keys and names of the quantized constants in the file."""
     for tensor in _tensors(file):
         if tensor.data is None or tensor.scale is None:
             continue
         array = tensor.array()
-        # A convolution without bias has one of zeros.
+        # The converter gives convolutions without bias a bias of zeros.
         if array.any() or tensor.dtype != "int32":
             yield key_of(array, tensor.scale, tensor.zero_point), tensor.name
 
@@ -100,7 +100,7 @@ def _operands(
         zero_points = np.full(scale.size, one.grid.zero_point)
         layouts = _layouts(node, position, one)
         keys = [key_of(array, scale, zero_points) for array in layouts]
-        # LiteRT's converter computes what it can of other operands.
+        # LiteRT's converter may fold other known operands.
         is_needed = isinstance(node.operator, Weighted) and bool(one.qvalue.any())
         yield node, position, keys, is_needed
 
@@ -121,11 +121,11 @@ def _tensors(file: File) -> Iterator[Tensor]:
 
 
 def _layouts(node: Node, position: int, one: Quantized) -> list[np.ndarray]:
-    """The orders of axes in which a file may have an operand."""
+    """A known operand with its axes in all orders that a file may have."""
     array = np.asarray(one.qvalue)
     if position != 1 or not isinstance(node.operator, Weighted):
         return [array]
     if isinstance(node.operator, Conv2D):
-        # Depthwise or not: of one channel, either is the other.
+        # Both, since with one channel a convolution may be depthwise or not.
         return [array.transpose(2, 0, 1, 3), array.transpose(3, 0, 1, 2)]
     return [array.T]

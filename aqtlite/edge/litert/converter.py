@@ -1,7 +1,7 @@
-"""The LiteRT converter: from StableHLO to a flatbuffer.
+"""Conversion of StableHLO to a LiteRT flatbuffer.
 
-It and the interpreter run in processes of their own (`aqtlite.edge.litert`): either
-ends the process that it runs in, where it meets what its authors did not expect.
+The converter and the interpreter run in separate processes (`aqtlite.edge.litert`),
+because both may crash on unexpected programs.
 """
 
 import json
@@ -28,20 +28,20 @@ def convert(
     input_names: Sequence[str],
     output_names: Sequence[str],
 ) -> bytes:
-    """Converts a function whose integers are annotated.
+    """Converts a function with annotated integers to the bytes of a LiteRT file.
 
     Args:
-        function: function of arrays, returns a sequence of arrays.
-        inputs: shapes of the arguments.
-        input_names: input names of the signature.
-        output_names: output names of the signature.
+        function: function of arrays that returns a sequence of arrays.
+        inputs: abstract values of the arguments.
+        input_names: names of the inputs in the signature.
+        output_names: names of the outputs in the signature.
 
     Raises:
         ModuleNotFoundError: if the converter is not installed.
-        ValueError: if it refuses the program.
+        ValueError: if the converter refuses the program.
     """
     require("litert_converter")
-    # What is not used keeps its place among the names of inputs.
+    # Dropping unused inputs would shift the others against their names.
     compiled = jax.jit(function, keep_unused=True)
     lowered: Any = compiled.lower(*inputs).compiler_ir("stablehlo")
     signature = SIGNATURE, list(input_names), list(output_names)
@@ -56,10 +56,10 @@ def convert(
 
 
 def _write(operation: Any, path: pathlib.Path) -> None:
-    """Writes a module as the converter reads it."""
+    """Writes a module in the form that the converter can read."""
     with path.open("wb") as file:
-        # The converter's MLIR is an older one: it reads bytecode of StableHLO, which is
-        # stable, and other dialects (`chlo.top_k`) as text alone.
+        # The converter has an older MLIR. StableHLO bytecode is stable, but other
+        # dialects (`chlo.top_k`) can only be read as text.
         if "chlo." in operation.get_asm(large_elements_limit=16):
             file.write(operation.get_asm().encode())
         else:
@@ -67,13 +67,13 @@ def _write(operation: Any, path: pathlib.Path) -> None:
 
 
 def check_runs(data: bytes) -> None:
-    """Runs a file once, on zeros.
+    """Runs a file once, on zeros, in a separate process.
 
-    Some operators of mixed widths are refused only there.
+    The interpreter refuses some operators of mixed widths that the converter accepts.
 
     Raises:
         ModuleNotFoundError: if the interpreter is not installed.
-        ValueError: if it refuses the file.
+        ValueError: if the interpreter refuses the file.
     """
     require("ai_edge_litert")
     with tempfile.TemporaryDirectory() as name:
@@ -88,7 +88,7 @@ def check_runs(data: bytes) -> None:
 
 
 def _refusal(step: Literal["convert", "run"], folder: pathlib.Path) -> str | None:
-    """Runs a step in a process of its own; returns why it failed, or None."""
+    """Runs a step in a separate process; returns why it failed, or None."""
     program = pathlib.Path(litert.__file__).parent
     done = subprocess.run(
         [sys.executable, str(program), step, str(folder)],
@@ -110,7 +110,7 @@ def _refusal(step: Literal["convert", "run"], folder: pathlib.Path) -> str | Non
 
 
 def _first(message: str) -> str:
-    """The first line of a message that says something."""
+    """The first error line of a message, or its first line without any."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     found = [line for line in lines if "error:" in line] or lines
     return re.sub(r"^.*error: ", "", found[0])

@@ -1,4 +1,4 @@
-"""Reading a LiteRT file: its operators, and the integers of its tensors."""
+"""Reading of the operators and tensors of a LiteRT file."""
 
 import dataclasses
 from typing import Any
@@ -13,8 +13,8 @@ def read(data: bytes) -> File:
     """Reads a LiteRT file.
 
     Raises:
-        ModuleNotFoundError: if the runtime, which knows the format, is not installed.
-        ValueError: if it is none.
+        ModuleNotFoundError: if the LiteRT runtime, which has the schema, is missing.
+        ValueError: if `data` is not a LiteRT file.
     """
     schema = package("ai_edge_litert.schema_py_generated")
     if data[4:8] != b"TFL3":
@@ -27,7 +27,7 @@ def read(data: bytes) -> File:
     if model.signatureDefs:
         (signature, *_) = model.signatureDefs
         for one in (*signature.inputs, *signature.outputs):
-            # By these names runtimes take and give them.
+            # Runtimes use the names of the signature.
             known = tensors[one.tensorIndex]
             named = dataclasses.replace(known, name=one.name.decode())
             tensors[one.tensorIndex] = named
