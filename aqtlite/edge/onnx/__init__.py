@@ -1,5 +1,5 @@
 """ONNX files of full-integer programs, for onnxruntime.
 
-Every value stands between QuantizeLinear and DequantizeLinear, and onnxruntime makes
-operators of integers of what is between them. Read `write` first.
+Every value passes through QuantizeLinear and DequantizeLinear, and onnxruntime fuses
+these with the operators between them into integer operators. Read `write` first.
 """

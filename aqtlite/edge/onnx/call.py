@@ -1,4 +1,4 @@
-"""Calls of operators, of which ONNX gives the output."""
+"""Calls of operators, and helpers to write them to an ONNX graph."""
 
 import dataclasses
 import math
@@ -21,18 +21,18 @@ class Call:
     """Shape of the output."""
 
     dtype: Any
-    """Dtype of the output, in floats where there is a grid."""
+    """Dtype of the output's values: float32 if it has a grid."""
 
     name: str
     """Name of the output."""
 
     grid: Grid | None = None
-    """Grid of the output; None if it is not rounded."""
+    """Grid of the output; None if it is not quantized."""
 
     def write(
         self, operator: str, inputs: Sequence[Array], *more: str, **attributes: Any
     ) -> Array:
-        """Adds an operator of ONNX that gives the output.
+        """Adds an ONNX operator with the shape, grid and name of the call's output.
 
         Args:
             operator: name of the operator in ONNX.
@@ -45,11 +45,11 @@ class Call:
         )
 
     def of_dtype(self, operator: str, *more: str, **attributes: Any) -> Array:
-        """Adds an operator whose output may have another dtype than its inputs.
+        """Adds an ONNX operator with an output of the call's dtype, without a grid.
 
         Args:
             operator: name of the operator in ONNX.
-            *more: names of inputs behind those of the call.
+            *more: names of further inputs, after those of the call.
             **attributes: attributes of the operator.
         """
         names = [*(x.name for x in self.inputs), *more]
@@ -58,16 +58,16 @@ class Call:
 
 
 Form = Callable[[Call, Any], Array]
-"""Adds an operator of a call to the graph; returns the output."""
+"""Function that adds a call of an operator to the graph, and returns the output."""
 
 
 def plain(name: str, **attributes: Any) -> Form:
-    """An operator of ONNX that needs nothing else."""
+    """The form of an operator that is a single ONNX operator on the same inputs."""
     return lambda call, _: call.write(name, call.inputs, **attributes)
 
 
 def clipped(call: Call, x: Array, low: float, high: float) -> Array:
-    """Clips values, unless all integers of their grid are between the bounds."""
+    """Clips values, unless all integers of the grid are between the bounds."""
     writer, bounds = call.writer, (low, high)
     if bounds == (-math.inf, math.inf):
         return x
@@ -78,7 +78,7 @@ def clipped(call: Call, x: Array, low: float, high: float) -> Array:
         ]
         return writer.apply("Clip", [x], x.shape, None, name, *ends)
     dtype, zero_point = stored_grid(call.grid)
-    # Rounding keeps the order, so clipping integers is rounding clipped values.
+    # Rounding is monotonic, so clipping integers equals rounding clipped values.
     limits = np.iinfo(dtype)
     with np.errstate(over="ignore"):
         steps = np.rint(np.asarray(bounds, np.float32) / np.float32(call.grid.scale))
@@ -97,5 +97,5 @@ def clipped(call: Call, x: Array, low: float, high: float) -> Array:
 
 
 def number(writer: Writer, value: float, dtype: Any) -> str:
-    """Adds one number; returns its name."""
+    """Adds a scalar constant; returns its name."""
     return writer.initializer(np.asarray(value), np.dtype(dtype).name, "number")

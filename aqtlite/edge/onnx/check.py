@@ -1,4 +1,4 @@
-"""The check of an ONNX file, which is read anew."""
+"""Verification of an ONNX file against its program."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -22,11 +22,11 @@ from aqtlite.edge.report import Report
 
 
 def check(data: bytes, deployed: Deployed) -> Report:
-    """Compares a file with its program; returns what onnxruntime makes of it.
+    """Compares a file with its program; reports the operators that onnxruntime runs.
 
     Raises:
         ModuleNotFoundError: if onnx or onnxruntime is not installed.
-        ValueError: if it is another program, or onnxruntime refuses it.
+        ValueError: if the constants or grids differ, or onnxruntime refuses the file.
     """
     onnx = package("onnx")
     model = onnx.load_from_string(data)
@@ -51,7 +51,7 @@ def _operands(
 
 
 def _constants(onnx: Any, model: Any) -> Iterator[tuple[Key, str]]:
-    """The integers of the file that stand for values."""
+    """Yields keys and names of the quantized constants in the file."""
     arrays = runtime.constants(onnx, model)
     for node in model.graph.node:
         if node.op_type == "Cast" and node.input[0] in arrays:
@@ -62,14 +62,14 @@ def _constants(onnx: Any, model: Any) -> Iterator[tuple[Key, str]]:
             array = arrays[name].astype(np.int32) - higher
             is_per_axis = len(scale) > 1 or arrays[name].dtype == np.int32
             along = axis if is_per_axis else None
-            # A sum is a product with ones.
+            # Sums are written as products with ones, which the program does not have.
             is_of_ones = bool((array == 1).all() and (scale == 1).all())
             if not is_of_ones or zero_point.any():
                 yield _key(array, scale, zero_point - higher, along), name
 
 
 def _bounds(onnx: Any, model: Any) -> set[bytes]:
-    """The integers that others are clipped to."""
+    """Digests of the integers that are bounds of clips."""
     arrays = runtime.constants(onnx, model)
     clips = [node for node in model.graph.node if node.op_type == "Clip"]
     found = [arrays[name] for node in clips for name in node.input[1:] if name]
@@ -77,7 +77,7 @@ def _bounds(onnx: Any, model: Any) -> set[bytes]:
 
 
 def _higher(dtype: Any) -> int:
-    """Differences of the file's integers from the program's."""
+    """Offset of the file's integers from the program's (`writer.stored_grid`)."""
     return 128 if np.dtype(dtype) == np.uint8 else 0
 
 

@@ -1,4 +1,4 @@
-"""Equations that stay as JAX traced them: of floats by rule, and of indices."""
+"""ONNX forms of untranslated equations: left in float by rule, or on indices."""
 
 import dataclasses
 import functools
@@ -28,12 +28,12 @@ def write(
     Args:
         writer: writer of the graph.
         graph: graph of the equation.
-        known: the values that depend on parameters and constants alone.
-        node: the equation.
+        known: values that depend only on parameters and constants, by number.
+        node: node of the equation.
         inputs: inputs of the equation.
 
     Raises:
-        NotWritable: if ONNX has no form of it.
+        NotWritable: if the equation has no form in ONNX.
     """
     equation = node.operator
     assert isinstance(equation, Equation)
@@ -59,7 +59,7 @@ def _translated(
     inputs: Sequence[Array],
     name: str,
 ) -> list[Array]:
-    """The operators that the equation stands for, of floats or indices."""
+    """Adds the operators that the equation is translated to, in float or on indices."""
     constants = {i: np.asarray(known[i]) for i in node.inputs if i in known}
     builder = Builder(dataclasses.replace(graph, constants=constants))
     ctx = Context(builder, node, frozenset(constants))
@@ -109,7 +109,7 @@ def _of_bits(of_bool: str, of_integers: str) -> Form:
 
 
 def _extreme(operator: str) -> Form:
-    """The place of the largest or smallest element."""
+    """The form of argmax or argmin."""
 
     def form(call: Call, equation: Equation) -> Array:
         (axis,) = equation.params["axes"]
@@ -149,7 +149,7 @@ _DIRECT = {
     "sinh": "Sinh",
     "tan": "Tan",
 }
-"""Primitives that are one operator of ONNX."""
+"""ONNX operators of the primitives that are a single operator."""
 
 FORMS: dict[str, Form] = {
     **{
@@ -166,4 +166,4 @@ FORMS: dict[str, Form] = {
     "or": _of_bits("Or", "BitwiseOr"),
     "xor": _of_bits("Xor", "BitwiseXor"),
 }
-"""The form of each primitive."""
+"""Forms by primitive."""

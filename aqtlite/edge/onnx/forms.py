@@ -1,4 +1,4 @@
-"""The form in ONNX of every operator, a function each."""
+"""The ONNX forms of operators."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from aqtlite.edge.operators.base import Activated, Operator
 
 
 def _moved(call: Call, operator: str, *more: str) -> Array:
-    """An operator of one array, whose grid the output has."""
+    """Adds an operator of one array with an output on the same grid."""
     (x,) = call.inputs
     return call.writer.apply(operator, [x], call.shape, x.grid, call.name, *more)
 
@@ -40,7 +40,7 @@ def _slice(call: Call, operator: layout.Slice) -> Array:
 
 
 def _pad(call: Call, operator: layout.Pad) -> Array:
-    """Pads with the zero point, since onnxruntime pads values in float."""
+    """Pads uint8 with the zero point, since onnxruntime would pad in float."""
     (x,), writer = call.inputs, call.writer
     pairs = operator.widths
     widths = writer.indices([low for low, _ in pairs] + [high for _, high in pairs])
@@ -65,7 +65,7 @@ def _take(call: Call, operator: layout.Take) -> Array:
     else:
         if indices.dtype not in (np.int32, np.int64):
             indices = writer.cast(indices, np.int64, f"{call.name}/indices")
-        # ONNX counts negative indices from the end, and refuses ones beyond it.
+        # ONNX counts negative indices from the end, and refuses indices out of bounds.
         ends = [number(writer, end, indices.dtype) for end in (0, size - 1)]
         name = f"{call.name}/inside"
         indices = writer.apply("Clip", [indices], indices.shape, None, name, *ends)
@@ -74,10 +74,10 @@ def _take(call: Call, operator: layout.Take) -> Array:
 
 
 def _subtract(call: Call, _: Any) -> Array:
-    """``x + (-y)``, since onnxruntime has an addition of integers alone.
+    """``x + (-y)``, since onnxruntime has integer addition but no subtraction.
 
-    All bits of an integer turned over are ``-1 - q``, and with ``-1 - z`` as their zero
-    point they stand for -y exactly.
+    The bitwise complement of q is ``-1 - q``, which represents -y exactly with the zero
+    point ``-1 - z``.
     """
     x, y = call.inputs
     of_y = y.grid
@@ -106,9 +106,9 @@ def _clip(call: Call, operator: arithmetic.Clip) -> Array:
 
 
 def _rescale(call: Call, _: Any) -> Array:
-    """A concatenation of one array, which has an integer form.
+    """Rescales by a concatenation of one array, which has an integer form.
 
-    Of two roundings that follow one another onnxruntime makes one, of floats.
+    onnxruntime would merge two successive quantizations into one, in float.
     """
     (x,), writer = call.inputs, call.writer
     if call.grid is None:
@@ -121,9 +121,9 @@ def _rescale(call: Call, _: Any) -> Array:
 
 
 def _extreme(name: str) -> Form:
-    """The larger or the smaller of two values.
+    """The form of maximum or minimum.
 
-    With one known number it clips integers: onnxruntime has no other integer form.
+    With a known scalar it is a clip of integers, the only integer form in onnxruntime.
     """
     place = ("Max", "Min").index(name)
 
@@ -182,7 +182,7 @@ def _select(call: Call, _: Any) -> Array:
 def _fully_connected(call: Call, _: Any) -> Array:
     (x, *rest), writer, name = call.inputs, call.writer, call.name
     if call.grid is None:
-        # onnxruntime makes integers of the float weight of a Gemm.
+        # Not Gemm, since onnxruntime would quantize its float weight.
         y = writer.apply("MatMul", [x, rest[0]], call.shape, None, f"{name}/product")
         for bias in rest[1:]:
             y = writer.apply("Add", [y, bias], y.shape, None, name)
@@ -194,7 +194,7 @@ def _fully_connected(call: Call, _: Any) -> Array:
 
 
 def _mean(call: Call, operator: reductions.Mean) -> Array:
-    """A pooling over all of an image of one column, which has an integer form."""
+    """A mean as a global pooling over an image of one column, an integer form."""
     if call.grid is None:
         return _reduce("ReduceMean")(call, operator)
     writer, name = call.writer, call.name
@@ -205,12 +205,12 @@ def _mean(call: Call, operator: reductions.Mean) -> Array:
 
 
 def _sum(call: Call, operator: reductions.Sum) -> Array:
-    """A product with ones, which has an integer form."""
+    """A sum as a matrix product with ones, which has an integer form."""
     if call.grid is None:
         return _reduce("ReduceSum")(call, operator)
     writer, name = call.writer, call.name
     x = _rows(writer, call.inputs[0], operator.axes, name)
-    # A grid with an axis is one of int8, as weights have.
+    # With an axis, like weights, the ones are stored as int8 and not as uint8.
     grid = Grid(np.ones(1, np.float32), axis=1)
     ones = writer.stored(np.ones((x.shape[1], 1)), grid, "ones")
     y = writer.apply("Gemm", [x, ones], (x.shape[0], 1), call.grid, name)
@@ -218,7 +218,7 @@ def _sum(call: Call, operator: reductions.Sum) -> Array:
 
 
 def _rows(writer: Writer, x: Array, axes: Sequence[int], name: str) -> Array:
-    """An array of two axes, of which the last one is made of some of x."""
+    """Flattens x to two axes: the kept axes, and the given ones."""
     kept = [i for i in range(len(x.shape)) if i not in axes]
     x = writer.transpose(x, [*kept, *axes], f"{name}/moved")
     count = math.prod(x.shape[: len(kept)])
@@ -266,14 +266,14 @@ FORMS: dict[type[Operator], Form] = {
     unary.Softmax: plain("Softmax", axis=-1),
     unary.Unary: _unary,
 }
-"""The form of each operator."""
+"""Forms by operator class."""
 
 
 def write(call: Call, operator: Operator) -> Array:
     """Adds an operator to a graph; returns the output.
 
     Raises:
-        NotWritable: if ONNX has no form of it.
+        NotWritable: if the operator has no form in ONNX.
     """
     form = FORMS.get(type(operator))
     if form is None:

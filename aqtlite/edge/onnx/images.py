@@ -1,4 +1,4 @@
-"""Convolutions and pooling in ONNX."""
+"""The ONNX forms of convolutions and pooling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _TO_CHANNELS_LAST = (0, 2, 3, 1)
 def _image_operator(
     call: Call, operator: str, inputs: Sequence[Array], **attributes: Any
 ) -> Array:
-    """An operator of [N, C, H, W]; onnxruntime removes pairs of transpositions."""
+    """Adds an operator on [N, C, H, W]; onnxruntime removes pairs of transpositions."""
     (x, *rest), writer, name = inputs, call.writer, call.name
     x = writer.transpose(x, _TO_CHANNELS_FIRST, f"{name}/channels_first")
     shape = [call.shape[i] for i in _TO_CHANNELS_FIRST]
@@ -30,11 +30,11 @@ def conv(call: Call, operator: contractions.Conv2D) -> Array:
     """Adds a convolution; returns its output."""
     (x, w, *bias), writer, name = call.inputs, call.writer, call.name
     if call.grid is None and writer.has_integers:
-        # Behind integers, onnxruntime makes integers of the float kernel of a Conv,
-        # unless an operator that is in none of its patterns is between.
+        # After integers, onnxruntime quantizes the float kernel of a Conv, unless an
+        # operator outside its fusion patterns is in between.
         lowest = number(writer, float(np.finfo(np.float32).min), np.float32)
         x = writer.apply("Max", [x], x.shape, None, f"{name}/input", lowest)
-    # A quantized kernel is stored as [N, C, H, W] already.
+    # A quantized kernel is already stored as [N, C, H, W].
     if w.grid is None:
         w = writer.transpose(w, (3, 2, 0, 1), f"{name}/w")
     window = w.shape[2:]
@@ -59,7 +59,7 @@ def _pads(
 
 
 def pool(name: str) -> Form:
-    """Pooling by an operator of ONNX."""
+    """The form of a pooling, by an ONNX operator."""
 
     def form(call: Call, operator: Any) -> Array:
         window, strides = list(operator.window), list(operator.strides)
@@ -73,7 +73,7 @@ def pool(name: str) -> Form:
 
 
 def is_transposed(equation: Equation, weight: Array) -> bool:
-    """Whether an equation is what ONNX has as a ConvTranspose.
+    """Whether an equation can be written as an ONNX ConvTranspose.
 
     Args:
         equation: equation of any primitive.
@@ -102,7 +102,7 @@ def conv_transpose(call: Call, equation: Equation) -> Array:
     dims = params["dimension_numbers"]
     groups = params["feature_group_count"]
     x = writer.transpose(x, dims.lhs_spec, f"{call.name}/channels_first")
-    # ConvTranspose adds what a window turned around would gather.
+    # ConvTranspose scatters, which equals gathering with the flipped window.
     w = np.flip(
         np.transpose(weight.known, dims.rhs_spec),
         tuple(range(2, len(dims.rhs_spec))),
@@ -129,7 +129,7 @@ def conv_transpose(call: Call, equation: Equation) -> Array:
 
 
 def _removed(equation: Equation, of_weight: Sequence[int]) -> list[tuple[int, int]]:
-    """What ConvTranspose removes of each end of its axes."""
+    """Number of elements that ConvTranspose removes at both ends of each axis."""
     params = equation.params
     window = [of_weight[i] for i in params["dimension_numbers"].rhs_spec[2:]]
     found = []
@@ -142,7 +142,7 @@ def _removed(equation: Equation, of_weight: Sequence[int]) -> list[tuple[int, in
 
 
 def _is_padding_of_onnx(equation: Equation, of_weight: Sequence[int]) -> bool:
-    """Whether nothing is added to an axis but less than a stride at its end."""
+    """Whether axes are extended only at the end, and by less than a stride."""
     strides = equation.params["lhs_dilation"]
     pads = _removed(equation, of_weight)
     return all(

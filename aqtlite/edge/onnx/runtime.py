@@ -1,4 +1,4 @@
-"""Results of an ONNX file in onnxruntime."""
+"""Inspection of an ONNX file, as written and as optimized by onnxruntime."""
 
 import pathlib
 import tempfile
@@ -20,21 +20,21 @@ _GIVE = {
     "LessOrEqual": "bool",
     "QuantizeLinear": "uint8",
 }
-"""The dtypes of operators' outputs, where no input has them."""
+"""Dtypes of outputs, by operators with an output dtype unlike that of any input."""
 
 _TYPED_BY = {"QLinearConcat": 2, "QLinearWhere": 1, "Where": 1}
-"""Which input has the dtype of the output, where it is not the first."""
+"""Index of the input with the output's dtype, if not the first, by operator."""
 
 
 _SCALING = ("QuantizeLinear", "DequantizeLinear")
 
 
 def optimized(data: bytes) -> File:
-    """The operators that onnxruntime runs, with what it has fused.
+    """The operators that onnxruntime runs, after its fusions.
 
     Raises:
         ModuleNotFoundError: if onnxruntime is not installed.
-        ValueError: if it refuses the file.
+        ValueError: if onnxruntime refuses the file.
     """
     onnx, onnxruntime = package("onnx"), package("onnxruntime")
     options = onnxruntime.SessionOptions()
@@ -63,7 +63,7 @@ def optimized(data: bytes) -> File:
     }
     operators = []
     for node in model.graph.node:
-        # The scales and zero points of operators of integers are no operands.
+        # Leave out scales and zero points, which are not operands.
         is_quantized = node.op_type in _SCALING or node.op_type.startswith("Q")
         hidden = scaling if is_quantized else set()
         inputs = tuple(None if i in hidden else tensors.get(i) for i in node.input)
@@ -79,7 +79,7 @@ def optimized(data: bytes) -> File:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Exceptions of onnxruntime, which have no common class."""
+    """Exceptions of onnxruntime, which have no common base class."""
     state = package("onnxruntime.capi.onnxruntime_pybind11_state")
     names = (
         "Fail",
@@ -93,7 +93,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _tensors(onnx: Any, model: Any) -> dict[str, Tensor]:
-    """The inputs, outputs, and what is between them, of a file."""
+    """Inputs, outputs and intermediate values of a file, by name."""
     grids, graph = parameters(onnx, model), model.graph
     found = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -108,7 +108,7 @@ def _tensors(onnx: Any, model: Any) -> dict[str, Tensor]:
 
 
 def constants(onnx: Any, model: Any) -> dict[str, np.ndarray]:
-    """The arrays that a file holds, by name."""
+    """Constant arrays of a file, by name."""
     to_array = onnx.numpy_helper.to_array
     return {one.name: to_array(one) for one in model.graph.initializer}
 
@@ -116,7 +116,7 @@ def constants(onnx: Any, model: Any) -> dict[str, np.ndarray]:
 def _output(
     onnx: Any, node: Any, name: str, inputs: tuple[Tensor | None, ...]
 ) -> Tensor:
-    """An array that only the optimized graph has, whose shape is not known."""
+    """An output of the optimized graph, with inferred dtype and unknown shape."""
     dtype = _GIVE.get(node.op_type)
     if node.op_type == "Cast":
         (to,) = (one.i for one in node.attribute if one.name == "to")
@@ -128,7 +128,7 @@ def _output(
 
 
 def parameters(onnx: Any, model: Any) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
-    """The scale, zero point and axis of each array of integers, by its name."""
+    """Scale, zero point and axis of each quantized array, by name."""
     arrays, found = constants(onnx, model), {}
     for node in model.graph.node:
         if node.op_type not in _SCALING:

@@ -1,4 +1,4 @@
-"""The bytes of an ONNX file for a program with all integers in it."""
+"""Writing of a deployed program to the bytes of an ONNX file."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,17 +21,18 @@ def write(
     input_names: Sequence[str],
     output_names: Sequence[str],
 ) -> bytes:
-    """Returns an ONNX file.
+    """Returns the bytes of an ONNX file.
 
     Args:
         deployed: the program.
-        is_integer: says of an input or output whether it is one of integers.
-        input_names: input names of the file.
-        output_names: output names of the file.
+        is_integer: function that tells whether an input or output is an integer in the
+            file.
+        input_names: names of the inputs in the file.
+        output_names: names of the outputs in the file.
 
     Raises:
         ModuleNotFoundError: if the package onnx is not installed.
-        ValueError: if operators have no form in ONNX; it names all of them.
+        ValueError: if operators have no form in ONNX; the message names all of them.
     """
     writing = _Writing(deployed, Writer())
     graph = deployed.program.graph
@@ -49,7 +50,7 @@ def write(
 
 @dataclasses.dataclass
 class _Writing:
-    """A file that is written."""
+    """The state of writing a program to a graph."""
 
     deployed: Deployed
     writer: Writer
@@ -65,7 +66,7 @@ class _Writing:
         given = Array(writer.name(name), shape, dtype, grid if is_integer else None)
         self.arrays[value] = given
         if is_integer:
-            # From integers of the interface to those that the file stores.
+            # Inputs are int8, but activations in the file are stored as uint8.
             assert grid is not None
             floats = writer.interface("DequantizeLinear", given.name, grid)
             self.arrays[value] = Array(floats, shape, dtype)
@@ -87,23 +88,23 @@ class _Writing:
         return Array(made, x.shape, x.dtype, grid)
 
     def read(self, value: int) -> Array:
-        """A value of the program."""
+        """The array of a value; adds it as a constant if it is known."""
         if value not in self.arrays:
             known = np.asarray(self.deployed.known[value])
             self.arrays[value] = self.writer.constant(known)
         return self.arrays[value]
 
     def rounded(self, x: Array, grid: Grid, name: str) -> Array:
-        """An array in a grid; it is rounded if operators of floats gave it."""
+        """Quantizes an array, unless it is quantized already."""
         if x.grid is not None:
             return x
         return self.writer.quantize(x.name, x.shape, grid, f"{name}/quantized")
 
     def run(self) -> None:
-        """Adds all nodes.
+        """Adds all nodes of the program.
 
         Raises:
-            ValueError: if some have no form in ONNX.
+            ValueError: if some nodes have no form in ONNX.
         """
         program, refused = self.deployed.program, []
         for node in program.graph.nodes:
@@ -171,7 +172,7 @@ class _Writing:
 
 
 def layout_of(node: Node, position: int, one: Quantized) -> tuple[np.ndarray, Grid]:
-    """The integers of a known operand, with their axes as ONNX has them."""
+    """Integers and grid of a known operand, with axes in ONNX's order."""
     if position == 1 and isinstance(node.operator, Conv2D):
         qvalue = np.asarray(one.qvalue).transpose(3, 2, 0, 1)
         return qvalue, dataclasses.replace(one.grid, axis=0)

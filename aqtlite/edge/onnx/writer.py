@@ -1,4 +1,4 @@
-"""An ONNX graph under construction, whose arrays know their integers."""
+"""Construction of ONNX graphs from arrays with grids."""
 
 import dataclasses
 import hashlib
@@ -14,13 +14,13 @@ from aqtlite.edge.extras import package
 from aqtlite.edge.grid import Grid
 
 OPSET = 21
-"""The first with int4 and int16 in QuantizeLinear and DequantizeLinear."""
+"""First opset with int4 and int16 in QuantizeLinear and DequantizeLinear."""
 
 IR_VERSION = 10
 
 
 class NotWritable(Exception):
-    """Something has no form in ONNX; the message says what to do."""
+    """An operator has no form in ONNX; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,29 +30,29 @@ class Array:
     name: str
     shape: tuple[int, ...]
     dtype: Any
-    """Dtype of the values: float32 where there is a grid, whatever is stored."""
+    """Dtype of the values: float32 if there is a grid, whatever is stored."""
 
     grid: Grid | None = None
-    """Grid of the stored integers; None if the values themselves are stored."""
+    """Grid of the stored integers; None if the values are not quantized."""
 
     known: np.ndarray | None = None
-    """The values, if it is a constant without a grid."""
+    """Values of a constant without a grid; otherwise None."""
 
     is_stored: bool = False
-    """True for integers that are known."""
+    """Whether the array is a constant with a grid."""
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def stored_grid(grid: Grid) -> tuple[str, np.ndarray]:
-    """The dtype and the zero points that a grid has in the file.
+    """The dtype and zero points of a grid in the file.
 
-    Activations of int8 are stored as uint8, 128 higher, zero points too: on x86,
-    onnxruntime leaves most operators of int8 activations in float unless a session asks
-    for them, and fuses those of uint8 everywhere. Weights keep their dtype.
+    Activations of int8 are stored as uint8, with integers and zero points 128 higher:
+    on x86, onnxruntime by default leaves most int8 operators in float, but it fuses
+    uint8 operators everywhere. Weights keep their dtype.
     """
     zero_points = np.full(np.shape(grid.scale), grid.zero_point, np.int64)
     if grid.dtype == "int8" and grid.axis is None:
@@ -61,7 +61,7 @@ def stored_grid(grid: Grid) -> tuple[str, np.ndarray]:
 
 
 class Writer:
-    """Gathers the nodes and constants of a graph."""
+    """Collects the nodes and constants of a graph."""
 
     def __init__(self) -> None:
         self._onnx = package("onnx")
@@ -74,11 +74,11 @@ class Writer:
 
     @property
     def has_integers(self) -> bool:
-        """Whether a node so far makes floats of integers."""
+        """Whether the graph has a DequantizeLinear so far."""
         return any(node.op_type == "DequantizeLinear" for node in self.nodes)
 
     def name(self, wanted: str) -> str:
-        """A name that nothing has yet."""
+        """Makes a unique name."""
         count = self._names.get(wanted, 0)
         self._names[wanted] = count + 1
         return f"{wanted}.{count}" if count else wanted
@@ -86,14 +86,14 @@ class Writer:
     def node(
         self, operator: str, inputs: Sequence[str], name: str, **attributes: Any
     ) -> str:
-        """Adds a node; returns its output."""
+        """Adds a node; returns the name of its output."""
         output = self.name(name)
         make = self._onnx.helper.make_node
         self.nodes.append(make(operator, list(inputs), [output], **attributes))
         return output
 
     def initializer(self, array: Any, dtype: str, name: str) -> str:
-        """Adds a constant, unless there is an equal one; returns its name."""
+        """Adds a constant, or reuses an equal one; returns its name."""
         stored = np.asarray(array).astype(dtype)
         key = dtype, stored.shape, hashlib.sha256(stored.tobytes()).digest()
         if key not in self._constants:
@@ -106,18 +106,18 @@ class Writer:
         return found
 
     def constant(self, array: Any, name: str = "constant") -> Array:
-        """Adds an array that is known."""
+        """Adds a constant without a grid."""
         array = np.asarray(array)
         dtype = array.dtype.name
         found = self.initializer(array, dtype, name)
         return Array(found, array.shape, array.dtype, known=array)
 
     def indices(self, values: Sequence[int]) -> str:
-        """Adds a vector of int64: a shape, axes, bounds of a slice."""
+        """Adds a vector of int64, such as a shape or axes; returns its name."""
         return self.initializer(np.asarray(values, np.int64), "int64", "indices")
 
     def stored(self, qvalue: Any, grid: Grid, name: str) -> Array:
-        """Adds integers of a grid that are known, unless there are equal ones."""
+        """Adds a constant of integers with a grid, or reuses an equal one."""
         dtype, _ = stored_grid(grid)
         array = np.asarray(qvalue, np.int32)
         key = dtype, array.shape, key_of(array, grid.scale, grid.zero_point)
@@ -129,10 +129,9 @@ class Writer:
         dtype, _ = stored_grid(grid)
         if dtype == "uint8":
             array = array + 128
-        # Two of int4 are one byte.
         found = self._added(array.astype(jnp.dtype(dtype)), name)
         if dtype == "int4":
-            # No kernel takes it: onnxruntime converts it when it loads the file.
+            # No kernel takes int4; onnxruntime folds the cast when it loads the file.
             found = self.node(
                 "Cast", [found], f"{name}/int8", to=self._onnx.TensorProto.INT8
             )
@@ -141,7 +140,7 @@ class Writer:
         return Array(found, array.shape, floats, grid, is_stored=True)
 
     def floats(self, x: Array) -> str:
-        """The name of the values of an array."""
+        """The name of an array's values in float, dequantized if it has a grid."""
         if x.grid is None:
             return x.name
         if x.name not in self._floats:
@@ -155,7 +154,7 @@ class Writer:
         return self._floats[x.name]
 
     def in_floats(self, x: Array) -> Array:
-        """The values of an array, for an operator of floats."""
+        """An array dequantized, for operators left in float."""
         if x.grid is None:
             return x
         return Array(self.floats(x), x.shape, x.dtype, known=x.known)
@@ -163,16 +162,16 @@ class Writer:
     def quantize(
         self, floats: str, shape: Sequence[int], grid: Grid, name: str
     ) -> Array:
-        """Rounds values to a grid."""
+        """Quantizes values to a grid."""
         found = self.node("QuantizeLinear", [floats, *self._parameters(grid)], name)
         return Array(found, tuple(shape), np.dtype(np.float32), grid)
 
     def interface(
         self, operator: str, x: str, grid: Grid, name: str | None = None
     ) -> str:
-        """Adds what reads integers of an input, or gives those of an output.
+        """Dequantizes an integer input, or quantizes an output; returns the name.
 
-        They have the dtype and zero point of the grid, whatever other arrays store.
+        Unlike other activations, these have the dtype and zero point of the grid.
         """
         parameters = [
             self.initializer(np.asarray(grid.scale, np.float32), "float32", "scale"),
@@ -185,7 +184,7 @@ class Writer:
         scale = self.initializer(grid.scale, "float32", "scale")
         if grid.axis is None:
             return [scale, self.initializer(zero_points, dtype, "zero_point")]
-        # Where a session makes uint8 of weights, they cannot share zero points.
+        # Not shared: some sessions convert weights to uint8, and their zero points.
         return [scale, self._added(zero_points.astype(dtype), "zero_point")]
 
     def apply(
@@ -198,13 +197,13 @@ class Writer:
         *more: str,
         **attributes: Any,
     ) -> Array:
-        """Adds an operator of values, rounded to a grid if there is one.
+        """Adds an operator on values; quantizes the output if there is a grid.
 
         Args:
             operator: name of the operator in ONNX.
             inputs: first inputs.
             shape: shape of the output.
-            grid: grid of the output.
+            grid: grid of the output; None if it is not quantized.
             name: name of the output.
             *more: names of further inputs.
             **attributes: attributes of the operator.
@@ -217,7 +216,7 @@ class Writer:
         return self.quantize(floats, shape, grid, name)
 
     def transpose(self, x: Array, permutation: Sequence[int], name: str) -> Array:
-        """Puts axes in another order."""
+        """Transposes an array, unless the permutation is the identity."""
         if list(permutation) == list(range(len(x.shape))):
             return x
         shape = [x.shape[i] for i in permutation]
@@ -226,13 +225,13 @@ class Writer:
         )
 
     def reshape(self, x: Array, shape: Sequence[int], name: str) -> Array:
-        """Gives an array another shape."""
+        """Reshapes an array, unless it has the shape already."""
         if tuple(shape) == x.shape:
             return x
         return self.apply("Reshape", [x], shape, x.grid, name, self.indices(shape))
 
     def cast(self, x: Array, dtype: Any, name: str) -> Array:
-        """Converts values to another dtype."""
+        """Converts values to a dtype, unless they have it already."""
         dtype = np.dtype(dtype)
         if x.dtype == dtype:
             return x
@@ -243,10 +242,10 @@ class Writer:
     def finish(
         self, name: str, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> bytes:
-        """The bytes of the model.
+        """Serializes the model to bytes.
 
         Raises:
-            ValueError: if it has more bytes than one file of ONNX may have.
+            ValueError: if the model exceeds the 2 GiB limit of an ONNX file.
         """
         helper = self._onnx.helper
         used = {name for node in self.nodes for name in node.input}
