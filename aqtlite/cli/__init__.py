@@ -1,7 +1,7 @@
-"""Private: the command line. `aqtlite.__main__` adds the demo, and runs it.
+"""Private: the command line. `aqtlite.__main__` adds the demo and runs it.
 
-Each command has a file that declares its options and calls the function of the library
-that does the work. JAX is imported when a command runs, not before. Read `app` first.
+Each command is a thin file over a function of the library. JAX is imported only when a
+command runs. Read `app` first.
 """
 
 from aqtlite.cli.app import build_parser, main, run

@@ -17,13 +17,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 WIDTH = 78
-"""Columns of the help."""
+"""Width of the help in columns."""
 
 _AGAIN = "The same command starts anew"
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps descriptions as they are, and wraps options at `WIDTH` columns."""
+    """Prints descriptions verbatim, and wraps options at `WIDTH` columns."""
 
     def __init__(self, prog: str):
         columns = shutil.get_terminal_size().columns - 2
@@ -31,7 +31,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line instead of a page of usage."""
+    """Reports usage errors in one line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(
@@ -95,14 +95,13 @@ def main(
     """Runs the command line.
 
     Args:
-        argv: the arguments after the program's name; None takes those of the process.
-        commands: the sub-commands.
+        argv: arguments after the program's name; None: those of the process.
+        commands: sub-commands.
 
     Returns:
-        The exit code: 0 for success, 1 where the command's own check failed, 2 where
-        the user has to change something, 130 where the user interrupted it. ``--help``,
-        ``--version`` and a malformed command line raise `SystemExit` instead, as
-        argparse does.
+        The exit code: 0 for success, 1 if the command's own check failed, 2 for user
+        errors, 130 after an interrupt. ``--help``, ``--version`` and a malformed
+        command line raise `SystemExit` instead, as in argparse.
     """
     parser = build_parser(commands)
     given = sys.argv[1:] if argv is None else argv
@@ -127,10 +126,10 @@ def main(
 
 
 def run(commands: Sequence[Command] = COMMANDS) -> NoReturn:
-    """Runs the command line of this process, and ends the process.
+    """Runs the command line of this process, and exits.
 
-    An interrupted process ends without Python's own end: a compilation that goes on in
-    a thread of JAX would meet a client that is gone, and crash.
+    An interrupted process exits without Python's shutdown, in which a compilation still
+    running in a JAX thread would use a destroyed client and crash.
     """
     code = main(commands=commands)
     if code == EXIT_INTERRUPTED:

@@ -1,6 +1,6 @@
 """The arguments of ``aqtlite convert`` and ``aqtlite show``.
 
-Apart from the commands themselves, which take seconds to import.
+Separate from the commands themselves, which take seconds to import.
 """
 
 import argparse
@@ -72,7 +72,7 @@ SHOW_EXAMPLES = """\
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``aqtlite convert``."""
+    """Adds the arguments of ``aqtlite convert``."""
     shared_options.add_path(parser, "source", metavar="SOURCE")
     shared_options.add_path(parser, "target", metavar="TARGET")
     shared_options.add_model(parser)
@@ -105,7 +105,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``aqtlite show``."""
+    """Adds the arguments of ``aqtlite show``."""
     shared_options.add_path(parser, "checkpoint", metavar="CHECKPOINT")
     parser.add_argument(
         "--depth",

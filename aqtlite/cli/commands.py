@@ -1,6 +1,6 @@
-"""The sub-commands of ``aqtlite`` that the library has.
+"""The sub-commands of ``aqtlite``, without the demo.
 
-The modules that a command needs are imported when it runs, so that ``--help`` is quick.
+A command's module is imported when the command runs, so that ``--help`` is quick.
 """
 
 import argparse
@@ -28,14 +28,14 @@ class Command:
     summary: str
     description: str
     examples: str
-    """Command lines, each explained; they end the help."""
+    """Example command lines with explanations, at the end of the help."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    """Takes the parsed arguments, returns the exit code."""
+    """Function from the parsed arguments to the exit code."""
 
 
 def _runs(module: str) -> Callable[[argparse.Namespace], int]:
-    """A function that runs a command of a module, which is imported then."""
+    """A function that imports a command's module and runs the command."""
 
     def run(args: argparse.Namespace) -> int:
         shared_options.check(args)

@@ -20,17 +20,17 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``aqtlite completion``."""
+    """Adds the arguments of ``aqtlite completion``."""
     parser.add_argument(
         "shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS)
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the script that completes command lines in a shell.
+    """Prints the shell completion script.
 
     Args:
-        args: the parsed arguments, and the parser of the whole command line.
+        args: parsed arguments, with the parser of the whole command line.
 
     Raises:
         UserError: if shtab is not installed.

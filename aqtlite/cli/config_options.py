@@ -37,7 +37,7 @@ PLAN_EXAMPLES = """\
 
 
 def add_presets_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``aqtlite presets``."""
+    """Adds the arguments of ``aqtlite presets``."""
     names = ("unquantized", *shared_options.PRESETS)
     parser.add_argument(
         "name",
@@ -51,7 +51,7 @@ def add_presets_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``aqtlite plan``."""
+    """Adds the arguments of ``aqtlite plan``."""
     shared_options.add_model(parser)
     shared_options.add_config(parser, "for the factory")
     shared_options.add_json(parser)

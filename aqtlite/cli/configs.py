@@ -1,4 +1,4 @@
-"""The config that ``--config`` or ``--preset`` names."""
+"""The config selected by ``--config`` or ``--preset``."""
 
 import argparse
 import pathlib
@@ -9,10 +9,10 @@ from aqtlite.errors import UserError
 
 
 def config_of(args: argparse.Namespace) -> config.DotGeneral | None:
-    """Returns the config that options name; None if they name none.
+    """Returns the config selected by the options, or None.
 
     Raises:
-        UserError: if it is not valid.
+        UserError: if the config is not valid.
     """
     if args.config is not None:
         return _from_file(args.config)

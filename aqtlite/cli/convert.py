@@ -13,7 +13,7 @@ from aqtlite.errors import UserError
 
 def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite convert``."""
-    # Imported before the config is read, which may name classes that it registers.
+    # First, because the config may name classes that this import registers.
     make = factory.find(args.model)
     model, sample_args, sample_kwargs = factory.call(args.model, make, config_of(args))
     examples = None

@@ -27,13 +27,13 @@ _PACKAGES = {
     ".tflite": ("litert_converter", "ai_edge_litert"),
     ".onnx": ("onnx", "onnxruntime"),
 }
-"""The packages that write and check a file, by its suffix."""
+"""Packages that write and check a file, by the file's suffix."""
 
 _EXTRAS = {".tflite": "edge", ".onnx": "onnx"}
-"""The extras of aqtlite that bring them."""
+"""Extras of aqtlite that install these packages."""
 
 _EACH = calibrations.MinMax()
-"""Range of one batch, which ``max``, ``mean`` and ``average`` combine."""
+"""Calibration of each batch for ``max``, ``mean`` and ``average``."""
 
 _CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
     "max": lambda: calibrations.MaxOverBatches(of=_EACH),
@@ -46,7 +46,7 @@ _CALIBRATIONS: dict[str, Callable[..., calibrations.Calibration]] = {
 
 def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite edge``."""
-    # The converter computes nothing with oneDNN, and would log that it could.
+    # The converter does not use oneDNN, but would log a notice about it.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     _check_target(args.target, args.overwrite)
     calibration = _calibration(args.calibration)
@@ -159,7 +159,7 @@ def _rules(path: pathlib.Path | None) -> tuple[edge.Rule, ...]:
 
 
 def _float32(variables: Any) -> Any:
-    """Variables in the dtype that a program of integers is made of."""
+    """Casts floating variables to float32, the dtype of edge programs."""
     return jax.tree.map(
         lambda x: x.astype("float32") if jnp.issubdtype(x.dtype, jnp.floating) else x,
         variables,
@@ -185,7 +185,7 @@ def _check_traces(
 
 @contextlib.contextmanager
 def _going_on_from(ranges: pathlib.Path | None) -> Iterator[None]:
-    """Says how to go on after an interruption, if the ranges are written."""
+    """Adds a note on how to resume after an interrupt, if ranges are saved."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -199,7 +199,7 @@ def _going_on_from(ranges: pathlib.Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Makes errors that say what to do errors of the command."""
+    """Turns errors of the library into one-line `UserError`s."""
     try:
         yield
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:

@@ -1,6 +1,6 @@
 """The arguments of ``aqtlite edge``.
 
-Apart from the command itself, which takes seconds to import.
+Separate from the command itself, which takes seconds to import.
 """
 
 import argparse
@@ -52,7 +52,7 @@ CALIBRATIONS = "max, mean, average[=DECAY], percentile=PERCENTAGE or mse"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``aqtlite edge``."""
+    """Adds the arguments of ``aqtlite edge``."""
     shared_options.add_path(parser, "source", metavar="SOURCE")
     shared_options.add_path(parser, "target", metavar="TARGET")
     required = shared_options.add_model(parser)

@@ -1,4 +1,4 @@
-"""Examples for calibration: the arrays of a ``.npz`` file, in batches."""
+"""Calibration examples: arrays of a ``.npz`` file, in batches."""
 
 import pathlib
 import re
@@ -16,20 +16,20 @@ from aqtlite.jaxpr import tracing
 
 
 class Examples:
-    """The batches of a file, each a tuple of a model's positional arguments."""
+    """Batches of a file, each a tuple of positional arguments of the model."""
 
     def __init__(self, path: pathlib.Path, args: tuple[Any, ...], batch_size: int):
-        """Reads the file, and compares it with the arguments of the model.
+        """Reads the file, and checks it against the arguments of the model.
 
         Args:
             path: path of the file.
-            args: sample arguments; shapes will do. Those that are no arrays are the
-                same for all batches.
-            batch_size: number of examples in a batch; the last one may have fewer.
+            args: sample arguments, arrays or their shapes. Other arguments are passed
+                unchanged in every batch.
+            batch_size: number of examples per batch; the last batch may have fewer.
 
         Raises:
-            UserError: if the file cannot be read, or holds other arrays than the model
-                takes, no example, NaN or infinities.
+            UserError: if the file cannot be read, does not match the arguments, has no
+                examples, or contains NaN or infinity.
         """
         if batch_size < 1:
             raise UserError(f"--batch-size must be at least 1, got {batch_size}")
@@ -55,7 +55,7 @@ class Examples:
             )
             raise UserError(f"{path} holds different numbers of examples: {listed}")
         self.count = counts[0]
-        """How many examples there are."""
+        """Number of examples."""
 
     def __len__(self) -> int:
         return -(-self.count // self._size)
@@ -87,7 +87,7 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _checked(name: str, x: np.ndarray, sample: Any) -> np.ndarray:
-    """An array as an argument, of the dtype of the sample."""
+    """Checks an array and casts it to the dtype of the sample argument."""
     shape, dtype = tuple(sample.shape), np.dtype(sample.dtype)
     if not shape:
         raise UserError(
@@ -125,5 +125,5 @@ def _brief(x: Any) -> str:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """The key of an order in which numbers in names count as such."""
+    """Sort key of natural order, in which ``x10`` follows ``x9``."""
     return [(text, int(n or 0)) for text, n in re.findall(r"(\D*)(\d*)", name)]

@@ -1,4 +1,4 @@
-"""Factories of models: ``--model package.module:factory``."""
+"""Model factories: ``--model package.module:factory``."""
 
 import importlib
 import inspect
@@ -25,7 +25,7 @@ def find(name: str) -> Callable[..., Any]:
         name: ``package.module:factory`` or ``path/to/file.py:factory``.
 
     Raises:
-        UserError: if it cannot be imported.
+        UserError: if the factory cannot be imported.
     """
     place, _, attribute = name.rpartition(":")
     module = _import(place, f"--model {name}")
@@ -44,7 +44,7 @@ def find(name: str) -> Callable[..., Any]:
 def _import(place: str, option: str) -> Any:
     if not place.endswith(".py"):
         return import_module(place, option)
-    # Files beside it are modules to it, as for `python file.py`.
+    # The file can import its neighbours, as with `python file.py`.
     path = pathlib.Path(place)
     loaded = getattr(sys.modules.get(path.stem), "__file__", None)
     if path.stem in sys.modules and loaded != str(path.resolve()):
@@ -55,15 +55,15 @@ def _import(place: str, option: str) -> Any:
 
 
 def import_module(name: str, option: str, folder: pathlib.Path = pathlib.Path()) -> Any:
-    """Imports a user's module; those of the working directory come first.
+    """Imports a user's module; modules in `folder` take precedence.
 
     Args:
         name: name of the module.
         option: option that names the module, for error messages.
-        folder: the folder whose modules come first.
+        folder: folder put first on the import path, by default the working directory.
 
     Raises:
-        UserError: if that raises.
+        UserError: if the import raises.
     """
     sys.path.insert(0, str(folder.resolve()))
     # The user's code may raise anything; -v shows where.
@@ -80,15 +80,15 @@ def call(
 
     Args:
         name: ``package.module:factory``, for error messages.
-        factory: the factory, from `find`.
-        cfg: argument of the factory, or of `quantize_model` where the factory takes
-            none; None calls it without one.
+        factory: factory from `find`.
+        cfg: config passed to the factory, or to `quantize_model` if the factory takes
+            no argument; None calls the factory without one.
 
     Returns:
-        The model, its sample arguments and its sample keyword arguments.
+        The model, sample arguments and sample keyword arguments.
 
     Raises:
-        UserError: if it raises, or returns something else.
+        UserError: if the factory raises, or returns something else.
     """
     is_argument = cfg is not None and _takes_argument(factory)
     called_with = "the config" if is_argument else "nothing"
@@ -132,7 +132,7 @@ def _takes_argument(factory: Callable[..., Any]) -> bool:
 
 
 def _quantized(name: str, model: Any, cfg: config.DotGeneral) -> Any:
-    """Quantizes a float model by a config that its factory does not take."""
+    """Quantizes the float model of a factory that takes no config."""
     if isinstance(model, QuantizedModel | QuantizedNnxModel):
         raise UserError(
             f"--model {name} takes no config, and its model is quantized already: "

@@ -1,4 +1,4 @@
-"""Where commands print: results to standard output, all else to standard error."""
+"""Output of commands: results to standard output, all else to standard error."""
 
 import json
 import sys
@@ -7,17 +7,17 @@ from typing import Any
 import rich.console
 
 _UNLIMITED = 200
-"""Columns of output that is no terminal: no path is folded there."""
+"""Width of output that is not a terminal, in columns: enough not to fold paths."""
 
 
 def results() -> rich.console.Console:
-    """The console of results."""
+    """The console for results."""
     width = None if sys.stdout.isatty() else _UNLIMITED
     return rich.console.Console(width=width, highlight=False, markup=False)
 
 
 def messages() -> rich.console.Console:
-    """The console of progress, and of what a command says beside its result."""
+    """The console for progress and other messages."""
     return rich.console.Console(stderr=True, highlight=False, markup=False)
 
 

@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> None:
     if args.name is None:
         _list(presets, args.json)
     elif args.json:
-        # As it is, what --config reads.
+        # Exactly the format that --config reads.
         print(config.to_json(presets[args.name].make(), indent=2))
     else:
         _explain(args.name, presets[args.name])

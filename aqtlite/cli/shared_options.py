@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and what is checked before JAX is imported."""
+"""Arguments shared by several commands, and checks before JAX is imported."""
 
 import argparse
 import contextlib
@@ -9,7 +9,7 @@ from aqtlite.cli.suggestions import one_of
 from aqtlite.errors import UserError
 
 _FILES: Any = None
-"""What shtab completes a path by, if it is installed."""
+"""shtab's completion of paths, if installed."""
 with contextlib.suppress(ModuleNotFoundError):
     import shtab
 
@@ -22,17 +22,17 @@ BITS_OF = {
     "lsq": "bits",
     "lsq_weight_only": "bits",
 }
-"""The presets of a number of bits, and their name for it."""
+"""Presets with a bit width, and the name of that argument."""
 
 STATIC = ("static_int8", "smoothquant")
-"""The presets that need statistics of activations."""
+"""Presets that need statistics of activations."""
 
 PRESETS = (
     *BITS_OF,
     *STATIC,
     *("w4a8", "fp8", "mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "block_fp8"),
 )
-"""The presets of `aqtlite.config` that quantize; known here without importing JAX."""
+"""Quantizing presets of `aqtlite.config`, listed here to avoid importing JAX."""
 
 
 def add_path(
@@ -40,7 +40,7 @@ def add_path(
     *names: str,
     **kwargs: Any,
 ) -> None:
-    """Adds an argument that is a path, which shells complete."""
+    """Adds a path argument with shell completion."""
     action = parser.add_argument(*names, type=pathlib.Path, **kwargs)
     action.complete = _FILES  # type: ignore[attr-defined]
 
@@ -63,8 +63,8 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
     """Adds ``--config``, ``--preset`` and ``--fwd-bits``.
 
     Args:
-        parser: the parser.
-        use: what the config is for.
+        parser: parser to extend.
+        use: purpose of the config, for the help.
     """
     how = parser.add_mutually_exclusive_group()
     add_path(
@@ -94,8 +94,8 @@ def add_examples(
     """Adds ``--calibrate``.
 
     Args:
-        parser: the parser or a group of it.
-        use: what the examples are for.
+        parser: parser or argument group to extend.
+        use: purpose of the examples, for the help.
     """
     add_path(parser, "--calibrate", metavar="FILE.npz", help=f"examples, {use}")
 
@@ -137,10 +137,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Checks what can be checked without JAX.
+    """Checks the arguments as far as possible without JAX.
 
     Raises:
-        UserError: if a file is missing, or options do not go together.
+        UserError: if a file is missing, or options cannot be combined.
     """
     for name in ("source", "checkpoint", "config", "calibrate", "ranges", "rules"):
         path = getattr(args, name, None)

@@ -1,4 +1,4 @@
-"""Hints at what a mistyped name was meant to be."""
+"""Suggestions for mistyped names."""
 
 import argparse
 import difflib
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns a question that names the nearest of some names; empty if none is near.
+    """Returns a hint with the closest of the names; empty if none is close.
 
     >>> did_you_mean("fp9", ["fp8", "qat"])
     "; did you mean 'fp8'?"
@@ -18,11 +18,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def one_of(kind: str, names: Iterable[str]) -> Callable[[str], str]:
-    """Returns a `type` of argparse that takes one of some names.
+    """Returns an argparse `type` that accepts one of the given names.
 
     Args:
-        kind: what the names are of, for the error message.
-        names: the names.
+        kind: what the names denote, for the error message.
+        names: accepted names.
     """
     known = tuple(names)
 
