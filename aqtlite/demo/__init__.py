@@ -1,6 +1,6 @@
 """``aqtlite demo``: train and serve a small language model in float32 and in int8.
 
-Each step is one file, and an example of how to use the library:
+Each step is one file, and an example of using the library:
 
 - `options`: the command line;
 - `corpus`: the text, as bytes, split into training and validation;

@@ -1,4 +1,4 @@
-"""Artifacts: saved serving variables, with what restores them.
+"""Artifacts: saved serving variables, with the model's sizes and config.
 
 An artifact is a folder::
 
@@ -27,7 +27,7 @@ CHECKPOINT = "checkpoint"
 
 
 def serving_variables(model: model_lib.Transformer, variables: Any) -> Any:
-    """Serving variables: converted, or for a float model the variables themselves."""
+    """Converted variables, or for a float model the variables themselves."""
     if model.cfg is None:
         return variables
     return convert(model, variables, _sample_tokens())
@@ -47,7 +47,7 @@ def save(folder: pathlib.Path, model: model_lib.Transformer, serving: Any) -> No
 
 
 def load(folder: pathlib.Path) -> tuple[model_lib.Transformer, Any]:
-    """Restore an artifact: the model, and its serving variables."""
+    """Restore an artifact: the model and the serving variables."""
     sizes = json.loads((folder / "model.json").read_text())
     model = model_lib.Transformer(**sizes, cfg=_load_config(folder / "config.json"))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -64,7 +64,7 @@ def checkpoint_bytes(folder: pathlib.Path) -> int:
 
 
 def quiet_logging() -> None:
-    """Hide the progress that Orbax logs through absl."""
+    """Hide Orbax's progress messages, which are logged through absl."""
     logging.set_verbosity(logging.ERROR)
 
 
@@ -78,7 +78,7 @@ def _load_config(path: pathlib.Path) -> config.DotGeneral | None:
 
 
 def _abstract_serving_variables(model: model_lib.Transformer) -> Any:
-    """Shapes and dtypes of the serving variables, without computing any of them."""
+    """Shapes and dtypes of the serving variables, without computing them."""
     abstract = jax.eval_shape(model.init, jax.random.key(0), _sample_tokens())
     abstract = jax.eval_shape(lambda v: serving_variables(model, v), abstract)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -15,7 +15,7 @@ VOCABULARY = 256
 """Tokens are bytes."""
 
 MAX_BYTES = 8 * 2**20
-"""Bytes read, at most: enough for any run of the demo's size."""
+"""Limit on the bytes read, enough for any run of the demo."""
 
 HELD_OUT = 10
 """Inverse of the share of the text held out for validation."""
@@ -29,7 +29,7 @@ _SKIPPED_FOLDERS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text as uint8 arrays; validation is the tail that training never sees."""
+    """A text as uint8 arrays; the tail is held out for validation."""
 
     name: str
     training: np.ndarray
@@ -40,9 +40,9 @@ class Corpus:
 
         Args:
             batch: sequences per batch.
-            length: input tokens of each; rows have one more, since targets are the
+            length: input tokens per sequence; rows have one more, since targets are the
                 inputs shifted by one.
-            seed: the same seed gives the same batches.
+            seed: seed that determines the batches.
 
         Yields:
             int32, ``(batch, length + 1)``.
@@ -55,7 +55,7 @@ class Corpus:
     def validation_batches(
         self, count: int, batch: int, length: int
     ) -> list[np.ndarray]:
-        """Fixed batches, their windows spread evenly over the held-out text."""
+        """Fixed batches, with windows spread evenly over the held-out text."""
         last = len(self.validation) - length - 1
         starts = np.linspace(0, last, count * batch).astype(np.int64)
         return [
@@ -68,8 +68,8 @@ def load(text: pathlib.Path | None, length: int) -> Corpus:
     """Read the text.
 
     Args:
-        text: a file, or None for the source of Python's standard library.
-        length: context length that has to fit into the held-out text.
+        text: file, or None for the source of Python's standard library.
+        length: context length, which must fit into the held-out text.
 
     Raises:
         UserError: if the text cannot be read or is too short.
@@ -108,11 +108,11 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def _standard_library() -> bytes:
-    """The first `MAX_BYTES` of the library's modules.
+    """The first `MAX_BYTES` of the standard library's modules.
 
-    They are ordered by a checksum of their paths: the same in every run, but shuffled,
-    so that the held-out tail resembles the rest. (Ordered by name, it would be the
-    tables of `encodings`.)
+    Ordered by a checksum of their paths: reproducible, but shuffled, so that the
+    held-out tail resembles the rest. (Ordered by name, the tail would be the tables of
+    `encodings`.)
     """
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     paths = []

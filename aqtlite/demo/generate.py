@@ -17,9 +17,9 @@ TEMPERATURE = 0.7
 
 
 def cache_config(dtype: str) -> config.DotGeneral | None:
-    """The config of a KV cache that holds "float32", "int8" or "int4".
+    """The config of a KV cache of "int8" or "int4"; None for "float32".
 
-    Queries and probabilities have 8 bits; None for float32.
+    Queries and probabilities have 8 bits.
     """
     if dtype == "float32":
         return None
@@ -31,7 +31,7 @@ def init_cache(model: Transformer, batch: int = 1) -> Any:
     """An empty ``cache`` collection.
 
     Args:
-        model: a model with ``decode=True``.
+        model: model with ``decode=True``.
         batch: number of sequences.
     """
     tokens = jnp.zeros((batch, model.length), jnp.int32)
@@ -45,11 +45,11 @@ def sample_next(
     """Feeds one token, and samples the next.
 
     Args:
-        model: a model with ``decode=True``.
+        model: model with ``decode=True``.
         variables: trained or serving variables of the model.
         cache: the ``cache`` collection.
-        token: ``(batch, 1)``.
-        key: of the sampling.
+        token: current token of each sequence, ``(batch, 1)``.
+        key: PRNG key for sampling.
 
     Returns:
         The updated cache, and the next token.
@@ -62,12 +62,12 @@ def sample_next(
 
 
 def decode_step(model: Transformer, variables: Any) -> aqtlite.ServingProgram:
-    """`sample_next` as a program for one sequence, which holds the variables.
+    """`sample_next` for one sequence, compiled with the variables bound.
 
-    It takes a cache, which is donated, a token and a key.
+    The program takes a cache, which is donated, a token and a key.
 
     Args:
-        model: a model with ``decode=True``.
+        model: model with ``decode=True``.
         variables: trained or serving variables of the model.
     """
     return aqtlite.compile_serving(
@@ -86,13 +86,13 @@ def generate(
     """Sample a continuation of a prompt.
 
     Args:
-        model: as trained, with the config of the cache; it is cloned with
-            ``decode=True`` here.
+        model: model as trained, with the config of the cache; cloned here with
+            ``decode=True``.
         variables: trained or serving variables of the model.
-        prompt: token ids, at least one; with `new_tokens` no longer than the
+        prompt: token ids, at least one; prompt and `new_tokens` together must fit the
             model's context.
         new_tokens: number of tokens to sample, at least two.
-        seed: the same seed gives the same text.
+        seed: seed that determines the text.
 
     Returns:
         The sampled token ids, and the median time per sampled token in seconds.

@@ -14,7 +14,7 @@ from aqtlite.flax import AqtDotGeneral, QuantizedCache
 class Transformer(nn.Module):
     """A pre-LN causal transformer over bytes.
 
-    One object trains, evaluates, converts and serves; its clone with
+    The same object is used to train, evaluate, convert and serve; a clone with
     ``decode=True`` generates token by token from the same variables.
     """
 
@@ -22,15 +22,15 @@ class Transformer(nn.Module):
     width: int
     heads: int
     length: int
-    """The longest sequence, and the size of the KV cache."""
+    """Longest sequence, and size of the KV cache."""
     cfg: config.DotGeneral | None = None
-    """Quantization of every projection; None leaves them in float."""
+    """Config of every projection; None leaves them in float."""
     dot_general: Callable | None = None
-    """Contracts in place of ``AqtDotGeneral(cfg)``: that of another library."""
+    """Replacement for ``AqtDotGeneral(cfg)``, from another library."""
     decode: bool = False
-    """If set, a call takes one token and continues from the ``cache`` collection."""
+    """Take one token per call and continue from the ``cache`` collection."""
     cache: config.DotGeneral | None = None
-    """Quantization of the KV cache when decoding; None keeps Flax's own, in float."""
+    """Config of the KV cache for decoding; None keeps Flax's own, in float."""
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -40,7 +40,7 @@ class Transformer(nn.Module):
         positions = self._positions(tokens.shape[1])
         x = x + nn.Embed(self.length, self.width, name="positions")(positions)
         mask = None if self.decode else nn.make_causal_mask(tokens)
-        # A quantized cache goes in place of Flax's own.
+        # A quantized cache replaces Flax's own.
         attention_fn: Callable[..., jax.Array] = nn.dot_product_attention
         if self.decode and self.cache is not None:
             attention_fn = QuantizedCache(self.cache)

@@ -28,7 +28,7 @@ CACHES = ("float32", "int8", "int4")
 """Dtypes of a KV cache."""
 
 PROMPT_FRACTION = 4
-"""A quarter of the context is the prompt of the generated sample."""
+"""Inverse of the share of the context that the prompt takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Options:
     """Options of one run.
 
     Raises:
-        UserError: if a value is invalid, by itself or together with another.
+        UserError: if a value is invalid, alone or combined with another.
     """
 
     steps: int = 360
@@ -54,12 +54,12 @@ class Options:
     validation_batches: int = 32
     """Fixed batches on which both models' validation loss is measured."""
     new_tokens: int | None = None
-    """None: as many as the context has room for after the prompt."""
+    """Number of tokens to generate. None: as many as fit after the prompt."""
     text: pathlib.Path | None = None
-    """None: the source of Python's standard library."""
+    """File to train on. None: the source of Python's standard library."""
     out: pathlib.Path = pathlib.Path("aqtlite-demo")
     overwrite: bool = False
-    """Start anew where an interrupted run could be resumed."""
+    """Start over even if an interrupted run could be resumed."""
     json: bool = False
     """Print the figures as JSON."""
 
@@ -120,17 +120,17 @@ class Options:
 SMOKE: dict[str, Any] = dict(
     steps=30, layers=2, width=64, batch=4, length=64, validation_batches=4
 )
-"""Values of ``--smoke``; options of the user take precedence."""
+"""Values for ``--smoke``; explicit options take precedence."""
 
 
 def from_arguments(args: argparse.Namespace) -> Options:
     """Options from a parsed command line.
 
     Args:
-        args: from a parser with the arguments of `add_arguments`.
+        args: result of a parser extended by `add_arguments`.
 
     Raises:
-        UserError: as `Options` does.
+        UserError: as for `Options`.
     """
     names = {field.name for field in dataclasses.fields(Options)}
     given = {

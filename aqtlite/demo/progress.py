@@ -10,7 +10,7 @@ import rich.progress
 from aqtlite.demo import training
 
 PLAIN_LINES = 10
-"""Lines of training progress where there is no terminal."""
+"""Number of lines of training progress without a terminal."""
 
 OnStep = Callable[[int, Mapping[str, training.Trained]], None]
 
@@ -22,7 +22,7 @@ def say(console: rich.console.Console, line: str, style: str | None = None) -> N
 
 @contextlib.contextmanager
 def working(console: rich.console.Console, what: str) -> Iterator[None]:
-    """Show a spinner with `what`, or print it where there is no terminal."""
+    """Show a spinner with `what`, or print `what` if there is no terminal."""
     if console.is_terminal:
         with console.status(what):
             yield
@@ -37,11 +37,11 @@ def training_progress(
 ) -> Iterator[OnStep]:
     """Show the progress of training; yield the `OnStep` to call after each step.
 
-    Until the first step is done, a line says that the steps are compiled.
+    Until the first step is done, a line says that the steps are being compiled.
 
     Args:
-        console: where to show it.
-        steps: the number of steps.
+        console: console to print to.
+        steps: number of steps.
         names: names of the models.
     """
     compiling = f"compiling the training steps of {' and '.join(names)}"

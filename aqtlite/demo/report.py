@@ -44,7 +44,7 @@ def figures(
 
 
 def table(found: Mapping[str, Figures]) -> rich.table.Table:
-    """Table with a column for each of two models, and one that compares them."""
+    """Table with a column for each of two models, and a column comparing them."""
     (base_name, base), (name, other) = found.items()
 
     def ratio(field: str) -> str:
@@ -109,7 +109,7 @@ def failures(found: Mapping[str, Figures]) -> list[str]:
 
 
 def conclusion(found: Mapping[str, Figures]) -> str:
-    """One sentence of what was seen."""
+    """One-sentence summary of the figures."""
     (base_name, base), (name, other) = found.items()
     loss = other.validation_loss - base.validation_loss
     size = other.checkpoint_bytes / base.checkpoint_bytes
@@ -137,12 +137,12 @@ def plot(
     """Draw the losses by step, their differences, and times and sizes.
 
     Args:
-        path: the picture.
-        runs: two runs on equal batches: the baseline, and the one compared with it.
-        found: the figures of both.
+        path: file to write.
+        runs: two runs on the same batches, the baseline first.
+        found: figures of both runs.
 
     Returns:
-        True, or False where matplotlib is not installed.
+        True, or False if matplotlib is not installed.
     """
     try:
         from matplotlib import figure as figure_lib

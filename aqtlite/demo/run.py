@@ -30,14 +30,14 @@ from aqtlite.errors import UserError
 def run(options: Options) -> bool:
     """Train, convert, save, serve and report.
 
-    The result is on standard output, and all else on standard error.
+    Prints the result to standard output, and all else to standard error.
 
     Args:
         options: options of the run.
 
     Returns:
-        True if training ended with finite losses and the served logits equal the
-        trained ones bit for bit.
+        True if training ended with finite losses and the served logits equal those of
+        the trained model bit for bit.
 
     Raises:
         UserError: if the text or the output folder cannot be used.
@@ -137,7 +137,7 @@ def _print_results(
 
 
 def build_models(options: Options) -> dict[str, Transformer]:
-    """The two models to compare; they differ in their `cfg` alone."""
+    """The two models to compare, which differ only in `cfg`."""
     sizes = {name: getattr(options, name) for name in artifact.SIZES}
     cfg = config.fully_quantized(fwd_bits=options.fwd_bits, bwd_bits=options.bwd_bits)
     return {

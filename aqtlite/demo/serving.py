@@ -1,8 +1,7 @@
 """Serving of an artifact in a fresh process, compared with the trained model.
 
-The process is given the artifact's folder alone, not the float weights.
-`serve_in_fresh_process` is the trainer's side, and the server's is
-``python -m aqtlite.demo.serving FOLDER``.
+The process gets only the artifact's folder, not the float weights. The trainer calls
+`serve_in_fresh_process`, which runs ``python -m aqtlite.demo.serving FOLDER``.
 """
 
 import argparse
@@ -36,11 +35,11 @@ class Served:
     largest_difference: float
     seconds_per_token: float
     sample: list[int]
-    """The generated tokens."""
+    """Generated tokens."""
 
 
 def forward(model: Any, variables: Any, tokens: np.ndarray) -> np.ndarray:
-    """Logits of the compiled model; training and serving both call this."""
+    """Logits of the compiled model, for both training and serving."""
     return np.asarray(jax.jit(model.apply)(variables, tokens))
 
 
@@ -57,16 +56,16 @@ def serve_in_fresh_process(
     """Serve the artifact in `folder` from a new process.
 
     Args:
-        folder: written by `artifact.save`.
-        tokens: a batch, ``(batch, length)``.
-        trained_logits: `forward` of it with the trained variables.
+        folder: folder written by `artifact.save`.
+        tokens: batch of tokens, ``(batch, length)``.
+        trained_logits: `forward` of the tokens with the trained variables.
         prompt: tokens to continue.
         new_tokens: number of tokens to generate.
-        seed: seed of the sampling.
-        cache: dtype of the KV cache, as `generate.cache_config` takes it.
+        seed: seed for sampling.
+        cache: dtype of the KV cache, as for `generate.cache_config`.
 
     Raises:
-        ServingError: if the process failed.
+        ServingError: if the process fails.
     """
     np.savez(
         folder / REQUEST,

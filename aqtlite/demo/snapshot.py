@@ -15,7 +15,7 @@ from aqtlite.demo.options import Options
 from aqtlite.demo.training import Trained
 
 EVERY_SECONDS = 15.0
-"""The time between two writes; the state has three times the size of the weights."""
+"""Time between two writes; the state is three times the size of the weights."""
 
 _FILE = "training.msgpack"
 _LISTS = ("losses", "curve", "seconds")
@@ -26,23 +26,23 @@ _OF_TRAINING = (
 
 
 class FileSnapshot:
-    """Keeps the state of a training in the folder of results."""
+    """Keeps the state of a training run in the output folder."""
 
     def __init__(self, options: Options, text: Corpus):
-        """Looks for the state of a training with the same options and text."""
+        """Looks for the state of a run with the same options and text."""
         self._path = options.out / _FILE
         sums = [zlib.crc32(part.data) for part in (text.training, text.validation)]
         values = [getattr(options, name) for name in _OF_TRAINING]
         self._key = json.dumps([*values, *sums])
         self._written = time.monotonic()
         self.step = 0
-        """The step that is in the file; 0 if there is none."""
+        """Step of the saved state; 0 if there is none."""
         self._found = self._read() if not options.overwrite else None
         if self._found is not None:
             self.step = self._found["step"]
 
     def restore(self, runs: Mapping[str, Trained], opt_states: dict[str, Any]) -> int:
-        """Puts the state that was found in place; returns its step, or 0."""
+        """Restores the saved state, if any; returns its step, or 0."""
         if self._found is None:
             return 0
         for name, run in runs.items():
@@ -64,7 +64,7 @@ class FileSnapshot:
         *,
         is_last: bool,
     ) -> None:
-        """Writes the state, if the last write is a while ago."""
+        """Writes the state if it is the last or `EVERY_SECONDS` have passed."""
         if time.monotonic() - self._written < EVERY_SECONDS and not is_last:
             return
         state = {
@@ -84,7 +84,7 @@ class FileSnapshot:
         self._written, self.step = time.monotonic(), step
 
     def discard(self) -> None:
-        """Removes the file."""
+        """Deletes the saved state."""
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any] | None:

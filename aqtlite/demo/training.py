@@ -1,4 +1,4 @@
-"""Training of several models on the same data, in turn at every step."""
+"""Training of several models on the same data, alternating at every step."""
 
 import dataclasses
 import itertools
@@ -15,10 +15,10 @@ from aqtlite.demo.model import Transformer
 
 
 class Snapshot(Protocol):
-    """Keeps the state of a training, so that another process can go on with it."""
+    """Keeps the state of training, so that another process can resume it."""
 
     def restore(self, runs: Mapping[str, "Trained"], opt_states: dict[str, Any]) -> int:
-        """Puts the state that was kept in place; returns its step, or 0."""
+        """Restores the kept state, if any; returns its step, or 0."""
 
     def keep(
         self,
@@ -28,11 +28,11 @@ class Snapshot(Protocol):
         *,
         is_last: bool,
     ) -> None:
-        """Takes the state after a step, to keep it or not."""
+        """Receives the state after a step, and may keep it."""
 
 
 CURVE_POINTS = 6
-"""Points of the validation curve, each the mean over all validation batches."""
+"""Number of points of the validation curve, each a mean over all validation batches."""
 
 
 @dataclasses.dataclass
@@ -42,20 +42,20 @@ class Trained:
     model: Transformer
     variables: Any
     losses: list[float] = dataclasses.field(default_factory=list)
-    """The training loss of each step."""
+    """Training loss of each step."""
     curve: list[tuple[int, float]] = dataclasses.field(default_factory=list)
-    """(step, validation loss)."""
+    """Pairs of step and validation loss."""
     seconds: list[float] = dataclasses.field(default_factory=list)
-    """The time of each step."""
+    """Time of each step, in seconds."""
 
     @property
     def validation_loss(self) -> float:
-        """The last of the curve."""
+        """The last validation loss."""
         return self.curve[-1][1]
 
     @property
     def step_seconds(self) -> float:
-        """The median step; the first, which compiles, does not count."""
+        """Median time per step, without the first step, which compiles."""
         return statistics.median(self.seconds[1:] or self.seconds)
 
 
@@ -86,7 +86,7 @@ def make_step(model: Transformer, tx: optax.GradientTransformation) -> Callable:
 
 
 def evaluate(evaluation: Callable, variables: Any, batches: Sequence) -> float:
-    """The mean of a compiled loss over batches."""
+    """Mean of a compiled loss over batches."""
     return float(np.mean([evaluation(variables, batch) for batch in batches]))
 
 
@@ -104,18 +104,18 @@ def train_side_by_side(
     """Train every model from the same key on the same batches.
 
     The models take turns at every step, in alternating order, so that their times stay
-    comparable where the machine slows down meanwhile.
+    comparable even if the machine slows down.
 
     Args:
         models: models by name.
-        batches: int32 arrays, ``(batch, length + 1)``.
-        validation: arrays like those of training, on which losses are measured.
-        steps: optimizer steps of each model.
-        lr: the peak learning rate.
+        batches: training batches, int32, ``(batch, length + 1)``.
+        validation: validation batches of the same format.
+        steps: optimizer steps per model.
+        lr: peak learning rate.
         seed: seed of the initial weights.
-        on_step: called after each step with its number (from 1) and the models.
-        snapshot: where the state of the training is kept, and resumed from; None keeps
-            none.
+        on_step: function called after each step with the step's number (from 1) and the
+            models.
+        snapshot: keeps the state to resume from; None keeps none.
 
     Returns:
         The trained models by name.
