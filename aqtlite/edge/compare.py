@@ -29,7 +29,7 @@ class Difference:
     """Fraction of the floats beyond the ends of the grid."""
 
     decibels: float
-    """Signal-to-noise ratio in dB; infinite without error."""
+    """Signal-to-noise ratio in dB; infinite if the signal or the error is zero."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ LIMITS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """Integers ``q`` that stand for ``scale * (q - zero_point)``."""
+    """Integers ``q`` that represent ``scale * (q - zero_point)``."""
 
     scale: Any
     """Scale, float32, of shape () or one for each channel along `axis`."""

@@ -72,7 +72,7 @@ def inline(
 def _equation(
     builder: Builder, jaxpr: Any, eqn: Any, inputs: list[int], path: str
 ) -> list[int]:
-    """Adds an equation: inlined, unrolled, folded or as it is; returns its outputs."""
+    """Adds an equation, inlined, unrolled or folded where possible; returns outputs."""
     name = eqn.primitive.name
     if name in _IDENTITIES or _converts_nothing(eqn):
         return list(inputs)

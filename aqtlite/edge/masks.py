@@ -36,7 +36,7 @@ def is_of_mask(known: np.ndarray) -> bool:
 
 
 def is_softmax(operator: Operator) -> bool:
-    """Whether an operator is a softmax."""
+    """Whether an operator is a softmax or log-softmax."""
     return isinstance(operator, Softmax | LogSoftmax)
 
 

@@ -76,7 +76,7 @@ def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]
         inputs[0] = mark(inputs[0], grids[node.inputs[0]], node.output)
     for position, one in deployed.operands[node.output].items():
         value = one.dequant()
-        # A bias needs no mark, since its grid follows from that of the sums.
+        # A bias needs no mark: its values are already on the grid of the sums.
         inputs[position] = value if one.grid.dtype == "int32" else mark(value, one.grid)
     (y,) = node.compute(inputs)
     return [mark(y, grids[node.output]) if node.output in grids else y]

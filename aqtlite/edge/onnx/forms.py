@@ -194,7 +194,7 @@ def _fully_connected(call: Call, _: Any) -> Array:
 
 
 def _mean(call: Call, operator: reductions.Mean) -> Array:
-    """A mean as a global pooling over an image of one column, an integer form."""
+    """A mean as global pooling of an image of one column, which has an integer form."""
     if call.grid is None:
         return _reduce("ReduceMean")(call, operator)
     writer, name = call.writer, call.name

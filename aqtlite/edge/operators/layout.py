@@ -39,7 +39,7 @@ class Transpose(Moving):
 
 @dataclasses.dataclass(frozen=True)
 class BroadcastTo(Moving):
-    """A broadcast to a shape, as `jnp.broadcast_to`."""
+    """A broadcast to a shape, as by `jnp.broadcast_to`."""
 
     shape: tuple[int, ...]
 
