@@ -1,8 +1,8 @@
 """Quantized contractions for Flax, and the conversion of trained models to serving.
 
-`linen` and `nnx` adapt the two kinds of modules: they hand variables to
-`aqtlite.program` as pytrees, and its results back. `aqtlite.flax` has the names of
-Linen, `aqtlite.flax.nnx` those of NNX. Read `linen.dot_general` first.
+`linen` and `nnx` adapt the two module systems: they pass variables to `aqtlite.program`
+as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
+`aqtlite.flax.nnx` those for NNX. Read `linen.dot_general` first.
 """
 
 from aqtlite.flax.call import Call

@@ -9,9 +9,9 @@ from typing import Any
 class Call:
     """The arguments of a call of a model.
 
-    Those of ``model.apply(variables, *args, **kwargs)`` in Linen, and in NNX those of
-    the model and the name of the ``method``, if it is not ``"__call__"``. Arrays may be
-    given as shapes (`jax.ShapeDtypeStruct`).
+    In Linen, the arguments of ``model.apply(variables, *args, **kwargs)``; in NNX, the
+    arguments of the model, and the name of the ``method`` if it is not ``"__call__"``.
+    Arrays may be given as shapes (`jax.ShapeDtypeStruct`).
 
     >>> Call((2, 8), train=False, mutable=["cache"])
     Call(args=((2, 8),), kwargs={'train': False, 'mutable': ['cache']})
@@ -28,10 +28,10 @@ class Call:
 def calls_of(
     calls: Sequence[Call] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Sequence[Call]:
-    """Returns the calls that `convert` was given, by `calls` or as one.
+    """Returns the calls given to `convert`, as `calls` or as arguments of one call.
 
     Raises:
-        TypeError: if it was given both, or something else.
+        TypeError: if both are given, or `calls` is not a list of calls.
     """
     if calls is None:
         if any(isinstance(one, Call) for one in args):

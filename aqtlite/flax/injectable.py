@@ -1,4 +1,4 @@
-"""What layers take: functions to inject, and not their classes."""
+"""Clear errors for injected functions passed as classes, and the reverse."""
 
 import functools
 from typing import Any, TypeVar
@@ -10,13 +10,13 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def injectable(cls: _Class) -> _Class:
-    """Makes a class tell when a layer was given it for an instance, or the reverse.
+    """Adds clear errors for a class injected in place of an instance, or vice versa.
 
-    A layer calls a function that it was given with arrays, and a class without any
-    argument. Python's own errors are about the arguments of the one or the other.
+    A layer calls an injected function with arrays, and an injected class without
+    arguments. Python's own errors would only mention wrong arguments.
 
     Args:
-        cls: its constructor takes a config, and its instances are functions of arrays.
+        cls: class with a config as argument, and instances that take arrays.
     """
     name, init, call = cls.__name__, cls.__init__, cls.__call__
     remedy = (

@@ -1,17 +1,17 @@
-"""The modes in which a contraction inside a Flax module treats frozen weights."""
+"""The modes of a contraction in a Flax module: training or serving."""
 
 import enum
 
 
 class QuantMode(enum.Enum):
-    """A mode to impose; normally the variables decide, and no mode is needed."""
+    """A mode to enforce; without one, the variables decide."""
 
     TRAIN = "train"
-    """Quantize both operands at every call; frozen kernels are refused."""
+    """Quantize both operands at every call, and refuse frozen kernels."""
 
     SERVE = "serve"
-    """Take frozen weights, and raise if there are none.
+    """Use frozen weights, and raise if there are none.
 
-    `init` makes the float variables that `convert` takes. The shapes of the serving
+    `init` still returns float variables, for `convert`. The shapes of the serving
     variables are ``jax.eval_shape(lambda v: convert(model, v, *args), variables)``.
     """

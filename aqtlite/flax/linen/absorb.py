@@ -1,4 +1,4 @@
-"""Folding the scales of a smoothing into the parameters before it."""
+"""Folds the scales of smoothing into the parameters of the module before it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,32 +17,32 @@ from aqtlite.quantization.state_collections import STATISTICS
 def absorb_smoothing(
     variables: Mapping[str, Any], contractions: Sequence[str], *, into: str
 ) -> dict[str, Any]:
-    """Folds the division by the scales of a smoothing into the module before it.
+    """Folds the division by smoothing scales into the module before the contractions.
 
     The parameters of a LayerNorm or RMSNorm (scale and bias), or of a Dense layer
     (output columns and bias), are divided by the scales, and the contractions that
-    read its output no longer divide it: serving then costs nothing. With power-of-two
-    scales, the model's outputs stay equal, bit for bit.
+    read its output no longer divide it: smoothing then costs nothing in serving. With
+    power-of-two scales, the model's outputs are equal bit for bit.
 
-    What lies between the module and the contractions has to commute with a positive
-    scale for each channel, as `nn.relu`, dropout and reshapes do; and *nothing else may
-    read the module's output*, which is not checked.
+    Operations between the module and the contractions must commute with a positive
+    per-channel scale, as `nn.relu`, dropout and reshapes do; and *nothing else may read
+    the module's output*, which is not checked.
 
-    Contractions that read one operand, such as query, key and value, share the scales:
-    the smallest of theirs, as SmoothQuant gives for the concatenated weights.
+    Contractions that share an operand, such as query, key and value, share the scales:
+    the smallest for each channel, as SmoothQuant gives for the concatenated weights.
     Absorb before `convert`, which folds the scales into the frozen weights.
 
     Args:
-        variables: variables of a Linen model, with the statistics of a smoothing
+        variables: variables of a Linen model, with the statistics of smoothing
             (`calibrate`).
-        contractions: the paths of the modules that contract, such as
-            ``["Block_0/attention/query", "Block_0/attention/key"]``. One that makes
-            several contractions needs their names, too: ``"Block_0/scores"``.
-        into: the path of the module before them, ``"Block_0/LayerNorm_0"``.
+        contractions: paths of the contracting modules, such as
+            ``["Block_0/attention/query", "Block_0/attention/key"]``. For a module with
+            several contractions, append the contraction's name: ``"Block_0/scores"``.
+        into: path of the module before them, such as ``"Block_0/LayerNorm_0"``.
 
     Returns:
-        The variables, changed. The statistics of these contractions stay what they
-        are from now on.
+        The changed variables. The smoothing statistics of these contractions are fixed
+        from now on.
 
     Raises:
         TypeError: if `contractions` is not a list of paths, or empty.
@@ -68,7 +68,7 @@ def absorb_smoothing(
     changed = given_variables.unfrozen(variables)
     found = {path: _smoothing(changed, path) for path in contractions}
     factors = [entry["smoothing"].lhs_factor for entry in found.values()]
-    # The largest factor is that of the smallest scale.
+    # The factor is the reciprocal of the scale: the largest one has the smallest scale.
     factor = factors[0]
     for path, one in zip(found, factors, strict=True):
         if one.shape != factor.shape:
@@ -91,14 +91,14 @@ def absorb_smoothing(
 
 
 def _at(tree: Any, path: str) -> Any:
-    """Returns the node at a path, None if there is none."""
+    """Returns the node at a path, or None."""
     for step in path.split("/"):
         tree = tree.get(step) if isinstance(tree, Mapping) else None
     return tree
 
 
 def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Returns the states of the contraction at a path, which is smoothed."""
+    """Returns the states of the smoothed contraction at a path."""
     node = _at(variables.get(STATISTICS, {}), path)
     entries = [node] if isinstance(node, dict) and "smoothing" in node else []
     if isinstance(node, dict) and not entries:
@@ -126,7 +126,7 @@ def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:
-    """Multiplies the parameters of a module, along their last axes."""
+    """Multiplies the parameters of a module along their last axes."""
     params = _at(variables.get("params", {}), path)
     if not isinstance(params, dict) or any(
         isinstance(x, dict) for x in params.values()
@@ -152,10 +152,10 @@ def _multiply(variables: dict[str, Any], path: str, factor: jax.Array) -> None:
 
 
 def _product(x: jax.Array, factor: jax.Array, where: str) -> jax.Array:
-    """Multiplies a parameter by a factor that is keepdims of a contraction's lhs.
+    """Multiplies a parameter by a factor with keepdims axes of a contraction's lhs.
 
-    The channels are the last axes of the factor that are not of size one. Layers that
-    are stacked by a scan have an axis more in front.
+    The channels are the trailing axes of the factor with sizes other than one. Layers
+    stacked by a scan have another axis in front.
     """
     full = [axis for axis, size in enumerate(factor.shape) if size != 1]
     first = len(factor.shape)

@@ -14,23 +14,23 @@ from aqtlite.qtensor.qtensor import QTensor
 COLLECTION = "cache"
 
 _KEY, _VALUE, _INDEX = "cached_key", "cached_value", "cache_index"
-"""Flax's own names."""
+"""Names of the variables in Flax's own cache."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedCache:
-    """Attention that keeps its keys and values in a quantized cache, for decoding.
+    """Attention with a quantized cache of keys and values, for decoding.
 
-    Pass it as `attention_fn=` of `nn.MultiHeadDotProductAttention`, in place of
-    ``decode=True``, or call it in an attention layer of your own, once in a module. The
-    parameters of the layer are the same, and so are the names of the cache's variables
-    in the collection "cache", of which the keys and values are `QTensor`s.
+    Pass it as `attention_fn=` of `nn.MultiHeadDotProductAttention`, instead of
+    ``decode=True``, or call it once per module in your own attention layer. The
+    parameters of the layer, and the names of the variables in the collection "cache",
+    are Flax's; keys and values are `QTensor`s.
 
-    As Flax's own cache it is made by `init`, for as many positions as the sequence that
-    `init` is given has; a call of ``apply(..., mutable=["cache"])`` then takes the next
-    positions: one, or several at once (a prompt), each of which attends to those
-    before it and to itself. Donate the cache to the compiled step, and it is updated in
-    place. Keys and values may have fewer heads than queries (grouped-query attention).
+    Like Flax's own cache, it is created by `init` with the length of the sequence given
+    to `init`. A call of ``apply(..., mutable=["cache"])`` then takes the next
+    positions, one or several at once (a prompt); each attends to itself and all before
+    it. Donate the cache to the compiled step to update it in place. Keys and values may
+    have fewer heads than queries (grouped-query attention).
 
     >>> import flax.linen as nn, jax.numpy as jnp
     >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=QuantizedCache())
@@ -43,12 +43,12 @@ class QuantizedCache:
 
     Raises:
         TypeError: if `cfg` is not a `config.DotGeneral`.
-        ValueError: if a cache cannot be quantized by it.
+        ValueError: if `cfg` cannot quantize a cache.
     """
 
     cfg: config.DotGeneral = dataclasses.field(default_factory=config.qat)
-    """Of the contractions of queries with keys, and of probabilities with values:
-    ``fwd.rhs`` quantizes what is cached, ``fwd.lhs`` the queries and probabilities."""
+    """Config of the contractions of queries with keys, and probabilities with values:
+    ``fwd.rhs`` quantizes the cache, ``fwd.lhs`` the queries and probabilities."""
 
     def __post_init__(self):
         if not isinstance(self.cfg, config.DotGeneral):
@@ -70,22 +70,22 @@ class QuantizedCache:
         qk_attn_weights_einsum: Any = None,
         attn_weights_value_einsum: Any = None,
     ) -> jax.Array:
-        """Writes the next keys and values, and attends to all.
+        """Appends keys and values to the cache, and attends to all cached positions.
 
         Args:
             query: ``(*batch, positions, query heads, depth)``.
             key: ``(*batch, positions, heads, depth)``.
-            value: the same.
-            mask: True where attended; its last axis is the length of the cache.
-            dropout_rate: dropout rate of attention; 0, unless `deterministic`.
-            deterministic: switches dropout off.
-            qk_attn_weights_einsum: None: the cache contracts by `cfg`.
-            attn_weights_value_einsum: the same.
+            value: ``(*batch, positions, heads, value depth)``.
+            mask: True where attended; the last axis has the length of the cache.
+            dropout_rate: dropout rate of attention; must be 0 unless `deterministic`.
+            deterministic: whether dropout is off.
+            qk_attn_weights_einsum: must be None; `cfg` quantizes the contraction.
+            attn_weights_value_einsum: must be None; `cfg` quantizes the contraction.
 
         Raises:
-            ValueError: without a cache, or with one that is not mutable, if it is full,
-                was made with another config or is made twice in a module, or for
-                another shape.
+            ValueError: if there is no cache, or it is not mutable, is full, was created
+                with another config or shape, or is created twice in a module; or if
+                dropout or an einsum is given.
         """
         if dropout_rate > 0.0 and not deterministic:
             raise ValueError(
@@ -123,7 +123,7 @@ class QuantizedCache:
 
 
 def _scope() -> Scope:
-    """The scope of the module that is running."""
+    """Returns the scope of the calling module."""
     caller = find_caller()
     if caller is None or not caller.is_inside:
         raise ValueError(
@@ -137,7 +137,7 @@ def _scope() -> Scope:
 def _make(
     scope: Scope, key: jax.Array, value: jax.Array, cfg: config.DotGeneral
 ) -> None:
-    """Makes an empty cache of the length of this sequence."""
+    """Creates an empty cache with the length of this sequence."""
     if not scope.is_mutable_collection(COLLECTION):
         raise ValueError(
             f"{path_of(scope)} has no '{_KEY}' in the collection '{COLLECTION}': make "

@@ -1,4 +1,4 @@
-"""Gathering the statistics of activations over batches."""
+"""Gathers the statistics of activations over batches."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,19 +25,19 @@ def calibrate(
 
     Runs ``model.apply(variables, *batch, mutable=["aqt_stats"], **kwargs)`` under
     `jax.jit`, once for each batch, with the statistics of the batches before. A
-    progress bar shows on a terminal; elsewhere the count is logged.
+    terminal shows a progress bar; otherwise the number of batches is logged.
 
     Args:
-        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, of which a
-            config has a calibration that gathers statistics, such as
-            `calibration.MeanOverBatches`.
-        variables: its variables. Statistics that are there are continued.
-        batches: the inputs: each a tuple of positional arguments, or a single one.
-        **kwargs: what else `apply` takes, such as ``train=False``, `rngs` or `method`.
-            They are constants of the compiled program.
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, and a config
+            with a calibration that gathers statistics, such as
+            `calibration.MeanOverBatches`; or a `QuantizedModel`.
+        variables: its variables. Existing statistics are continued.
+        batches: the inputs, each a tuple of positional arguments or a single argument.
+        **kwargs: other arguments of `apply`, such as ``train=False``, `rngs` or
+            `method`. They are constants of the compiled program.
 
     Returns:
-        `variables` with the collection "aqt_stats" brought up to date.
+        `variables` with an updated collection "aqt_stats".
 
     Raises:
         TypeError: if `batches` is an array or a mapping, or cannot be iterated over.
@@ -67,25 +67,25 @@ def calibrate_in_float(
     batches: Iterable[Any],
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Gathers the statistics of the activations of the float model.
+    """Gathers the statistics of the float model's activations.
 
-    As `calibrate`, but every contraction runs in float. With `calibrate`, a layer
-    behind a static range sees activations that were rounded by the statistics so far.
-    Here it sees those of the float model, whatever has been gathered before: one pass
-    is enough, and statistics that several hosts gathered and `merge_statistics` joined
-    are those of one pass over all batches.
+    As `calibrate`, but every contraction runs in float. With `calibrate`, a layer after
+    a static range sees activations quantized with the statistics so far. Here it sees
+    those of the float model, whatever was gathered before: one pass is enough, and
+    merging the statistics of several hosts (`merge_statistics`) equals one pass over
+    all batches.
 
     Results that a config quantizes (`config.DotGeneral.out`) are float arrays here.
     Attention to a KV cache stays quantized.
 
     Args:
-        model: as `calibrate` takes it.
-        variables: its variables. Statistics that are there are continued.
-        batches: the inputs: each a tuple of positional arguments, or a single one.
-        **kwargs: what else `apply` takes.
+        model: as in `calibrate`.
+        variables: its variables. Existing statistics are continued.
+        batches: the inputs, each a tuple of positional arguments or a single argument.
+        **kwargs: other arguments of `apply`, constants of the compiled program.
 
     Returns:
-        `variables` with the collection "aqt_stats" brought up to date.
+        `variables` with an updated collection "aqt_stats".
 
     Raises:
         TypeError: if `batches` is an array or a mapping, or cannot be iterated over.
@@ -118,7 +118,7 @@ def _calibrated(
     batches: Iterable[Any],
     kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Gathers the statistics of calls of a model, over batches."""
+    """Gathers statistics with one call of `run` per batch."""
     variables = given_variables.unfrozen(variables)
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 

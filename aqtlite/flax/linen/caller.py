@@ -1,8 +1,7 @@
 """The Linen module that makes a call, and its variables.
 
-Frozen weights are kept with the module that *calls* a contraction, not with the object
-that is called: one `AqtDotGeneral` may serve many layers, each of which has a scope of
-its own.
+Frozen weights belong to the module that *calls* a contraction, not to the called
+object: layers with scopes of their own may share one `AqtDotGeneral`.
 """
 
 import contextlib
@@ -27,12 +26,12 @@ from aqtlite.program.serving.placeholder import Placeholder
 class AqtContraction(nn.Module):
     """A child that Flax attaches to the module whose method is running.
 
-    Its parent is the caller, in whose scope the frozen weights lie.
+    Its parent is the caller; the frozen weights are in the parent's scope.
     """
 
     def __post_init__(self):
-        # Flax may refuse the child, but has told the parent by then. It is the one
-        # public way to the module that is running: should Flax come to check first,
+        # Flax may refuse the child, but has set its parent by then. No other public
+        # API gives the running module: should Flax check first in the future,
         # `find_caller` returns None, nothing is frozen, and the tests of this file
         # fail.
         refusals = errors.AssignSubModuleError, errors.NameInUseError
@@ -46,8 +45,8 @@ class Caller(NamedTuple):
     scope: Scope
     module: nn.Module
     is_inside: bool
-    """Variables can leave: it is not inside a `jax.jit` or another transformation of
-    its own that Flax does not know, such as the one in `jnp.einsum`."""
+    """Whether variables can be created or updated: not inside a `jax.jit` or another
+    transformation that Flax does not know of, such as the one in `jnp.einsum`."""
 
 
 def find_caller() -> Caller | None:
@@ -65,7 +64,7 @@ def path_of(scope: Scope) -> str:
 
 
 def module_variables(scope: Scope) -> ModuleVariables:
-    """Returns the variables of a module, unboxed but for what is frozen.
+    """Returns the variables of a module, unboxed except for `FrozenKernel`s.
 
     Raises:
         ValueError: if frozen weights were restored without a target.
@@ -92,7 +91,7 @@ def module_variables(scope: Scope) -> ModuleVariables:
 
 
 def _find(root: Scope, path: str) -> Any:
-    """Returns the parameter at a path; None if it is not below a root."""
+    """Returns the parameter at a path; None if it is not below the root."""
     steps = tuple(path.split("/"))
     count = len(root.path)
     if steps[:count] != root.path or len(steps) == count:
@@ -105,7 +104,7 @@ def _find(root: Scope, path: str) -> Any:
 
 
 def _records(root: Scope) -> list[tuple[tuple[str, ...], FrozenRecord]]:
-    """The frozen weights below a root, each with the path of its module."""
+    """Returns the records of weights below a root, each with its module's path."""
     entries = frozen_entries(root.variables().get(COLLECTION, {}), root.path)
     return [(module, one.record) for module, one in entries]
 

@@ -22,7 +22,7 @@ class AqtConvGeneralDilated(Injected):
 
     Pass it as `conv_general_dilated=` of a layer, or as
     ``functools.partial(AqtConvGeneralDilated, cfg)`` for `conv_general_dilated_cls=`.
-    Its fields, and what it does in training, calibration and serving, are those of
+    Its fields, and its behavior in training, calibration and serving, are those of
     `AqtDotGeneral`.
 
     >>> import flax.linen as nn, jax.numpy as jnp
@@ -75,7 +75,7 @@ class AqtConvGeneralDilated(Injected):
 
 
 def _check_is_shared() -> None:
-    """Raises ValueError inside a layer that would not use what is injected."""
+    """Raises ValueError inside `nn.ConvLocal`, which would not use the result."""
     caller = find_caller()
     if caller is not None and isinstance(caller.module, nn.ConvLocal):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The serving conversion: float parameters in, frozen integer weights out."""
+"""Serving conversion of Linen models: freezes float parameters to integers."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -28,49 +28,51 @@ def convert(
 ) -> dict[str, Any]:
     """Freezes the quantized weights of a trained model into its variables.
 
-    The model's calls are traced, and every operand of a quantized contraction is a
-    *weight* if its value depends on nothing but parameters and constants: not on
-    `args` and `kwargs`, on other collections, or on rngs. That is read off the traced
-    program, so that a transposed, cast, stacked or otherwise transformed parameter
-    counts as much as a plain one; ``AqtDotGeneral(frozen_operands=...)`` overrides it.
-    Only the part of the program that makes the weights is run. No inference is.
+    The model's calls are traced. An operand of a quantized contraction is a *weight* if
+    it depends only on parameters and constants: not on `args` and `kwargs`, on other
+    collections, or on rngs. This is decided from the traced program, so a transposed,
+    cast, stacked or otherwise transformed parameter is a weight, too;
+    ``AqtDotGeneral(frozen_operands=...)`` overrides it. Only the part of the program
+    that computes the weights is run, and no inference.
 
-    In serving, a contraction knows its frozen weight by the parameters that its
-    operand is made of, not by the order of calls. An operand that is made of frozen
-    parameters in a way that no given call had raises, and gives NaN under `jax.jit`.
+    In serving, a contraction finds its frozen weight by the parameters behind its
+    operand, not by the order of calls. An operand made of frozen parameters as in no
+    converted call raises, or gives NaN under `jax.jit`.
 
     Args:
-        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or what
-            `quantize_model` made of one.
+        model: a Linen module with `AqtDotGeneral` or `AqtEinsum` inside, or the result
+            of `quantize_model`.
         variables: its trained variables, or their shapes (`jax.ShapeDtypeStruct`).
         *args: the arguments of ``model.apply(variables, *args, **kwargs)`` in serving;
             arrays may be given as shapes.
-        calls: in place of `args` and `kwargs`, several calls that will be served, such
-            as prefill and decode: ``calls=[Call(x, memory), Call(x)]``. What any of
-            them contracts is frozen, and a parameter is removed if none reads it.
-        strict: raise if a weight cannot be frozen, rather than quantize it at every
-            call.
-        report: a function that is called with the `ConversionReport`: what was frozen,
-            what stayed in float, and why. ``report=print`` prints a table.
-        **kwargs: as `args`. `method`, `rngs` and `mutable` are `apply`'s.
+        calls: in place of `args` and `kwargs`, several calls to serve, such as prefill
+            and decode: ``calls=[Call(x, memory), Call(x)]``. The weights of all calls
+            are frozen, and a parameter is removed if none of them reads it.
+        strict: raise if a weight cannot be frozen and would be quantized at every call.
+        report: function to call with the `ConversionReport`: the frozen parameters, the
+            parameters that stay in float, and why. ``report=print`` prints a table.
+        **kwargs: as `args`; includes `method`, `rngs` and `mutable` of `apply`.
 
     Returns:
-        The serving variables: `variables` with a collection "aqt" that holds, under
-        the path of each module that contracts a weight, its integers and scales by the
-        name of the parameter, and with a `FrozenKernel` (a pytree node without
-        numbers) in place of each parameter that nothing else reads. Where nothing
-        could be frozen, there is no such collection. In "aqt_stats", the scales of
-        static ranges (`FixedScale`) take the place of the statistics that they come
-        from: gather those before.
-        ``model.apply(serving, x)`` serves, with the same model. Partitioning metadata
-        carries over to the integers and, with None for the axes that share a scale,
-        to the scales.
+        The serving variables, for ``model.apply(serving, x)`` with the same model.
+        They are `variables` with
+
+        - a collection "aqt" with integers and scales, under the path of the contracting
+          module and the name of the parameter; absent if nothing could be frozen;
+        - a `FrozenKernel` (a pytree node without leaves) in place of each parameter
+          that nothing else reads;
+        - fixed scales of static ranges (`FixedScale`) in "aqt_stats", in place of the
+          statistics they were computed from; gather all statistics before.
+
+        Partitioning metadata carries over to the integers and, with None for the axes
+        that share a scale, to the scales.
 
     Raises:
         TypeError: if the model does not take `args` and `kwargs`.
         ValueError: if the variables are converted already or lack "params", if the
-            model has no quantized contraction, if `frozen_operands` names an operand
-            that depends on the inputs; with `strict`, if a weight stays in float.
+            model has no quantized contraction, if statistics have seen no batch, or if
+            `frozen_operands` names an operand that depends on the inputs; with
+            `strict`, if a weight stays in float.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -112,26 +114,26 @@ def plan(
     """Plans a conversion from traces alone.
 
     Args:
-        model: as `convert` takes it.
+        model: as in `convert`.
         variables: its float variables, or their shapes.
-        calls: that will be served.
+        calls: calls to serve.
 
     Raises:
-        ValueError: as `convert` does.
+        ValueError: as in `convert`.
     """
     variables = _check_variables(variables)
     return planning.plan(LinenModel(model, variables, calls))
 
 
 _OF_APPLY = ("rngs", "method", "mutable", "capture_intermediates")
-"""The arguments of `apply` that it does not hand on."""
+"""Arguments of `apply` that it does not pass to the method."""
 
 
 def _check_arguments(model: Model, call: Call) -> None:
     """Checks that the method of a call takes its arguments.
 
     Raises:
-        TypeError: if not.
+        TypeError: if it does not.
     """
     method = call.kwargs.get("method") or "__call__"
     module = model.model if isinstance(model, QuantizedModel) else model
@@ -153,7 +155,8 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns float variables as plain dictionaries.
 
     Raises:
-        ValueError: if they are none, or hold frozen weights.
+        ValueError: if they lack "params", hold frozen weights, or have statistics of no
+            batch.
     """
     if not isinstance(variables, Mapping) or "params" not in variables:
         raise ValueError(

@@ -32,21 +32,22 @@ _MODULE_METHODS = ("apply", "init", "init_with_output", "lazy_init", "bind")
 
 @dataclasses.dataclass(frozen=True)
 class Injected:
-    """The fields of a quantized contraction for Flax modules."""
+    """Base of quantized contractions for Flax modules, with their fields."""
 
     cfg: config.DotGeneral | None
-    """The config to quantize by; None contracts exactly as `jax.lax` does."""
+    """Config of the quantization; None contracts exactly as `jax.lax` does."""
 
     quant_mode: QuantMode | None = None
-    """The mode to impose. None: the variables decide."""
+    """Mode to enforce. None: the variables decide."""
 
     frozen_operands: FrozenOperands = "auto"
-    """The operands that `convert` freezes. "auto": those whose values depend on nothing
-    but parameters and constants, one for a contraction, and none that may have been
+    """Operands that `convert` freezes. "auto": an operand that depends only on
+    parameters and constants, at most one per contraction, and none that may have been
     broadcast to a batch. "lhs" is an einsum's first operand."""
 
     name: str | None = None
-    """The name of the frozen weights, in place of their parameters'."""
+    """Name for the frozen weights and states; None for the names of the parameters and
+    of the operation."""
 
     def __post_init__(self):
         cls = type(self).__name__
@@ -68,7 +69,7 @@ class Injected:
             )
 
     def __getattr__(self, name: str) -> Any:
-        # Called for what is missing: nnx.bridge.ToNNX takes anything for a module.
+        # Called for missing attributes: nnx.bridge.ToNNX takes anything for a module.
         cls = type(self).__name__
         why = ""
         if name in _MODULE_METHODS:
@@ -86,15 +87,15 @@ class Injected:
         options: Options,
         out_name: str | None = None,
     ) -> jax.Array | QTensor:
-        """Makes a call: records it, serves it, or trains with it.
+        """Runs a call: for training or serving, or recorded by a conversion.
 
         Args:
-            operation: Contraction.
-            lhs: Array or `QTensor`.
-            rhs: Array or `QTensor`.
-            options: Other arguments, without states. Without a key, stochastic rounding
+            operation: the contraction.
+            lhs: array or `QTensor`.
+            rhs: array or `QTensor`.
+            options: other arguments, without states. Without a key, stochastic rounding
                 is seeded from the rng stream "aqt".
-            out_name: Name of the statistics of the result; None for the operation's.
+            out_name: name of the statistics of the result; None for the operation's.
         """
         caller = find_caller()
         cfg = self.cfg or config.unquantized()
@@ -129,14 +130,14 @@ class Injected:
             run = functools.partial(lookup.contract, run)
         with mark:
             result: Any = run(*operands)
-        # Whatever stands for its operands, the result is quantized once.
+        # Outside of the branches of `lookup.contract`, so that it happens once.
         out_name = self.name or out_name or operation.name
         return self._quantize_output(result, scope, out_name)
 
     def _prepare(
         self, call: Contraction, caller: Caller | None, scope: Scope | None
     ) -> tuple[Contraction, tuple[Any, Any]]:
-        """Records a call, or looks its frozen weights up; returns its operands too."""
+        """Records a call or looks up its frozen weights; also returns its operands."""
         if modes.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
             call = modes.record(call, caller)
             return call, (call.lhs, call.rhs)
@@ -145,7 +146,7 @@ class Injected:
     def _quantize_output(
         self, out: jax.Array, scope: Scope | None, name: str
     ) -> jax.Array | QTensor:
-        """Quantizes a result, with the statistics that its module has by this name."""
+        """Quantizes a result, with the statistics that its module keeps by `name`."""
         if self.cfg is None or not self.cfg.out.is_quantized:
             return out
         tensor, state = self.cfg.out, ()
@@ -164,7 +165,7 @@ class Injected:
         return self.cfg.fwd.lhs.needs_noise or self.cfg.fwd.rhs.needs_noise
 
     def _is_for_serving(self, caller: Caller | None) -> bool:
-        """Whether forward operands are rounded as in serving, to nearest."""
+        """Whether forward operands are rounded to nearest, as in serving."""
         if self.quant_mode is not None:
             return self.quant_mode is QuantMode.SERVE
         if modes.is_recorded():
@@ -174,7 +175,7 @@ class Injected:
         )
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
-        """Returns the operands to contract: frozen weights in place of their floats."""
+        """Returns the operands to contract, with frozen weights in place of floats."""
         why = self._why_not_served(call, scope)
         if why is None and scope is not None:
             return lookup.frozen_operands(call, module_variables(scope))
@@ -185,7 +186,7 @@ class Injected:
         return call.lhs, call.rhs
 
     def _why_not_served(self, call: Contraction, scope: Scope | None) -> str | None:
-        """Returns why a call takes no frozen weights, if it takes none."""
+        """Returns why a call takes no frozen weights, or None if it does."""
         if not call.cfg.is_quantized:
             return "this contraction has no quantization"
         if self.quant_mode is QuantMode.TRAIN:
@@ -197,7 +198,7 @@ class Injected:
         return None
 
     def _check_serves(self, scope: Scope | None) -> None:
-        """Raises where there can be no frozen weights, for `QuantMode.SERVE`."""
+        """Raises ValueError if `QuantMode.SERVE` can find no frozen weights here."""
         if scope is None:
             raise ValueError(
                 "AqtDotGeneral(quant_mode=QuantMode.SERVE) was called outside a "
@@ -220,26 +221,26 @@ class AqtDotGeneral(Injected):
 
     Pass it as `dot_general=` of a layer, or as
     ``functools.partial(AqtDotGeneral, cfg)`` for `dot_general_cls=`. It is not a
-    module: it has no variables or names of its own, compares by value, and one instance
-    may go into any number of layers. The weights that `convert` freezes are in the
-    collection "aqt" under the path of the module that makes the call.
+    module: it has no variables of its own, compares by value, and one instance may be
+    shared by any number of layers. The weights that `convert` freezes are in the
+    collection "aqt" under the path of the calling module.
 
     The variables of the model decide how a call runs:
 
     - inside `convert`, it records its quantized operands;
     - if an operand is made of parameters that `convert` froze, it contracts the frozen
       weight;
-    - otherwise it quantizes both operands, and differentiates (training).
+    - otherwise it quantizes both operands and can be differentiated (training).
 
-    A calibration that gathers statistics keeps them in the collection "aqt_stats":
-    `init` makes it, ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone
-    reads it. Statistics of output gradients are in "_overwrite_with_gradient": their
-    gradient is what takes their place. Learned parameters are in "params".
+    Statistics of calibrations are in the collection "aqt_stats": `init` creates it,
+    ``apply(..., mutable=["aqt_stats"])`` updates it, and `apply` alone reads it.
+    Statistics of output gradients are in "_overwrite_with_gradient", to be replaced by
+    their own gradient. Learned parameters are in "params".
 
-    Stochastic rounding draws from the rng stream "aqt" if there is one, and otherwise
-    from what calibration finds in the operands, so that no stream is needed. Variables
-    that `convert` made round forward operands to nearest, whatever the config says:
-    weights, which are frozen so, and activations.
+    Stochastic rounding is seeded from the rng stream "aqt" if there is one, and
+    otherwise from the bounds that calibration finds, so that no stream is needed. With
+    variables from `convert`, forward operands, weights and activations alike, are
+    rounded to nearest whatever the config says.
 
     >>> import flax.linen as nn, jax.numpy as jnp
     >>> dense = nn.Dense(4, dot_general=AqtDotGeneral(config.fully_quantized()))
@@ -249,7 +250,7 @@ class AqtDotGeneral(Injected):
 
     Raises:
         TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
-        ValueError: if another field has a value that is not listed.
+        ValueError: if another field has an invalid value.
     """
 
     def __call__(
@@ -274,7 +275,7 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Any, Any]:
     """Returns operands as arrays or `QTensor`s.
 
     Raises:
-        TypeError: for an equation, or an operand that is None or another thing.
+        TypeError: if `lhs` is an equation, or an operand is None or no array.
     """
     if isinstance(lhs, str):
         raise TypeError(
@@ -288,5 +289,5 @@ def as_operands(lhs: Any, rhs: Any) -> tuple[Any, Any]:
 
 
 def _rng(scope: Scope) -> jax.Array | None:
-    """Returns a key from the stream "aqt", if there is one."""
+    """Returns a key from the rng stream "aqt", or None without one."""
     return scope.make_rng(COLLECTION) if scope.has_rng(COLLECTION) else None

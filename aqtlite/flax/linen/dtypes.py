@@ -1,4 +1,4 @@
-"""The dtypes of a layer's operands."""
+"""Promotion of the dtypes of a layer's operands."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from aqtlite.qtensor.qtensor import QTensor
 
 
 def promote_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:
-    """Promotes arrays like `flax.linen.dtypes.promote_dtype`, and takes `QTensor`s.
+    """Promotes like `flax.linen.dtypes.promote_dtype`, also for `QTensor`s.
 
-    Pass it as `promote_dtype=` to a layer whose input is the quantized result of
-    another one. What is stored stays as it is: the dtype of a `QTensor` is that of its
-    `dequant`, and of what is contracted with it.
+    Pass it as `promote_dtype=` to a layer that takes the quantized result of another
+    layer. The stored integers and scales do not change: the dtype of a `QTensor` is the
+    dtype of its `dequant`.
 
     >>> import flax.linen as nn, jax
     >>> from aqtlite import config, numerics
@@ -29,7 +29,7 @@ def promote_dtype(*args: Any, dtype: Any = None, inexact: bool = True) -> list[A
 
     Args:
         args: arrays, `QTensor`s and None.
-        dtype: to promote to, None for the dtypes of all, promoted.
+        dtype: dtype to promote to; None for the common dtype of all arguments.
         inexact: as in Flax.
     """
     stand_ins = [jnp.zeros((), x.dtype) if isinstance(x, QTensor) else x for x in args]

@@ -18,10 +18,11 @@ _NO_LETTER = re.compile("[^a-zA-Z]+")
 @injectable
 @dataclasses.dataclass(frozen=True)
 class AqtEinsum(Injected):
-    """A quantized einsum for Flax modules: `AqtDotGeneral` behind an equation.
+    """A quantized einsum for Flax modules, based on `AqtDotGeneral`.
 
-    Pass it also as `qk_attn_weights_einsum=` and `attn_weights_value_einsum=` of
-    `nn.dot_product_attention`. Its fields are those of `AqtDotGeneral`.
+    Call it in a module, or pass it as `qk_attn_weights_einsum=` and
+    `attn_weights_value_einsum=` of `nn.dot_product_attention`. Its fields are those of
+    `AqtDotGeneral`.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -52,6 +53,6 @@ class AqtEinsum(Injected):
         options = Options(
             precision, preferred_element_type, out_sharding, key, order=order
         )
-        # The axes of the result are those of the equation.
+        # Named after the equation, which also has the order of the result's axes.
         name = f"einsum_{_NO_LETTER.sub('_', eqn)}"
         return self.run(operation, lhs, rhs, options, name)

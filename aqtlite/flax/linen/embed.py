@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 
 class AqtEmbed(nn.Embed):
-    """`flax.linen.Embed` with functions to inject, which it has no fields for.
+    """`flax.linen.Embed` with fields to inject quantized functions.
 
-    Its parameters are those of `nn.Embed`; give it the name of the layer that it stands
-    for (``name="Embed_0"``) where a checkpoint has one.
+    Its parameters are those of `nn.Embed`; to load a checkpoint, give it the name of
+    the layer that it replaces (``name="Embed_0"``).
 
     With `dot_general` alone, `attend` contracts integers, and the float table stays in
-    the serving variables for lookups. With `take` too, lookups give the rows of the
-    quantized table, in training as in serving, and the table is kept once, as integers.
+    the serving variables for lookups. With `take` as well, lookups return rows of the
+    quantized table, in training and serving, and only its integers are kept.
 
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral, AqtTake, convert
@@ -35,13 +35,13 @@ class AqtEmbed(nn.Embed):
     """
 
     dot_general: Any = None
-    """Contracts in `attend`, such as `AqtDotGeneral`. None: `jnp.dot`."""
+    """Function that contracts in `attend`, such as `AqtDotGeneral`. None: `jnp.dot`."""
 
     take: Any = None
-    """Takes the rows of lookups, such as `AqtTake`. None: `jnp.take`."""
+    """Function that looks up rows, such as `AqtTake`. None: `jnp.take`."""
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Looks up the rows of indices, as `nn.Embed` does."""
+        """Looks up rows by index, as `nn.Embed` does."""
         if self.take is None:
             return super().__call__(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):

@@ -1,4 +1,4 @@
-"""Folding of BatchNorm into the layer in front of it, before conversion."""
+"""Folds BatchNorm into the layer before it, ahead of conversion."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,39 +14,40 @@ from aqtlite.program.serving import statistics_uses
 from aqtlite.quantization.state_collections import STATISTICS
 
 _LEARNED = "aqt_"
-"""The prefix of learned parameters of contractions, beside those of the layer."""
+"""Prefix of a contraction's learned parameters among those of the layer."""
 
 
 def fold_batch_norm(
     variables: Mapping[str, Any], layers: Mapping[str, str], *, epsilon: float = 1e-5
 ) -> dict[str, Any]:
-    """Folds trained BatchNorms into the layers in front of them.
+    """Folds trained BatchNorms into the layers before them.
 
     ``(conv(x, kernel) + bias - mean) * factor + beta``, where ``factor = scale /
-    sqrt(var + epsilon)``, is a convolution with ``kernel * factor``. The BatchNorm is
-    left as the identity, so that the same model serves; if the layer has no bias, the
-    BatchNorm keeps adding one. `convert` then freezes the folded kernel: a kernel with
-    a scale for each output feature has the same integers, and scales times `factor`.
+    sqrt(var + epsilon)``, is a convolution with ``kernel * factor``. The BatchNorm
+    becomes the identity, so that the model itself does not change; if the layer has no
+    bias, the BatchNorm still adds one. `convert` then freezes the folded kernel: with
+    per-channel scales it has the same integers, and scales multiplied by `factor`.
 
-    The result equals that of the float model up to float rounding, and of the quantized
-    one up to that and what it does to the rounding of later activations.
+    The float model's results change only by float rounding; the quantized model's also
+    by the effect on the rounding of later activations.
 
     Args:
         variables: trained variables of the model, with the collection "batch_stats";
-            they are not changed.
-        layers: the path of each BatchNorm, such as ``"Block_0/BatchNorm_0"``, and that
-            of the `nn.Conv` or `nn.Dense` whose result it takes *as it is*: an
-            activation between them, or another use of the result, cannot be seen here.
+            they are not modified.
+        layers: mapping from the path of each BatchNorm, such as
+            ``"Block_0/BatchNorm_0"``, to that of the `nn.Conv` or `nn.Dense` before it.
+            The BatchNorm must take the layer's result *directly*: an activation between
+            them, or another use of the result, is not detected.
         epsilon: epsilon of the BatchNorms.
 
     Returns:
-        The variables, changed; for calls with ``use_running_average=True``.
+        The changed variables, for calls with ``use_running_average=True``.
 
     Raises:
-        TypeError: if `layers` is no mapping of paths.
-        ValueError: if there is no such layer or BatchNorm, if shapes do not fit, if the
-            kernel is frozen, or if its scale is learned or from statistics, or its
-            result's is.
+        TypeError: if `layers` is not a mapping of paths.
+        ValueError: if there is no such layer or BatchNorm, if two BatchNorms name one
+            layer, if shapes do not fit, if the kernel is frozen, or if the scale of the
+            kernel or the result is learned or computed from statistics.
 
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtConvGeneralDilated, convert
@@ -105,7 +106,7 @@ def _fold(
         params["bias"] = _with(params["bias"], _value(params["bias"]) * factor + offset)
         offset = jnp.zeros_like(offset)
     params["kernel"] = _with(kernel, _value(kernel) * factor)
-    # What is left is the identity, but for a bias that has no other place.
+    # The BatchNorm becomes the identity, plus the bias if the layer has none.
     statistics["var"] = _with(var, jnp.full(features, _complement(epsilon)))
     statistics["mean"] = _with(
         mean, jnp.zeros(features) if "bias" in affine else -offset
@@ -140,7 +141,7 @@ def _check(variables: Mapping[str, Any], params: Any, layer: str) -> None:
 
 
 def _complement(epsilon: np.float32) -> np.float32:
-    """The variance to which epsilon adds up to one."""
+    """Returns the variance that gives exactly one when epsilon is added in float32."""
     found = np.float32(1) - epsilon
     while found + epsilon != 1:
         found = np.nextafter(found, np.float32(2 if found + epsilon < 1 else 0))
@@ -148,7 +149,7 @@ def _complement(epsilon: np.float32) -> np.float32:
 
 
 def _at(tree: Any, path: str) -> Any:
-    """Returns the node at a path, None if there is none."""
+    """Returns the node at a path, or None."""
     return statistics_uses.at(tree, tuple(path.split("/")))
 
 
@@ -161,5 +162,5 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 
 def _with(x: Any, value: jax.Array) -> Any:
-    """A parameter of another value, boxed as before."""
+    """Returns a parameter with another value, in its box and dtype."""
     return nn.meta.replace_boxed(x, value.astype(_value(x).dtype))

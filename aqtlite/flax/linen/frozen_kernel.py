@@ -1,4 +1,4 @@
-"""The node in "params" where a float kernel was before it was frozen."""
+"""The node in "params" that replaces a frozen kernel."""
 
 import dataclasses
 import functools
@@ -18,15 +18,15 @@ from aqtlite.program.serving.placeholder import Placeholder, none_if_false
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
-    """A parameter that was frozen: a pytree without leaves.
+    """A frozen parameter: a pytree without leaves.
 
-    To Flax it is a box, which unpacks to an array of NaN but for a few numbers
+    To Flax it is a box that unboxes to an array of NaN except for a few numbers
     (`aqtlite.program.serving.placeholder`), by which serving finds the frozen weight.
     """
 
     removed: tuple[tuple[int, int, bool], ...] = ()
-    """Index and size of the axes that `nn.scan` or `nn.vmap` took away, and whether
-    weights are slices along them."""
+    """Axes that `nn.scan` or `nn.vmap` removed: index, size, and whether weights are
+    slices along the axis."""
 
     def __repr__(self) -> str:
         return f"FrozenKernel({describe_array(self.shape, self.dtype)})"
@@ -76,7 +76,7 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
         )
 
     def get_partition_spec(self) -> "FrozenKernel":
-        """Returns itself: it has no leaf to partition."""
+        """Returns itself, as there is no leaf to partition."""
         return self
 
     def get_sharding(self, mesh: Any) -> "FrozenKernel":

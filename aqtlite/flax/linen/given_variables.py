@@ -1,4 +1,4 @@
-"""The variables that a call of a Linen model is given."""
+"""Checks and reads the variables passed to a call of a Linen model."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ _STATISTICS = STATISTICS, OF_GRADIENTS
 
 
 def unfrozen(variables: Any) -> dict[str, Any]:
-    """Returns variables as plain dictionaries, with statistics in records.
+    """Returns variables as plain dictionaries, with statistics as dataclasses.
 
     Raises:
-        TypeError: if they are no mapping.
+        TypeError: if they are not a mapping.
     """
     if not isinstance(variables, Mapping):
         raise TypeError(
@@ -45,7 +45,7 @@ def parameters_in(
     """Returns the inputs of a call that are parameters, by index.
 
     Args:
-        traced: the call, a function of the variables first.
+        traced: the call, with the variables as first argument.
         variables: the variables.
     """
     flat = jax.tree.leaves_with_path(variables)
@@ -57,15 +57,15 @@ def parameters_in(
 
 @contextlib.contextmanager
 def checked(variables: Mapping[str, Any]) -> Iterator[None]:
-    """Says that the collection of parameters is missing, where Flax finds none.
+    """Turns Flax's errors about a missing collection "params" into a clear one.
 
-    Flax names the parameter that it looked for, and a collection that it found empty.
+    Flax's own error names the parameter that it looked up, in an empty collection.
 
     Args:
-        variables: variables of the call that is traced while it lasts.
+        variables: variables of the call traced inside the context.
 
     Raises:
-        ValueError: if there is no such collection, and the call reads it.
+        ValueError: if the call reads parameters, and there is no such collection.
     """
     refusals = (
         errors.ApplyScopeInvalidVariablesTypeError,

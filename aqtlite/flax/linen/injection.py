@@ -1,4 +1,4 @@
-"""Injection into layers that pass no `dot_general` on to the layers inside them."""
+"""Injection into layers without a `dot_general` field for their inner layers."""
 
 import contextlib
 import functools
@@ -12,11 +12,11 @@ from aqtlite import config
 
 @contextlib.contextmanager
 def inject_dot_general(dot_general: Any) -> Iterator[None]:
-    """Gives a `dot_general` to every dense layer that is called while it lasts.
+    """Injects a `dot_general` into every dense layer that is called in the context.
 
-    Recurrent cells, for instance, have `nn.Dense` layers inside, and no field for their
-    `dot_general`. `nn.Dense` and `nn.DenseGeneral` that have one of their own keep it.
-    Parameters are the same as without it.
+    For layers without a field for it, such as recurrent cells, which contain
+    `nn.Dense`. An `nn.Dense` or `nn.DenseGeneral` with a `dot_general` of its own keeps
+    it. The parameters do not change.
 
     >>> import jax, jax.numpy as jnp
     >>> from aqtlite import config
@@ -34,11 +34,12 @@ def inject_dot_general(dot_general: Any) -> Iterator[None]:
     (2, 5, 8)
 
     Args:
-        dot_general: such as `aqtlite.flax.AqtDotGeneral`.
+        dot_general: function such as `aqtlite.flax.AqtDotGeneral`.
 
     Raises:
-        TypeError: if `dot_general` is no function, or, at the call, a cell contracts by
-            `jnp.dot` (`nn.OptimizedLSTMCell`; `nn.LSTMCell` takes the same parameters).
+        TypeError: if `dot_general` is not a function; or, when a cell is called, if it
+            is an `nn.OptimizedLSTMCell`, which contracts with `jnp.dot` (`nn.LSTMCell`
+            takes the same parameters).
     """
     if not callable(dot_general) or isinstance(dot_general, config.DotGeneral):
         raise TypeError(
@@ -65,5 +66,5 @@ def _inject(dot_general: Any, call: Any, args: Any, kwargs: Any, context: Any) -
     )
     if not is_plain:
         return call(*args, **kwargs)
-    # In the scope of the layer, so that it has its parameters.
+    # The clone runs in the scope of the layer, and so has the layer's parameters.
     return layer.clone(parent=layer.scope, dot_general=dot_general)(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Joining statistics that were gathered in several places."""
+"""Merges statistics that were gathered in several places."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,27 +21,27 @@ def merge_statistics(
     *args: Any,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Adds statistics of activations that other hosts or devices gathered.
+    """Merges activation statistics that other hosts or devices gathered.
 
-    Every host calibrates with its own batches; then all statistics are brought to one
-    place (`jax.experimental.multihost_utils.process_allgather`, or a file) and joined.
-    The model is traced to see what the arrays are the statistics of; it is not run.
+    Every host calibrates with its own batches; then all statistics are gathered in one
+    place (`jax.experimental.multihost_utils.process_allgather`, or a file) and merged.
+    The model is traced, not run, to find the contraction of each array.
 
     Args:
-        model: as `calibrate` takes it.
+        model: as in `calibrate`.
         variables: its variables, with statistics.
-        others: of other batches: for each the variables, or their collection
-            "aqt_stats" alone in a mapping. They are added in this order.
-        *args: the arguments of ``model.apply(variables, *args, **kwargs)``; shapes will
-            do.
-        **kwargs: the same; they are constants.
+        others: variables with statistics of other batches, or mappings with only their
+            collection "aqt_stats"; merged in this order.
+        *args: the arguments of ``model.apply(variables, *args, **kwargs)``, or their
+            shapes.
+        **kwargs: keyword arguments of `apply`; they are constants.
 
     Returns:
         `variables` with the statistics of all batches.
 
     Raises:
-        ValueError: if a calibration's statistics depend on the order of batches, as
-            those of a moving average do, or if there is no telling what they are of.
+        ValueError: if statistics depend on the order of batches, as a moving average
+            does, differ in shape, or cannot be assigned to contractions of the call.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp

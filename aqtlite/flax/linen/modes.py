@@ -1,7 +1,7 @@
-"""The modes in which contractions are recorded rather than served, or run in float.
+"""Contexts in which injected contractions are recorded, or run in float.
 
-A mode is part of what the caches of `jax.jit`, and so those of `nn.jit`, compare:
-a conversion traces every call anew, and leaves nothing in what others trace.
+They are user contexts of JAX, part of the cache keys of `jax.jit` and `nn.jit`: a
+conversion always traces anew, and no later call reuses what it traced.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import StoredOperand
 
 _RECORDED = "recorded"
-"""The name of what a module stores in the collection while it is recorded."""
+"""Name of the variable with the arrays that a recorded module stores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,23 +27,23 @@ class CallingModule:
 
     path: tuple[str, ...]
     obstacle: str | None
-    """The reason why nothing can be stored from here, if there is one."""
+    """Reason why nothing can be stored from here, if any."""
 
     store: Callable[[Any], None]
-    """Makes a pytree an output of the trace, under the path of the module.
+    """Function that makes a pytree an output of the trace, under the module's path.
     Transformations around the module stack it as they stack its parameters."""
 
 
 Recorder = Callable[[Contraction, CallingModule, int], Contraction]
-"""Takes a contraction, its module and its position among the contractions of the
-module; returns the contraction to go on with."""
+"""Function from a contraction, its module and its position in the module to the
+contraction to evaluate."""
 
 
 class _Recording:
-    """One recorded trace; counts the contractions of each scope.
+    """One recorded trace, with the number of contractions in each scope.
 
-    A scope is counted anew wherever Flax makes a new one: at every call of a lifted
-    transformation, and every time it traces the body of one.
+    The count restarts wherever Flax creates a new scope: at every call of a lifted
+    transformation, and every time it traces the transformation's body.
     """
 
     def __init__(self, recorder: Recorder):
@@ -51,17 +51,17 @@ class _Recording:
         self._scopes: dict[int, tuple[Scope | None, int]] = {}
 
     def record(self, contraction: Contraction, caller: Caller | None) -> Contraction:
-        """Hands a contraction on, with its position."""
+        """Passes a contraction to the recorder with its position."""
         if self._recorder is None:
             return contraction
         scope = None if caller is None else caller.scope
-        # The scope is kept, so that no other one gets its id.
+        # Keeping a reference to the scope prevents reuse of its id.
         _, position = self._scopes.get(id(scope), (scope, 0))
         self._scopes[id(scope)] = scope, position + 1
         return self._recorder(contraction, _calling_module(caller), position)
 
     def close(self) -> None:
-        """Lets go of what was recorded: caches keep the mode itself."""
+        """Drops references to what was recorded; JAX's caches keep this object."""
         self._recorder = None
         self._scopes.clear()
 
@@ -71,7 +71,7 @@ _mode = jax.make_user_context(None)
 
 @contextlib.contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Hands contractions to a recorder while it lasts; they are not served."""
+    """Passes contractions inside the context to a recorder instead of serving them."""
     recording = _Recording(recorder)
     try:
         with _mode(recording):
@@ -86,7 +86,7 @@ def is_recorded() -> bool:
 
 
 def record(contraction: Contraction, caller: Caller | None) -> Contraction:
-    """Hands a contraction to the recorder; returns the one to go on with."""
+    """Passes a contraction to the recorder; returns the one to evaluate."""
     recording: _Recording = _mode.value
     return recording.record(contraction, caller)
 
@@ -96,7 +96,7 @@ _is_in_float = jax.make_user_context(default_value=False)
 
 @contextlib.contextmanager
 def in_float() -> Iterator[None]:
-    """Runs injected contractions in float while it lasts."""
+    """Runs injected contractions inside the context in float."""
     with _is_in_float(True):
         yield
 
@@ -107,7 +107,7 @@ def is_in_float() -> bool:
 
 
 def stored_operands(collection: Any) -> list[StoredOperand]:
-    """Returns what all modules stored, given the collection after a trace."""
+    """Returns the operands that modules stored in the collection during a trace."""
     stored = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
     return [node for nodes in stored for node in nodes]
 
@@ -123,7 +123,7 @@ def _calling_module(caller: Caller | None) -> CallingModule:
 
 
 def _obstacle(caller: Caller | None) -> str | None:
-    """Returns why nothing can be stored with a module, if so."""
+    """Returns why nothing can be stored with a module, or None."""
     if caller is None:
         return "contracted outside of a Flax module"
     if not caller.is_inside:

@@ -16,7 +16,7 @@ from aqtlite.program.serving.model import (
 from aqtlite.qtensor.qtensor import QTensor
 
 Boxes = dict[Parameter | Buffer, Any]
-"""The `flax.linen.meta.AxisMetadata` around each parameter that has one."""
+"""The `flax.linen.meta.AxisMetadata` around each boxed parameter."""
 
 
 def boxes_of(params: Any, parameters: tuple[Parameter, ...]) -> Boxes:
@@ -24,7 +24,7 @@ def boxes_of(params: Any, parameters: tuple[Parameter, ...]) -> Boxes:
 
     Args:
         params: the tree of parameters.
-        parameters: its leaves.
+        parameters: leaves of the tree.
     """
     nodes = jax.tree.leaves(params, is_leaf=nn.meta.is_axis_metadata)
     of_leaf = [node for node in nodes for _ in jax.tree.leaves(node)]
@@ -51,7 +51,7 @@ def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
 
 
 def _box(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:
-    """Returns a box with the names of these axes; None if none has a name."""
+    """Returns a box with the names of the axes; None if no axis has a name."""
     template = None
     names: list[Any] = []
     for axis in axes:
@@ -66,9 +66,9 @@ def _box(axes: Sequence[ParameterAxis | None], boxes: Boxes) -> Any:
 
 
 def _box_qtensor(qtensor: QTensor, box: Any) -> QTensor:
-    """Puts boxes around the arrays.
+    """Boxes the arrays of a `QTensor`.
 
-    An axis along which elements share a scale has no name there.
+    Axes of the scale along which elements share it have no name.
     """
 
     def boxed(x: Any) -> Any:

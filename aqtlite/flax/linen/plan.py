@@ -15,13 +15,15 @@ def plan(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Plan:
-    """Decides about every contraction of a call, injected or not, and runs nothing.
+    """Returns the decision about every contraction of a call, injected ones included.
+
+    Nothing is run.
 
     Args:
-        model: any Linen module, or what `quantize_model` made of one.
+        model: any Linen module, or the result of `quantize_model`.
         variables: variables of the model, or their shapes.
-        args: those of the call, or their shapes.
-        kwargs: the same.
+        args: positional arguments of the call, or their shapes.
+        kwargs: keyword arguments of the call, or their shapes.
     """
     if not isinstance(model, QuantizedModel):
         model = QuantizedModel(model, ())

@@ -1,4 +1,4 @@
-"""Linen models whose contractions are quantized by rules."""
+"""Quantizes the contractions of Linen models by rules."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from aqtlite.quantization.state_collections import (
 )
 
 _OURS = (PARAMETERS, STATISTICS, OF_GRADIENTS)
-"""The collections of parameters, and of the states of calibrations."""
+"""Collections of parameters and of calibration states."""
 
 _METHODS = ("apply", "init", "init_with_output", "plan")
 
@@ -29,12 +29,12 @@ _METHODS = ("apply", "init", "init_with_output", "plan")
 class QuantizedModel(ModelByRules):
     """A Linen model with quantized contractions; see `quantize_model`.
 
-    It has `init`, `init_with_output` and `apply` of a Linen module, with the same
-    arguments and results. Other attributes are those of the model itself.
+    It has the methods `init`, `init_with_output` and `apply` of a Linen module, with
+    equal signatures. Other attributes are those of the model.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses to be called, as a module is inside of another one.
+        """Refuses to be called as a submodule.
 
         Raises:
             TypeError: always.
@@ -55,23 +55,23 @@ class QuantizedModel(ModelByRules):
         return getattr(self.model, name)
 
     def init(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns the variables of the model, and the states of calibrations.
+        """Returns the variables of the model, with the states of calibrations.
 
         Args:
-            *args: as `flax.linen.Module.init` takes them.
-            **kwargs: the same.
+            *args: as in `flax.linen.Module.init`.
+            **kwargs: as in `flax.linen.Module.init`.
         """
         return self.init_with_output(*args, **kwargs)[1]
 
     def init_with_output(
         self, rngs: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the result of a call, quantized, and the variables."""
+        """Returns the result of a quantized call, and the variables."""
         mutable = kwargs.pop("mutable", flax_core.DenyList("intermediates"))
         variables = self.model.init(rngs, *args, mutable=mutable, **kwargs)
         variables = {k: flax_core.unfreeze(v) for k, v in variables.items()}
-        # Other collections are made anew, as in the call that made them: in one that
-        # finds a cache, attention takes a token at a time.
+        # Other collections are created again: given an existing cache, attention would
+        # take one token at a time.
         given = {name: variables[name] for name in _OURS if name in variables}
         made = [name for name in variables if name not in _OURS]
         call = Call(*args, **kwargs, mutable=[*made, STATISTICS], rngs=rngs)
@@ -83,19 +83,20 @@ class QuantizedModel(ModelByRules):
 
     @property
     def has_state(self) -> bool:
-        """True if a calibration of the rules gathers statistics or is learned."""
+        """Whether a calibration of the rules gathers statistics or is learned."""
         cfgs = [rule.cfg for rule in self.rules if rule.cfg is not None]
         return any(bool(collections_of(cfg)) for cfg in cfgs)
 
     def apply(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the model, quantized.
+        """Calls the quantized model.
 
         Args:
-            variables: those of training, or what `aqtlite.flax.convert` made of them.
-            *args: as `flax.linen.Module.apply` takes them.
-            **kwargs: the same. Statistics are updated if "aqt_stats" is `mutable`.
-                States that a mutable collection lacks are started first: learned
-                scales, from float parameters and this call, if "params" is.
+            variables: variables of training, or the result of `aqtlite.flax.convert`.
+            *args: as in `flax.linen.Module.apply`.
+            **kwargs: as in `flax.linen.Module.apply`. Statistics are updated if
+                "aqt_stats" is `mutable`. States missing from a mutable collection are
+                initialized first; learned scales, if "params" is mutable, from this
+                call's operands.
         """
         return self._started(variables, args, kwargs).run()
 
@@ -103,27 +104,27 @@ class QuantizedModel(ModelByRules):
         """Calls the model in float, and gathers statistics.
 
         Args:
-            variables: those of training.
-            *args: as `flax.linen.Module.apply` takes them.
-            **kwargs: the same, "aqt_stats" being `mutable`. Statistics that are not
-                there are started first.
+            variables: variables of training.
+            *args: as in `flax.linen.Module.apply`.
+            **kwargs: as in `flax.linen.Module.apply`, with "aqt_stats" `mutable`.
+                Missing statistics are initialized first.
         """
         return self._started(variables, args, kwargs).gather()
 
     def plan(self, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> Plan:
-        """Decides about every contraction of a call, and runs nothing.
+        """Returns the decision about every contraction of a call, without running it.
 
         Args:
             variables: variables of the model, or their shapes.
-            *args: those of the call, or their shapes.
-            **kwargs: the same.
+            *args: arguments of the call, or their shapes.
+            **kwargs: as `args`.
         """
         return self._traced(variables, args, kwargs).program.plan
 
     def _started(
         self, variables: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> TracedCall:
-        """Traces a call, and starts the states that mutable collections lack."""
+        """Traces a call, with states missing from mutable collections initialized."""
         traced = self._traced(variables, args, kwargs)
         mutable = kwargs.get("mutable", False)
         made = [
@@ -147,20 +148,20 @@ class QuantizedModel(ModelByRules):
 
 
 Model = nn.Module | QuantizedModel
-"""What can be called with variables, and converted."""
+"""A model that can be called with variables, and converted."""
 
 
 def quantize_model(
     model: nn.Module, rules: Any, *, strict: bool = False
 ) -> QuantizedModel:
-    """Quantizes the contractions of a Linen model by rules; the model stays as it is.
+    """Quantizes the contractions of a Linen model by rules, without changing the model.
 
-    A call of the model is traced, and the traced program evaluated with those
-    contractions replaced that rules name, as `aqtlite.quantize_function` does. Paths
-    are those of the modules, behind the name of the class of the model, such as
-    ``Transformer/Block_0/Dense_1``. Layers that have an `AqtDotGeneral` of their own
-    keep it. Statistics, learned scales, and the weights that `convert` freezes are in
-    the collections and under the paths that they have with `AqtDotGeneral`.
+    A call of the model is traced, and its program evaluated with the contractions that
+    rules match replaced, as by `aqtlite.quantize_function`. Paths consist of the name
+    of the model's class and those of the modules, such as
+    ``Transformer/Block_0/Dense_1``. Layers with an `AqtDotGeneral` of their own keep
+    it. Statistics, learned scales and frozen weights are in the same collections, under
+    the same paths, as with `AqtDotGeneral`.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -178,17 +179,18 @@ def quantize_model(
 
     Args:
         model: any Linen module.
-        rules: as `aqtlite.quantize_function` takes them.
-        strict: raises if a contraction of floats stays in float though no rule says so.
+        rules: as in `aqtlite.quantize_function`.
+        strict: raise if a contraction of floats stays in float without a rule that says
+            so.
 
     Returns:
         A model with `init`, `init_with_output`, `apply` and `plan`.
 
     Raises:
-        TypeError: if `model` is no Linen module, or `rules` are none.
-        ValueError: when it is called, if a rule matches nothing, if none quantizes
-            anything (unless each has ``cfg=None``), and with `strict` if a contraction
-            stays in float.
+        TypeError: if `model` is not a Linen module, or `rules` has another type.
+        ValueError: when the result is called, if a required rule matches nothing, if no
+            rule quantizes anything (unless each has ``cfg=None``), and with `strict` if
+            a contraction stays in float.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(

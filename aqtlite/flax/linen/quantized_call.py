@@ -1,4 +1,4 @@
-"""The traced call of a Linen model by rules, and the variables that it reads."""
+"""Traced calls of Linen models that are quantized by rules."""
 
 import collections
 import dataclasses
@@ -38,34 +38,34 @@ from aqtlite.quantization.statistics import States
 
 @dataclasses.dataclass(frozen=True)
 class ModelByRules:
-    """A Linen model, and the rules by which its contractions are quantized."""
+    """A Linen model and the rules that quantize its contractions."""
 
     model: nn.Module
     rules: tuple[Rule, ...]
     strict: bool = False
-    """A contraction of floats that stays in float without a rule is an error."""
+    """Whether it is an error if floats are contracted in float without a rule."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedCall:
-    """A call of a quantized model, traced."""
+    """A traced call of a quantized model."""
 
     program: Program
     values: tuple[Any, ...]
-    """The inputs of its jaxpr; a `FrozenKernel` for one that is frozen."""
+    """Inputs of its jaxpr; a `FrozenKernel` for each frozen parameter."""
 
     variables: Mapping[str, Any]
     updates: bool
-    """Statistics are updated, and returned with what else the call changed."""
+    """Whether statistics are updated, and returned with the changed variables."""
 
     is_mutable: bool
-    """The call returns a pair, of its result and the variables that it changed."""
+    """Whether the call returns a pair of its result and the changed variables."""
 
     @classmethod
     def of(
         cls, quantized: ModelByRules, variables: Mapping[str, Any], call: Call
     ) -> "TracedCall":
-        """Traces a call, and decides about every contraction."""
+        """Traces a call and plans its contractions."""
         kwargs = dict(call.kwargs)
         mutable = kwargs.pop("mutable", False)
 
@@ -76,7 +76,7 @@ class TracedCall:
         shapes, values = without_kernels(variables)
         given = jax.tree.leaves(values, is_leaf=_is_kernel)
         if mutable is not False and any(map(_is_kernel, given)):
-            # What is frozen cannot be returned.
+            # Frozen parameters cannot be returned.
             mutable = flax_core.scope.subtract_filters(mutable, PARAMETERS)
         traced = tracing.trace(apply, (shapes, call.args, kwargs))
         given += jax.tree.leaves((call.args, kwargs))
@@ -100,7 +100,7 @@ class TracedCall:
         return states
 
     def lacking(self) -> frozenset[str]:
-        """The collections that lack states of a contraction."""
+        """Returns the collections that lack states of some contraction."""
         return frozenset(
             collection
             for one in self.program.plan.quantized()
@@ -131,7 +131,7 @@ class TracedCall:
         return states_lib.updating(one, self.program.states_of(one))
 
     def _contracting(self, one: PlannedContraction) -> Replacement:
-        """Evaluates a contraction, and notes what its statistics are of."""
+        """Returns a replacement that also records the use of statistics."""
         made = states_lib.contracting(one, self.program.states_of(one))
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
@@ -151,7 +151,7 @@ class TracedCall:
         return states_lib.gathering(one, self.program.states_of(one))
 
     def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:
-        """The result of the call, with statistics if it updates any."""
+        """Returns the result of the call, with statistics if it updates any."""
         out = jax.tree.map(lambda i: outputs[i], self.program.traced.outputs)
         if not self.updates:
             return out
@@ -174,12 +174,12 @@ class TracedCall:
 def program_of(
     quantized: ModelByRules, traced: tracing.Traced, variables: Mapping[str, Any]
 ) -> Program:
-    """Decides about every contraction of a call of a model.
+    """Plans the contractions of a traced call of a model.
 
     Args:
         quantized: the model and its rules.
-        traced: the call, a function of the variables first.
-        variables: variables of the model, with shapes in place of what rules freeze.
+        traced: the call, with the variables as first argument.
+        variables: variables of the model, with shapes for kernels frozen by rules.
     """
     params = variables.get(PARAMETERS, {})
     parameters = given_variables.parameters_in(traced, variables)
@@ -201,12 +201,12 @@ def program_of(
 
 
 def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Path:
-    """The path of the module that makes a contraction.
+    """Returns the path of the module that makes a contraction.
 
-    A scope is the name of the root, those of modules, and what `jax.named_scope` and
-    `jnp.einsum` add; a method other than ``__call__`` follows its module with a dot,
-    and repeats it where another method calls it. Names that have no parameters there
-    are left out: those, and modules of which lifted ones share their parameters.
+    A scope consists of the name of the root, the names of modules, and names from
+    `jax.named_scope` and `jnp.einsum`. A method other than ``__call__`` is appended to
+    its module's name with a dot; if another method of the module calls it, the module
+    is in the scope twice. Names without an entry in the parameters are left out.
     """
     names = [name.partition(".")[0] or name for name in one.site.scope.path.split("/")]
     if names and names[0] in roots:
@@ -220,7 +220,7 @@ def _module(one: PlannedContraction, roots: set[str | None], params: Any) -> Pat
 
 
 def _numbered_entries(planned: Plan, modules: Mapping[str, Path]) -> dict[str, Path]:
-    """The path of the states of each contraction, by its own path."""
+    """Returns the path of the states of each contraction, by the contraction's path."""
     counts: collections.Counter[Path] = collections.Counter()
     found = {}
     for one in planned.quantized():
@@ -248,7 +248,7 @@ def _states_of(
         node = _entry(variables, collection, path)
         if set(fields) - set(node):
             if collection == OF_GRADIENTS:
-                continue  # They are needed for gradients alone.
+                continue  # Only needed for gradients.
             raise ValueError(
                 f"the collection {collection!r} has nothing for the contraction "
                 f"{one.path!r}: make the variables with the init of the quantized model"
@@ -268,7 +268,7 @@ def _states_of(
 def _entry(
     variables: Mapping[str, Any], collection: str, path: Path
 ) -> Mapping[str, Any]:
-    """The states of a contraction in a collection; empty if there are none."""
+    """Returns the states of a contraction in a collection; empty if there are none."""
     *module, name = path
     node: Any = variables.get(collection, {})
     for step in (*module, statistics.name_in(collection, name)):
@@ -278,7 +278,7 @@ def _entry(
 
 
 def merged(first: Any, second: Any) -> Any:
-    """Nested dictionaries in one."""
+    """Merges nested dictionaries; leaves of `second` take precedence."""
     if not isinstance(first, Mapping) or not isinstance(second, Mapping):
         return second
     result = dict(first)
@@ -298,10 +298,12 @@ def _is_kernel(x: Any) -> bool:
 def without_kernels(
     variables: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Variables with shapes in place of what rules froze, and with the kernels.
+    """Returns variables to trace with, and variables to take the inputs from.
 
-    Kernels of injected contractions stay, for these to find. One that neither has is
-    taken for one of rules, which miss it by name.
+    In the first, shapes replace the `FrozenKernel`s of weights that rules froze; in the
+    second, these kernels stay. Kernels of injected contractions stay in the first, for
+    the contractions to find, and are removed from the second. A kernel with no weight
+    counts as frozen by rules, which report its name.
     """
     others = {k: v for k, v in variables.items() if k != COLLECTION}
     injected = [

@@ -17,10 +17,10 @@ from aqtlite.qtensor.qtensor import QTensor
 class AqtRaggedDot(Injected):
     """A quantized `ragged_dot` for Flax modules: mixture-of-experts layers.
 
-    Call it in place of `jax.lax.ragged_dot`, inside a module. It has the fields of
-    `AqtDotGeneral`, and what holds there holds here: `convert` freezes the weights of
-    the experts; statistics and learned parameters are kept by the module that makes the
-    call, and two calls in one module need a `name` each for them.
+    Call it instead of `jax.lax.ragged_dot` inside a module. Its fields and behavior are
+    those of `AqtDotGeneral`: `convert` freezes the weights of the experts; the calling
+    module keeps statistics and learned parameters, for which two calls in one module
+    each need a `name`.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -46,6 +46,6 @@ class AqtRaggedDot(Injected):
         lhs, rhs = as_operands(lhs, rhs)
         operation = ragged_operation(lhs, rhs, group_sizes, group_offset)
         if self.cfg is not None and not isinstance(lhs, QTensor):
-            lhs = operation.masked(lhs)  # Statistics are those of what is contracted.
+            lhs = operation.masked(lhs)  # Rows of no group are not in the statistics.
         options = Options(precision, preferred_element_type, out_sharding, key)
         return self.run(operation, lhs, rhs, options)

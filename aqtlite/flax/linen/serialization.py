@@ -1,8 +1,8 @@
 """Serialization of serving variables by `flax.serialization` (``to_bytes``, msgpack).
 
-Arrays are stored; static nodes (a record, the shape of a frozen kernel) come from the
-target that `flax.serialization.from_bytes` takes, as they do with Orbax. So do the
-types of records; a state may be one of those that `restored_statistics` reads.
+Only arrays are stored. Static data (records, shapes of frozen kernels) and the types of
+nodes come from the target of `flax.serialization.from_bytes`, as with Orbax. Statistics
+may be in any of the stored forms that `restored_statistics` reads.
 """
 
 import dataclasses

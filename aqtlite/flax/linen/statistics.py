@@ -1,7 +1,8 @@
-"""The states of calibrations in collections, beside the module's parameters.
+"""Calibration states in the collections of the calling module.
 
-They are kept under the name of the contraction, or else under its axes, written as an
-einsum's equation: two contractions of a module do not share states unawares.
+They are kept under the name given to the contraction, or a name with its axes as an
+einsum equation. Two unnamed contractions of a module with equal axes are an error, so
+that none share states by accident.
 """
 
 import dataclasses
@@ -34,8 +35,8 @@ _NO_VARIABLES = (
     "can be kept"
 )
 
-# For each root scope, the entries that contractions without a name took, and those
-# whose statistics of gradients are taken.
+# For each root scope, the entries taken by unnamed contractions, and those taken for
+# statistics of gradients.
 _taken: weakref.WeakKeyDictionary[Scope, set[tuple[str, ...]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -49,24 +50,24 @@ class Entry:
     name: str
 
     def name_in(self, collection: str) -> str:
-        """The name there."""
+        """Returns the name of the states in a collection."""
         return name_in(collection, self.name)
 
 
 def name_in(collection: str, name: str) -> str:
-    """The name of states in a collection: beside other parameters, with a prefix."""
+    """Returns the name of states in a collection, with a prefix among parameters."""
     return f"aqt_{name}" if collection == PARAMETERS else name
 
 
 def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
-    """Returns the place of the states of a call, None if it has no states.
+    """Returns the place of the states of a call, or None if it has no states.
 
     Args:
         call: the contraction.
         scope: scope of the calling module.
 
     Raises:
-        ValueError: if there is none, or two contractions would share it.
+        ValueError: if there is no scope, or two contractions would share the place.
     """
     if not collections_of(call.cfg):
         return None
@@ -80,14 +81,14 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
 
 
 def read(call: Contraction, entry: Entry | None) -> States:
-    """Returns the states of a call; in `init`, makes them first.
+    """Returns the states of a call, and initializes them where they may be created.
 
     Args:
         call: the contraction.
-        entry: of `entry_of`.
+        entry: result of `entry_of`.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there are none, and their collection is not mutable.
     """
     if entry is None:
         return States()
@@ -103,13 +104,13 @@ def read(call: Contraction, entry: Entry | None) -> States:
         if not scope.has_variable(collection, name):
             if not scope.is_mutable_collection(collection):
                 if collection == OF_GRADIENTS and not _is_initializing(scope):
-                    continue  # They are needed for gradients alone.
+                    continue  # Only needed for gradients.
                 raise ValueError(_missing(collection, name, scope))
             _put(scope, collection, name, fresh(), sides)
         value = scope.get_variable(collection, name)
         value = restored_statistics(nn.meta.unbox(value))
         if set(sides) - set(value) and scope.is_mutable_collection(collection):
-            # What was gathered with another config is completed.
+            # States gathered with another config may lack a side.
             value = {**{side: getattr(fresh(), side) for side in sides}, **value}
         found.update({side: value[side] for side in sides if side in value})
     return States(**found)
@@ -118,13 +119,13 @@ def read(call: Contraction, entry: Entry | None) -> States:
 def note_uses(
     call: Contraction, entry: Entry | None, states: States, *, is_noisy: bool
 ) -> None:
-    """Notes which statistics a call reads, for a conversion.
+    """Records the statistics that a call reads, for a conversion.
 
     Args:
         call: the contraction.
-        entry: of `entry_of`.
-        states: of `read`.
-        is_noisy: without frozen weights, it rounds stochastically.
+        entry: result of `entry_of`.
+        states: result of `read`.
+        is_noisy: whether it rounds stochastically unless weights are frozen.
     """
     if entry is not None:
         statistics_uses.note_operands(
@@ -141,15 +142,16 @@ def update(
     entry: Entry | None,
     states: States,
 ) -> States:
-    """Returns states with statistics of this batch, if their collection is mutable.
+    """Returns states updated with this batch, if their collection is mutable.
 
-    In `init`, the collection keeps statistics of no batch, and the call gets its own.
+    In `init`, the collection keeps the initial statistics; only the returned states
+    include this batch.
 
     Args:
         call: the contraction.
         operands: its operands, or the frozen weights in their place.
-        entry: of `entry_of`.
-        states: of `read`.
+        entry: result of `entry_of`.
+        states: result of `read`.
     """
     sides = collections_of(call.cfg).get(STATISTICS)
     if entry is None or sides is None:
@@ -167,14 +169,14 @@ def update(
 def of_output(
     tensor: config.Tensor, out: jax.Array, scope: Scope | None, name: str, *, own: bool
 ) -> Any:
-    """Returns the statistics of a result, with this batch as `update` has it.
+    """Returns the statistics of a result, updated with this batch as in `update`.
 
     Args:
-        tensor: ``cfg.out``, whose calibration gathers statistics.
+        tensor: ``cfg.out``, with a calibration that gathers statistics.
         out: the float result.
         scope: scope of the calling module.
         name: name of the contraction.
-        own: the name was given to the contraction.
+        own: whether the user gave the contraction this name.
 
     Raises:
         ValueError: if there are none, or two contractions would share them.

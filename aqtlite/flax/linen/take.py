@@ -26,11 +26,11 @@ _PATH = "fwd.rhs"
 class AqtTake(Injected):
     """Rows of a quantized table, dequantized: `jnp.take` for Flax modules.
 
-    The table is quantized by ``cfg.fwd.rhs`` as `AqtDotGeneral` quantizes the rhs whose
-    last axis it contracts, to nearest. Where one module does both with the same config
-    (``embed(tokens)`` and ``embed.attend(x)`` of a tied embedding), `convert` freezes
-    one table for both, and no float copy is left. The gradient passes the rounding
-    unchanged (straight-through estimator).
+    The table is quantized by ``cfg.fwd.rhs``, rounded to nearest, as `AqtDotGeneral`
+    quantizes an rhs with the last axis contracted. If one module does both with the
+    same config (``embed(tokens)`` and ``embed.attend(x)`` of a tied embedding),
+    `convert` freezes one table for both, and no float copy remains. The gradient is a
+    straight-through estimator.
 
     Its fields are those of `AqtDotGeneral`.
 
@@ -44,14 +44,14 @@ class AqtTake(Injected):
         """Takes rows of a table.
 
         Args:
-            table: floating, of shape ``(rows, features)``.
+            table: floating-point table of shape ``(rows, features)``.
             indices: integers of any shape. Rows of indices out of range are NaN.
 
         Raises:
-            TypeError: if the indices are no integers, or a table to be quantized is not
-                floating.
-            ValueError: if the table is no matrix, or if the config takes the scale of
-                the table from anything but the table.
+            TypeError: if the indices are not integers, or a table to quantize is not
+                floating-point.
+            ValueError: if the table is not a matrix, or if the config does not compute
+                the scale of the table from the table alone.
         """
         table, indices = jnp.asarray(table), jnp.asarray(indices)
         if not jnp.issubdtype(indices.dtype, jnp.integer):
@@ -70,7 +70,7 @@ class AqtTake(Injected):
         caller = find_caller()
         if cfg.needs_noise and self._is_for_serving(caller):
             cfg = cfg.for_serving()
-        # Stands for what the table is contracted with.
+        # A stand-in for the other operand of a contraction.
         lhs = jnp.zeros((1, table.shape[1]), table.dtype)
         dims = (((1,), (1,)), ((), ()))
         call = Contraction(
@@ -90,7 +90,7 @@ class AqtTake(Injected):
 
 
 def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
-    """The rows of a table, which is quantized if it is not and should be."""
+    """Returns rows of a table, quantized first if `tensor` says so."""
     if not isinstance(table, QTensor):
         axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
         if not tensor.is_quantized:
@@ -100,7 +100,7 @@ def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
         table = dataclasses.replace(q, unrounded=table)
     if table.scale.shape[0] == table.shape[0] > 1:
         return shape_operations.take(table, indices, axis=0).dequant()
-    # Rows share a scale, which indices out of range cannot make NaN.
+    # With a shared scale, an index out of range could not give NaN by its scale.
     return jnp.take(table.dequant(), indices, axis=0)
 
 

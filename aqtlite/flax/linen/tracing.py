@@ -1,4 +1,4 @@
-"""Traces of the calls of a Linen model."""
+"""The `Model` of Linen modules: traces their calls for a conversion."""
 
 import dataclasses
 import itertools
@@ -42,7 +42,7 @@ from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.state_collections import STATISTICS
 
 _FIRST_POSITION = 10**6
-"""Of the contractions that rules name, behind those that are injected."""
+"""Number of the first contraction quantized by rules, above all injected ones."""
 
 _IN_BRANCH = "contracted inside nn.cond, nn.switch, nn.while_loop or the like"
 
@@ -50,11 +50,11 @@ _numbers = itertools.count()
 
 
 _Place = tuple[tuple[str, ...], int]
-"""A contraction that is injected: the path of its module, and its position there."""
+"""An injected contraction: the path of its module, and its position in it."""
 
 
 class LinenModel(Model):
-    """A Linen module with its variables, or their shapes, and its calls."""
+    """A Linen module with its variables, or their shapes, and the calls to convert."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LinenModel(Model):
         self._traces: dict[int, tracing.Traced] = {}
         self._programs: dict[int, Program | None] = {}
         self._activations: dict[int, set[_Place]] = {}
-        """For each call, the injected contractions of which no weight can be made."""
+        """For each call, the injected contractions with an activation as operand."""
         super().__init__(
             variables["params"],
             _without_params(variables),
@@ -137,7 +137,7 @@ class LinenModel(Model):
         inputs = [traced.inputs[0]]
         stored = modes.stored_operands(traced.outputs[1])
         if program is not None:
-            # The states of calibrations are inputs beside those of the call.
+            # The calibration states become inputs beside those of the call.
             traced = program.traced_record(self._variables, of_rules, stored)
             inputs.append(traced.inputs[1])
             stored = [*itertools.chain(*traced.outputs)]
@@ -191,7 +191,7 @@ class LinenModel(Model):
         return {**serving, STATISTICS: fixed}
 
     def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:
-        """Leaves contractions in float of which no weight can be made."""
+        """Returns a function that keeps contractions of activations in float."""
 
         def go_on(contraction: Contraction, place: _Place) -> Contraction:
             is_activation = place in self._activations[call]
@@ -202,13 +202,13 @@ class LinenModel(Model):
     def _traced(
         self, call: int, recorder: Recorder, variables: Mapping[str, Any]
     ) -> tracing.Traced:
-        """Traces a call that returns what a recorder stores, too."""
+        """Traces a call that also returns the arrays that a recorder stores."""
         apply, arguments = self._call(call, variables)
         with modes.recorded_by(recorder):
             return tracing.trace(apply, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
-        """What rules decide about the contractions of a call; None without rules."""
+        """Returns the program that rules make of a traced call; None without rules."""
         if self._by_rules is None:
             return None
         program = quantized_call.program_of(self._by_rules, traced, self._variables)
@@ -217,7 +217,7 @@ class LinenModel(Model):
     def _call(
         self, call: int, variables: Mapping[str, Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A call as a function of arrays, and its arguments."""
+        """Returns a call as a function of arrays, and its arguments."""
         kwargs = dict(self._calls[call].kwargs)
         mutable = mutable_collections(kwargs.pop("mutable", False))
 
@@ -233,25 +233,28 @@ class LinenModel(Model):
         return apply, (variables, self._calls[call].args, kwargs)
 
     def _buffers_in(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
-        """The inputs of a trace that are no parameters, given those of variables."""
+        """Returns the inputs that are buffers, given the input indices of variables."""
         return buffers_in(_without_params(inputs), self.buffers)
 
     def _in_float(self, contraction: Contraction) -> Contraction:
-        """The contraction, in float where rules do not take it for one of theirs."""
+        """Returns the contraction in float; unchanged if the model has rules.
+
+        Rules would match a float contraction.
+        """
         return contraction.in_float() if self._by_rules is None else contraction
 
 
 class _Naming:
-    """A recorder that names the operands and the states of contractions."""
+    """A recorder that marks the operands and states of contractions with names."""
 
     def __init__(self) -> None:
         number = next(_numbers)
         self.num_contractions = 0
         self.states = f"states {number}"
         self.places: dict[str, _Place] = {}
-        """The contractions of the operands, by name."""
+        """Contractions of all marked operands, by name."""
         self.quantized: dict[str, FoundOperand] = {}
-        """Those of the operands that are quantized, by name."""
+        """Operands to quantize, by name."""
         self._operand = f"operand {number}"
 
     def __call__(
@@ -284,8 +287,8 @@ def _storing(
 
     Args:
         keys: keys of the operands.
-        arrays: makes what is stored of an operand.
-        go_on: makes the contraction to evaluate, of the one that is recorded.
+        arrays: function that returns the arrays to store for an operand.
+        go_on: function from the recorded contraction to the one to evaluate.
     """
 
     def record(
@@ -309,11 +312,11 @@ def _without_params(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) -> Any:
-    """Returns the parameters with a `FrozenKernel` in place of those that are frozen.
+    """Returns the parameters with a `FrozenKernel` in place of each frozen one.
 
     Args:
-        params: the parameters, boxed or not; a box is replaced with what is in it.
-        frozen: the static descriptions of those that are frozen.
+        params: the parameters, boxed or not; a box is replaced with its contents.
+        frozen: placeholders of the frozen parameters.
     """
     kernels = {parameter.key_path: one for parameter, one in frozen.items()}
 
@@ -332,11 +335,14 @@ def with_frozen_kernels(params: Any, frozen: Mapping[Parameter, Placeholder]) ->
 
 
 def mutable_collections(mutable: Any) -> list[str]:
-    """Returns the names of collections that a call changes, as `apply` takes them.
+    """Returns the names of the collections that a call changes.
+
+    Args:
+        mutable: as in `apply`.
 
     Raises:
-        TypeError: if they are no names.
-        ValueError: if all collections are asked for.
+        TypeError: if `mutable` is neither a bool nor names.
+        ValueError: if it is True.
     """
     if isinstance(mutable, str):
         return [mutable]

@@ -1,4 +1,4 @@
-"""Serving variables with 4-bit integers widened to 8 bits."""
+"""Widens the 4-bit integers of serving variables to 8 bits."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ _WIDENED = {jnp.dtype("int4"): jnp.int8, jnp.dtype("uint4"): jnp.uint8}
 def widen_int4(variables: Any) -> Any:
     """Widens the 4-bit integers of serving variables to 8 bits.
 
-    XLA keeps two int4 in a byte, and CPUs and GPUs take them apart at every call.
-    Widened once, they take twice the memory, and on CPUs the time of int8 weights. The
-    results are the same, bit for bit.
+    XLA packs two int4 into a byte, and CPUs and GPUs unpack them at every call.
+    Widened once, they take twice the memory, and on CPUs as little time as int8
+    weights. The results are equal bit for bit.
 
     Args:
-        variables: serving variables, of `aqtlite.flax.convert` or
-            `aqtlite.checkpoint.load_serving`; any pytree of JAX or NumPy arrays.
+        variables: serving variables from `aqtlite.flax.convert` or
+            `aqtlite.checkpoint.load_serving`, or any pytree of JAX or NumPy arrays.
 
     Returns:
-        The variables, int4 as int8 and uint4 as uint8.
+        The variables, with int4 as int8 and uint4 as uint8.
 
     >>> from flax import linen as nn
     >>> from aqtlite import config
