@@ -1,7 +1,7 @@
 """The noise of stochastic rounding: its sources, and their seeds.
 
-A source is a frozen dataclass that gives random bits for a seed. Without a key the
-seed is taken from the array that is rounded. Read `base` first.
+A source is a frozen dataclass that maps a seed to random bits. Without a key, the seed
+comes from the calibration of the array that is rounded. Read `base` first.
 """
 
 from aqtlite.noise.base import Noise

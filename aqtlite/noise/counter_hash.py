@@ -22,9 +22,9 @@ class CounterHash(base.Noise):
 
     For an element at index ``i`` in row-major order and a seed ``(s0, s1)``, the bits
     are ``mix((s1 + i) ^ s0) * (s1 | 1)`` modulo 2^32, where ``mix`` is an integer
-    mixer of two multiplications: a counter-based generator, as those of Salmon et al.
-    2011, "Parallel random numbers: as easy as 1, 2, 3", but of far fewer steps. It
-    takes no memory and hardly any time, and is no generator for cryptography.
+    mixer with two multiplications: a counter-based generator, like those of Salmon et
+    al. 2011, "Parallel random numbers: as easy as 1, 2, 3", but with far fewer steps.
+    It takes no memory and hardly any time, and is not for cryptography.
 
     >>> CounterHash().bits((2, 3), jnp.array([3, 7], jnp.uint32)).shape
     (2, 3)
@@ -35,17 +35,17 @@ class CounterHash(base.Noise):
 
 
 def random_bits(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
-    """Uniform bits, a function of each element's index and the seed alone.
+    """Returns uniform bits, which depend on each element's index and the seed alone.
 
     Args:
-        shape: the shape of the array to be rounded.
-        seed: uint32 of shape ``(2,)``, or ``(2, *channels)`` with one for each
+        shape: shape of the array to be rounded.
+        seed: uint32 of shape ``(2,)``, or ``(2, *channels)`` with one seed for each
             channel, where `channels` broadcasts to `shape`.
 
     Returns:
-        uint32 of `shape`, of which the high bits are the good ones.
+        uint32 of `shape`; the high bits are the most random.
     """
-    # Without the second word, every seed would give the same bits in another order. The
+    # Without the second word, all seeds would give permutations of the same bits. The
     # high bits of a product depend on all bits of both factors.
     if seed.ndim == 1:
         return _bits_of(shape, seed)
@@ -63,7 +63,7 @@ class _RandomBits(TargetDependent):
 
     def lowered(self, target, seed):
         if target.partitions > 1:
-            # Seeds that lie on other devices than what they are for move once.
+            # Seeds on other devices than their elements move once.
             seed = jnp.broadcast_to(seed, (2, *self.shape))
         return _bits_of(self.shape, seed)
 
@@ -76,14 +76,14 @@ def _bits_of(shape: tuple[int, ...], seed: jax.Array) -> jax.Array:
 
 
 def _flat_index(shape: tuple[int, ...], first: jax.Array) -> jax.Array:
-    """Each element's position in row-major order, counted from anywhere, modulo 2^32.
+    """Each element's position in row-major order, plus `first`, modulo 2^32.
 
-    Every step depends on `first`: XLA takes what depends on nothing out of a loop, and
-    would keep an array of indices in memory for as long as the loop runs.
+    Every step depends on `first`: XLA hoists constants out of a loop, and would keep an
+    array of indices in memory for as long as the loop runs.
     """
     index = jnp.broadcast_to(first, shape)
     for axis, size in enumerate(shape):
-        if axis > 0:  # The size of the first one does not matter.
+        if axis > 0:  # The size of the first axis does not matter.
             is_known = isinstance(size, int)
             factor = np.uint32(size) if is_known else _as_uint32(size)
             index = lax.mul(index, factor)

@@ -13,11 +13,11 @@ from aqtlite.noise import base
 
 @dataclasses.dataclass(frozen=True)
 class JaxRandom(base.Noise):
-    """The bits of `jax.random.bits`, of a Threefry key made of the seed.
+    """The bits of `jax.random.bits`, with the seed as a Threefry key.
 
     Threefry 2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
     is tested far more thoroughly than `CounterHash`, and takes several times as long:
-    20 rounds for each pair of elements. Sizes have to be known, not symbolic.
+    20 rounds for each pair of elements. Symbolic sizes are not supported.
 
     >>> JaxRandom().bits((2, 3), jnp.array([3, 7], jnp.uint32)).shape
     (2, 3)
@@ -31,11 +31,11 @@ class JaxRandom(base.Noise):
             1 if one != 1 else size for size, one in zip(shape, channels, strict=True)
         )
         words = jnp.moveaxis(seed, 0, -1).reshape(math.prod(channels), 2)
-        # Channels of equal seeds, as where a constant bounds all, have other noise.
+        # Channels with equal seeds, as with a constant bound, need different noise.
         index = lax.broadcasted_iota(jnp.uint32, words.shape, 0)
         words = words + index * np.array([0, 1], np.uint32)
         each = jax.vmap(_bits, (0, None))(words, inner)
-        # Each axis belongs to the channels or to what lies within them.
+        # Each axis is either one of channels or one within a channel.
         rank = len(shape)
         each = each.reshape(*channels, *inner)
         order = [axis for i in range(rank) for axis in (i, rank + i)]

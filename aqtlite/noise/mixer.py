@@ -1,4 +1,4 @@
-"""The integer hash that seeds and noise are made of."""
+"""The integer hash behind seeds and noise."""
 
 import jax
 import numpy as np
@@ -9,10 +9,10 @@ GOLDEN = 0x9E3779B9
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """Mixes uint32: a bijection in which every input bit moves about half the outputs.
+    """Mixes uint32: a bijection in which each input bit flips about half the output.
 
-    It is of the kind of MurmurHash3's finalizer, with the constants of C. Wellons'
-    "hash prospector" (lowbias32).
+    It has the form of MurmurHash3's finalizer, with the constants of C. Wellons' "hash
+    prospector" (lowbias32).
     """
     x = lax.mul(_with_high_bits(x, 16), np.uint32(0x7FEB352D))
     x = lax.mul(_with_high_bits(x, 15), np.uint32(0x846CA68B))
@@ -20,5 +20,5 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 def _with_high_bits(x: jax.Array, distance: int) -> jax.Array:
-    """x, with its high bits moved down and added to the low ones, without a carry."""
+    """Returns ``x ^ (x >> distance)``."""
     return lax.bitwise_xor(x, lax.shift_right_logical(x, np.uint32(distance)))

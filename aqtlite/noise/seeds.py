@@ -1,4 +1,4 @@
-"""Seeds of noise: of a key, of what calibration found, and for each use of them."""
+"""Seeds of noise, from a key or from calibration, and seeds derived from them."""
 
 import functools
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from aqtlite.noise import mixer
 
 
 def seed_from_key(key: jax.Array) -> jax.Array:
-    """A seed from a JAX random key, typed or raw.
+    """Returns a seed from a JAX random key, typed or raw.
 
     Args:
         key: ``jax.random.key(...)``, or the uint32 vector of ``jax.random.PRNGKey``.
@@ -53,20 +53,21 @@ def _seed_from_words(words: jax.Array) -> jax.Array:
 def seed_from_bounds(
     bound: jax.Array, *others: jax.Array, salt: int | None = None
 ) -> jax.Array:
-    """A seed for each channel, from what calibration found in it.
+    """Returns a seed for each channel, from the bound that calibration found.
 
     No element is read, and nothing is summed over channels or devices: the bounds are
-    there anyway, and change with the array.
+    computed anyway, and change with the array.
 
     Args:
-        bound: float32; the bound of each channel, of size 1 along the others.
-        others: float32, more that tells channels apart (the scales of the forward
-            pass, say); each broadcasts to the shape of `bound`. Their order matters.
-        salt: What is folded in (`fold_in`); None for nothing.
+        bound: float32, the bound of each channel, keepdims.
+        others: further float32 arrays that distinguish channels, such as the scales of
+            the forward pass; each broadcasts to the shape of `bound`. Their order
+            matters.
+        salt: number to fold in (`fold_in`), or None.
 
     Returns:
-        uint32 of shape ``(2, *bound.shape)``, computed once for a channel, not again
-        for each of its elements.
+        uint32 of shape ``(2, *bound.shape)``, computed once per channel, and not again
+        for each element.
     """
     bits = lax.bitcast_convert_type(bound, jnp.uint32)
     total = mixer.mix(lax.add(bits, np.uint32(mixer.GOLDEN)))
@@ -79,7 +80,7 @@ def seed_from_bounds(
 
 @functools.partial(jax.jit, static_argnums=1)
 def fold_in(seed: jax.Array, salt: int) -> jax.Array:
-    """Other seeds, independent of the first ones, for each salt."""
+    """Returns new seeds, independent of the given seeds and of other salts' seeds."""
     word = np.uint32((mixer.GOLDEN * (salt + 1)) & 0xFFFFFFFF)
     return mixer.mix(lax.add(seed, word))
 
@@ -90,14 +91,14 @@ def _two_words(total: jax.Array) -> jax.Array:
 
 
 def shared_along(seed: jax.Array, axes: Iterable[int]) -> jax.Array:
-    """Makes one seed of those of the channels along some axes.
+    """Merges the seeds of channels along some axes into one.
 
     Args:
-        seed: uint32 of shape ``(2,)``, which stays as it is, or ``(2, *channels)``.
-        axes: axes of the array whose channels they are, not negative.
+        seed: uint32 of shape ``(2, *channels)``; or ``(2,)``, which is returned as is.
+        axes: axes of the array, not negative.
 
     Returns:
-        uint32, with size 1 along `axes`: the sum, which has no order.
+        uint32, with size 1 along `axes`: the sums, which do not depend on an order.
     """
     several = tuple(axis + 1 for axis in axes if seed.ndim > 1)
     several = tuple(axis for axis in several if seed.shape[axis] != 1)
