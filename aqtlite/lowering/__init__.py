@@ -1,9 +1,9 @@
 """Private: sums of products, reductions and exact arithmetic in forms for XLA.
 
-Nothing here knows of configs: stored values, axes and dtypes go in, sums of products
-come out, the same in every form that a platform runs fast. What a kind of dot does is
-in `kinds`, and how a platform sums the products of a contraction in `dot`, `conv` or
-`ragged`. Read `kinds` first, then `dot`.
+Nothing here depends on configs: stored values, axes and dtypes go in, and sums of
+products come out, equal in the form of every platform. `kinds` defines the kinds of
+dots; `dot`, `conv` and `ragged` how each platform sums the products of a contraction.
+Read `kinds` first, then `dot`.
 """
 
 from aqtlite.lowering.contraction import Contraction, DotInput

@@ -1,8 +1,8 @@
-"""The interface of a contraction and its operands to the kinds of dots.
+"""The interface between contractions and the kinds of dots.
 
-A contraction knows which elements of two arrays meet, and the form in which each
-platform sums their products. What is done to values before and after is written once,
-in `kinds`.
+A contraction defines which elements of two arrays are multiplied, and the form in which
+each platform sums the products. The steps before and after are written once, in
+`kinds`.
 """
 
 import abc
@@ -22,7 +22,7 @@ Side = Literal["lhs", "rhs"]
 Shape = tuple[int, ...]
 Cut = Callable[[jax.Array], jax.Array]
 Split = tuple[bool, bool]
-"""Whether lhs, and rhs, have digits on a leading axis."""
+"""Whether lhs and rhs have digits on a leading axis."""
 
 
 class DotInput(NamedTuple):
@@ -30,21 +30,21 @@ class DotInput(NamedTuple):
 
     values: jax.Array
     zero_point: jax.Array | None = None
-    """int32, keepdims; None for none."""
+    """Zero point, int32, keepdims, or None."""
 
     largest: int | None = None
-    """The largest magnitude of an integer less its zero point, None for that of the
-    dtype without its minimum. Of a float, in units; None if it has no unit."""
+    """Largest magnitude of the integers less their zero point; None for the maximum of
+    the dtype. For floats, largest magnitude in units; None without a unit."""
 
     unit: float | None = None
-    """The power of two of which floats are multiples; None if it is not known."""
+    """Power of two that divides all floats; None if it is not known."""
 
     sums: jax.Array | None = None
-    """int32, keepdims: the sums of integers less their zero point over the contracting
-    axes; None if they are not known."""
+    """Sums of integers less their zero point over the contracting axes, int32,
+    keepdims; None if they are not known."""
 
     def less_zero_point(self) -> "DotInput":
-        """Subtracts the zero point, which makes int16 or int32 of the values."""
+        """Subtracts the zero point; the values become int16 or int32."""
         if self.zero_point is None:
             return self
         values = self.values.astype(jnp.int32) - self.zero_point
@@ -56,15 +56,15 @@ class DotInput(NamedTuple):
 class Contraction(abc.ABC):
     """Sums of products of two arrays.
 
-    Subclasses are frozen dataclasses and pytrees: what is static is a meta field, an
-    array that is no operand (the sizes of groups) a data field.
+    Subclasses are frozen dataclasses and pytrees: static fields are meta fields, and
+    arrays other than the operands (the sizes of groups) are data fields.
     """
 
     @abc.abstractmethod
     def anywhere(
         self, lhs: jax.Array, rhs: jax.Array, precision: lax.PrecisionLike
     ) -> jax.Array:
-        """The sums in a form that every platform has."""
+        """Contracts in a form that every platform supports."""
 
     @abc.abstractmethod
     def on_target(
@@ -74,17 +74,17 @@ class Contraction(abc.ABC):
         rhs: jax.Array,
         precision: lax.PrecisionLike,
     ) -> jax.Array:
-        """The sums in the form for a target."""
+        """Contracts in the form for a target."""
 
     def sums(
         self, lhs: jax.Array, rhs: jax.Array, precision: lax.PrecisionLike = None
     ) -> jax.Array:
-        """Contracts in the form for the target, and floats of 16 bits in float32.
+        """Contracts in the form for the target, and sums floats in at least float32.
 
         Args:
-            lhs: int4, int8, or floating.
-            rhs: int4 or int8 with either of them, floats of the same dtype.
-            precision: as `lax.dot_general` takes it.
+            lhs: int4, int8 or floating.
+            rhs: int4 or int8 for integers, the dtype of lhs for floats.
+            precision: as in `lax.dot_general`.
 
         Returns:
             int32, or at least float32.
@@ -95,15 +95,16 @@ class Contraction(abc.ABC):
     def sums_of_digits(
         self, lhs: jax.Array, rhs: jax.Array, split: Split
     ) -> list[list[jax.Array]]:
-        """Contracts each digit of lhs with each of rhs.
+        """Contracts each digit of lhs with each digit of rhs.
 
         Args:
             lhs: int4 or int8.
             rhs: int4 or int8.
-            split: which have digits on a leading axis; what has none is one digit.
+            split: whether each operand has digits on a leading axis; otherwise it is a
+                single digit.
 
         Returns:
-            For each digit of lhs the sums with those of rhs, int32.
+            The sums for each digit of lhs and each digit of rhs, int32.
         """
         left, right = (
             plain.unstacked(x, 0) if is_split else [x]
@@ -114,21 +115,22 @@ class Contraction(abc.ABC):
     def in_best_order(
         self, lhs: DotInput, rhs: DotInput
     ) -> tuple["Contraction", DotInput, DotInput]:
-        """The contraction and its operands, exchanged if integers are summed sooner."""
+        """Exchanges the operands of a contraction of integers if that is faster."""
         return self, lhs, rhs
 
     @abc.abstractmethod
     def products(self, lhs: Shape, rhs: Shape) -> int:
-        """The number of products in a sum; symbolic, perhaps (`jax.export`)."""
+        """The number of products in a sum, which may be symbolic (`jax.export`)."""
 
     @abc.abstractmethod
     def pieces(
         self, lhs: Shape, rhs: Shape, limit: int
     ) -> Iterator[tuple["Contraction", Cut, Cut]]:
-        """Contractions of at most so many products, whose sums add up to all.
+        """Cuts the contraction into pieces of at most `limit` products.
 
         Returns:
-            For each the contraction, and what cuts its operands from lhs and rhs.
+            Each piece, and functions that cut its operands from lhs and rhs. The sums
+            of all pieces add up to the sums of the contraction.
         """
 
     def by_blocks(
@@ -146,25 +148,23 @@ class Contraction(abc.ABC):
 
     @abc.abstractmethod
     def scale_to_output(self, side: Side, scale: jax.Array) -> jax.Array:
-        """Lays a scale of an operand out so that it multiplies the output.
+        """Lays out a scale of an operand to multiply the output.
 
         Args:
-            side: the operand.
+            side: side of the operand.
             scale: keepdims, of size 1 along contracting axes.
         """
 
     def narrow(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        """Contracts floats of 8 bits on GPUs and TPUs: bfloat16 holds them."""
+        """Contracts floats of 8 bits on GPUs and TPUs; bfloat16 holds them."""
         return self.sums(lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16))
 
     def narrow_on_cpu(
         self, lhs: jax.Array, rhs: jax.Array, is_whole: bool
     ) -> jax.Array:
-        """Contracts floats of 8 bits on CPUs: float32 holds them.
-
-        The order of its sums depends on the layout of what is fused into the dot.
-        """
+        """Contracts floats of 8 bits on CPUs; float32 holds them."""
         del is_whole
+        # The order of sums depends on the layout of producers fused into the dot.
         lhs, rhs = (exact.fusion_barrier(x.astype(jnp.float32)) for x in (lhs, rhs))
         return self.sums(lhs, rhs)
 
@@ -174,7 +174,7 @@ class _Sums(TargetDependent):
     """The sums of a contraction."""
 
     structure: Any
-    """The contraction, less its arrays."""
+    """Pytree structure of the contraction."""
 
     precision: lax.PrecisionLike
 
@@ -185,7 +185,7 @@ class _Sums(TargetDependent):
     def lowered(self, target, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)
         if target.platform == "cpu" and jnp.issubdtype(lhs.dtype, jnp.floating):
-            # XLA:CPU has few kernels that sum halves in float32.
+            # XLA:CPU has few kernels that sum 16-bit floats in float32.
             wide = jnp.promote_types(lhs.dtype, jnp.float32)
             lhs, rhs = lhs.astype(wide), rhs.astype(wide)
         return contraction.on_target(target, lhs, rhs, self.precision)

@@ -34,7 +34,7 @@ class Conv(Contraction):
 
     def on_target(self, target, lhs, rhs, precision):
         # TPUs convolve int8. XLA:GPU has int8 convolutions only to float32 or int8
-        # (jax-ml/jax#7637), and XLA:CPU a plain loop for some.
+        # (jax-ml/jax#7637), and XLA:CPU runs a plain loop for some.
         is_integer = not jnp.issubdtype(lhs.dtype, jnp.floating)
         is_special = is_integer and (target.platform == "cpu" or target.is_gpu)
         if not is_special or self.out_sharding is not None:
@@ -56,7 +56,7 @@ class Conv(Contraction):
         """Cuts the kernel along its input features, and then along its window."""
         _, *summed = self.convolution.rhs_spec
         sizes = [rhs[axis] for axis in summed]
-        # Of axes behind the one that is cut, all is taken while that fits.
+        # The axes after the one that is cut stay whole as long as they fit.
         rests = [math.prod(sizes[index + 1 :]) for index in range(len(sizes))]
         steps = [
             min(size, max(1, limit // rest))
@@ -71,7 +71,7 @@ class Conv(Contraction):
             yield self._piece(rhs, start, stop)
 
     def _piece(self, rhs, start, stop):
-        """The convolution with a part of the kernel, and the cuts of both operands."""
+        """The convolution with a part of the kernel, and functions to cut operands."""
         of = self.convolution
         _, features, *window = of.rhs_spec
         padding = []
@@ -101,7 +101,7 @@ class Conv(Contraction):
         return Conv(part, self.out_sharding), cut_lhs, cut_rhs
 
     def unit_axes(self, side):
-        """All axes but what the result has."""
+        """All axes that the result lacks."""
         kept = self._kept(side)
         ndim = len(self.convolution.lhs_spec)
         return tuple(axis for axis in range(ndim) if axis != kept)
@@ -114,7 +114,7 @@ class Conv(Contraction):
         return scale.reshape(shape)
 
     def _kept(self, side: Side) -> int | None:
-        """The axis of an operand that is one of the result's; None with groups."""
+        """The axis of an operand in the result; None for lhs with batch groups."""
         of = self.convolution
         if side == "lhs":
             return None if of.batch_groups > 1 else of.lhs_spec[0]

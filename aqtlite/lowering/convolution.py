@@ -1,4 +1,4 @@
-"""Convolutions as XLA knows them, and what all forms of them are made of."""
+"""The static arguments of a convolution, from which all its forms are made."""
 
 import dataclasses
 import math
@@ -31,13 +31,13 @@ class Convolution:
     lhs_dilation: Axes
     rhs_dilation: Axes
     lhs_spec: Axes
-    """The axes of lhs: batch, features, and the spatial ones."""
+    """Axes of lhs: batch, features, spatial axes."""
 
     rhs_spec: Axes
-    """The axes of rhs: output features, input features, and the spatial ones."""
+    """Axes of rhs: output features, input features, spatial axes."""
 
     out_spec: Axes
-    """The axes of the result: batch, features, and the spatial ones."""
+    """Axes of the result: batch, features, spatial axes."""
 
     feature_groups: int = 1
     batch_groups: int = 1
@@ -55,11 +55,11 @@ class Convolution:
         feature_group_count: int = 1,
         batch_group_count: int = 1,
     ) -> "Convolution":
-        """The convolution with the arguments of `lax.conv_general_dilated`.
+        """Makes a convolution from the arguments of `lax.conv_general_dilated`.
 
         Raises:
-            ValueError: if they do not fit the operands.
-            TypeError: if they are of other types.
+            ValueError: if the arguments do not fit the operands.
+            TypeError: if an argument has another type.
         """
         specs = lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
         rank = len(lhs_shape) - 2
@@ -107,9 +107,9 @@ class Convolution:
         out_sharding: NamedSharding | None = None,
         precision: lax.PrecisionLike = None,
     ) -> jax.Array:
-        """The convolution as it stands, summed in `accumulator`."""
+        """Evaluates the convolution by XLA's, with sums in `accumulator`."""
         if not all(isinstance(n, int) for pair in self.padding for n in pair):
-            # `lax` makes symbolic amounts itself, and takes none.
+            # `lax.conv_general_dilated` takes no symbolic amounts of padding.
             run, lhs = self.of_padded(), self.pad(lhs, 0)
             return run(lhs, rhs, accumulator, out_sharding, precision)
         return lax.conv_general_dilated(
@@ -130,11 +130,10 @@ class Convolution:
     def output_shape(
         self, lhs_shape: Sequence[int], rhs_shape: Sequence[int]
     ) -> tuple[int, ...]:
-        """The shape of the result.
+        """Returns the shape of the result.
 
         Raises:
-            ValueError: if the operands do not fit.
-            TypeError: the same.
+            ValueError: if the operands do not fit; JAX raises TypeError for some.
         """
         operands = (
             jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
@@ -143,16 +142,16 @@ class Convolution:
         return tuple(jax.eval_shape(self, *operands).shape)
 
     def for_dlhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
-        """Convolves the gradient of the result with rhs to the gradient of lhs.
+        """Returns the convolution of the output gradient with rhs, for lhs's gradient.
 
-        For an rhs that is reversed in space, and whose groups, if there are any, lie in
-        front of its input features. With batch groups, the groups of the result lie in
-        front of its features in place of its examples.
+        It takes rhs reversed in space, with its groups, if any, in front of its input
+        features. With batch groups, its result has the groups in front of its features
+        instead of its examples.
 
         Args:
-            lhs: the shape of lhs.
-            rhs: that of rhs.
-            out: that of the result.
+            lhs: shape of lhs.
+            rhs: shape of rhs.
+            out: shape of the result.
         """
         padding = tuple(
             (k - low - 1, i + low - j)
@@ -171,12 +170,12 @@ class Convolution:
         )
 
     def for_drhs(self, lhs: Shape, rhs: Shape, out: Shape) -> "Convolution":
-        """Convolves lhs with the gradient of the result to the gradient of rhs.
+        """Returns the convolution of lhs with the output gradient, for rhs's gradient.
 
         Args:
-            lhs: the shape of lhs.
-            rhs: that of rhs.
-            out: that of the result.
+            lhs: shape of lhs.
+            rhs: shape of rhs.
+            out: shape of the result.
         """
         padding = tuple(
             (low, j + k - i - low - 1)
@@ -198,9 +197,9 @@ class Convolution:
     def _dilated_sizes(
         self, lhs: Shape, rhs: Shape, out: Shape
     ) -> list[tuple[int, int, int, int]]:
-        """Of each spatial axis the sizes in lhs, rhs and the result, and the padding.
+        """Dilated sizes of each spatial axis in lhs, rhs and result, and the padding.
 
-        Those of the result are dilated by the strides.
+        The sizes in the result are dilated by the strides.
         """
         steps = self.lhs_dilation, self.rhs_dilation, self.strides
         specs = self.lhs_spec, self.rhs_spec, self.out_spec
@@ -215,12 +214,12 @@ class Convolution:
         return list(zip(*sizes, lows, strict=True))
 
     def products(self, rhs_shape: Sequence[int]) -> int:
-        """The number of products that are summed into one element of the result."""
+        """Returns the number of products in each element of the result."""
         features, *window = self.rhs_spec[1:]
         return math.prod(rhs_shape[axis] for axis in (features, *window))
 
     def of_padded(self) -> "Convolution":
-        """The convolution of what `pad` makes of lhs."""
+        """Returns the convolution of an lhs that `pad` has padded."""
         rank = len(self.strides)
         return dataclasses.replace(
             self, padding=((0, 0),) * rank, lhs_dilation=(1,) * rank
@@ -231,7 +230,7 @@ class Convolution:
 
         Args:
             lhs: any dtype.
-            value: what stands for zero there.
+            value: padding value, which represents zero.
         """
         amounts = [(0, 0, 0)] * lhs.ndim
         spatial = zip(self.lhs_spec[2:], self.padding, self.lhs_dilation, strict=True)
@@ -243,10 +242,10 @@ class Convolution:
 
 
 def _pairs(padding: Any) -> tuple[tuple[int, int], ...]:
-    """The padding of each spatial axis.
+    """Returns the padding of each spatial axis.
 
     Raises:
-        ValueError: if it is no sequence of pairs.
+        ValueError: if `padding` is not a sequence of pairs of ints.
     """
     try:
         return tuple(
@@ -260,20 +259,20 @@ def _pairs(padding: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _amount(padding: Any) -> Any:
-    """An integer, or what a symbolic size (jax.export) gives for one."""
+    """Returns an amount of padding as an int, unless it is symbolic (`jax.export`)."""
     return padding if jax.export.is_symbolic_dim(padding) else operator.index(padding)
 
 
 def dilated(size: int, dilation: int) -> int:
-    """The size of an axis once it is dilated."""
+    """Returns the size of an axis after dilation."""
     return 0 if size == 0 else (size - 1) * dilation + 1
 
 
 def _steps(name: str, steps: Any, lhs_shape: Sequence[int]) -> Axes:
-    """Strides or dilations as integers.
+    """Returns strides or dilations as integers.
 
     Raises:
-        TypeError: if they are none.
+        TypeError: if `steps` is not a sequence of integers.
         ValueError: if they are not positive, or not one for each spatial axis.
     """
     rank = len(lhs_shape) - 2
@@ -291,10 +290,10 @@ def _steps(name: str, steps: Any, lhs_shape: Sequence[int]) -> Axes:
 
 
 def _count(name: str, count: Any) -> int:
-    """A number of groups, whose size `output_shape` checks.
+    """Returns a number of groups as an int; `output_shape` checks its value.
 
     Raises:
-        TypeError: if it is no integer.
+        TypeError: if `count` is not an integer.
     """
     try:
         return operator.index(count)

@@ -1,4 +1,4 @@
-"""int8 contractions on XLA:CPU's fast path, off which it runs a plain loop."""
+"""int8 contractions on XLA:CPU's fast path; off that path it runs a plain loop."""
 
 import math
 from typing import NamedTuple
@@ -14,31 +14,31 @@ from aqtlite.shapes.sharding import explicit_sharding
 
 Shape = tuple[int, ...]
 
-# Up to so many rows, reading rhs is what takes time.
+# Up to this number of rows, reading rhs dominates the time.
 _FEW_ROWS = 64
 
-# A matrix of so many bytes stays in the first cache, in whatever order it is read: not
-# worth the kernels of a loop that transposes it, nor of a second contraction.
+# A matrix of this many bytes stays in the L1 cache, in whatever order it is read: it is
+# not worth the kernels of a loop that transposes it, nor of a second contraction.
 _FEW_BYTES = 2**14
 
-# Up to so many rows, widening int4 takes time beside contracting it.
+# Up to this number of rows, widening int4 takes a notable part of the time.
 _ROWS_OF_PAIRS = 512
 
-# So many int4 are widened at a time.
+# Number of int4 that are widened at a time.
 _WIDENED_BYTES = 2**18
 
-# Rows that are transposed at a time.
+# Number of rows that are transposed at a time.
 _BLOCK = 16
 
-# A product of one row by a matrix of so many elements XLA:CPU divides among threads, to
-# whom it takes longer than to one. Larger ones are worth it.
+# XLA:CPU divides a product of one row by a matrix of this many elements among threads,
+# which take longer than one thread. Larger products gain from it.
 _FEW_PRODUCTS = range(2**17 + 1, 2**18 + 1)
 
 
 def is_fast(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Returns True if the contraction is on the fast path as it stands."""
+    """Returns True if a plain `lax.dot_general` is on the fast path."""
     of = _Layout.of(lhs_shape, rhs_shape, dims)
     return not (
         processor.multiplies_unsigned()
@@ -50,7 +50,7 @@ def is_fast(
 
 
 class _Layout(NamedTuple):
-    """The order in which a contraction finds the axes of its operands."""
+    """The order of the axes of a contraction's operands."""
 
     rows: int
     """Number of rows of lhs as a matrix."""
@@ -59,15 +59,15 @@ class _Layout(NamedTuple):
     """Number of columns of rhs as a matrix."""
 
     is_transposed: bool
-    """lhs has a remaining axis after a contracting one."""
+    """Whether lhs has a remaining axis after a contracting one."""
 
     is_matrix_of_rows: bool
-    """rhs has over two axes, and both operands contract their last ones."""
+    """Whether rhs has over two axes, and both operands contract their last axes."""
 
     is_in_the_middle: bool
-    """lhs contracts its last axes, and rhs others than first or last.
+    """Whether lhs contracts its last axes, and rhs neither its first nor its last.
 
-    So do the stacked digits of a weight, unless the weight is stored transposed."""
+    This holds for the stacked digits of a weight, unless it is stored transposed."""
 
     @classmethod
     def of(cls, lhs_shape: Shape, rhs_shape: Shape, dims: dn.DimensionNumbers):
@@ -93,15 +93,16 @@ class _Layout(NamedTuple):
 
 
 def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
-    """Contracts int8 with int8 to int32.
+    """Contracts int8 with int8 to int32, on the fast path.
 
-    - A product with a vector falls off it: one row, of either side, is made two.
-    - A transposed lhs by one column is that column, as a row, by lhs.
-    - A transposed lhs falls off it, and XLA folds a transposition in front of the dot
-      back into it; but not in a loop, nor with a second contracting axis, which may
+    - A product with a vector is not on the fast path: a single row of lhs, or column of
+      rhs, gets a row of zeros beside it.
+    - A transposed lhs by one column is computed as that column, as a row, by lhs.
+    - A transposed lhs is not on the fast path, and XLA folds a transposition before the
+      dot back into it; but not in a loop, nor with a second contracting axis, which may
       have size one.
-    - rhs's contracting axes are moved to its front, by a copy, unless they are last.
-    - Some processors multiply only uint8 by int8 fast (`unsigned_dot`).
+    - The contracting axes of rhs are copied to its front, unless they are last.
+    - Some processors only multiply uint8 by int8 fast (`unsigned_dot`).
     """
     of = _Layout.of(lhs.shape, rhs.shape, dims)
     if of.is_matrix_of_rows and can_reshape(lhs, rhs):
@@ -112,7 +113,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     rows, has_one_column = of.rows, of.columns == 1
     if has_one_column and of.is_transposed and rows != 1:
         return dot(rhs, lhs, dn.transpose(dims)).reshape(shape)
-    # For one column, reading lhs is what takes time, and raising it reads it once more.
+    # For one column, reading lhs dominates the time, and the offset reads it once more.
     is_unsigned = processor.multiplies_unsigned() and not has_one_column
     products = dn.contraction_size(dims, lhs.shape)
     few = _FEW_ROWS if is_unsigned and can_reshape(lhs) else 1
@@ -151,7 +152,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
 
 
 def holds_pairs(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if `dot_of_pairs` contracts such operands, and sooner than `dot`."""
+    """Returns True if `dot_of_pairs` supports operands and is faster than `dot`."""
     (lhs_ca, rhs_ca), (batch, _) = dims
     if rhs.dtype != jnp.int4 or batch or len(lhs_ca) != 1 or not can_reshape(lhs, rhs):
         return False
@@ -165,12 +166,12 @@ def dot_of_pairs(
 ) -> jax.Array:
     """Contracts int8 with int4, both along their last axis, to int32.
 
-    Two int4 lie in a byte. XLA widens them one at a time; but taking the first of every
-    pair, or the second, is a shift of whole bytes, which LLVM vectorizes. The products
-    with either half are summed by a contraction of their own, for so many columns at a
-    time that what is widened stays in the cache. The last columns may be taken twice.
-    Nothing that reads the result is fused into a loop, so that it is compiled alike
-    whether rhs is computed or given; small operands, of one block, are widened whole.
+    A byte holds two int4. XLA widens them one at a time; but taking the first or the
+    second of every pair is a shift of whole bytes, which LLVM vectorizes. Each half has
+    a contraction of its own, over blocks of columns small enough for the widened values
+    to stay in the cache. The last blocks may overlap. No consumer is fused into a loop,
+    so that consumers are compiled alike whether rhs is computed or given; small
+    operands, of one block, are widened whole.
     """
     shape, products = dn.output_shape(dims, lhs.shape, rhs.shape), rhs.shape[-1]
     columns = math.prod(rhs.shape[:-1])
@@ -200,9 +201,9 @@ def dot_of_pairs(
 
 
 def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bool:
-    """Returns True if XLA:CPU contracts these floats in float32, widened or not.
+    """Returns True if XLA:CPU sums these floats in float32 without widening them first.
 
-    Of bfloat16 and float16 it does so in few layouts, and has no kernel for others.
+    It does so for bfloat16 and float16 in few layouts, and has no kernel for others.
     """
     (lhs_ca, rhs_ca), (batch, _) = dims
     is_matrices = lhs.ndim == rhs.ndim == 2 and not batch
@@ -212,7 +213,7 @@ def sums_halves(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> bo
 
 
 def _dot_with_matrix(lhs, rhs, contracted):
-    """Contracts the last axes, the remaining ones of rhs taken as one."""
+    """Contracts the last axes, with the remaining axes of rhs merged into one."""
     products = math.prod(rhs.shape[-contracted:])
     out = dot(
         lhs.reshape(*lhs.shape[:-contracted], products),
@@ -223,10 +224,10 @@ def _dot_with_matrix(lhs, rhs, contracted):
 
 
 def _dot_with_leading_axes(lhs, rhs, contracting):
-    """Moves rhs's contracting axes to its front, as XLA would, and takes two matrices.
+    """Moves rhs's contracting axes to its front, as XLA would, and contracts matrices.
 
-    The sums then have the form of those with a transposed rhs, and XLA compiles what
-    reads them alike.
+    The sums then have the same form as with a transposed rhs, and XLA compiles their
+    consumers alike.
     """
     rest = dn.remaining_axes(rhs.ndim, contracting, ())
     moved = rhs.transpose(*contracting, *rest)
@@ -249,7 +250,7 @@ def can_reshape(*operands: jax.Array) -> bool:
 
 
 def _dot_of_transposed(lhs, rhs, contracted):
-    """Contracts the leading axes, of which lhs's lie the wrong way round."""
+    """Contracts leading axes, by transposing lhs in blocks first."""
     products = math.prod(lhs.shape[:contracted])
 
     def matrix(x):
@@ -265,15 +266,15 @@ def _dot_of_transposed(lhs, rhs, contracted):
 
 
 def is_transposed_in_blocks(rows: int) -> bool:
-    """Returns True if a matrix of so many rows is transposed block by block.
+    """Returns True if a matrix of this many rows is transposed block by block.
 
-    XLA folds a transposition of one block.
+    XLA would fold a transposition of a single block into the dot.
     """
     return rows > _BLOCK
 
 
 def transposed_matrix(x: jax.Array) -> jax.Array:
-    """The transpose of a matrix of bytes, padded to whole blocks with zeros."""
+    """Transposes a matrix of bytes, padded with zeros to whole blocks of rows."""
     x = plain.with_zeros(x, 0, -x.shape[0] % _BLOCK)
     # XLA:CPU copies narrow floats by widening them.
     words = lax.bitcast_convert_type(x, jnp.uint8)
@@ -281,11 +282,11 @@ def transposed_matrix(x: jax.Array) -> jax.Array:
 
 
 def _transpose(x):
-    """The transpose of a matrix of whole blocks of rows, a block at a time.
+    """Transposes a matrix of whole blocks of rows, one block at a time.
 
-    XLA:CPU fuses what computed x into a transposing copy, and runs it a second time, in
-    strides that miss the cache at every element. It fuses nothing into a loop, and the
-    rows of a block stay in the cache.
+    XLA:CPU would fuse the computation of x into a transposing copy, and run it a second
+    time, in strides that miss the cache at every element. It fuses nothing into a loop,
+    and the rows of a block stay in the cache.
     """
     rows, columns = x.shape
 
@@ -299,7 +300,7 @@ def _transpose(x):
 
 
 def _with_row_of_zeros(lhs, dims, rows):
-    """Lays lhs out as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
+    """Lays out lhs as ``(*batch, rows + 1, *contracting)``, the last row zeros."""
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     sizes = [lhs.shape[axis] for axis in lhs_ba], [lhs.shape[axis] for axis in lhs_ca]
     remaining = dn.remaining_axes(lhs.ndim, lhs_ca, lhs_ba)
@@ -311,14 +312,14 @@ def _with_row_of_zeros(lhs, dims, rows):
 
 
 def _is_halved(rhs, dims):
-    """Returns True if `_dot_with_halves` contracts one row with rhs sooner."""
+    """Returns True if `_dot_with_halves` is faster for one row and rhs."""
     (_, rhs_ca), (batch, _) = dims
     is_matrix = rhs.ndim == 2 and rhs_ca == (1,) and not batch and can_reshape(rhs)
     return is_matrix and rhs.size in _FEW_PRODUCTS and rhs.shape[0] % 2 == 0
 
 
 def _dot_with_halves(lhs, rhs):
-    """Contracts two rows, the second zeros, with a batch of two halves of a matrix.
+    """Contracts two rows, the second one zeros, with the halves of a matrix as a batch.
 
     XLA:CPU does not divide a batch among threads.
     """
@@ -330,7 +331,7 @@ def _dot_with_halves(lhs, rhs):
 
 
 def _with_unit_axis(lhs, rhs, dims):
-    """Gives the one contracting axis of both operands a neighbour of size one."""
+    """Adds a contracting axis of size one next to the only one of both operands."""
     sides = []
     for x, (axis,), batch in zip((lhs, rhs), *dims, strict=True):
         after = tuple(a + (a >= axis) for a in batch)
@@ -342,9 +343,9 @@ def _with_unit_axis(lhs, rhs, dims):
 def offset_by_128(x: jax.Array) -> jax.Array:
     """Adds 128 to int8, as uint8: flips the sign bit.
 
-    Some processors multiply uint8 by int8 only: ``lhs . rhs = (lhs + 128) . rhs - 128 .
-    rhs``. All of it is modulo 2^32, so that the sums are exact wherever int32 holds the
-    result.
+    Some processors only multiply uint8 by int8: ``lhs . rhs = (lhs + 128) . rhs - 128 .
+    rhs``. Intermediate sums wrap modulo 2^32, so that the result is exact if it fits
+    int32.
     """
     return lax.bitcast_convert_type(lax.bitwise_xor(x, np.int8(-128)), jnp.uint8)
 
@@ -352,10 +353,10 @@ def offset_by_128(x: jax.Array) -> jax.Array:
 def unsigned_dot(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
 ) -> jax.Array:
-    """Contracts an offset lhs with int8 to int32, and takes the offset off the sums.
+    """Contracts an offset lhs with int8 to int32, and removes the offset from the sums.
 
-    The offset's share of the sums, 128 . rhs, is contracted as two rows: XLA:CPU has no
-    fast path for one.
+    The offset adds 128 . rhs to the sums, which is contracted as two rows: XLA:CPU has
+    no fast path for one.
     """
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
     rank = len(lhs_ba)
@@ -372,9 +373,9 @@ def unsigned_dot(
 def unsigned_dot_of_zeros(
     lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers
 ) -> jax.Array:
-    """Contracts an offset lhs whose last row was zeros before the offset.
+    """Contracts an offset lhs with a last row of zeros (before the offset).
 
-    That row's sums are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
+    The sums of that row are 128 . rhs. lhs is ``(*batch, rows, *contracting)``.
     """
     out = mixed_dot(lhs, rhs, dims)
     return out - lax.slice_in_dim(out, -1, None, axis=len(dims[1][0]))
@@ -383,8 +384,8 @@ def unsigned_dot_of_zeros(
 def mixed_dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     """Contracts uint8 with int8 to int32.
 
-    With a preset, JAX leaves the operands their dtypes; otherwise it casts both to
-    int32 on CPUs.
+    With a preset algorithm, JAX keeps the dtypes of the operands; otherwise it casts
+    both to int32 on CPUs.
     """
     return lax.dot_general(
         lhs,

@@ -1,8 +1,8 @@
-"""Numbers as sums of int8 digits, so that int8 contractions contract them.
+"""Numbers as sums of int8 digits, for int8 contractions.
 
-A number of several digits is ``sum_i 256^i digit_i`` with digits from -128 to 127. Its
-digits are stacked along a new axis of an operand, one contraction sums the products of
-each, and the sums are put together again.
+A number of several digits is ``sum_i 256^i digit_i`` with digits from -128 to 127. The
+digits of an operand are stacked along a new axis, one contraction sums the products of
+each digit, and the sums are combined.
 """
 
 import dataclasses
@@ -35,22 +35,22 @@ class Digits:
     """Integers, or the digits of floats on a leading axis."""
 
     largest: int
-    """The largest magnitude of integers, or of a digit of floats: those stay apart
-    until their products are summed."""
+    """Largest magnitude of the integers, or of a single digit of floats, which are
+    combined only after products are summed."""
 
     count: int
-    """How many digits there are; one for int4 and int8 as they are."""
+    """Number of digits; one for int4 and int8."""
 
     unit: jax.Array | None = None
-    """Of the lowest digit of floats, float32 and keepdims; None for integers."""
+    """Unit of the lowest digit of floats, float32, keepdims; None for integers."""
 
     @classmethod
     def of_integers(cls, x: jax.Array, largest: int | None) -> "Digits":
-        """Integers, in as many digits as their largest magnitude takes.
+        """Returns integers with as many digits as their largest magnitude needs.
 
         Args:
             x: int4, int8, int16 or int32.
-            largest: largest magnitude; None for that of the dtype.
+            largest: largest magnitude; None for the maximum of the dtype.
         """
         info = jnp.iinfo(x.dtype)
         largest = int(info.max) if largest is None else largest
@@ -61,11 +61,11 @@ class Digits:
     def of_floats(
         cls, x: jax.Array, axes: tuple[int, ...], out_dtype: np.dtype
     ) -> "Digits":
-        """Floats in fixed point: in two digits where they and the result have 16 bits.
+        """Returns floats as three digits, two if they and the result have 16 bits.
 
         Args:
             x: floating.
-            axes: the axes along which the elements share a unit.
+            axes: axes along which elements share a unit.
             out_dtype: dtype of the result of the contraction.
         """
         is_half = jnp.finfo(x.dtype).bits == jnp.finfo(out_dtype).bits == 16
@@ -80,7 +80,7 @@ class Digits:
 
     @property
     def is_split(self) -> bool:
-        """There are several digits."""
+        """Whether there are several digits."""
         return self.count > 1
 
     @property
@@ -94,13 +94,13 @@ class Digits:
         return of_integers(self.values, self.count)
 
     def cut(self, function: Callable[[jax.Array], jax.Array]) -> "Digits":
-        """The part of the operand that a function cuts from it."""
+        """Applies a function that cuts a part from the operand."""
         each = function if self.unit is None else jax.vmap(function)
         return dataclasses.replace(self, values=each(self.values))
 
 
 def of_integers(x: jax.Array, count: int) -> jax.Array:
-    """The digits of int16 or int32, on a new leading axis, the lowest first.
+    """Returns the digits of int16 or int32 on a new leading axis, lowest first.
 
     Two digits hold magnitudes up to `LARGEST_OF_TWO`, three to `LARGEST_OF_THREE`.
     """
@@ -116,16 +116,16 @@ def of_integers(x: jax.Array, count: int) -> jax.Array:
 def of_floats(
     x: jax.Array, axes: tuple[int, ...], count: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The digits of floats in fixed point, and the unit of their lowest digit.
+    """Returns the digits of floats in fixed point, and the unit of the lowest digit.
 
-    Units are powers of two, so that an element differs from what its digits say by at
-    most half a unit and by nothing else: with three digits by 2^-23, with two by 2^-15
-    of the power of two above the largest magnitude that shares the unit.
+    Units are powers of two, so that the only error is rounding, at most half a unit:
+    2^-23 with three digits, 2^-15 with two, of the power of two above the largest
+    magnitude that shares the unit.
 
     Args:
         x: floating.
-        axes: the axes along which the elements share a unit.
-        count: how many digits: two or three.
+        axes: axes along which elements share a unit.
+        count: number of digits, two or three.
 
     Returns:
         int8 with a new leading axis, and float32 with size 1 along `axes`. The unit is
@@ -133,7 +133,7 @@ def of_floats(
     """
     x = exact.float32(x)
     bound = reduction.largest_magnitude(x, axes)
-    # In the top digit a sign, six bits, and room for what is carried into it.
+    # The top digit has a sign, six bits, and room for a carry.
     fraction_bits = _BITS * count - 2
     # The exponents of the power of two at or above the bound, and of the unit, which
     # is a normal number with a normal reciprocal.
@@ -148,10 +148,10 @@ def of_floats(
 
 
 def combine(sums: Sequence[jax.Array]) -> jax.Array:
-    """Puts together the sums of the products of each digit, the lowest first.
+    """Combines the sums of products of each digit, lowest first.
 
-    Of int32 in int32, modulo 2^32; of float32 in float32, where a product with a power
-    of 256 is exact, so that no compiler finds anything to contract.
+    int32 sums are combined in int32, modulo 2^32; float32 sums in float32, where a
+    product with a power of 256 is exact, so that a fused multiply-add changes nothing.
     """
     total = sums[-1]
     for part in reversed(sums[:-1]):

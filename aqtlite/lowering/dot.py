@@ -15,11 +15,11 @@ from aqtlite.lowering.contraction import Contraction
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
 
-# Up to so many sums of digits are kept at once; beyond, they would leave the cache.
+# Up to this number of sums of digits are kept at once; more would leave the cache.
 _FEW_SUMS = 2**21
 
-# The sums of a block of rows, which has at least so many rows, so that rhs is not read
-# more often than need be.
+# The number of sums in a block of rows, and the minimum of rows in a block, so that rhs
+# is not read too often.
 _BLOCK_SUMS = 2**19
 _BLOCK_ROWS = 128
 
@@ -39,10 +39,10 @@ class Dot(Contraction):
     lhs_ndim: int
     rhs_ndim: int
     order: dn.Axes | None = None
-    """A permutation of the axes of `lax.dot_general`'s result; None for none."""
+    """Permutation of the axes of `lax.dot_general`'s result; None for none."""
 
     out_sharding: NamedSharding | None = None
-    """Of the permuted result."""
+    """Sharding of the permuted result."""
 
     @property
     def lhs_rank(self) -> int:
@@ -77,7 +77,7 @@ class Dot(Contraction):
         return super().sums(lhs, rhs, precision)
 
     def sums_of_digits(self, lhs, rhs, split):
-        """Contracts all digits at once: they are remaining axes."""
+        """Contracts all digits at once, as remaining axes."""
         if not any(split):
             return [[self.sums(lhs, rhs)]]
         order = self.order
@@ -90,7 +90,7 @@ class Dot(Contraction):
         return [plain.unstacked(x, rhs_axis) if split[1] else [x] for x in rows]
 
     def in_best_order(self, lhs, rhs):
-        """Exchanges the operands where that spares a transposition of the sums."""
+        """Exchanges the operands where that saves a transposition of the sums."""
         (_, rhs_ca), (batch, _) = self.dims
         first, rank = len(batch), self.lhs_rank
         is_row = self.rhs_ndim == len(rhs_ca) + first
@@ -126,9 +126,9 @@ class Dot(Contraction):
     def by_blocks(self, contract, lhs, rhs):
         """Contracts blocks of rows of lhs in a loop.
 
-        The sums of three digits take three times the memory of the result. Those of a
-        block stay in the cache until they are put together. The last block overlaps the
-        one before it where the rows do not divide: no row's sums depend on the others.
+        The sums of three digits take three times the memory of the result; those of one
+        block stay in the cache until they are combined. If blocks do not divide the
+        rows, the last block overlaps the one before: the sums of rows are independent.
         """
         if not self._has_large_sums(lhs, rhs):
             return contract(self, lhs, rhs)
@@ -163,17 +163,17 @@ class Dot(Contraction):
         return out if self.order is None else out.transpose(self.order)
 
     def narrow(self, lhs, rhs):
-        """Contracts floats of 8 bits as they are.
+        """Contracts floats of 8 bits without widening them.
 
-        NVIDIA's matrix units sum products of fp8 in fewer bits than float32 has, and
-        only at the highest precision does XLA have cuBLASLt add such sums up in float32
+        NVIDIA's matrix units sum fp8 products in fewer bits than float32 has; only at
+        the highest precision does XLA have cuBLASLt accumulate such sums in float32
         ("CUBLASLT_MATMUL_DESC_FAST_ACCUM").
         """
         out = self._unordered()._plain(lhs, rhs, lax.Precision.HIGHEST)
         return out if self.order is None else out.transpose(self.order)
 
     def narrow_on_cpu(self, lhs, rhs, is_whole):
-        """In bfloat16, too, which holds floats of 8 bits, where that is faster."""
+        """Contracts floats of 8 bits, in bfloat16 where that is faster than float32."""
         if is_whole and self.out_sharding is None:
             out = narrow.dot_of_matrices(lhs, rhs, self.dims, self.order)
             if out is not None:
@@ -186,7 +186,7 @@ class Dot(Contraction):
         return plain.dot(lhs, rhs, self.dims, self.out_sharding, precision)
 
     def _is_plain(self, lhs: jax.Array, rhs: jax.Array) -> bool:
-        """Returns True if the plain form is the one of every target."""
+        """Returns True if every target takes the plain form."""
         if _is_float(lhs):
             return cpu.sums_halves(lhs, rhs, self.dims)
         if jnp.int4 in (lhs.dtype, rhs.dtype):
@@ -202,7 +202,7 @@ class Dot(Contraction):
         return dataclasses.replace(self, order=None, out_sharding=sharding)
 
     def _of_digits(self, split: tuple[bool, bool]) -> "Dot":
-        """The contraction of operands with digits on a leading axis, in no order."""
+        """The contraction of operands with digits on a leading axis; no `order`."""
         at = len(self.dims[1][0]), self.lhs_rank + split[0]
         new = [axis for axis, is_new in zip(at, split, strict=True) if is_new]
         sharding = self.out_sharding
@@ -214,7 +214,7 @@ class Dot(Contraction):
         )
 
     def _has_large_sums(self, lhs: digits.Digits, rhs: digits.Digits) -> bool:
-        """Returns True if a loop contracts digits of floats sooner."""
+        """Returns True if a loop over blocks of rows is faster for digits of floats."""
         (lhs_ca, _), (batch, _) = self.dims
         rank = self.lhs_rank
         is_last = lhs_ca == tuple(range(rank, self.lhs_ndim)) and not batch
@@ -231,7 +231,7 @@ def _is_float(x: jax.Array) -> bool:
 
 
 def _with_new_axes(sharding: NamedSharding, axes: list[int]) -> NamedSharding:
-    """The sharding of an array with new axes at these places, which are not sharded."""
+    """Adds unsharded axes to a sharding at these positions."""
     spec = list(sharding.spec)
     for axis in axes:
         spec += [None] * (axis - len(spec))

@@ -5,9 +5,9 @@ XLA rearranges float arithmetic where it sees how a value was computed: it turns
 ``float32 -> bfloat16 -> float32``, in some programs and not in others. The functions
 here prevent that at no cost in memory or passes.
 
-What every operand of every contraction goes through is written in `jax.lax`, here and
-in the modules that import this one: an operator of `jax.numpy` traces a function of its
-own for each shape that it meets, which takes longer than all else in tracing.
+Code that runs for every operand of every contraction uses `jax.lax`, here and in the
+modules that import this one: operators of `jax.numpy` trace a function of their own for
+each shape, which would dominate tracing time.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from aqtlite.lowering.target import OnCpu, TargetDependent
 
 
 def algebraic_barrier(x: jax.Array) -> jax.Array:
-    """Returns x, and keeps XLA from simplifying across it.
+    """Returns `x`, and keeps XLA from simplifying across it.
 
-    No factor moves through a clamp, and a clamp uses x once, so that no fusion is split
-    at it. An optimization barrier would do as well, but splits the loop that reads x.
+    XLA moves no factor through a clamp, and fuses it, since it uses `x` only once. An
+    optimization barrier would split the loop that reads `x`.
     """
     return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
 
@@ -33,15 +33,15 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
     """Computes ``x * scale``, rounded before anything is added to it.
 
     LLVM contracts a product and a sum (with a bias, a skip connection, the terms of a
-    LayerNorm) into one fused multiply-add wherever they meet in one loop, and looks
-    through a clamp to the infinities. It does not know that the sign bit of a scale is
-    0, so that a bitwise or with it stays.
+    LayerNorm) to a fused multiply-add wherever they meet in one loop, and sees through
+    a clamp to the infinities. It does not know that the sign bit of a scale is 0, and
+    keeps a bitwise or with it.
 
     Args:
         x: float32.
-        scale: float32 that broadcasts to x, positive or NaN.
+        scale: float32 that broadcasts to `x`, positive or NaN.
     """
-    # Broadcast once: the partitioner of a mesh moves it between devices once, too.
+    # Broadcast once, so that XLA's partitioner moves it between devices only once.
     scale = jnp.broadcast_to(scale, x.shape)
     words = lax.bitcast_convert_type(lax.mul(x, scale), jnp.uint32)
     sign = lax.bitcast_convert_type(scale, jnp.uint32)
@@ -51,11 +51,11 @@ def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """Computes ``x * factor`` in float32, with x's own rounding in every program.
+    """Computes ``x * factor`` in float32, from `x` rounded to its own dtype.
 
     Args:
-        x: floating; float64 is multiplied as it is.
-        factor: float32 that broadcasts to x; a constant for gradients.
+        x: floating; float64 is multiplied in float64.
+        factor: float32 that broadcasts to `x`; a constant to differentiation.
     """
     if x.dtype == np.float64:
         return x * factor.astype(x.dtype)
@@ -70,19 +70,19 @@ def _scaled_jvp(primals, tangents):
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of products with a scale: float32, or float64 for float64."""
+    """Returns the dtype of products with a scale: float32, or float64 for float64."""
     return np.dtype("float64") if dtype == np.float64 else np.dtype("float32")
 
 
 def fusion_barrier(x: jax.Array) -> jax.Array:
-    """Returns x, and keeps XLA from fusing its computation into what reads it.
+    """Returns `x`, and keeps XLA from fusing its computation into its consumers.
 
-    What reads x is then compiled alike whether x is computed or given. XLA:CPU removes
-    an optimization barrier before it fuses, but fuses a reduction of several arrays
-    with nothing that reads it; on other platforms the barrier stays.
+    Consumers of `x` are then compiled alike, whether it is computed or given. XLA:CPU
+    removes an optimization barrier before fusion, but does not fuse a reduction of
+    several arrays with its consumers; other platforms keep the barrier.
 
     Args:
-        x: any shape. Meant for small arrays: a CPU writes as many int32 beside it.
+        x: any shape. Meant for small arrays: a CPU also writes an int32 per element.
     """
     return _FusionBarrier()(x)
 
@@ -90,10 +90,10 @@ def fusion_barrier(x: jax.Array) -> jax.Array:
 def sum_of_products(*factors: tuple[jax.Array, jax.Array | np.float32]) -> jax.Array:
     """Computes ``a * b + c * d + ...`` from the left, with each product rounded.
 
-    Unlike `rounded_product` for constants, and for factors of any sign.
+    Unlike `rounded_product`, this takes factors of any sign, and constants.
 
     Args:
-        factors: pairs that broadcast to one shape, which is meant to be small, as for
+        factors: pairs that broadcast to one shape. Meant for small arrays, as
             `fusion_barrier`.
     """
     products = jnp.broadcast_arrays(*(a * b for a, b in factors))
@@ -111,7 +111,7 @@ class _FusionBarrier(OnCpu):
         return lax.optimization_barrier(x)
 
     def on_cpu(self, is_whole, x):
-        """Selects x from itself and itself by a reduction."""
+        """Reduces two copies of `x` to one of them."""
         if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
@@ -128,11 +128,10 @@ class _FusionBarrier(OnCpu):
 
 
 def float32(x: jax.Array) -> jax.Array:
-    """Converts x to float32, with x's own rounding in every program.
+    """Converts `x` to float32, from its value rounded to its own dtype.
 
-    An explicit reduction of the precision, which XLA keeps, repeats the rounding to
-    bfloat16 or float16 that it may have skipped; to a value that was rounded already it
-    does nothing.
+    XLA may skip the rounding to bfloat16 or float16. An explicit reduction of
+    precision, which XLA keeps, repeats it; it does not change rounded values.
 
     >>> float32(jnp.array([1 / 3], jnp.bfloat16)).tolist()
     [0.333984375]
@@ -141,8 +140,8 @@ def float32(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bfloat16:
         return lax.reduce_precision(wide, exponent_bits=8, mantissa_bits=7)
     if x.dtype == jnp.float16:
-        # reduce_precision flushes what float16 stores as subnormal: multiples of
-        # 2^-24, below 2^-14.
+        # reduce_precision flushes float16's subnormals: multiples of 2^-24, below
+        # 2^-14.
         steps = lax.round(wide * 2.0**24, lax.RoundingMethod.TO_NEAREST_EVEN)
         normal = lax.reduce_precision(wide, exponent_bits=5, mantissa_bits=10)
         return jnp.where(jnp.abs(wide) < 2.0**-14, steps * 2.0**-24, normal)
@@ -152,7 +151,7 @@ def float32(x: jax.Array) -> jax.Array:
 def nearest_integer(x: jax.Array) -> jax.Array:
     """Rounds float32 to int32, half to even.
 
-    x must be within 2^22; NaN gives some integer or other. The result has no gradient.
+    `x` must be within 2^22; NaN gives an arbitrary integer. The result has no gradient.
     """
     return _NearestInteger()(lax.stop_gradient(x))
 
@@ -164,7 +163,7 @@ class _NearestInteger(TargetDependent):
     def reference(self, x):
         # Floats from 2^23 to 2^24 are the integers, in the order of their bits: adding
         # 1.5 * 2^23 rounds x, and leaves it in the lowest bits. A conversion, which
-        # looks for NaN and overflow, takes longer.
+        # checks for NaN and overflow, takes longer.
         anchor = np.float32(1.5 * 2.0**23)
         x = lax.convert_element_type(x, jnp.float32)
         bits = lax.bitcast_convert_type(lax.add(x, anchor), jnp.int32)
@@ -173,7 +172,7 @@ class _NearestInteger(TargetDependent):
     def lowered(self, target, x):
         if not target.is_gpu:
             return self.reference(x)
-        # XLA:GPU (jax 0.11.2) converts a float, and to -1, where it is to narrow the
-        # bits of the float to int8 or int16.
+        # XLA:GPU (jax 0.11.2) miscompiles narrowing the bits of a float to int8 or
+        # int16: it converts the float itself, and to -1.
         whole = lax.round(x.astype(jnp.float32), lax.RoundingMethod.TO_NEAREST_EVEN)
         return whole.astype(jnp.int32)

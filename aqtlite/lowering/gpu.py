@@ -1,10 +1,10 @@
-"""int8 contractions in the layout and the sizes that matrix units of GPUs take.
+"""int8 contractions in the layout and sizes that GPU matrix units support.
 
-cuBLASLt multiplies int8 matrices that have their contracting axis last and rows of
-whole multiples of 4 bytes; it is fast from 16 on (NVIDIA, "cuBLASLt Regular IMMA"
-data-layout requirements). Other matrices XLA hands to Triton, or transposes element by
-element: on an H100 that takes five times as long as the product, or as long as it.
-Zeros add nothing to a sum, so that padding changes no integer.
+cuBLASLt multiplies int8 matrices with their contracting axis last and rows of a
+multiple of 4 bytes; it is fast with multiples of 16 (NVIDIA, "cuBLASLt Regular IMMA"
+data-layout requirements). XLA hands other matrices to Triton, or transposes them
+element by element: on an H100 that takes five times as long as the product, or as long
+as the product. Padding with zeros does not change sums.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _ALIGNMENT = 16
 def is_plain(
     lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...], dims: dn.DimensionNumbers
 ) -> bool:
-    """Returns True if `dot` leaves the operands as they are."""
+    """Returns True if `dot` neither pads nor transposes the operands."""
     (lhs_ca, rhs_ca), (_, rhs_ba) = dims
     columns = dn.remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)
     if _missing(lhs_shape, lhs_ca) or _missing(rhs_shape, columns):
@@ -40,9 +40,9 @@ def dot(
 ) -> jax.Array:
     """Contracts int4 and int8 to int32, transposed, and padded to multiples of 16.
 
-    Padded are the number of products and the number of rhs's columns, of which the
-    last axis grows. A single row or column stays as it is: a product with a vector
-    needs no matrix unit.
+    The number of products and the number of rhs's columns are padded, by padding the
+    last of their axes. A single row or column is not: a product with a vector needs no
+    matrix unit.
     """
     lhs, rhs = widened(lhs, target), widened(rhs, target)
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
@@ -59,16 +59,16 @@ def dot(
         lhs, lhs_ca, lhs_ba = _contracting_last(lhs, lhs_ca, lhs_ba)
         rhs, rhs_ca, rhs_ba = _contracting_last(rhs, rhs_ca, rhs_ba)
     dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
-    # Or XLA takes the next conversion into the product, and runs it as one more pass.
+    # Otherwise XLA fuses the next conversion into the product, as an extra pass.
     out = lax.optimization_barrier(plain.dot(lhs, rhs, dims))
     return lax.slice(out, (0,) * out.ndim, shape)
 
 
 def widened(x: jax.Array, target: Target) -> jax.Array:
-    """Returns int8 as it is, and int4 as int8 that is written to memory.
+    """Widens int4 to int8 in memory; returns int8 unchanged.
 
-    XLA:GPU (jax 0.11.2) refuses some of the fusions that read int4, slices of odd
-    sizes among them, and loses integers where it writes int4 transposed.
+    XLA:GPU (jax 0.11.2) refuses some fusions that read int4, such as slices of odd
+    sizes, and loses integers where it writes int4 transposed.
     """
     if x.dtype == jnp.int8:
         return x
@@ -102,12 +102,12 @@ def _row_major(x: jax.Array) -> jax.Array:
 def _contracting_last(
     x: jax.Array, contracting: dn.Axes, batch: dn.Axes
 ) -> tuple[jax.Array, dn.Axes, dn.Axes]:
-    """Transposes an operand, and returns its contracting and batch axes.
+    """Moves an operand's contracting axes last; also returns the new axes.
 
     XLA would choose one layout for an array that two contractions share, fold the
-    transposition into one of them, and transpose the floats that it is rounded from.
-    With the layout of both sides given, integers are written in both at once, while
-    they are rounded, and the barrier keeps the transposition out of the contraction.
+    transposition into one of them, and transpose the floats before rounding. With both
+    layouts given, rounding writes the integers in both, and the barrier keeps the
+    transposition out of the contraction.
     """
     if _is_last(x.ndim, contracting):
         return x, contracting, batch
@@ -133,7 +133,7 @@ def _is_of_matrices(
 
 
 def _missing(shape: tuple[int, ...], axes: dn.Axes) -> int:
-    """By how much the last of the axes has to grow for their product to be aligned."""
+    """The padding of the last axis that aligns the product of the sizes."""
     sizes = [shape[axis] for axis in axes]
     if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) <= 1:
         return 0

@@ -1,4 +1,4 @@
-"""The kinds of dots, each written once for all contractions.
+"""The kinds of dots, each implemented once for all contractions.
 
 | kind              | CPUs                                  | other platforms     |
 | ----------------- | ------------------------------------- | ------------------- |
@@ -8,8 +8,8 @@
 | `Narrow`          | `Integers`, otherwise `narrow_on_cpu` | `narrow`            |
 | `Floats`          | `sums`                                | `sums`              |
 
-In small letters are methods of a `Contraction`: how a platform sums products is in the
-file of the contraction, `dot`, `conv` or `ragged`.
+Lower-case names are methods of `Contraction`: `dot`, `conv` and `ragged` define how
+each platform sums products.
 """
 
 import abc
@@ -38,7 +38,7 @@ class Kind(abc.ABC):
     def __call__(
         self, contraction: Contraction, lhs: DotInput, rhs: DotInput
     ) -> jax.Array:
-        """Contracts two operands that have no zero points."""
+        """Contracts two operands without zero points."""
 
 
 class _SpecialOnCpu(Kind):
@@ -48,13 +48,13 @@ class _SpecialOnCpu(Kind):
     def elsewhere(
         self, contraction: Contraction, lhs: DotInput, rhs: DotInput
     ) -> jax.Array:
-        """The form of other platforms. It gives the derivative."""
+        """The form for other platforms, which also defines the derivative."""
 
     @abc.abstractmethod
     def on_cpu(
         self, contraction: Contraction, lhs: DotInput, rhs: DotInput, is_whole: bool
     ) -> jax.Array:
-        """The form of CPUs; `is_whole` if each device sees whole arrays."""
+        """The form for CPUs; `is_whole` if each device sees whole arrays."""
 
     def __call__(self, contraction, lhs, rhs):
         leaves, structure = jax.tree.flatten(contraction)
@@ -68,7 +68,7 @@ class _OnTarget(OnCpu):
 
     kind: _SpecialOnCpu
     structure: Any
-    """The contraction, less its arrays."""
+    """Pytree structure of the contraction."""
 
     static: tuple[tuple[int | None, float | None], ...]
     """The largest magnitude and the unit of each operand."""
@@ -90,10 +90,10 @@ class _OnTarget(OnCpu):
 
 @dataclasses.dataclass(frozen=True)
 class Integers(Kind):
-    """Stored integers, exactly: int4, int8, int16, or int32 of three digits.
+    """Stored integers, summed exactly: int4, int8, int16, or int32 of three digits.
 
-    The sums are int32 where int32 is certain to hold them. Otherwise they are float32:
-    exact sums of pieces, or of digits, that int32 does hold, added there.
+    The sums are int32 if they are certain to fit. Otherwise exact int32 sums of pieces,
+    or of digits, are added in float32.
     """
 
     def __call__(self, contraction, lhs, rhs):
@@ -104,10 +104,10 @@ class Integers(Kind):
 
 @dataclasses.dataclass(frozen=True)
 class IntegersInFloat(_SpecialOnCpu):
-    """Stored integers as values of a float dtype that holds them, to float32.
+    """Stored integers contracted in a float dtype that holds them, to float32.
 
-    A CPU contracts the integers: their sums are those that the float contraction
-    approaches, the same in every program, and sooner there.
+    CPUs contract the integers instead: that is faster, and the sums, which the float
+    contraction approximates, are equal in every program.
     """
 
     in_dtype: np.dtype
@@ -123,18 +123,18 @@ class IntegersInFloat(_SpecialOnCpu):
 class Mixed(_SpecialOnCpu):
     """Floats by stored integers, to float32.
 
-    A CPU takes the floats apart into three int8 digits, or two where both they and the
-    result are of 16 bits: three int8 contractions take less time than a float one that
-    widens integers, and their sums are the same in every program, which those of floats
-    are not. Elsewhere the integers are widened, which compilers fuse with the
+    CPUs split the floats into three int8 digits, or two if both they and the result
+    have 16 bits: three int8 contractions take less time than a float contraction that
+    widens integers, and unlike sums of floats, their sums are equal in every program.
+    On other platforms the integers are widened, which compilers fuse with the
     contraction.
     """
 
     out_dtype: np.dtype
-    """In which the result is wanted in the end."""
+    """Final dtype of the result."""
 
     precision: lax.PrecisionLike = None
-    """Of a contraction of floats; sums of digits have that of float32."""
+    """Precision of a contraction of floats; sums of digits have float32's."""
 
     def elsewhere(self, contraction, lhs, rhs):
         floats = (lhs if _is_float(lhs) else rhs).values
@@ -161,8 +161,8 @@ class Mixed(_SpecialOnCpu):
 class Narrow(_SpecialOnCpu):
     """Floats of 8 bits, which hold fp8, fp6 and fp4, summed in float32.
 
-    Every product of two of them is exact in float32. CPUs contract small multiples of a
-    unit as integers, whose sums are exact.
+    Their products are exact in float32. CPUs contract small multiples of a unit as
+    integers, with exact sums.
     """
 
     def elsewhere(self, contraction, lhs, rhs):
@@ -183,7 +183,7 @@ class Narrow(_SpecialOnCpu):
 
 @dataclasses.dataclass(frozen=True)
 class Floats(Kind):
-    """Floats, summed in float32 or in what is wider."""
+    """Floats, summed in float32, or in float64 for float64."""
 
     precision: lax.PrecisionLike = None
 
@@ -200,13 +200,13 @@ def _is_float(x: DotInput) -> bool:
 def _as_floats(
     kind: Floats, contraction: Contraction, lhs: DotInput, rhs: DotInput, dtype: Any
 ) -> jax.Array:
-    """Contracts operands as floats of a dtype, to float32."""
+    """Contracts operands cast to a float dtype, to float32."""
     left, right = (DotInput(gpu.converted(x.values, dtype)) for x in (lhs, rhs))
     return kind(contraction, left, right).astype(jnp.float32)
 
 
 def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:
-    """Contracts what digits make: of floats in their units, to float32."""
+    """Contracts operands as digits; sums for floats are float32, in units of digits."""
     parts = _parts(contraction, lhs, rhs)
     if lhs.unit is None and rhs.unit is None:
         (sums,) = parts
@@ -215,9 +215,9 @@ def _sums(contraction: Contraction, lhs: Digits, rhs: Digits) -> jax.Array:
 
 
 def _parts(contraction: Contraction, lhs: Digits, rhs: Digits) -> list[jax.Array]:
-    """The sums for each digit of floats; if there are none, those of all digits."""
+    """The sums for each digit of floats; for integers, one array of combined sums."""
     products = contraction.products(lhs.shape, rhs.shape)
-    # A symbolic size (jax.export) is taken to fit: it cannot be cut.
+    # A symbolic size (`jax.export`) is assumed to fit: it cannot be cut.
     is_known = isinstance(products, int)
     fits = not is_known or products * lhs.largest * rhs.largest <= _LARGEST_SUM
     limit = _LARGEST_SUM // (lhs.largest_digit * rhs.largest_digit)
@@ -230,11 +230,11 @@ def _parts(contraction: Contraction, lhs: Digits, rhs: Digits) -> list[jax.Array
             functools.reduce(operator.add, parts)
             for parts in zip(*of_pieces, strict=True)
         ]
-    # If int32 does not hold the sums, it holds those of each digit.
+    # The sums of each digit fit int32, even if the combined sums do not.
     dtype = jnp.int32 if fits else jnp.float32
     split = lhs.is_split, rhs.is_split
     sums = contraction.sums_of_digits(lhs.split(), rhs.split(), split)
-    # The digits of integers first.
+    # The digits of integers are combined first.
     rows = sums if rhs.unit is None else zip(*sums, strict=True)
     parts = [digits.combine([one.astype(dtype) for one in row]) for row in rows]
     has_floats = lhs.unit is not None or rhs.unit is not None

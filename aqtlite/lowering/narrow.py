@@ -1,4 +1,4 @@
-"""Floats of 8 bits, which hold fp8, fp6 and fp4, in the forms of CPUs."""
+"""Contractions on CPUs of floats of 8 bits, which hold fp8, fp6 and fp4."""
 
 import math
 
@@ -14,15 +14,15 @@ Units = tuple[float | None, float | None]
 
 _LARGEST_INT8 = 127
 
-# With so many rows and columns XLA:CPU has one kernel for bfloat16, which sums in one
-# order whatever the layout; those for fewer do not.
+# From this number of rows and columns on, XLA:CPU has one kernel for bfloat16, which
+# sums in one order whatever the layout; the kernels for fewer do not.
 _KERNEL = 16
 
 
 def units_of_integers(
     units: Units, largest: tuple[int | None, int | None]
 ) -> tuple[float, float] | None:
-    """The units in which a CPU contracts such values as integers; None if as floats."""
+    """Returns the units in which CPUs contract operands as integers, or None."""
     (lhs_unit, rhs_unit), (lhs_largest, rhs_largest) = units, largest
     if lhs_unit is None or lhs_largest is None or lhs_largest > _LARGEST_INT8:
         return None
@@ -32,7 +32,7 @@ def units_of_integers(
 
 
 def in_units(x: jax.Array, unit: float) -> jax.Array:
-    """Floats, multiples of a unit that int8 holds, as integers."""
+    """Converts floats to int8 multiples of a unit."""
     return (x.astype(jnp.float32) * np.float32(1 / unit)).astype(jnp.int8)
 
 
@@ -41,11 +41,12 @@ def dot_of_matrices(
 ) -> jax.Array | None:
     """Contracts operands as matrices, in bfloat16 where XLA:CPU sums that in float32.
 
-    That is with lhs's contracting axis last. XLA folds a transposition of the result
-    into the dot, and has no kernel for what it makes: the operands are exchanged.
+    XLA:CPU does so if lhs's contracting axis is last. It would fold a transposition of
+    the result into the dot, for which it has no kernel then: the operands are exchanged
+    instead.
 
     Returns:
-        None where axes would have to be moved, of the operands or of the result.
+        The sums; None if axes of the operands or of the result would have to move.
     """
     (lhs_ca, rhs_ca), (batch, _) = dims
     if batch or not lhs_ca or not cpu.can_reshape(lhs, rhs):
@@ -74,7 +75,7 @@ def dot_of_matrices(
         right = plain.with_zeros(right, 1 - rhs_axis, max(0, _KERNEL - columns))
     left, right = left.astype(dtype), right.astype(dtype)
     if dtype == jnp.float32:
-        # The order of its sums depends on the layout of what is fused into the dot.
+        # The order of sums depends on the layout of producers fused into the dot.
         left, right = exact.fusion_barrier(left), exact.fusion_barrier(right)
     matmul = ((lhs_axis,), (rhs_axis,)), ((), ())
     out = plain.dot(left, right, matmul)
@@ -82,7 +83,7 @@ def dot_of_matrices(
 
 
 def _contracting_axis(x: jax.Array, contracting: dn.Axes) -> int | None:
-    """The contracting axis of x as a matrix; None if axes would have to be moved."""
+    """The contracting axis of `x` as a matrix; None if axes would have to move."""
     count = len(contracting)
     if contracting == tuple(range(x.ndim - count, x.ndim)):
         return 1

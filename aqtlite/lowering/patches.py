@@ -1,14 +1,14 @@
 """int8 convolutions as contractions of patches.
 
-The part of lhs under the window at one position is a patch; the convolution contracts
-all patches with the kernel. On a CPU a block of examples is taken at a time, whose
-patches stay in the cache. Zeros that pad lhs are real zeros, or 128 for processors that
-multiply uint8 by int8 (`cpu.unsigned_dot`).
+A patch is the part of lhs under the window at one position of the result; the
+convolution contracts all patches with the kernel. CPUs take a block of examples at a
+time, so that its patches stay in the cache. The padding of lhs is 0, or 128 for
+processors that multiply uint8 by int8 (`cpu.unsigned_dot`).
 
-A convolution whose kernel is larger than its result, such as the gradient of a kernel,
+A convolution with a kernel larger than its result, such as the gradient of a kernel,
 contracts along the kernel's window: a patch is then the part of lhs that the kernel
-meets for one position of the result. One with a channel in each group contracts
-nothing, and is a sum of products.
+meets for one position of the result. With one channel per group there is nothing to
+contract, and the convolution is a sum of products.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from aqtlite.lowering.target import Target
 
 Axes = tuple[int, ...]
 
-# Of patches at a time, so that they stay in the second-level cache of a core.
+# Bytes of patches at a time, so that they stay in the L2 cache of a core.
 _BLOCK_BYTES = 2**20
 
-# A window of more positions is not unrolled.
+# Windows with more positions are not unrolled.
 _LARGEST_WINDOW = 256
 
-# LLVM unrolls, and then vectorizes, a sum of so many terms.
+# LLVM unrolls, and then vectorizes, a sum of this many terms.
 _TERMS = 8
 
 _MATMUL = ((1,), (0,)), ((), ())
@@ -74,7 +74,7 @@ def _features_last(spec: Axes) -> Axes:
 
 @dataclasses.dataclass(frozen=True)
 class _Geometry:
-    """The spatial part of a convolution, and what it is compiled for.
+    """The spatial part of a convolution, and its target.
 
     Arrays are laid out as ``(batch, *space, features)`` and ``(*window, input features,
     output features)``.
@@ -108,13 +108,13 @@ class _Geometry:
     def slices(
         self, x: jax.Array, first: int | None = None, *, by_result: bool = False
     ) -> list[jax.Array]:
-        """What each position of the window meets, for all positions of the result.
+        """Slices lhs for each position of the window, over all positions of the result.
 
         Args:
-            x: padded, ``(batch, *space, features)``.
-            first: how many positions of the result there are along the first spatial
-                axis, None for all.
-            by_result: exchange the window and the result.
+            x: padded lhs, ``(batch, *space, features)``.
+            first: number of positions of the result along the first spatial axis, None
+                for all.
+            by_result: whether to exchange the window and the result.
         """
         of = self.convolution
         at, over = (self.window, of.rhs_dilation), (self.result, of.strides)
@@ -183,7 +183,7 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
 
 
 def _block(examples: int, rows: int, size: int, geometry: _Geometry) -> tuple[int, int]:
-    """Number of examples, and of rows of an example, contracted at a time.
+    """The numbers of examples, and of rows of an example, to contract at a time.
 
     Args:
         examples: number of examples.
@@ -200,12 +200,12 @@ def _block(examples: int, rows: int, size: int, geometry: _Geometry) -> tuple[in
 
 
 def _divisor(size: int, limit: int) -> int:
-    """The largest divisor of a size up to a limit; at least 1."""
+    """The largest divisor of a size up to a limit, at least 1."""
     return next(n for n in range(max(1, min(size, limit)), 0, -1) if size % n == 0)
 
 
 def _mapped(contract, x, examples, rows, geometry):
-    """Contracts blocks of padded examples, one after the other."""
+    """Contracts blocks of padded examples in a loop."""
     per_example = geometry.result[0] // rows
     count = x.shape[0] // examples * per_example
 
@@ -251,9 +251,9 @@ def _dot(lhs: jax.Array, rhs: jax.Array, target: Target) -> jax.Array:
 
 
 def _contract_window(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Array:
-    """Contracts, for each position of the result, what the kernel meets there.
+    """Contracts the kernel with the part of lhs that it meets, by result position.
 
-    The features are examples that are summed over, a block of them at a time.
+    The features are treated as examples, and summed over in blocks.
     """
     x, w = geometry.pad(x.swapaxes(0, -1), 0), jnp.moveaxis(w, -2, 0)
     batch, columns = x.shape[-1], w.shape[-1]
@@ -330,7 +330,7 @@ def _sum_of_taps(x, w, geometry, groups):
 def _sum_over_window(x, w, geometry, groups):
     """Sums over all features and the window for each channel (depthwise).
 
-    A sum over leading axes is fast where it adds few of them at a time.
+    A sum over leading axes is fast with few terms at a time.
     """
     x = geometry.pad(x.swapaxes(0, -1), 0)
     w = jnp.moveaxis(w, -2, 0)

@@ -1,4 +1,4 @@
-"""Building blocks of the forms of all platforms."""
+"""Building blocks for the forms of all platforms."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def dot(
     out_sharding: jax.sharding.NamedSharding | None = None,
     precision: lax.PrecisionLike = None,
 ) -> jax.Array:
-    """The contraction as it stands, summed in its `accumulator`."""
+    """Contracts by `lax.dot_general`, with sums in the operands' `accumulator`."""
     return lax.dot_general(
         lhs,
         rhs,
@@ -28,20 +28,20 @@ def dot(
 
 
 def accumulator(x: jax.Array) -> DTypeLike:
-    """The dtype of sums: int32 of integers, and at least float32 of floats."""
+    """Returns the dtype of sums: int32 for integers, at least float32 for floats."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return jnp.int32
     return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
 
 
 def without_int4(lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The operands, int4 widened to int8: XLA's CPU and GPU backends contract none."""
+    """Widens int4 to int8: XLA's CPU and GPU backends do not contract int4."""
     left, right = (x.astype(jnp.int8) if x.dtype == jnp.int4 else x for x in (lhs, rhs))
     return left, right
 
 
 def with_zeros(x: jax.Array, axis: int, count: int) -> jax.Array:
-    """An array with zeros behind its end along one axis; they add nothing to a sum."""
+    """Appends zeros along an axis."""
     if count == 0:
         return x
     padding = [(0, count if a == axis else 0, 0) for a in range(x.ndim)]
@@ -49,6 +49,6 @@ def with_zeros(x: jax.Array, axis: int, count: int) -> jax.Array:
 
 
 def unstacked(x: jax.Array, axis: int) -> list[jax.Array]:
-    """The slices along an axis."""
+    """Returns the slices along an axis, without it."""
     count = range(x.shape[axis])
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in count]

@@ -2,8 +2,9 @@
 
 With a dilation ``a`` of lhs and stride 1, a position ``j`` of the result meets an
 element of lhs at the positions ``k`` of the kernel with ``j + d k = low (mod a)``.
-Those of equal ``j (mod a)``, a phase, meet the same part of the kernel. Each phase is a
-convolution of lhs as it is with its part, and their results are interleaved.
+Positions with equal ``j (mod a)``, a phase, meet the same part of the kernel. Each
+phase is a convolution of the undilated lhs with that part; the results of the phases
+are interleaved.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ def conv(
     """Convolves phase by phase along each dilated axis.
 
     Args:
-        lhs: any dtype.
-        rhs: the same.
+        lhs: array of any dtype.
+        rhs: array of any dtype.
         convolution: the convolution.
-        run: evaluates one without dilation, to int32.
+        run: function that evaluates a convolution of an undilated lhs, to int32.
     """
     steps = zip(convolution.lhs_dilation, convolution.strides, strict=True)
     dilated = [axis for axis, (a, s) in enumerate(steps) if a > 1 and s == 1]

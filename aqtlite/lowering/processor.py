@@ -1,4 +1,4 @@
-"""The instructions for narrow numbers that the processor of this host has."""
+"""The processor's instructions for narrow numbers."""
 
 import functools
 import pathlib
@@ -8,9 +8,9 @@ import pathlib
 def multiplies_unsigned() -> bool:
     """Returns True if XLA:CPU multiplies uint8 by int8 faster than int8 by int8.
 
-    So it is with AVX512-VNNI, whose instruction for it takes one unsigned operand
-    (Intel, "vpdpbusd"), unless there is AMX, which takes both. Known on Linux; False
-    elsewhere.
+    This is the case with AVX512-VNNI, which takes one unsigned operand (Intel,
+    "vpdpbusd"), unless there is AMX, which takes signed ones, too. Detected on Linux;
+    False elsewhere.
     """
     return reads_as_unsigned(pathlib.Path("/proc/cpuinfo"))
 
@@ -25,8 +25,8 @@ def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
 def multiplies_bfloat16() -> bool:
     """Returns True if XLA:CPU multiplies bfloat16 faster than float32.
 
-    So it is with AVX512-BF16 ("vdpbf16ps", two products to a float32 sum) or AMX. Known
-    on Linux; False elsewhere.
+    This is the case with AVX512-BF16 ("vdpbf16ps", two products to a float32 sum) or
+    AMX. Detected on Linux; False elsewhere.
     """
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(
         _flags(pathlib.Path("/proc/cpuinfo"))
@@ -34,7 +34,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def _flags(cpuinfo: pathlib.Path) -> set[str]:
-    """The features in a file like Linux's ``/proc/cpuinfo``; none if there is none."""
+    """The processor flags in a file like Linux's ``/proc/cpuinfo``, if it exists."""
     if not cpuinfo.exists():
         return set()
     return {

@@ -24,13 +24,13 @@ class Ragged(Contraction):
     """A `lax.ragged_dot`, or one of its gradients."""
 
     group_sizes: jax.Array
-    """Integers, one for each group."""
+    """Number of rows of each group, integers."""
 
     rows: int
-    """How many there are."""
+    """Number of rows."""
 
     axes_of: RaggedAxes = RaggedAxes("mk", "gkn", "mn")
-    """Of both operands, and of the result."""
+    """Axes of both operands and of the result."""
 
     def anywhere(self, lhs, rhs, precision):
         return self._of_stacks(None, lhs, rhs, self.axes_of)
@@ -39,11 +39,11 @@ class Ragged(Contraction):
         return self._of_stacks(target, lhs, rhs, self.axes_of)
 
     def sums(self, lhs, rhs, precision=None):
-        del precision  # Operations of it do not take one.
+        del precision  # A quantized `ragged_dot` takes no precision.
         return self.sums_of_digits(lhs, rhs, (False, False))[0][0]
 
     def sums_of_digits(self, lhs, rhs, split):
-        """Contracts all digits at once: they are stacked, and so is a single one."""
+        """Contracts all digits at once, stacked along a leading axis."""
         left, right = (
             x if is_split else x[None]
             for x, is_split in zip(plain.without_int4(lhs, rhs), split, strict=True)
@@ -85,22 +85,22 @@ class Ragged(Contraction):
         return self.axes_of.lhs if side == "lhs" else self.axes_of.rhs
 
     def laid_out(self, scale: jax.Array, axes: str, wanted: str) -> jax.Array:
-        """Lays a scale of an array with these axes out for one with others."""
+        """Lays out a scale of an array with axes `axes` for one with axes `wanted`."""
         return ragged_axes.laid_out(scale, axes, wanted, self.group_sizes, self.rows)
 
     def _of_stacks(
         self, target: Target | None, lhs: jax.Array, rhs: jax.Array, axes: RaggedAxes
     ) -> jax.Array:
-        """Contracts each of a stack of lhs with each of a stack of rhs.
+        """Contracts each array of a stack of lhs with each of a stack of rhs.
 
         Args:
-            target: None for the form that every platform has.
-            lhs: stacked along a leading axis.
-            rhs: stacked along a leading axis.
-            axes: axes of an element of either, and of the result.
+            target: target of the program; None for the form that every platform has.
+            lhs: arrays stacked along a leading axis.
+            rhs: arrays stacked along a leading axis.
+            axes: axes of an array of either stack, and of the result.
 
         Returns:
-            Two new leading axes, of lhs's stack and of rhs's.
+            The sums, with two leading axes for the stacks of lhs and rhs.
         """
         if "m" in axes.rhs and ("m" in axes.out or axes.lhs[1] != axes.out[1]):
             return self._of_stacks(target, rhs, lhs, axes.exchanged()).swapaxes(0, 1)
@@ -122,7 +122,7 @@ class Ragged(Contraction):
 
 
 def _side_by_side(stack: jax.Array, axis: int) -> jax.Array:
-    """Joins what is stacked along an axis of its elements."""
+    """Concatenates the arrays of a stack along one of their axes."""
     moved = jnp.moveaxis(stack, 0, axis)
     shape = stack.shape[1:]
     joined = (*shape[:axis], stack.shape[0] * shape[axis], *shape[axis + 1 :])

@@ -1,9 +1,9 @@
-"""The sums of products of ragged contractions, in the form each platform runs fast.
+"""The sums of products of ragged contractions, in the fast form for each platform.
 
-XLA makes of a `lax.ragged_dot` one contraction of all rows with all groups, masked: as
-many times the work as there are groups. CPUs and TPUs contract blocks of rows of one
-group here, in a loop as long as the sizes of the groups ask for; GPUs, on which each
-turn of such a loop waits for the host, keep XLA's form.
+XLA turns a `lax.ragged_dot` into one masked contraction of all rows with all groups,
+which multiplies the work by the number of groups. On CPUs and TPUs, a loop here
+contracts blocks of rows of one group, with as many steps as the sizes of the groups
+need; GPUs, where each step of such a loop waits for the host, keep XLA's form.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from aqtlite.lowering import cpu, plain
 from aqtlite.lowering.target import Target
 from aqtlite.shapes import ragged_axes
 
-# Of rows in a block: fewer leave matrix units idle, more are padded where groups end.
+# Rows in a block: fewer leave matrix units idle, more are padded where groups end.
 _FEWEST, _MOST = 16, 256
 # The sums of each group are read and written once for every block.
 _MOST_SUMMED = 512
@@ -37,12 +37,12 @@ def row_products(
     Args:
         target: target of the program; None for the form that every platform has.
         x: ``(stack, rows, channels)``, int8 or floating.
-        w: ``(groups, ...)``, a matrix for each group, of the dtype of x.
+        w: ``(groups, ...)``, a matrix for each group, of the dtype of `x`.
         sizes: sizes of the groups, ``(groups,)``.
-        contracted: the axis of w, 1 or 2, that is contracted.
+        contracted: contracting axis of `w`, 1 or 2.
 
     Returns:
-        ``(stack, rows, columns)``, int32 or floating; zeros behind all groups.
+        ``(stack, rows, columns)``, int32 or floating; zeros after the last group.
     """
     if target is not None and _runs_in_blocks(target, x, w):
         return _row_products_in_blocks(target, x, w, sizes, contracted)
@@ -65,7 +65,7 @@ def group_sums(
     Args:
         target: target of the program; None for the form that every platform has.
         a: ``(rows, p)``, int8 or floating.
-        b: ``(rows, q)``, of the same dtype.
+        b: ``(rows, q)``, of the dtype of `a`.
         sizes: sizes of the groups, ``(groups,)``.
 
     Returns:
@@ -96,7 +96,7 @@ def _row_products_in_blocks(target, x, w, sizes, contracted):
         block = block.reshape(stack * size, channels)
         products = _dot(target, block, matrix, dims)
         products = products.reshape(stack, size, products.shape[1])
-        # What is written behind the end of the group, the next block replaces.
+        # The next block overwrites rows after the end of the group.
         return lax.dynamic_update_slice_in_dim(out, products, start, 1)
 
     shape = (stack, rows + size, w.shape[3 - contracted])
@@ -127,7 +127,7 @@ def _group_sums_in_blocks(target, a, b, sizes):
 
 
 def _runs_in_blocks(target: Target, *arrays: jax.Array) -> bool:
-    """Returns True where a loop over blocks is faster than what XLA makes."""
+    """Returns True if a loop over blocks is faster than XLA's form."""
     is_empty = any(size == 0 for x in arrays for size in x.shape)
     is_whole = target.partitions == 1 and not is_empty
     return is_whole and target.platform in ("cpu", "tpu")
@@ -145,28 +145,28 @@ class _Blocks:
     """Blocks of rows, in order, each of one group."""
 
     size: int
-    """How many rows a block has. The last one of a group may reach behind its end."""
+    """Rows of a block. The last block of a group may extend past the group's end."""
 
     starts: jax.Array
-    """The first row of each group."""
+    """First row of each group."""
 
     ends: jax.Array
-    """The row behind each group."""
+    """Row after the end of each group."""
 
     last: jax.Array
-    """How many blocks there are up to the end of each group."""
+    """Number of blocks up to the end of each group."""
 
     @classmethod
     def of(cls, sizes: jax.Array, rows: int, most: int) -> "_Blocks":
-        """The blocks of groups of these sizes, about as large as a group is.
+        """Returns the blocks for groups of these sizes, about as large as a group.
 
         Args:
             sizes: sizes of the groups.
-            rows: how many there are.
-            most: rows in a block.
+            rows: number of rows.
+            most: largest number of rows in a block.
         """
         size = _FEWEST
-        # Of a symbolic number of rows (jax.export), nothing is known.
+        # A symbolic number of rows (`jax.export`) is assumed to be large.
         mean = rows / sizes.shape[0] if isinstance(rows, int) else most
         while size < min(mean, most):
             size *= 2
@@ -176,7 +176,7 @@ class _Blocks:
         return cls(size, starts, ends, last)
 
     def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The group of a block, its first row, and how many are the group's."""
+        """The group of a block, its first row, and the rows from there in the group."""
         group = jnp.sum(self.last <= index, dtype=jnp.int32)
         blocks_left = self.last[group] - index
         count = (self.ends[group] - self.starts[group] + (self.size - 1)) // self.size
@@ -186,7 +186,7 @@ class _Blocks:
     def loop(
         self, step: Callable[[Any, jax.Array], jax.Array], shape: Any, like: jax.Array
     ) -> jax.Array:
-        """Runs a step for each block on an array that is zeros at first."""
+        """Runs a step for each block, on an array that starts as zeros."""
         out = lax.full_like(like, 0, plain.accumulator(like), shape)
         return lax.fori_loop(0, self.last[-1], step, out)
 
@@ -199,7 +199,7 @@ _ROWS_BY_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 def _native_row_products(x, w, sizes, contracted):
-    """Contracts each row as XLA does."""
+    """Contracts each row with the matrix of its group by `lax.ragged_dot_general`."""
 
     @jax.custom_batching.custom_vmap
     def dot(x, w, sizes):
@@ -228,7 +228,7 @@ def _native_group_sums(a, b, sizes):
 
 
 def _with_batches(dot, plainly):
-    """Lets `jax.vmap` map a form that JAX maps over no axis but the first."""
+    """Lets `jax.vmap` map a form that JAX itself only maps over a first axis."""
 
     @dot.def_vmap
     def _(size, is_batched, *args):

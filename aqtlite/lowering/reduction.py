@@ -1,9 +1,9 @@
-"""Reductions that a CPU takes while it computes what is reduced.
+"""Reductions that CPUs fuse with the computation of their operand.
 
-XLA:CPU fuses a reduction of integers with its operand only up to a few terms, and one
-of floats never: others read an array that was written to memory first. In two steps,
-the first of few terms, no such array is needed; the second step reads what is left.
-Results are the same as in one step, bit for bit.
+XLA:CPU fuses a reduction of integers with its operand only if it has few terms, and a
+reduction of floats never: otherwise the operand is written to memory first. Reducing in
+two steps, the first with few terms, avoids that. Results equal those of one step, bit
+for bit.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from jax import lax
 from aqtlite.lowering.target import OnCpu
 from aqtlite.shapes.sharding import explicit_sharding
 
-# LLVM unrolls, and then vectorizes, a loop over so many terms; it gives up on 16 of
-# them where a term takes long to compute.
+# LLVM unrolls, and then vectorizes, a loop over this many terms; it gives up on 16
+# terms that take long to compute.
 _TERMS = 8
 _WORTHWHILE = 2**7  # elements
 
@@ -38,14 +38,14 @@ class _LargestMagnitude(OnCpu):
 
     axes: tuple[int, ...]
     can_be_cut: bool
-    """False for an explicit sharding, which a cut would not fit."""
+    """Whether axes can be cut; not with an explicit sharding."""
 
     def reference(self, x):
         return jnp.max(jnp.abs(x), axis=self.axes, keepdims=True, initial=0.0)
 
     def on_cpu(self, is_whole, x):
-        # XLA:CPU's maximum of floats passes over a NaN. Without a sign, floats are in
-        # the order of their bits, and NaN comes last.
+        # XLA:CPU's maximum of floats ignores NaN. Non-negative floats are in the order
+        # of their bits, with NaN last.
         bits = lax.bitcast_convert_type(lax.abs(x), jnp.int32)
         cut = _cut(x, self.axes) if self.can_be_cut else None
         if cut is None or not is_whole:
@@ -58,13 +58,13 @@ class _LargestMagnitude(OnCpu):
 
 
 def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The largest of numbers that are not negative, keepdims."""
+    """The largest of non-negative numbers, keepdims."""
     largest = lax.reduce(x, np.zeros((), x.dtype), lax.max, axes)
     return lax.expand_dims(largest, axes)
 
 
 def _cut(x: jax.Array, axes: Iterable[int]) -> tuple[int, int] | None:
-    """The axis that the first step cuts, and into how many terms; None for one step."""
+    """The axis to cut in the first step, and its number of terms; None for one step."""
     is_known = all(isinstance(size, int) for size in x.shape)
     if not is_known or math.prod(x.shape) < _WORTHWHILE:
         return None

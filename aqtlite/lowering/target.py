@@ -1,12 +1,13 @@
-"""Computations whose form depends on the device and the partitioning they run on.
+"""Computations lowered in a form that depends on the platform and the partitioning.
 
-What one kind of device runs fast, another lacks; and a form that is reshaped, padded or
-looped over blocks defeats XLA's partitioner, which then gathers the operands first.
-Both are known when a program is lowered, not when it is traced: it may be exported for
-another platform, and its shardings may come from ``jax.jit(..., in_shardings=...)``.
+Platforms differ in the forms that they run fast or support; and a form that reshapes,
+pads or loops over blocks defeats XLA's partitioner, which then gathers the operands
+first. Platform and partitioning are known when a program is lowered, not when it is
+traced: it may be exported for another platform, and its shardings may come from
+``jax.jit(..., in_shardings=...)``.
 
-`jax.lax.platform_dependent` traces a form for each platform at every call, and knows
-nothing of partitions. Here only the form that is compiled is traced.
+`jax.lax.platform_dependent` traces a form for each platform at every call, and does not
+know the partitioning. Here only the form that is compiled is traced.
 """
 
 import abc
@@ -27,12 +28,12 @@ class Target:
     """ "cpu", "cuda", "rocm", "tpu", or "other"."""
 
     partitions: int
-    """Among how many devices XLA divides the arrays. 1 inside a `jax.shard_map` over
+    """Number of devices among which XLA divides arrays; 1 inside a `jax.shard_map` over
     all axes of its mesh, where each device sees whole arrays."""
 
     is_exported: bool = False
-    """Whether the program is written down (`jax.export`): it may hold no custom calls
-    that JAX does not keep for later."""
+    """Whether the program is exported (`jax.export`): it may only contain custom calls
+    for which JAX guarantees stability."""
 
     @property
     def is_gpu(self) -> bool:
@@ -41,19 +42,19 @@ class Target:
 
     @property
     def takes_layouts(self) -> bool:
-        """Whether arrays may be laid out by `with_layout_constraint`."""
+        """Whether the program may contain `with_layout_constraint`."""
         return self.partitions == 1 and not self.is_exported
 
 
 class TargetDependent(abc.ABC):
     """A function of arrays that is lowered in a form for its target.
 
-    Subclasses are frozen dataclasses of what is static. All forms give the same values.
+    Subclasses are frozen dataclasses of static values. All forms return equal values.
     """
 
     @abc.abstractmethod
     def reference(self, *args: Any) -> jax.Array:
-        """A plain form. It gives the result's type, and the derivative."""
+        """The plain form, which defines the type of the result and the derivative."""
 
     @abc.abstractmethod
     def lowered(self, target: Target, *args: Any) -> jax.Array:
@@ -65,15 +66,15 @@ class TargetDependent(abc.ABC):
 
 
 class OnCpu(TargetDependent):
-    """A function with a form of its own for CPUs; others run the reference."""
+    """A function with a form for CPUs; other platforms run the reference."""
 
     @abc.abstractmethod
     def on_cpu(self, is_whole: bool, *args: Any) -> jax.Array:
         """The form for CPUs.
 
         Args:
-            is_whole: each device sees whole arrays.
-            *args: as `reference` takes them.
+            is_whole: whether each device sees whole arrays.
+            *args: arguments of `reference`.
         """
 
     def lowered(self, target: Target, *args: Any) -> jax.Array:
@@ -92,7 +93,7 @@ def _jitted(function: TargetDependent) -> Any:
 
 @_target_dependent_p.def_impl
 def _run(*args: jax.Array, function: TargetDependent) -> jax.Array:
-    # Under `jax.disable_jit` it would end here again.
+    # Under `jax.disable_jit`, the jitted function would be evaluated here again.
     with jax.disable_jit(False):
         return _jitted(function)(*args)
 
@@ -107,7 +108,7 @@ def _result_type(*args: Any, function: TargetDependent) -> Any:
 def _reference_jaxpr(
     function: TargetDependent, args: tuple[Any, ...], mesh: Any
 ) -> ClosedJaxpr:
-    del mesh  # Only tells calls apart.
+    del mesh  # A key of the cache: tracing depends on the current mesh.
     return jax.make_jaxpr(function.reference)(*args)
 
 
@@ -143,7 +144,7 @@ def _lower(platform: str, context, *args, function: TargetDependent):
     elif isinstance(axes, mlir.SPMDAxisContext):
         is_whole = axes.manual_axes == frozenset(axes.mesh.axis_names)
         partitions = 1 if is_whole else axes.mesh.size
-    else:  # Replicas, which see their own arrays.
+    else:  # Replicas, each with arrays of its own.
         partitions = 1
     is_exported = context.module_context.lowering_parameters.for_export
     target = Target(platform, partitions, is_exported)
@@ -154,9 +155,9 @@ def _lower(platform: str, context, *args, function: TargetDependent):
 def _partial_eval_under_policy(saveable, unknown, instantiated, eqn):
     """Applies the policy of a `jax.checkpoint` to the reference form.
 
-    A rule returns the equation to evaluate, the one to evaluate again in the backward
-    pass, for each output whether it is unknown and whether it is instantiated there,
-    and the inputs to save.
+    Returns the equation to evaluate, the equation to evaluate again in the backward
+    pass, whether each output is unknown and whether it is instantiated there, and the
+    inputs to save.
     """
     missing = [
         x
@@ -179,7 +180,7 @@ def _is_saved(saveable: Any, function: TargetDependent, args: tuple[Any, ...]) -
             decision = _is_saved(saveable, eqn.params["function"], types)
         else:
             decision = saveable(eqn.primitive, *types, **eqn.params)
-        # What is to be offloaded (it has a destination) is saved where it is.
+        # A value to offload (it has a destination) is saved, but not moved.
         if decision is True or hasattr(decision, "dst"):
             return True
     return False

@@ -8,10 +8,10 @@ from jax import lax
 def transposed(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Computes ``x.transpose(axes)`` for any dtype.
 
-    XLA:GPU (jax 0.11.2) loses integers of 4 bits that a kernel writes in another order
-    than it reads them: they are transposed as int8, and narrowed by a kernel of its
-    own. Other platforms take the form, too, in which analyses of a jaxpr see where the
-    axes go.
+    XLA:GPU (jax 0.11.2) loses integers of 4 bits if a kernel writes them in another
+    order than it reads them: they are transposed as int8, and narrowed by a separate
+    kernel. All platforms take this form, so that analyses of a jaxpr see the
+    permutation.
     """
     if x.dtype not in (jnp.int4, jnp.uint4) or not isinstance(x, jax.Array):
         return x.transpose(axes)

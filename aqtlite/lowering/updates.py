@@ -1,4 +1,4 @@
-"""Slices of an array replaced in place, where a program reads the array afterwards."""
+"""In-place updates of a slice of an array that the program reads afterwards."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ def update_slice(
 ) -> jax.Array:
     """Replaces a slice as `lax.dynamic_update_slice` does.
 
-    XLA:CPU fuses the update with each of its readers, of which every one then copies
-    the whole array: three copies of a cache that is returned and contracted. It does
-    not fuse with a loop, which works in place.
+    XLA:CPU fuses the update with each of its consumers, which then copies the whole
+    array: three copies of a cache that is returned and contracted. It does not fuse
+    with a loop, which updates in place.
 
     Args:
         x: the array.
@@ -30,7 +30,7 @@ def update_slice(
 
 @dataclasses.dataclass(frozen=True)
 class _UpdateSlice(OnCpu):
-    """A slice that is replaced."""
+    """The update of a slice."""
 
     def reference(self, x, update, *starts):
         return lax.dynamic_update_slice(x, update, starts)
@@ -38,7 +38,7 @@ class _UpdateSlice(OnCpu):
     def on_cpu(self, is_whole, x, update, *starts):
         if not is_whole or not starts:
             return self.reference(x, update, *starts)
-        # One step, of which XLA does not know that it is one.
+        # A loop of one step, but XLA cannot know that.
         smallest = jnp.iinfo(starts[0].dtype).min
         last = jnp.any(jnp.stack(starts) == smallest).astype(jnp.int32)
 
