@@ -11,7 +11,7 @@ from aqtlite.lowering import exact
 from aqtlite.numerics import Float
 
 DTYPES = ("bfloat16", "float16", "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes other than float32 to whose values scales can be rounded."""
+"""Dtypes, other than float32, that scales can be rounded to."""
 
 _MANTISSA = (1 << 23) - 1
 

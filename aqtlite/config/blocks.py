@@ -48,9 +48,9 @@ class Blocks(representation.CompactRepr):
 
     pad: bool = False
     """On an axis that the blocks do not divide, make the last block shorter, by padding
-    the operand with zeros. Zeros change no sum, and only calibrations whose scales they
-    do not change are allowed. For `dot_general` and `einsum`; other contractions reject
-    axes that the blocks do not divide."""
+    the operand with zeros. Padding changes no sum, and only calibrations that ignore
+    zeros are allowed. For `dot_general` and `einsum`; other contractions reject axes
+    that the blocks do not divide."""
 
     def __post_init__(self) -> None:
         size = fields.integer(1)
