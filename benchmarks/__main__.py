@@ -1,4 +1,4 @@
-"""Measure aqtlite beside float, AQT and Qwix.
+"""Measure aqtlite against float, AQT and Qwix.
 
     python -m benchmarks [--quick] [--only NAME ...] [--json FILE] [--plot FILE.png]
 
@@ -17,7 +17,7 @@ from benchmarks.harness.options import Options
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Parser of the command line."""
     defaults = Options()
     result = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table for each workload, and write the JSON and the picture."""
+    """Measure, print a table for each workload, and write the JSON and the plot."""
     command = parser()
     asked = command.parse_args(arguments)
     workloads = list(dict.fromkeys(asked.only))

@@ -3,8 +3,8 @@
     python -m benchmarks.compile_profile [--blocks N]
 
 Compiles the model of `python -m benchmarks --only compile` in float32 and in int8, once
-each under the profiler, and prints the time of every phase, summed over threads. The
-number of kernels that are compiled is that of those that differ.
+each under the profiler, and prints the time of every phase, summed over threads. Only
+distinct kernels are compiled and counted.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PHASES = {
     "thunks": ("ThunkEmitter::EmitEntryComputation",),
     "all, on the clock": ("backend_compile_and_load",),
 }
-"""Names in XLA's trace, which may have the program's in parentheses behind them."""
+"""Names in XLA's trace, where the program's name may follow in parentheses."""
 
 KERNEL = "FusionCompiler::Compile"
 
@@ -44,7 +44,7 @@ class Profile:
     """One compilation."""
 
     seconds: dict[str, float]
-    """By phase."""
+    """Seconds of each phase."""
 
     kernels: int
 

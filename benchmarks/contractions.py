@@ -1,8 +1,8 @@
-"""Time integer contractions, bare and as aqtlite lowers them, beside float32.
+"""Time integer contractions, bare and as lowered by aqtlite, against float32.
 
     python -m benchmarks.contractions [--repeats N] [--json FILE]
 
-Medians in milliseconds of every case of `benchmarks.workloads.contractions`.
+Prints median milliseconds for every case of `benchmarks.workloads.contractions`.
 """
 
 import argparse

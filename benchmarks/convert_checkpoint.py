@@ -1,14 +1,14 @@
-"""Measure memory and throughput of the conversion of a checkpoint on disk.
+"""Measure memory and throughput of checkpoint conversion.
 
     python -m benchmarks.convert_checkpoint [--format safetensors] [--layers 34]
         [--width 4096] [--json FILE]
 
-Writes an Orbax checkpoint (or a safetensors file) of a float32 model, 34 layers of
-4096 x 8192 or 4.6 GB, into a temporary folder, copies it (the copy synced to disk, as
-the conversion's target is), and converts it in a process of its own, whose resident
-memory is read every 100 ms.
-Reported are the peak over the start, in units of the largest weight, and the
-throughput beside the copy's, in float32 bytes a second.
+Writes an Orbax checkpoint (or a safetensors file) of a float32 model (34 layers of
+4096 x 8192, 4.6 GB) into a temporary folder, copies it (synced to disk, like the
+conversion's target), and converts it in a separate process, sampling the resident
+memory of that process every 100 ms. Reports the peak memory above that at the start, in
+units of the largest weight, and the throughput next to that of the copy, in float32
+bytes per second.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def factory(layers: int, width: int) -> Any:
 
 
 def write_source(path: pathlib.Path, layers: int, width: int) -> int:
-    """Write the float checkpoint, and return the bytes of its largest weight."""
+    """Write the float checkpoint; return the size in bytes of the largest weight."""
     import jax
     import numpy as np
 
@@ -70,7 +70,7 @@ def write_source(path: pathlib.Path, layers: int, width: int) -> int:
 
 
 def child(source: str, target: str, layers: int, width: int) -> None:
-    """Convert; print "ready" once everything is imported, then the seconds."""
+    """Convert, printing "ready" once everything is imported, and then the seconds."""
     from absl import logging
 
     from aqtlite import checkpoint
@@ -85,7 +85,7 @@ def child(source: str, target: str, layers: int, width: int) -> None:
 
 
 def resident(pid: int) -> int:
-    """Bytes of resident memory of a process; 0 if it is gone."""
+    """Resident memory of a process in bytes; 0 if the process has ended."""
     try:
         pages = pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (FileNotFoundError, ProcessLookupError, IndexError):
@@ -94,7 +94,7 @@ def resident(pid: int) -> int:
 
 
 def size(path: pathlib.Path) -> int:
-    """Bytes of a file, or of all files of a folder."""
+    """Size in bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.digits
 
-Trains on the handwritten digits that scikit-learn ships (8 x 8 pixels), with 8 bits
-forward and backward, converts with and without the BatchNorms folded, and says how many
-of the test images each gets right.
+Trains on scikit-learn's handwritten digits (8 x 8 pixels), with 8 bits forward and
+backward, converts with and without folding the BatchNorms, and reports the test
+accuracy of each model.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LAYERS = {f"BatchNorm_{i}": f"Conv_{i}" for i in range(3)}
 
 
 class Cnn(nn.Module):
-    """Three convolutions, one of them depthwise, with a BatchNorm each."""
+    """Three convolutions, one of them depthwise, each with a BatchNorm."""
 
     cfg: config.DotGeneral | None
     features: int = 32
@@ -55,8 +55,8 @@ class Cnn(nn.Module):
 
 
 def load() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Images and labels to train with, and to test with: every fourth."""
-    from sklearn import datasets  # imports SciPy, which takes seconds
+    """Training images and labels, and test images and labels: every fourth."""
+    from sklearn import datasets  # Here, because it imports SciPy, which is slow.
 
     digits = datasets.load_digits()
     images = (digits.images[..., None] / 8 - 1).astype(np.float32)
@@ -105,7 +105,7 @@ def train(model: nn.Module, images: Any, labels: Any, epochs: int, seed: int) ->
 
 
 def accuracy(model: nn.Module, variables: Any, images: Any, labels: Any) -> float:
-    """The share of images that are told right."""
+    """The share of correctly classified images."""
     logits = jax.jit(functools.partial(model.apply, train=False))(variables, images)
     return float((jnp.argmax(logits, -1) == labels).mean())
 

@@ -1,9 +1,9 @@
-"""Compare the error of int8 contractions and their gradients with the peers'.
+"""Compare the errors of int8 contractions and gradients with those of the peers.
 
     python -m benchmarks.errors [--draws N]
 
-Mean relative error of `benchmarks.workloads.errors`. Needs the `test` extra, which
-installs aqtp and qwix.
+Prints the mean relative errors of `benchmarks.workloads.errors`. Needs the `test`
+extra, which installs aqtp and qwix.
 """
 
 import argparse

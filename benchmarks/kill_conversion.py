@@ -1,11 +1,11 @@
-"""Kill conversions at random moments, and check what they leave.
+"""Kill conversions at random moments, and check the files they leave.
 
     python -m benchmarks.kill_conversion [--kills 50]
 
-Each conversion gets SIGKILL at a random moment of the time that a whole one takes.
-Afterwards the source must be unchanged, and the target absent or complete. In the end
-the same command must finish the conversion. A conversion that finishes before its kill
-is discarded. A kill takes some six seconds, most of them for starting Python.
+Each conversion is sent SIGKILL at a random moment within the time of a whole
+conversion. Afterwards, the source must be unchanged and the target absent or complete.
+Finally, the same command must finish the conversion. A conversion that finishes before
+the kill is discarded. Each kill takes about six seconds, mostly to start Python.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LAYERS, WIDTH = 12, 512
 
 
 def begin(source: pathlib.Path, target: pathlib.Path) -> subprocess.Popen:
-    """Start a conversion in a process of its own, and return once it converts."""
+    """Start a conversion in a separate process, and return once it is converting."""
     module = "benchmarks.convert_checkpoint"
     arguments = ["--child", str(source), str(target)]
     sizes = ["--layers", str(LAYERS), "--width", str(WIDTH)]
@@ -55,7 +55,7 @@ def is_complete(target: pathlib.Path, wanted: list[np.ndarray]) -> bool:
 
 
 def main() -> None:
-    """Kill conversions, and print how many left which target."""
+    """Kill conversions, and print how many left an absent or a complete target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     kills = parser.parse_args().kills

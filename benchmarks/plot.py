@@ -1,9 +1,9 @@
-"""Plot the speed-up over float32 of aqtlite, AQT and Qwix, from the suite's JSON.
+"""Plot the speed-up of aqtlite, AQT and Qwix over float32, from the suite's JSON.
 
     python -m benchmarks.plot FIGURES.json PICTURE.png
 
-A panel each for the MLP block forward, forward + backward, and for serving a layer
-with frozen weights. The caption names the machine and the versions of the JSON.
+One panel each for the MLP block forward, the block forward + backward, and serving a
+layer with frozen weights. The caption has the machine and the versions from the JSON.
 """
 
 import argparse
@@ -17,22 +17,22 @@ from benchmarks.harness import phases
 from benchmarks.harness.figures import Figure
 
 WORKLOADS = ("mlp", "serving")
-"""The workloads that are plotted."""
+"""Workloads to plot."""
 
 COLORS = {"aqtlite": "C0", "aqtp": "C1", "qwix, nearest": "C2"}
-"""The contestants that are plotted, named as in the JSON."""
+"""Contestants to plot, by their name in the JSON."""
 
 INPUT_STYLES = {"2-D": "-", "3-D": "--"}
 
 CAPTION_WIDTH = 60
-"""Characters of the caption for each panel."""
+"""Caption width in characters, per panel."""
 
 Curves = dict[tuple[str, str], list[tuple[int, float]]]
 """Points ``(x, speed-up)`` by contestant and kind of input."""
 
 
 class PlotError(Exception):
-    """The reason why nothing can be plotted."""
+    """Nothing can be plotted; the message has the reason."""
 
 
 def check(workloads: Sequence[str]) -> None:
@@ -57,9 +57,9 @@ def draw(
     """Write the picture.
 
     Args:
-        figures: of any workloads; those of `WORKLOADS` are plotted.
+        figures: figures of any workloads, of which `WORKLOADS` are plotted.
         machine: see `benchmarks.harness.machine`.
-        path: the file, its suffix a format of matplotlib.
+        path: file to write, with a suffix that matplotlib knows.
 
     Raises:
         PlotError: if no figure is of `WORKLOADS`.
@@ -104,7 +104,7 @@ def draw(
 
 
 def _panels(figures: Sequence[Figure]) -> list[tuple[str, str, Curves]]:
-    """Title, label of the horizontal axis, and curves of each panel with data."""
+    """Title, x-axis label and curves of each panel with data."""
     blocks: dict[str, Curves] = {phase: {} for phase in phases.PHASES}
     layer: Curves = {}
     title = "Serving frozen weights"
@@ -128,7 +128,7 @@ def _panels(figures: Sequence[Figure]) -> list[tuple[str, str, Curves]]:
 
 
 def caption(machine: Mapping[str, Any]) -> str:
-    """The machine and the versions, in one line.
+    """Caption with the machine and the versions, in one line.
 
     >>> caption({"processor": "Xeon", "features": ["avx512_vnni"], "cores": 2,
     ...          "backend": "cpu", "device": "cpu", "versions": {"jax": "0.10.2"}})

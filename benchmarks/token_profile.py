@@ -1,14 +1,14 @@
-"""Show where the time of a generated token of a small model goes on a CPU.
+"""Break down the time per generated token of a small model on a CPU.
 
     python -m benchmarks.token_profile [--layers N] [--width N] [--rounds N]
 
-Decodes with the model of `aqtlite demo` in float32, frozen in int8, frozen with static
-ranges, which are int8 less the scales of activations, and frozen in int8 with a KV
-cache of int8, which the demo has; the others' is float32. The kernels of the
-compiled step are counted and timed one by one in a trace, which lengthens each a
-little; a kind's time is the sum of their medians. The last rows are the time of a token
-on the clock, without a trace: with the variables as a list, and with their tree, which
-Python then flattens at every call, as it does for a jitted function that is given one.
+Decodes with the model of `aqtlite demo` in float32, frozen in int8, frozen in int8 with
+static ranges (without computing scales of activations), and frozen in int8 with an int8
+KV cache, as in the demo; the other models have a float32 cache. The kernels of the
+compiled step are counted and timed individually in a trace, which slows each down a
+little; the time of a kind is the sum of the kernels' medians. The last rows are
+wall-clock times per token without a trace: with the variables as a list, and as a
+pytree, which Python flattens at every call, as for any jitted function.
 """
 
 import argparse
@@ -43,7 +43,7 @@ CONFIGS = {
     "int8, static ranges": (config.static_int8(), "float32"),
     "int8, int8 cache": (contestants.aqtlite_config(), "int8"),
 }
-"""The config of each model, and what its cache holds."""
+"""Config of each model, and dtype of the cache."""
 
 LAYERS, WIDTH, HEADS, LENGTH = 4, 192, 4, 128
 ROUNDS = 10
@@ -57,7 +57,7 @@ _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.-]+) = (?:\(.*?\)|\S+) ([\w-]+)\(")
 
 
 Decode = Callable[[], Iterator[float]]
-"""Fills a new cache, and yields the seconds of each token."""
+"""Function that fills a new cache, and yields the seconds of each token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Decoder:
     """A compiled decoding step."""
 
     kinds: Mapping[str, str]
-    """The kind of each kernel, by its name in XLA's program and trace."""
+    """Kind of each kernel, by name in XLA's program and trace."""
 
     with_variables: Mapping[str, Decode]
-    """Decoding with variables that are passed in one way or another."""
+    """Decoding functions, by the way in which variables are passed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -126,8 +126,8 @@ def decoder(model: Transformer, variables: Any) -> Decoder:
     """Compiles a decoding step.
 
     Args:
-        model: with ``decode=True``.
-        variables: of it.
+        model: model with ``decode=True``.
+        variables: variables of the model.
     """
     token, key = jnp.zeros((1, 1), jnp.int32), jax.random.key(0)
     compiled = generate.decode_step(model, variables).compiled
@@ -179,7 +179,7 @@ def kinds_of(program: str) -> dict[str, str]:
 
 
 def clock(programs: Mapping[str, Decode], rounds: int) -> dict[str, float]:
-    """The median seconds of a token, of programs that take turns."""
+    """The median seconds per token of programs that take turns."""
     taken: dict[str, list[float]] = {name: [] for name in programs}
     for program in programs.values():
         collections.deque(program(), maxlen=0)
@@ -190,7 +190,7 @@ def clock(programs: Mapping[str, Decode], rounds: int) -> dict[str, float]:
 
 
 def trace(one: Decoder) -> dict[str, float]:
-    """The median seconds of each kernel in a token, by name."""
+    """The median seconds per token of each kernel, by name."""
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level, options.python_tracer_level = 3, 0
     with tempfile.TemporaryDirectory() as directory:

@@ -1,12 +1,12 @@
-"""Estimate the MLP block on a TPU from the program that XLA compiles for it.
+"""Estimate the cost of the MLP block on a TPU from the program that XLA compiles.
 
     pip install libtpu
     python -m benchmarks.tpu_estimate [--topology v5e:2x2]
 
 Compiles the training step of the block at width 4096 with 8192 tokens and prints, for
-each contestant, the cycles that XLA estimates for its kernels, the bytes that they read
-and write, and the step's temporary memory. No TPU is needed and nothing is run: these
-are estimates, not measurements. A topology is named as in
+each contestant, XLA's estimate of the kernels' cycles, the bytes that the kernels read
+and write, and the temporary memory of the step. No TPU is needed, because nothing is
+run: these are estimates, not measurements. Topologies have the names of
 `jax.experimental.topologies`, such as ``v5p:2x2x1``.
 """
 
@@ -79,7 +79,7 @@ def compile_step(contestant: Contestant, chip: jax.Device) -> Any:
 
 
 def estimated_cycles(program: str) -> int:
-    """Sum of the cycles that XLA annotates the kernels of a TPU program with.
+    """Sum of XLA's cycle estimates in the kernels of a TPU program.
 
     >>> estimated_cycles('... "estimated_cycles":"20" ... "estimated_cycles":"4"')
     24

@@ -1,1 +1,1 @@
-"""Timing, contestants, tables and JSON: what the workloads share."""
+"""Shared parts of the workloads: timing, contestants, tables and JSON."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _SETTING = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
-    # The heaps of further arenas hold 64 MiB at most: what is larger would be mapped.
+    # Heaps of further arenas hold at most 64 MiB: larger arrays would be mapped.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_TOP_PAD_": "1073741824",
 }
@@ -16,12 +16,12 @@ _SETTING = {
 def keep_memory(module: str, arguments: Sequence[str] | None = None) -> None:
     """Restart the program with settings that keep glibc from returning memory.
 
-    glibc reads its settings at start only; without these, page faults would be half of
-    the times measured. Return at once if they are in effect.
+    Without them, page faults would be half of the measured times. glibc reads its
+    settings only at startup. Does nothing if they are already in effect.
 
     Args:
-        module: the module that ``python -m`` runs.
-        arguments: of the command line; by default those of this process.
+        module: module to run with ``python -m``.
+        arguments: command-line arguments; by default those of this process.
     """
     if all(os.environ.get(name) == value for name, value in _SETTING.items()):
         return

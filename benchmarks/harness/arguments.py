@@ -4,12 +4,12 @@ import argparse
 
 
 def natural(text: str) -> int:
-    """An int from 0 on."""
+    """Parses an int, 0 or above."""
     return _at_least(0, text)
 
 
 def positive(text: str) -> int:
-    """An int from 1 on."""
+    """Parses an int, 1 or above."""
     return _at_least(1, text)
 
 

@@ -38,24 +38,24 @@ NAMES = (
 )
 
 RNG_STREAM = "params"
-"""The rng stream that aqtp's Flax layers draw their noise from."""
+"""RNG stream for the noise of aqtp's Flax layers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """One library in one setting."""
+    """A library with one setting."""
 
     name: str
     dot_general: Callable[..., jax.Array]
-    """Called as ``dot_general(lhs, rhs, dimension_numbers)``."""
+    """Function with the signature ``dot_general(lhs, rhs, dimension_numbers)``."""
     dot_general_cls: Callable[[], Any] | None
-    """Argument of Flax's layers; None for their default."""
+    """Argument for Flax layers; None for Flax's default."""
     dtype: Any = jnp.float32
-    """Dtype that the operands are cast to."""
+    """Dtype to which operands are cast."""
 
 
 def select(names: Sequence[str] = NAMES) -> list[Contestant]:
-    """The contestants of these names, in this order."""
+    """The contestants with these names, in this order."""
     return [_MAKERS[name](name) for name in names]
 
 
@@ -64,12 +64,12 @@ def _float(name: str) -> Contestant:
 
 
 def aqtp_config(*, stochastic: bool = True) -> Any:
-    """aqtp's preset for training in int8."""
+    """aqtp's preset for int8 training."""
     return aqt_config.fully_quantized(use_stochastic_rounding=stochastic)
 
 
 def _aqtp(name: str, *, stochastic: bool) -> Contestant:
-    # aqtp's configs hold the key of their noise, and are callable.
+    # aqtp's configs are callable and contain the PRNG key of the noise.
     keyed = aqt_config.set_context(
         aqtp_config(stochastic=stochastic), jax.random.key(0), train_step=None
     )
@@ -78,8 +78,7 @@ def _aqtp(name: str, *, stochastic: bool) -> Contestant:
 
 
 def _qwix(name: str, *, stochastic: bool) -> Contestant:
-    # The noise varies along the first axis and is shared along the others: Qwix's
-    # default.
+    # Qwix's default: noise varies along the first axis and is shared along the others.
     noise = (
         qwix_noise.get_noise_fn("uniform", jax.random.key(0)) if stochastic else None
     )
@@ -99,7 +98,7 @@ def _qwix(name: str, *, stochastic: bool) -> Contestant:
 
 
 def aqtlite_config(*, stochastic: bool = True) -> config.DotGeneral:
-    """aqtlite's preset for training in int8."""
+    """aqtlite's preset for int8 training."""
     return config.fully_quantized(use_stochastic_rounding=stochastic)
 
 

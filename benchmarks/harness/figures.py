@@ -15,7 +15,7 @@ FLOOR = "floor"
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One contestant in one case of one workload."""
+    """The measurement of one contestant in one case of a workload."""
 
     workload: str
     case: Mapping[str, Any]
@@ -28,9 +28,9 @@ class Figure:
     upper_quartile: float
     repeats: int
     relative: float | None = None
-    """The median over that of the case's first contestant (float32, where it runs)."""
+    """Median divided by that of the case's first contestant (float32 if it runs)."""
     share_of_floor: float | None = None
-    """The floor's median over this one: 1.0 is as fast as the bare contractions."""
+    """Floor's median divided by this one: 1.0 is as fast as the bare contractions."""
 
 
 def compare(
@@ -42,11 +42,11 @@ def compare(
     """Figures of one case.
 
     Args:
-        workload: its name.
-        case: its parameters.
-        spreads: by contestant. The first is the baseline; `FLOOR`, if present, is the
-            lower bound.
-        unit: of the spreads.
+        workload: name of the workload.
+        case: parameters of the case.
+        spreads: spreads by contestant. The first is the baseline; `FLOOR`, if present,
+            is the lower bound.
+        unit: unit of the spreads.
     """
     first = next(iter(spreads.values())).median
     floor = spreads.get(FLOOR)
@@ -67,6 +67,6 @@ def compare(
 def exact(
     workload: str, case: Mapping[str, Any], values: Mapping[str, float], unit: str
 ) -> list[Figure]:
-    """Figures of one case whose values have no spread, such as bytes."""
+    """Figures of a case with exact values, such as bytes."""
     spreads = {name: Spread(value, value, value, 1) for name, value in values.items()}
     return compare(workload, case, spreads, unit)

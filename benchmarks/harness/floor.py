@@ -1,9 +1,9 @@
-"""Lower bound of the time of a quantized contraction.
+"""Lower bound on the time of a quantized contraction.
 
 The bare integer contractions in their fastest form, plus the unavoidable memory traffic
 of quantization at the bandwidth of an in-place pass: each operand is read once as
-float32 and written once as int8, each result is read once as int32 and written once as
-float32.
+float32 and written once as int8, and each result is read once as int32 and written once
+as float32.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from aqtlite import lowering
 from benchmarks.harness import figures, phases, timing
 
 PASSED_BYTES = 512 << 20
-"""Size of the array behind the bandwidth: larger than caches."""
+"""Size of the array for measuring bandwidth, larger than the caches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Contraction:
     rhs: tuple[int, ...]
     dims: Any
     frozen: bool = False
-    """True if rhs is stored as int8, so that quantizing it moves no bytes."""
+    """True if rhs is stored as int8, so that quantization moves no bytes of rhs."""
 
     @property
     def out(self) -> tuple[int, ...]:
@@ -51,11 +51,11 @@ class Contraction:
 
 
 def matmul(lead: tuple[int, ...], k: int, n: int, phase: str) -> list[Contraction]:
-    """The contractions of ``(*lead, k) @ (k, n)``: one, or with both gradients three.
+    """The contractions of ``(*lead, k) @ (k, n)``: one, or three with both gradients.
 
     Args:
         lead: leading axes of lhs.
-        k: size that is contracted forward.
+        k: size of the forward contracting axis.
         n: columns of rhs.
         phase: one of `phases.PHASES`.
     """
@@ -70,7 +70,7 @@ def matmul(lead: tuple[int, ...], k: int, n: int, phase: str) -> list[Contractio
 
 
 def program(contractions: Sequence[Contraction]) -> Callable[[], Any]:
-    """The bare integer contractions of random operands, as one program."""
+    """One program of the bare integer contractions, on random operands."""
     rng = np.random.default_rng(0)
     operands = [
         [jnp.asarray(rng.integers(-127, 128, x, np.int8)) for x in (c.lhs, c.rhs)]
@@ -93,7 +93,7 @@ def program(contractions: Sequence[Contraction]) -> Callable[[], Any]:
 
 @functools.cache
 def bandwidth() -> float:
-    """Bytes per second, read and written, of a compiled pass over a large array.
+    """Bytes read and written per second, by a compiled pass over a large array.
 
     The pass is in place: writing to a new array would measure page faults.
     """
@@ -110,7 +110,7 @@ def bandwidth() -> float:
 
 
 def add(spreads: dict[str, timing.Spread], contractions: Sequence[Contraction]) -> None:
-    """Add the floor to spreads whose `figures.BARE` is that of `program`."""
+    """Add the floor to spreads in which `figures.BARE` was measured on `program`."""
     traffic = sum(c.traffic for c in contractions) / bandwidth()
     dots = spreads[figures.BARE]
     spreads[figures.FLOOR] = dataclasses.replace(

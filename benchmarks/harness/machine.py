@@ -13,11 +13,11 @@ from benchmarks.harness import floor
 PACKAGES = ("jax", "jaxlib", "flax", "aqtp", "qwix", "aqtlite")
 
 FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8")
-"""Processor flags that decide which integer kernels XLA:CPU has."""
+"""Processor flags that determine XLA:CPU's integer kernels."""
 
 
 def describe() -> dict[str, Any]:
-    """The machine as plain data; the bandwidth is the one that floors are based on."""
+    """The machine as plain data, with the bandwidth used for floors."""
     name, features = _processor()
     return {
         "platform": platform.platform(),
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
 
 
 def _processor() -> tuple[str, list[str]]:
-    """Model name, and its flags of `FEATURES`; Linux alone tells the flags."""
+    """Model name and the flags in `FEATURES`, which are known only on Linux."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -5,11 +5,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Sizes of the workloads, and limits on their repetition."""
+    """Sizes of the workloads, and limits on repetition."""
 
     quick: bool = False
-    """Tiny sizes, for a check that everything runs; the figures mean little."""
+    """Use tiny sizes to check that everything runs; the figures mean little."""
     repeats: int = 15
-    """Rounds of every comparison, at most."""
+    """Maximum number of rounds per comparison."""
     seconds: float = 15.0
-    """Total time of a comparison's rounds after which none is started."""
+    """Time per comparison after which no round is started."""

@@ -1,4 +1,4 @@
-"""Compiled programs of a forward pass, and of a forward and backward pass."""
+"""Compiled programs for a forward pass, or a forward and backward pass."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,13 +13,13 @@ PHASES = (FORWARD, BOTH)
 def programs(
     forwards: Mapping[str, Callable[..., jax.Array]], arguments: tuple, phase: str
 ) -> dict[str, Callable[[], Any]]:
-    """Compiled calls of each function.
+    """Compiles each function, and returns calls without arguments.
 
     Args:
-        forwards: functions of `arguments` by name, with results of one shape.
-        arguments: the arguments of each.
-        phase: `FORWARD`, or `BOTH` for the gradients of all arguments as well, for a
-            Gaussian gradient of the result.
+        forwards: functions of `arguments` by name, with results of equal shape.
+        arguments: arguments of every function.
+        phase: `FORWARD`, or `BOTH` to also compute the gradients of all arguments, for
+            a Gaussian gradient of the result.
     """
     return {
         name: _program(forward, arguments, phase) for name, forward in forwards.items()

@@ -8,7 +8,7 @@ import rich.console
 import rich.progress
 
 Report = Callable[[str, str], None]
-"""Called as ``report(workload, measurement)``."""
+"""Function called as ``report(workload, measurement)``."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Names of the workloads, and runs of several of them."""
+"""Names of the workloads, and a function that runs several."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ WORKLOADS = (
 def run(
     workloads: Sequence[str], options: Options, report: Report
 ) -> Iterator[list[Figure]]:
-    """Yield the figures of each workload as soon as it has run."""
+    """Run workloads in turn, and yield the figures of each."""
     for name in workloads:
         module = importlib.import_module(f"benchmarks.workloads.{name}")
         yield module.run(options, lambda what, name=name: report(name, what))

@@ -13,10 +13,10 @@ from rich.table import Table
 from benchmarks.harness.figures import Figure
 
 PHASE = "phase"
-"""Parameter of a case whose values become columns."""
+"""Parameter of a case that becomes columns."""
 
 WIDTH = 200
-"""Width of tables that go to a file."""
+"""Width of tables written to a file."""
 
 _UNITS = {
     "s": ("ms", 1e3),
@@ -28,7 +28,7 @@ _UNITS = {
 
 
 def console() -> Console:
-    """Console of the terminal, or a wide one where output goes to a file."""
+    """Console of the terminal, or a wide one if output goes to a file."""
     plain = Console()
     return plain if plain.is_terminal else Console(width=WIDTH)
 
@@ -36,11 +36,11 @@ def console() -> Console:
 def table(figures: Sequence[Figure], *, markdown: bool = False) -> Table:
     """Table of one workload.
 
-    A row for each contestant in each case, columns for each phase. A cell has the
-    median and, in brackets, the quartiles.
+    One row per case and contestant, with columns for each phase. A cell has the median
+    and, in brackets, the quartiles.
 
     Args:
-        figures: of one workload.
+        figures: figures of one workload.
         markdown: use Markdown instead of lines.
     """
     first = figures[0]
@@ -94,7 +94,7 @@ def _cells(figure: Figure | None, floored: bool) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """The number with three digits and no exponent."""
+    """Formats a number with three digits and no exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -110,10 +110,10 @@ def write_json(
     """Write all figures as JSON.
 
     Args:
-        path: the file.
-        figures: of all workloads.
+        path: file to write.
+        figures: figures of all workloads.
         machine: see `benchmarks.harness.machine`.
-        options: those of the run.
+        options: options of the run.
     """
     document = {
         "machine": machine,

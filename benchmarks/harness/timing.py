@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 MIN_ROUNDS = 3
-"""Rounds that are run whatever the time limit: fewer have no quartiles."""
+"""Rounds to run regardless of the time limit: quartiles need at least as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +40,17 @@ def alternate(
     seconds: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Spread]:
-    """Seconds that each program takes.
+    """Seconds per call of each program.
 
-    Every program runs once unmeasured, which compiles it. Then each runs once in every
-    round, so that other load on the machine affects all of them alike.
+    Every program first runs once unmeasured, to compile. Then each runs once in every
+    round, so that other load on the machine affects all programs alike.
 
     Args:
-        programs: by name; each returns arrays, which are waited for.
-        repeats: rounds, at most.
-        seconds: total time of the rounds after which none is started, except for the
-            first `MIN_ROUNDS`.
-        clock: the current time in seconds.
+        programs: programs by name; each returns arrays, which are waited for.
+        repeats: maximum number of rounds.
+        seconds: total time after which no round is started, except for the first
+            `MIN_ROUNDS`.
+        clock: function that returns the current time in seconds.
     """
     for program in programs.values():
         jax.block_until_ready(program())
