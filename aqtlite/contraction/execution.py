@@ -214,7 +214,11 @@ def _scale_moves(
     other_one: OperandExecution,
     other: _OperandType,
 ) -> bool:
-    """Whether the scale of `own`, a `QTensor` or not, multiplies the other operand."""
+    """Whether `own` is a `QTensor` with a scale that must move to the other operand.
+
+    Raises:
+        ValueError: if the scale varies along contracting axes and cannot move.
+    """
     if own.scale_shape is None or not one.scales_output:
         return False
     axes = operation.axes(side)

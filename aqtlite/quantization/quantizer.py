@@ -32,7 +32,7 @@ from aqtlite.shapes import block_shapes
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.dimension_numbers import Axes
 
-# On a grid with this bound, no scale of finite values has a subnormal reciprocal.
+# On grids with at least this bound, scales of finite values have normal reciprocals.
 _SAFE_BOUND = 4.0
 
 
