@@ -48,6 +48,8 @@ _STATISTICS = (
     calibration.MeanOverBatches(),
 )
 
+_LSQ = (config.lsq, config.lsq_weight_only)
+
 PRESETS: Mapping[str, Callable[[OneOf], config.DotGeneral]] = {
     "block_fp8": lambda one_of: config.block_fp8(one_of((8, 32, 128))),
     "fp8": lambda one_of: config.fp8(
@@ -55,7 +57,7 @@ PRESETS: Mapping[str, Callable[[OneOf], config.DotGeneral]] = {
         use_stochastic_rounding=one_of((True, False)),
     ),
     "fully_quantized": _integers,
-    "lsq": lambda one_of: config.lsq(one_of((2, 4, 8))),
+    "lsq": lambda one_of: one_of(_LSQ)(one_of((2, 4, 8))),
     "mxfp4": lambda one_of: config.mxfp4(may_clip=one_of((True, False))),
     "mxfp6": lambda one_of: config.mxfp6(may_clip=one_of((True, False))),
     "mxfp8": lambda one_of: config.mxfp8(may_clip=one_of((True, False))),

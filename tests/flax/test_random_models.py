@@ -18,7 +18,7 @@ SEEDS = {
     "weight_only": (0, 1, 9, 17, 20, 21, 24, 25, 27, 30),
     "fake_quant": (0, 1, 7, 20, 21, 22, 24, 25, 26, 34),
     "dg_in_dtype": (0, 1, 5, 8, 11, 26, 40, 42, 88, 145),
-    "presets": (1, 3, 5, 6, 8, 9, 10, 16, 18, 27, 30, 40, 41, 59, 1246),
+    "presets": (1, 3, 5, 6, 8, 9, 10, 12, 16, 18, 27, 30, 40, 41, 59, 1246),
     "grids": (3, 11, 15, 19, 21, 37, 56, 1056),
 }
 
@@ -45,7 +45,9 @@ def test_every_preset_is_drawn():
         name for name in dir(config) if inspect.isfunction(getattr(config, name))
     }
     others = {"describe", "differences", "from_json", "register", "to_json", "update"}
-    assert quantizing - others - {"unquantized"} == set(random_configs.PRESETS)
+    others |= {"presets", "unquantized"}
+    drawn = {*random_configs.PRESETS, "lsq_weight_only"}  # The last by "lsq".
+    assert quantizing - others == drawn
 
 
 def test_samples_are_repeatable():
