@@ -3,10 +3,10 @@
     python -m benchmarks.collectives
 
 An MLP, 512 -> 2048 -> 512, on 8 simulated CPU devices, under the usual sharding
-strategies. Counted in the compiled program: the collectives, and the bytes of their
-results on each device. The last column is the largest difference of the updated
-weights, or of the output, from those of one device. Needs the `test` extra, which
-installs aqtp and qwix.
+strategies. Counts the collectives in the compiled program, and the bytes of their
+results per device. The last column is the largest difference of the updated weights, or
+of the output, from a run on one device. Needs the `test` extra, which installs aqtp and
+qwix.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.harness import contestants, tables
 def rows(
     strategies: Sequence[Strategy], sizes: Sizes
 ) -> Iterator[tuple[str, str, list[Collective], float]]:
-    """Strategy, contestant, collectives and difference of each table row."""
+    """Strategy, contestant, collectives and difference for each table row."""
     for strategy in strategies:
         for contestant in contestants.select(training.NAMES):
             found, from_one_device = training.train(contestant, strategy, sizes)

@@ -18,7 +18,7 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its results on one device, over all executions."""
+        """Bytes of the results on one device, over all executions."""
         sizes = (_bits(dtype) * math.prod(shape) for dtype, shape in self.results)
         return self.times * sum(sizes) // 8
 

@@ -49,7 +49,7 @@ SERVING_ROWS = 8
 def serve(
     dot_general: Any, freeze: Callable[..., Any], sizes: Sizes
 ) -> tuple[list[hlo.Collective], float]:
-    """Collectives of `SERVING_ROWS` rows, and the difference from one device."""
+    """Collectives for `SERVING_ROWS` rows, and the difference from one device."""
     strategy = STRATEGIES[2]
     mesh = strategy.device_mesh()
     model = Mlp(dot_general, sizes)
@@ -70,7 +70,7 @@ def serve(
 
 
 def served() -> dict[str, tuple[Any, Callable[..., Any]]]:
-    """``dot_general`` of each contestant, and the function that freezes its weights."""
+    """``dot_general`` and weight-freezing function of each contestant."""
     return {
         FLOAT32: (jax.lax.dot_general, lambda model, variables, x: variables),
         AQTLITE: (AqtDotGeneral(contestants.aqtlite_config()), convert),

@@ -20,7 +20,7 @@ class Strategy:
     input: P
     weights: Mapping[str, P]
     activations: Mapping[str, P] = dataclasses.field(default_factory=dict)
-    """Sharding constraints inside the model: of "input", "hidden" and "output"."""
+    """Sharding constraints in the model, for "input", "hidden" and "output"."""
 
     def device_mesh(self) -> jax.sharding.Mesh:
         """Mesh of simulated CPU devices."""
@@ -65,7 +65,7 @@ class Sizes:
     rows: int = 256
 
     def input_shape(self, strategy: Strategy) -> tuple[int, ...]:
-        """Shape of the input: 3-D where sequences are sharded, otherwise 2-D."""
+        """Shape of the input: 3-D if sequences are sharded, otherwise 2-D."""
         if len(strategy.input) > 1:
             return self.sequences, self.length, self.width
         return self.rows, self.width

@@ -53,7 +53,7 @@ def train(
 ) -> tuple[list[hlo.Collective], Callable[[], float]]:
     """Collectives of a step, and a function that compares it with one device.
 
-    The function gives the largest `difference` of the updated weights.
+    The function returns the largest `difference` of the updated weights.
     """
     rng = np.random.default_rng(0)
     shape = sizes.input_shape(strategy)
@@ -83,7 +83,7 @@ def train(
 
 
 def difference(got: Any, wanted: Any) -> float:
-    """Largest absolute difference, relative to the largest magnitude wanted."""
+    """Largest absolute difference, relative to the largest magnitude of `wanted`."""
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
     return max(
         float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())

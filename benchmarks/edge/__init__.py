@@ -1,1 +1,1 @@
-"""Files of integers for the edge, beside floats and Qwix."""
+"""Integer edge models, against float models and Qwix."""

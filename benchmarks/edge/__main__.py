@@ -1,21 +1,21 @@
-"""Files of integers for LiteRT: accuracy, size, latency; beside floats and Qwix.
+"""Accuracy, size and latency of integer LiteRT models, against float and Qwix.
 
     python -m benchmarks.edge [--seeds N ...] [--models NAME ...] [--rounds N]
 
-Trains a CNN with BatchNorm, MobileNet-style depthwise blocks, an MLP of NNX and a
-transformer encoder on the handwritten digits that scikit-learn ships (8 x 8 pixels), in
-float32, and makes files of each: of floats, of integers by `aqtlite.edge`, and of
-integers by Qwix's providers for on-device models, all by the same converter. Ranges are
-found with the training images. The interpreter runs the files in one thread with its
+Trains a CNN with BatchNorm, MobileNet-style depthwise blocks, an NNX MLP and a
+transformer encoder in float32 on scikit-learn's handwritten digits (8 x 8 pixels), and
+converts each to a float file, an integer file by `aqtlite.edge`, and an integer file by
+Qwix's providers for on-device models, all with the same converter. Ranges are
+calibrated on the training images. The interpreter runs the files in one thread with the
 default kernels.
 
-Columns: the mean accuracy on the test images; its largest loss beside the file of
-floats, in points; the noise of the logits beside the model's in JAX, as a
-signal-to-noise ratio; operators, and those of floats among them, less QUANTIZE and
-DEQUANTIZE. Quanta are the differences of the outputs from what the library predicts in
-JAX (`edge.simulate`; Qwix's own converted model), in units of the output's scale: the
-largest, and how many outputs differ. Latencies are medians, of files that run in turns
-in one process, called from Python; in brackets relative to the file of floats.
+Columns: mean accuracy on the test images; largest loss of accuracy relative to the
+float file, in points; signal-to-noise ratio of the logits relative to the model in JAX;
+number of operators, and of float operators among them, without QUANTIZE and DEQUANTIZE.
+Quanta are the differences of the outputs from the library's prediction in JAX
+(`edge.simulate`; for Qwix, its converted model), in units of the output's scale: the
+largest, and the share of outputs that differ. Latencies are medians of files run in
+turns in one process, called from Python; in brackets relative to the float file.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from benchmarks.edge.models import MODELS
 from benchmarks.edge.training import Trained, train
 
 _UNLIMITED = 200
-"""Columns of output that is no terminal."""
+"""Width of output that is not a terminal, in columns."""
 
 FLOAT = "float32"
 CONTESTANTS: dict[str, Callable[[Trained, Any], Files]] = {
@@ -54,7 +54,7 @@ CONTESTANTS: dict[str, Callable[[Trained, Any], Files]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What was measured of a file."""
+    """Measurements of a file."""
 
     accuracy: float
     decibels: float
@@ -72,10 +72,10 @@ def measure(
     """Runs a file on the test images.
 
     Args:
-        files: of one library.
-        wanted: the logits of the model in JAX.
-        test: the images and their labels.
-        latency: by the size of the batch.
+        files: files of one library.
+        wanted: logits of the model in JAX.
+        test: test images and labels.
+        latency: latency by batch size.
     """
     images, labels = test
     largest = max(files.data)
@@ -103,7 +103,7 @@ def measure(
 def compare(
     trained: Trained, training: Any, test: Any, rounds: int
 ) -> dict[str, Figures | str]:
-    """The figures of each library, or how it failed."""
+    """The figures of each library, or the error it raised."""
     made: dict[str, Files | str] = {}
     for name, make in CONTESTANTS.items():
         # Whatever another library raises is a result.
@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             with errors.status(f"{name}, seed {seed}"):
                 trained = train(MODELS[name], *training, options.epochs, seed)
                 runs.append(compare(trained, training[0], test, options.rounds))
-            # Or the programs of all models stay in memory.
+            # Else the programs of all models stay in memory.
             jax.clear_caches()
         console.print(table(name, runs))
         kept = runs[0]["Qwix"]

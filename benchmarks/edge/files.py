@@ -1,4 +1,4 @@
-"""The files of a trained model: of floats, and of integers by aqtlite and Qwix."""
+"""Files of a trained model: float, and integer files by aqtlite and Qwix."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ from benchmarks.edge.training import Trained
 
 BATCH = 64
 SIZES = (1, 32)
-"""The batches that files are made for."""
+"""Batch sizes to make files for."""
 
 QWIX_RULES = [qwix.QuantizationRule(weight_qtype=jnp.int8, act_qtype=jnp.int8)]
 
@@ -31,20 +31,20 @@ class Files:
     """The files of a model by one library."""
 
     data: Mapping[int, bytes]
-    """By the size of the batch."""
+    """Contents of the files, by batch size."""
 
     predict: Callable[[Any], Any] | None
-    """What the file of the largest batch should compute: floats, of floats."""
+    """Prediction in JAX of the file for the largest batch, from floats to floats."""
 
 
 def of_floats(trained: Trained, images: Any) -> Files:
-    """Converts a model as it is."""
+    """Converts the float model."""
     shape = images.shape[1:]
     return Files({n: _convert(trained, n, shape) for n in SIZES}, None)
 
 
 def by_aqtlite(trained: Trained, images: Any, interface: str) -> Files:
-    """Calibrates and exports."""
+    """Calibrates and exports with aqtlite."""
     model, variables = trained.model, trained.variables
     ranges = edge.calibrate(model, variables, list(_batches(images)))
     data = {}
@@ -72,7 +72,7 @@ def by_qwix(trained: Trained, images: Any) -> Files:
     make = _qwix_linen if isinstance(trained.model, nn.Module) else _qwix_nnx
     converted = make(trained, images)
     shape = images.shape[1:]
-    # Not in jax.jit, where the converted model gives other values than its file.
+    # Not in jax.jit, where the converted model's values differ from the file's.
     return Files({n: _convert(converted, n, shape) for n in SIZES}, converted)
 
 
@@ -115,18 +115,18 @@ _AT_THE_ENDS = ("QUANTIZE", "DEQUANTIZE")
 
 
 def float_operators(data: bytes) -> list[str]:
-    """The names of the operators of floats, less those that cast."""
+    """The names of the float operators, without casts."""
     found = Report(flatbuffer.read(data)).float_operators
     return [one.name for one in found if one.name not in _AT_THE_ENDS]
 
 
 def operators(data: bytes) -> int:
-    """How many operators a file has, those that cast included."""
+    """The number of operators in a file, including casts."""
     return len(flatbuffer.read(data).operators)
 
 
 def output_scale(data: bytes) -> float | None:
-    """The scale of the integers that a file computes; None for floats."""
+    """The scale of a file's integer output; None for a float output."""
     file = flatbuffer.read(data)
     (tensor,) = file.outputs
     for one in file.operators:

@@ -1,4 +1,4 @@
-"""Files in LiteRT's interpreter: what they compute, and how long it takes."""
+"""Outputs and latencies of files in LiteRT's interpreter."""
 
 import statistics
 import time
@@ -10,7 +10,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 
 class Program:
-    """A file, loaded, that runs in one thread."""
+    """A loaded file that runs in one thread."""
 
     def __init__(self, data: bytes):
         self._interpreter = Interpreter(model_content=data, num_threads=1)
@@ -19,7 +19,7 @@ class Program:
         (self._output,) = self._interpreter.get_output_details()
 
     def put(self, x: np.ndarray) -> None:
-        """Gives it floats, as integers if it takes those."""
+        """Sets the input from floats, quantized if the input is integer."""
         dtype = self._input["dtype"]
         if dtype != np.float32:
             scale, zero_point = self._input["quantization"]
@@ -29,13 +29,13 @@ class Program:
         self._interpreter.set_tensor(self._input["index"], x.astype(dtype))
 
     def seconds(self) -> float:
-        """Runs it once."""
+        """Runs the file once; returns the seconds."""
         start = time.perf_counter()
         self._interpreter.invoke()
         return time.perf_counter() - start
 
     def output(self) -> np.ndarray:
-        """What it gave, as floats."""
+        """The output as floats."""
         y = self._interpreter.get_tensor(self._output["index"])
         if self._output["dtype"] == np.float32:
             return y
@@ -44,7 +44,7 @@ class Program:
 
 
 def outputs(data: bytes, images: np.ndarray, size: int) -> np.ndarray:
-    """The outputs of a file for all images, in batches; the last is filled up."""
+    """The outputs of a file for all images, run in batches; the last is padded."""
     program, found = Program(data), []
     for x in batches(images, size):
         program.put(x)
@@ -54,7 +54,7 @@ def outputs(data: bytes, images: np.ndarray, size: int) -> np.ndarray:
 
 
 def batches(images: np.ndarray, size: int) -> list[np.ndarray]:
-    """Images in batches; the last is filled up with the first images."""
+    """Images in batches; the last is padded with the first images."""
     filled = np.concatenate([images, images[: -len(images) % size]])
     return [filled[i : i + size] for i in range(0, len(filled), size)]
 
@@ -64,7 +64,7 @@ def latencies(
 ) -> dict[str, float]:
     """Median seconds of each file.
 
-    They run in turns, ten times each, so that what else the machine does meets all.
+    Files run in turns, ten times each, so that other load affects all of them alike.
     """
     programs = {name: Program(data) for name, data in files.items()}
     times: dict[str, Any] = {name: [] for name in files}

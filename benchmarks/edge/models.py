@@ -1,4 +1,4 @@
-"""The models: small ones of four kinds, for images of 8 x 8 pixels."""
+"""Four kinds of small models for images of 8 x 8 pixels."""
 
 import flax.linen as nn
 import jax
@@ -9,7 +9,7 @@ CLASSES = 10
 
 
 class Cnn(nn.Module):
-    """Convolutions with a BatchNorm and max pooling each, and two dense layers."""
+    """Convolutions, each with BatchNorm and max pooling, and two dense layers."""
 
     train: bool = False
 
@@ -24,7 +24,7 @@ class Cnn(nn.Module):
 
 
 class MobileNet(nn.Module):
-    """Depthwise and pointwise convolutions with residuals, as MobileNet has them."""
+    """Depthwise and pointwise convolutions with residuals, as in MobileNet."""
 
     train: bool = False
 

@@ -1,11 +1,10 @@
-"""ONNX files of integers beside the best file of floats, in onnxruntime.
+"""Latency of integer ONNX models in onnxruntime, against the best float model.
 
     python -m benchmarks.edge.onnx_latency [--rounds N] [--models NAME ...]
 
-Both are written by `aqtlite.edge`: of floats, with each batch normalization in the
-convolution before it and each relu fused, as other exporters' files are. They run in
-turns, in one thread; the figures are processor time, the best and the median of all
-rounds.
+Both files are written by `aqtlite.edge`; the float file has batch normalizations folded
+into convolutions and relus fused, as with other exporters. The files run in turns, in
+one thread; the figures are the best and the median processor time over all rounds.
 """
 
 import argparse
@@ -33,7 +32,7 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Five convolutions with a batch normalization each."""
+    """Five convolutions, each with batch normalization."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -44,7 +43,7 @@ class Cnn(nn.Module):
 
 
 class Depthwise(nn.Module):
-    """Depthwise and pointwise convolutions with residuals, as MobileNet has them."""
+    """Depthwise and pointwise convolutions with residuals, as in MobileNet."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -94,7 +93,7 @@ FILES = {
 
 
 def session(path: pathlib.Path) -> onnxruntime.InferenceSession:
-    """A file, loaded, that runs in one thread."""
+    """A loaded file that runs in one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     providers = ["CPUExecutionProvider"]

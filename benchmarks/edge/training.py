@@ -16,7 +16,7 @@ BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model as it serves."""
+    """A trained model for inference."""
 
     model: nn.Module | nnx.Module
     variables: Any
@@ -64,14 +64,14 @@ def _fit(
     """The trained parameters, and the other variables of a model.
 
     Args:
-        images: to train with.
-        labels: of them.
-        epochs: how often.
-        seed: of the order.
-        apply: takes parameters, other variables and images; returns logits and what
-            becomes of the other variables.
-        params: to start from.
-        others: the same.
+        images: training images.
+        labels: training labels.
+        epochs: number of epochs.
+        seed: seed of the order of images.
+        apply: function from parameters, other variables and images to logits and
+            updated other variables.
+        params: initial parameters.
+        others: initial other variables.
     """
     steps = len(images) // BATCH * epochs
     optimizer = optax.adam(

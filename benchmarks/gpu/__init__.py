@@ -1,1 +1,1 @@
-"""The library on a GPU: timed there, or compiled for one that need not be there."""
+"""The library on a GPU: timed on a device, or compiled for one without a device."""

@@ -1,10 +1,10 @@
-"""Time training, serving and a decoding step on a GPU, beside bfloat16 and the peers.
+"""Time training, serving and decoding on a GPU, against bfloat16 and the peers.
 
     python -m benchmarks.gpu [--minutes 9] [--json FILE] [--programs FOLDER]
 
-For every program: the time of a call, the time of its kernels on the device, and its
-temporary memory. Cases come in the order of their weight; when the time is up, what is
-left is not run. Needs the `test` extra.
+For every program: the time per call, the time of the kernels on the device, and the
+temporary memory. Cases run in the order of importance until the time is up. Needs the
+`test` extra.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.harness.options import Options
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Parser of the command line."""
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
     )

@@ -1,7 +1,7 @@
-"""What is measured on a GPU: contestants in cases, in the order of their weight.
+"""The cases measured on a GPU, in the order of importance.
 
-Activations are bfloat16. In training, float32 weights are cast in the step; those of
-servers have the dtype that is stored.
+Activations are bfloat16. Training casts float32 weights in the step; serving uses
+weights in their stored dtype.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ SERVED = {
 
 
 def products(*, quick: bool) -> Cases:
-    """Bare products of square matrices: what the device has to offer."""
+    """Bare products of square matrices: the peak of the device."""
     size = 64 if quick else 8192
     case = {"size": size}
 
@@ -87,7 +87,7 @@ def products(*, quick: bool) -> Cases:
 
 
 def training(*, quick: bool, phase: str) -> Cases:
-    """An MLP block of the width of a large model."""
+    """An MLP block with the width of a large model."""
     width, tokens = (128, 32) if quick else (4096, 8192)
     names = AQTLITE, AQTLITE_NEAREST, AQTP, AQTP_NEAREST, QWIX_STOCHASTIC, QWIX_NEAREST
     compared = _in_bfloat16(contestants.select((BFLOAT16, *names)))
@@ -128,7 +128,7 @@ def _program(
 
 
 def serving(*, quick: bool) -> Cases:
-    """Layers of frozen weights one behind the other, more than a cache holds."""
+    """A stack of layers with frozen weights, larger than the cache."""
     layers, width, rows = (2, 64, (1, 4)) if quick else (8, 4096, (1, 64, 8192))
     served = served_layers(layers, width)
     for count in rows:
@@ -161,7 +161,7 @@ class Layers(nn.Module):
 
 
 def served_layers(count: int, width: int) -> dict[str, tuple[Callable, Any]]:
-    """For each contestant a function of variables and x, and its variables."""
+    """For each contestant, a function of variables and x, and the variables."""
     x, key = jnp.ones((1, width), jnp.bfloat16), jax.random.key(0)
     variables = Layers(count, width).init(key, x)
     wide = jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables)
@@ -186,7 +186,7 @@ def served_layers(count: int, width: int) -> dict[str, tuple[Callable, Any]]:
     serve = functools.partial(
         aqtp(aqt_flax.QuantMode.SERVE).apply, rngs={RNG_STREAM: key}
     )
-    # Serving, aqtp still asks for the float kernels, and does not read them.
+    # In serving, aqtp still requires the float kernels, but does not read them.
     served[f"{AQTP}, int8"] = (serve, {**wide, **frozen})
     kernels = [layer["kernel"] for layer in wide["params"].values()]
     for qtype, channels in (("int8", (0,)), (None, None)):
@@ -196,7 +196,7 @@ def served_layers(count: int, width: int) -> dict[str, tuple[Callable, Any]]:
 
 
 class AqtpLayers(nn.Module):
-    """`Layers`, each with variables of aqtp."""
+    """`Layers` for aqtp, with separate variables for each layer."""
 
     count: int
     width: int
@@ -232,7 +232,7 @@ def _qwix_layers(
 
 
 def decoding(*, quick: bool) -> Cases:
-    """One token of a transformer, at the start of its context."""
+    """One token of a transformer, at the start of the context."""
     layers, width, length = (1, 64, 16) if quick else (2, 2048, 512)
     model = Transformer(layers=layers, width=width, heads=width // 32, length=length)
     tokens = jnp.zeros((1, length), jnp.int32)
@@ -261,7 +261,7 @@ def _decoding(model: Transformer, variables: Any, batch: int) -> Program:
 
 
 def attention_block(*, quick: bool) -> Cases:
-    """Training step of Flax's self-attention, the projections quantized."""
+    """Training step of Flax's self-attention, with quantized projections."""
     width, heads, shape = (64, 4, (2, 16)) if quick else (4096, 32, (8, 1024))
     names = BFLOAT16, AQTLITE, AQTLITE_NEAREST, AQTP, QWIX_NEAREST
     compared = _in_bfloat16(contestants.select(names))
@@ -324,4 +324,4 @@ CASES: tuple[tuple[str, Callable[..., Cases]], ...] = (
     ("attention", attention_block),
     ("convolution", convolutions),
 )
-"""Names, and functions that yield parameters and programs."""
+"""Names of the cases, and functions that yield parameters and programs."""

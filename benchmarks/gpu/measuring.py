@@ -1,4 +1,4 @@
-"""Compiled programs on one device: time of a call, of its kernels, and memory."""
+"""Measurement of compiled programs on one device: call time, kernel time and memory."""
 
 import collections
 import concurrent.futures
@@ -18,12 +18,12 @@ from benchmarks.harness.options import Options
 from benchmarks.harness.tables import PHASE
 
 TRACED_CALLS = 5
-"""Calls of each program whose kernels are timed."""
+"""Number of traced calls of each program, to time the kernels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function, and what it is called with."""
+    """A function and its arguments."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -36,16 +36,16 @@ def measure(
     options: Options,
     folder: pathlib.Path | None = None,
 ) -> list[Figure]:
-    """Figures of one case: of a call, of its kernels, and of temporary memory.
+    """Figures of one case: call time, kernel time and temporary memory.
 
-    Programs that XLA refuses, or for which memory does not suffice, have no figures.
+    Programs that XLA rejects, or that run out of memory, have no figures.
 
     Args:
-        name: of the workload.
-        case: its parameters.
-        programs: by contestant; the first one that runs is the baseline.
-        options: repetitions.
-        folder: where programs and the times of their kernels are written.
+        name: name of the workload.
+        case: parameters of the case.
+        programs: programs by contestant; the first one to run is the baseline.
+        options: limits on repetition.
+        folder: folder to write the programs and kernel times to.
     """
     compiled = _compiled(programs)
     calls = {
@@ -55,7 +55,7 @@ def measure(
     spreads = timing.alternate(calls, repeats=options.repeats, seconds=options.seconds)
     measured = figures.compare(name, {**case, PHASE: "call"}, spreads)
     kernels = {key: kernel_seconds(call) for key, call in calls.items()}
-    if all(kernels.values()):  # No kernels are seen on a CPU.
+    if all(kernels.values()):  # Traces on a CPU have no kernels.
         totals = {key: sum(times.values()) for key, times in kernels.items()}
         measured += figures.exact(name, {**case, PHASE: "kernels"}, totals, "s")
     held = {
@@ -70,7 +70,7 @@ def measure(
 
 
 def _compiled(programs: Mapping[str, Program]) -> dict[str, Any]:
-    """The programs that compile and run, compiled side by side."""
+    """The programs that compile and run, compiled in parallel."""
     lowered = {
         name: jax.jit(program.function).lower(*program.arguments)
         for name, program in programs.items()
@@ -90,7 +90,7 @@ def _compiled(programs: Mapping[str, Program]) -> dict[str, Any]:
 
 
 def kernel_seconds(call: Callable[[], Any]) -> dict[str, float]:
-    """Seconds on the device in one call, by kernel; copies count as kernels."""
+    """Device seconds per call, by kernel; copies count as kernels."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     options.host_tracer_level = 0
@@ -111,7 +111,7 @@ def kernel_seconds(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def _planes(trace: pathlib.Path) -> list[Any]:
-    """What a trace has of devices."""
+    """The GPU planes of a trace."""
     data = jax.profiler.ProfileData.from_file(str(trace))
     return [plane for plane in data.planes if plane.name.startswith("/device:GPU")]
 

@@ -1,11 +1,11 @@
-"""Show what XLA makes of the contractions of a training step on an H100.
+"""Show XLA's kernels for the contractions of a training step on an H100.
 
     pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
     JAX_PLATFORMS=cpu python -m benchmarks.gpu.program [--preset fp8]
 
-Compiles forward + backward of one contraction for an H100 that need not be there, and
-prints the kernel of every contraction. Nothing is run. Triton's GEMMs, which XLA
-otherwise times beside cuBLASLt's on the device, are turned off.
+Compiles forward + backward of one contraction for an H100, and prints the kernel of
+every contraction. Nothing is run, so no GPU is needed. Triton's GEMMs are turned off,
+because XLA would time them against cuBLASLt's on the device.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# NVIDIA's H100 SXM in the terms of XLA's GpuTargetConfigProto.
+# NVIDIA's H100 SXM as a GpuTargetConfigProto of XLA.
 H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--preset", default="fp8")
     asked = parser.parse_args(arguments)
-    # Before JAX reads them.
+    # Must be set before JAX reads it.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
     from jax.experimental import topologies
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def compile_step(cfg: Any, shape: tuple[int, ...], chip: Any) -> str:
-    """The program of a contraction and its gradients."""
+    """Compiles a contraction and its gradients; returns the program text."""
     import jax
     import jax.numpy as jnp
 
@@ -90,7 +90,7 @@ def compile_step(cfg: Any, shape: tuple[int, ...], chip: Any) -> str:
 
 
 def contractions(program: str) -> list[str]:
-    """The kernels of a GPU program that are no fusions, with their types.
+    """The kernels of a GPU program other than fusions, with their types.
 
     >>> contractions('%a = (f32[2,2]{1,0}) custom-call(%b), custom_call_target="f"')
     ['f -> f32[2,2]']

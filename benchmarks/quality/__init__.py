@@ -1,6 +1,5 @@
-"""The loss that quantization costs: every preset trained beside float32.
+"""The effect of quantization on the loss: every preset trained next to float32.
 
-`presets` is the table of what is trained, `training` one run, `records` the file of
-finished runs, `summary` their statistics, `report` the table, and `plot` the picture of
-it.
+`presets` has the trained presets, `training` a training run, `records` the file of
+finished runs, `summary` statistics of runs, `report` the table, and `plot` the plot.
 """

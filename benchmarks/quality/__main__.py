@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality [--presets NAME ...] [--seeds N ...] [--quick]
 
-Finished runs are kept in a file, one line of JSON each: an interrupted command goes on
-where it was, and a preset whose config has changed is trained anew. Needs the `test`
-extra, which installs the peers. docs/quality.md explains the figures.
+Finished runs are kept in a file, one line of JSON each: an interrupted command resumes,
+and a preset with a changed config is trained again. Needs the `test` extra, which
+installs the peers. docs/quality.md explains the figures.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from benchmarks.quality import (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Parser of the command line."""
     defaults = training.Options()
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.quality",
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, print the table, write the plot and the page."""
+    """Train missing runs, print the table, and write the plot and the page."""
     command = parser()
     asked = command.parse_args(arguments)
     given = {
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _summaries(
     hashes: dict[str, str], baseline: str, found: Sequence[records.Record]
 ) -> list[summary.Summary]:
-    """Of every preset that has runs with its present config and these options."""
+    """Summaries of the presets that have runs with the current config and options."""
     by_run = {(record.hash, record.seed): record for record in found}
     by_hash: dict[str, list[records.Record]] = {}
     for (run_hash, _), record in sorted(by_run.items()):

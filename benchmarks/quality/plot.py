@@ -1,9 +1,9 @@
-"""Draw the differences to float32 that the table of a page holds.
+"""Plot the differences to float32 in the table of a page.
 
     python -m benchmarks.quality.plot PAGE.md PICTURE.png [--layers N] [--width N]
 
-The picture carries a digest of the figures, so that a page can be told from an older
-one. `python -m benchmarks.quality --plot` draws the same.
+The plot carries a digest of the figures, which shows whether it matches the page.
+`python -m benchmarks.quality --plot` draws the same plot.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from benchmarks.quality.summary import Spread, Summary
 from benchmarks.quality.training import Options
 
 DIGEST = "Figures"
-"""The name of the digest in the picture."""
+"""Name of the digest in the plot's metadata."""
 
 
 def of_summaries(summaries: Sequence[Summary]) -> dict[str, Spread]:
-    """The differences to float32, by preset, with the digits that a page has."""
+    """The differences to float32 by preset, rounded to the digits of a page."""
     return {
         one.preset: _rounded(one.difference)
         for one in summaries
@@ -33,10 +33,10 @@ def of_summaries(summaries: Sequence[Summary]) -> dict[str, Spread]:
 
 
 def of_page(path: pathlib.Path, options: Options) -> dict[str, Spread]:
-    """The same, of the table of a page.
+    """The differences to float32 by preset, from the table of a page.
 
     Raises:
-        report.PageError: if it has none for these options.
+        report.PageError: if the page has no table for these options.
     """
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -45,7 +45,7 @@ def of_page(path: pathlib.Path, options: Options) -> dict[str, Spread]:
     ]
     place = report.COLUMNS.index(report.DIFFERENCE)
     found = {}
-    # Below the names of the columns and the rule.
+    # Skip the header and the rule.
     for cells in rows[2:]:
         if cells[place]:
             mean, _, error = cells[place].partition(" ± ")
@@ -66,7 +66,7 @@ def digest(differences: Mapping[str, Spread]) -> str:
 
 
 def draw(differences: Mapping[str, Spread], path: pathlib.Path) -> None:
-    """Draw the range of each preset's seeds, their mean and its standard error."""
+    """Draw each preset's range over seeds, the mean and the standard error."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(8, 1.2 + 0.35 * len(differences)), layout="constrained")
@@ -96,7 +96,7 @@ def draw(differences: Mapping[str, Spread], path: pathlib.Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw the picture of a page."""
+    """Draw the plot for a page."""
     defaults = Options()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quality.plot",

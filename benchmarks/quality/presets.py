@@ -1,4 +1,4 @@
-"""What is trained: a line for each preset, and the peers' int8."""
+"""The presets to train, one line each, and the peers' int8."""
 
 import dataclasses
 import functools
@@ -58,20 +58,20 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "mxint8": config.mxint8,
     "nvfp4": config.nvfp4,
 }
-"""Presets of aqtlite by name: a function without arguments that makes the config."""
+"""Presets of aqtlite by name, as functions without arguments that make the config."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What contracts in one model."""
+    """The contraction to train a model with."""
 
     name: str
     identity: str
-    """Changes where the runs of before no longer count."""
+    """Text that changes if earlier runs are no longer valid."""
     settings: Mapping[str, Any]
-    """What a reader of the records wants to know, as plain data."""
+    """Settings for readers of the records, as plain data."""
     dot_general: Callable[[jax.Array], Any]
-    """The function to inject into Flax layers, for the key of a step's noise."""
+    """Function from the PRNG key of a step's noise to the argument of Flax layers."""
 
 
 _BLOCKS = config.Blocks(size=8)
@@ -83,7 +83,7 @@ _AFFINE_ACTIVATIONS = {
 
 
 def select(name: str) -> Preset:
-    """The preset or peer of this name."""
+    """The preset or peer with this name."""
     return _PEERS[name]() if name in _PEERS else _preset(name)
 
 
@@ -91,8 +91,7 @@ def _preset(name: str) -> Preset:
     cfg = CONFIGS[name]()
     return Preset(
         name,
-        # The repr leaves out what is at its default: a field that a later version
-        # adds changes nothing.
+        # The repr omits defaults: a field added in a later version changes nothing.
         identity=repr(cfg),
         settings=json.loads(config.to_json(cfg)),
         dot_general=lambda key: AqtDotGeneral(cfg),
@@ -100,7 +99,7 @@ def _preset(name: str) -> Preset:
 
 
 def _int4(changes: Mapping[str, Any]) -> config.DotGeneral:
-    """4 bits forward, 8 bits backward, and something else."""
+    """4 bits forward, 8 bits backward, with further changes."""
     return config.update(config.fully_quantized(fwd_bits=4), changes)
 
 
@@ -120,7 +119,7 @@ def _peer(
 
 
 def _aqtp(key: jax.Array, *, stochastic: bool) -> Any:
-    # A Flax module, which draws from the rng stream of the model.
+    # A Flax module, which draws noise from the RNG stream of the model.
     return aqt_flax.AqtDotGeneral(contestants.aqtp_config(stochastic=stochastic))
 
 
@@ -129,7 +128,7 @@ def _qwix(key: jax.Array, *, stochastic: bool) -> Callable[..., jax.Array]:
 
     def dot_general(lhs: Any, rhs: Any, dims: Any, *_: Any, **__: Any) -> jax.Array:
         noise = None
-        if stochastic:  # Noise of its own for each contraction of each step.
+        if stochastic:  # Independent noise for each contraction of each step.
             drawn = jax.random.fold_in(key, next(calls))
             noise = qwix_noise.get_noise_fn("uniform", drawn)
         cfg = qwix_qt.DotGeneralQtConfig(

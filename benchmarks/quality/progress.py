@@ -9,10 +9,10 @@ import rich.progress
 
 OnStep = Callable[[int, float], None]
 Begin = Callable[[str], OnStep]
-"""Called before each run with what it is; gives what to call after each step."""
+"""Function called before each run with a description; returns an `OnStep`."""
 
 PLAIN_LINES = 4
-"""Lines of each run where there is no terminal."""
+"""Number of lines per run without a terminal."""
 
 
 @contextlib.contextmanager
@@ -20,9 +20,9 @@ def shown(console: rich.console.Console, runs: int, steps: int) -> Iterator[Begi
     """Yield a `Begin`.
 
     Args:
-        console: where to show it.
-        runs: that will be trained.
-        steps: of each.
+        console: console to print to.
+        runs: number of runs.
+        steps: number of steps per run.
     """
     if not console.is_terminal:
         yield lambda what: _plain_lines(console, what, steps)

@@ -1,4 +1,4 @@
-"""The file of finished runs: a line of JSON for each."""
+"""The file of finished runs, with one line of JSON each."""
 
 import dataclasses
 import datetime
@@ -18,7 +18,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "aqtlite")
 
 
 class RecordsError(Exception):
-    """The reason why a file of runs cannot be read."""
+    """A file of runs cannot be read; the message has the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Record:
 
 
 def run_hash(preset: Preset, options: Options, corpus: corpus_lib.Corpus) -> str:
-    """A hash of all that decides the loss but the seed and the versions of packages."""
+    """A hash of all that affects the loss, except the seed and package versions."""
     parts = [preset.identity, json.dumps(dataclasses.asdict(options), sort_keys=True)]
     parts += [str(zlib.crc32(text)) for text in (corpus.training, corpus.validation)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def read(path: pathlib.Path) -> list[Record]:
-    """The runs of a file, none if it does not exist.
+    """Read the runs in a file; none if the file does not exist.
 
-    A last line that is cut off, as a killed process leaves it, is passed over.
+    A partial last line, left by a killed process, is ignored.
 
     Raises:
-        RecordsError: if another line is not a run.
+        RecordsError: if any other line is not a run.
     """
     if not path.exists():
         return []
@@ -70,7 +70,7 @@ def read(path: pathlib.Path) -> list[Record]:
 def append(
     path: pathlib.Path, record: Record, preset: Preset, options: Options
 ) -> None:
-    """Write one more run, with all that a reader wants to know about it."""
+    """Append a run to the file, with its settings and options."""
     _cut_off_partial_line(path)
     fields: dict[str, Any] = {
         "preset": record.preset,

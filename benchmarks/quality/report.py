@@ -14,7 +14,7 @@ from benchmarks.quality.training import VALIDATION_BATCH, Options
 
 
 class PageError(Exception):
-    """The reason why a page cannot be written."""
+    """A page cannot be read or written; the message has the reason."""
 
 
 DIFFERENCE = "less float32's"
@@ -31,10 +31,10 @@ COLUMNS = (
 
 
 def table(summaries: Sequence[Summary], *, markdown: bool) -> Table:
-    """A row for each preset.
+    """Table with a row for each preset.
 
     Args:
-        summaries: of the presets, in the order of the rows.
+        summaries: summaries of the presets, in the order of the rows.
         markdown: use Markdown instead of lines.
     """
     drawn = Table(box=rich.box.MARKDOWN if markdown else rich.box.SIMPLE)
@@ -46,7 +46,7 @@ def table(summaries: Sequence[Summary], *, markdown: bool) -> Table:
 
 
 def page_text(summaries: Sequence[Summary], options: Options, versions: str) -> str:
-    """The table in Markdown, below a line that says what it is of."""
+    """The table in Markdown, below a line that describes the runs."""
     rule = ["---", *["---:"] * (len(COLUMNS) - 1)]
     rows = [COLUMNS, rule, *map(_cells, summaries)]
     what = (
@@ -83,7 +83,7 @@ def _range(spread: Spread, sign: str = "") -> str:
 
 
 def markers(options: Options) -> tuple[str, str]:
-    """The lines of a page between which `write_page` puts the table."""
+    """The marker lines of a page, between which `write_page` puts the table."""
     what = f"{options.layers} layers of width {options.width}"
     return f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
 
@@ -109,7 +109,7 @@ def read_page(path: pathlib.Path, options: Options) -> str:
 
 
 def _parts(path: pathlib.Path, options: Options) -> tuple[str, str, str]:
-    """What is before, between and after the markers of a page."""
+    """The parts of a page before, between and after the markers."""
     first, last = markers(options)
     page = path.read_text() if path.exists() else ""
     before, begin, rest = page.partition(first)

@@ -1,4 +1,4 @@
-"""Statistics of the runs of each preset, over seeds."""
+"""Statistics of each preset's runs over seeds."""
 
 import dataclasses
 import math
@@ -11,11 +11,11 @@ from benchmarks.quality.records import Record
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean of several numbers, and how far they lie apart."""
+    """Mean, standard error and range of several numbers."""
 
     mean: float
     standard_error: float
-    """Of the mean; NaN for a single number."""
+    """Standard error of the mean; NaN for a single number."""
     lowest: float
     highest: float
 
@@ -28,12 +28,12 @@ class Summary:
     seeds: int
     loss: Spread
     difference: Spread | None
-    """To float32 of the same seed; None without a seed in common."""
+    """Difference to float32 with the same seed; None without a common seed."""
     differences: list[float]
-    """Of each seed in common."""
+    """Difference for each common seed."""
     validation_error: float
-    """Standard error of the mean difference that comes from the validation set being
-    finite, by the spread of its batches; NaN without a difference."""
+    """Standard error of the mean difference due to the finite validation set, estimated
+    from the spread over batches; NaN without a difference."""
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -55,9 +55,9 @@ def summarize(
     """Statistics of one preset.
 
     Args:
-        preset: its name.
-        records: of its runs, at least one.
-        baseline: the runs in float32.
+        preset: name of the preset.
+        records: runs of the preset, at least one.
+        baseline: runs in float32.
     """
     losses = [float(np.mean(r.result.validation_losses)) for r in records]
     base = {r.seed: np.array(r.result.validation_losses) for r in baseline}

@@ -16,16 +16,16 @@ from aqtlite.demo.model import Transformer
 from benchmarks.quality.presets import Preset
 
 PARAMS = "params"
-"""The collection that the optimizer updates; learned scales are in it too."""
+"""Collection that the optimizer updates, including learned scales."""
 
 OVERWRITTEN = "_overwrite_with_gradient"
-"""The collection whose gradient is its next value, as Flax's `TrainState` has it."""
+"""Collection to be overwritten with its gradient, as in Flax's `TrainState`."""
 
 _SCALE_RATE = 0.05
-"""Of the learning rate, for learned scales."""
+"""Learning rate of learned scales, as a fraction of the learning rate."""
 
 VALIDATION_BATCH = 64
-"""Windows of a validation batch."""
+"""Number of windows per validation batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,25 +40,25 @@ class Options:
     batch: int = 8
     length: int = 128
     validation_batches: int = 64
-    """Of `VALIDATION_BATCH` windows each, spread evenly over the held-out text."""
+    """Batches of `VALIDATION_BATCH` windows, spread evenly over the held-out text."""
 
 
 QUICK = Options(
     steps=12, layers=1, width=32, heads=2, batch=4, length=16, validation_batches=2
 )
-"""Tiny sizes, for a check that everything runs."""
+"""Tiny sizes, to check that everything runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one run gives."""
+    """The results of one run."""
 
     validation_losses: list[float]
-    """Nats per byte of each validation batch; all runs have the same batches."""
+    """Nats per byte for each validation batch; the batches are equal in all runs."""
     training_loss: float
-    """Mean of the last tenth of the steps."""
+    """Mean training loss over the last tenth of the steps."""
     step_seconds: float
-    """Median."""
+    """Median time per step in seconds."""
 
 
 def train(
@@ -71,12 +71,13 @@ def train(
     """Train one model and measure it.
 
     Args:
-        preset: what contracts.
+        preset: preset to train with.
         options: sizes.
-        corpus: the text.
-        seed: of the initial weights, the order of the data and the noise. The first
-            two are the same for every preset.
-        on_step: called after each step with its number (from 1) and its loss.
+        corpus: text to train on.
+        seed: seed of the initial weights, the order of the data and the noise; weights
+            and order are equal for all presets.
+        on_step: function called after each step with the step's number (from 1) and
+            loss.
     """
     noise = jax.random.key(seed + 2**31)
     step, loss_fn = programs(preset, options)
@@ -104,8 +105,8 @@ def train(
 def initial(
     preset: Preset, options: Options, corpus: corpus_lib.Corpus, seed: int
 ) -> tuple[Any, Any]:
-    """The variables of a model, and the state of its optimizer."""
-    # Learned scales start from the data that init sees: the first batch.
+    """The initial variables of a model, and the optimizer state."""
+    # Learned scales are initialized from the first batch.
     first = next(corpus.batches(options.batch, options.length, seed))
 
     @jax.jit
@@ -117,11 +118,12 @@ def initial(
 
 
 def _optimizer(options: Options) -> optax.GradientTransformation:
-    """That of the demo; learned scales are trained apart, and more slowly.
+    """The demo's optimizer, with a separate, lower rate for learned scales.
 
-    Adam moves every parameter by about its learning rate. A scale is a tenth of a
-    weight or less, and its gradient, a sum over many elements, would be most of the
-    norm that is clipped. A factor (`LearnedClipping`) is about 1.
+    Adam moves every parameter by about the learning rate, but a scale is a tenth of a
+    weight or less. The gradient of a scale, a sum over many elements, would also
+    dominate the norm for clipping. A factor (`LearnedClipping`) is about 1 and keeps
+    the full rate.
     """
 
     def adam(lr: float) -> optax.GradientTransformation:
@@ -152,8 +154,8 @@ def programs(
     """The compiled training step, and the loss.
 
     The step is ``(variables, opt_state, batch, key) -> (variables, opt_state, loss)``.
-    Every collection takes part: `PARAMS` are updated by the optimizer, `OVERWRITTEN`
-    becomes its gradient, and all others (statistics) are what `apply` makes of them.
+    `PARAMS` are updated by the optimizer, `OVERWRITTEN` is replaced by its gradient,
+    and all other collections (statistics) are updated by `apply`.
     """
     tx = _optimizer(options)
 

@@ -1,9 +1,9 @@
-"""An attention block forward and forward + backward, beside float and the peers.
+"""An attention block forward and forward + backward, against float and the peers.
 
     python -m benchmarks --only attention
 
-Flax's multi-head self-attention, its four projections quantized by each library; the
-products of queries, keys and values stay in float.
+Flax's multi-head self-attention, with the four projections quantized by each library;
+the products of queries, keys and values stay in float.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ QUICK_WIDTH, QUICK_HEADS, QUICK_SHAPE = 64, 4, (2, 16)
 
 
 def module(contestant: Contestant, heads: int) -> nn.Module:
-    """The block; its variables are the same for every contestant."""
+    """The block, with equal variables for every contestant."""
     return nn.MultiHeadDotProductAttention(
         heads,
         dtype=contestant.dtype,

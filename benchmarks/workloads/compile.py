@@ -1,12 +1,12 @@
-"""Time to trace, lower and compile a training step, beside float32, aqtp and Qwix.
+"""Time to trace, lower and compile a training step, against float32, aqtp and Qwix.
 
     python -m benchmarks --only compile
 
-An MLP of 1, 4, 12 and 24 blocks of two `nn.Dense`, forward and backward; of 12 blocks
-also the forward pass alone, and as a scan over the blocks. JAX's caches are cleared
-before every repeat, and its cache on disk is not used. Every contestant is compiled
-once before, unmeasured, at its smallest: the first one would pay for what is loaded.
-Times are those of the processor, over all threads, which other programs disturb less.
+An MLP of 1, 4, 12 and 24 blocks of two `nn.Dense`, forward and backward; with 12 blocks
+also the forward pass alone, and a scan over the blocks. JAX's caches are cleared before
+every repeat, and the cache on disk is not used. Every contestant is first compiled once
+unmeasured, at the smallest size, so that none pays for loading modules. Times are
+processor time over all threads, which other programs disturb less.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ BLOCKS = 12
 SEVERAL_BLOCKS, QUICK_BLOCKS = (1, 4, BLOCKS, 24), (2,)
 WIDTH = 64
 REPEATS, QUICK_REPEATS = 3, 1
-"""Repeats, at most: one takes many seconds, and they spread little."""
+"""Maximum number of repeats: each takes many seconds, and the spread is small."""
 
 GRADIENT, FORWARD, SCAN = "gradient", "forward", "gradient of a scan"
 
@@ -44,7 +44,7 @@ NAMES = (
 
 
 class Block(nn.Module):
-    """A residual block of two layers; also the body of a scan."""
+    """A residual block of two layers, also used as the body of a scan."""
 
     dot_general_cls: Callable[[], Any] | None
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Residual blocks, one after the other or as a scan."""
+    """Residual blocks, unrolled or as a scan."""
 
     dot_general_cls: Callable[[], Any] | None
     blocks: int
@@ -110,7 +110,7 @@ def measure(contestant: Contestant, blocks: int, what: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _without_cache_on_disk() -> Iterator[None]:
-    """Has every program compiled, wherever the environment keeps compiled ones."""
+    """Disables JAX's compilation cache on disk, so that every program is compiled."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     try:

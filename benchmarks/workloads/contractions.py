@@ -1,4 +1,4 @@
-"""Integer contractions, bare and as aqtlite lowers them, beside float32.
+"""Integer contractions, bare and as lowered by aqtlite, against float32.
 
     python -m benchmarks --only contractions
 

@@ -1,9 +1,9 @@
-"""Convolutions forward and forward + backward, beside float32 and the peers.
+"""Convolutions forward and forward + backward, against float32 and the peers.
 
     python -m benchmarks --only convolution
 
-A 3 x 3 convolution and a depthwise one. aqtp quantizes convolutions forward alone and
-has no gradient for them; Qwix's raises an error where there are groups.
+A 3 x 3 convolution and a depthwise one. aqtp quantizes convolutions only in the forward
+pass and has no gradient for them; Qwix's gradient raises an error with groups.
 """
 
 import functools
@@ -84,7 +84,7 @@ CONVOLUTIONS: dict[str, Callable[[], Conv]] = {
 
 
 def has_gradient(name: str, case: Case) -> bool:
-    """Returns True if a contestant differentiates the convolution of a case."""
+    """Returns True if a contestant can differentiate the convolution of a case."""
     return name != AQTP_NEAREST and (name != QWIX_NEAREST or case.groups == 1)
 
 

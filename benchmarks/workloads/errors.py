@@ -1,9 +1,9 @@
-"""Error of int8 contractions and their gradients against float, beside the peers.
+"""Errors of int8 contractions and gradients relative to float, against the peers.
 
     python -m benchmarks --only errors
 
-Relative error (Frobenius norm) of the output, of dlhs and of drhs, mean of several
-draws, nearest rounding, 8 bits everywhere.
+Relative errors (Frobenius norm) of the output, dlhs and drhs, as the mean of several
+draws, with rounding to nearest and 8 bits everywhere.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def relative_error(value: jax.Array, exact: jax.Array) -> jax.Array:
 def errors(
     dot: Callable[..., jax.Array], kind: str, key: jax.Array, draws: int
 ) -> jax.Array:
-    """Mean relative error of the output, of dlhs and of drhs."""
+    """Mean relative errors of the output, dlhs and drhs."""
 
     def one(key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, 3)

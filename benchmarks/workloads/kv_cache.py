@@ -1,13 +1,13 @@
-"""Decoding with a quantized KV cache, beside Flax's own in float32.
+"""Decoding with a quantized KV cache, against Flax's own in float32.
 
     python -m benchmarks --only kv_cache
 
-The demo's transformer with frozen int8 weights, the same in all rows. At each context:
+The demo's transformer, with equal frozen int8 weights in all rows. At each context:
 
-- a token: one decoding step at the last position of the context;
-- the cache: the bytes that all layers hold;
-- the loss, over that with the float32 cache: of a trained model, on held-out text, fed
-  position by position through the cache (teacher forcing).
+- token: time of one decoding step at the last position of the context;
+- cache: bytes over all layers;
+- loss: of a trained model on held-out text, fed position by position through the cache
+  (teacher forcing), relative to the float32 cache.
 """
 
 import functools
@@ -40,7 +40,7 @@ BATCH, VALIDATION_BATCHES = 8, 8
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """Time and bytes at each context, and the loss."""
+    """Time and bytes at each context size, and the loss."""
     model = QUICK_TRANSFORMER if options.quick else TRANSFORMER
     measured = []
     for context in QUICK_CONTEXTS if options.quick else CONTEXTS:
@@ -86,7 +86,7 @@ def at_context(model: Transformer, options: Options) -> list[Figure]:
 
 
 def token(decoder: Transformer, serving: Any) -> Callable[[], Any]:
-    """A decoding step at the last position; the cache is donated from call to call."""
+    """A decoding step at the last position, which donates the cache."""
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(serving: Any, cache: Any, position: jax.Array) -> tuple[Any, jax.Array]:
@@ -110,7 +110,7 @@ def token(decoder: Transformer, serving: Any) -> Callable[[], Any]:
 
 
 def cache_bytes(decoder: Transformer) -> int:
-    """Bytes on the device, where XLA keeps two int4 in one (JAX counts them apart)."""
+    """Bytes on the device, where XLA packs two int4 in a byte (`nbytes` does not)."""
     leaves = jax.tree.leaves(generate.init_cache(decoder))
     return sum(leaf.nbytes // (2 if leaf.dtype == jnp.int4 else 1) for leaf in leaves)
 
@@ -137,7 +137,7 @@ def losses(model: Transformer, steps: int) -> dict[str, float]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def forced_loss(decoder: Transformer, serving: Any, batch: jax.Array) -> jax.Array:
-    """Mean cross-entropy in nats per byte, fed one position after the other."""
+    """Mean cross-entropy in nats per byte, with tokens fed one by one."""
 
     def step(cache: Any, token: jax.Array) -> tuple[Any, jax.Array]:
         variables = {**serving, "cache": cache}

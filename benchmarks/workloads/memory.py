@@ -1,12 +1,12 @@
-"""Memory of a training step, beside float32 and aqtp.
+"""Memory of a training step, against float32 and aqtp.
 
     python -m benchmarks --only memory
 
-- Temporary memory of the compiled training step of an MLP of 8 blocks, as XLA reports
-  it: unrolled, and as a scan over rematerialized blocks.
-- The same with the residuals of a scan chosen by a policy of `jax.checkpoint`, among
-  them `aqtlite.remat.save_quantized()`.
-- Bytes that a stack of 4 plain layers saves for its backward pass, arguments aside.
+- Temporary memory, reported by XLA, of the compiled training step of an MLP of 8
+  blocks: unrolled, and as a scan over rematerialized blocks.
+- Temporary memory of a scan with several `jax.checkpoint` policies, including
+  `aqtlite.remat.save_quantized()`.
+- Bytes that a stack of 4 plain layers saves for the backward pass, without arguments.
 """
 
 import functools
@@ -32,14 +32,14 @@ NAMES = (contestants.FLOAT32, contestants.AQTP, contestants.AQTLITE)
 
 
 def unrolled(contestant: Contestant, x: jax.Array, stacked: Any) -> jax.Array:
-    """Residual blocks one after the other."""
+    """Unrolled residual blocks."""
     for index in range(BLOCKS):
         x = x + mlp.block(contestant, x, *(w[index] for w in stacked))
     return x
 
 
 def scanned(contestant: Contestant, x: jax.Array, stacked: Any) -> jax.Array:
-    """The same blocks as one scan, each rematerialized in the backward pass."""
+    """A scan over residual blocks, each rematerialized in the backward pass."""
 
     @jax.checkpoint
     def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
@@ -62,7 +62,7 @@ def layers_in_a_scan(
     x: jax.Array,
     stacked: Any,
 ) -> jax.Array:
-    """MLPs with GELU in a scan; a policy keeps some activations, None keeps all."""
+    """A scan over MLPs with GELU; the policy keeps some activations, None keeps all."""
     dims = (((1,), (0,)), ((), ()))
 
     def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
@@ -78,7 +78,7 @@ def layers_in_a_scan(
 def temporary_bytes(
     model: Callable[..., jax.Array], contestant: Contestant, width: int, tokens: int
 ) -> int:
-    """Temporary bytes of the compiled gradient of the blocks' weights."""
+    """Temporary bytes of the compiled gradient with respect to the weights."""
     x = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
     stacked = (
         jax.ShapeDtypeStruct((BLOCKS, width, 4 * width), jnp.float32),

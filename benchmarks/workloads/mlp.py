@@ -1,4 +1,4 @@
-"""An MLP block forward and forward + backward, beside float, the peers and the floor.
+"""An MLP block forward and forward + backward, against float, the peers and the floor.
 
     python -m benchmarks --only mlp
 
@@ -33,7 +33,7 @@ def block(contestant: Contestant, x: Any, w1: Any, w2: Any) -> jax.Array:
 
 
 def weights(width: int) -> tuple[jax.Array, jax.Array]:
-    """Gaussian weights of the two layers, as a fresh model has them."""
+    """Gaussian weights of the two layers, as at initialization."""
     up, down = jax.random.split(jax.random.key(1))
     return (
         jax.random.normal(up, (width, 4 * width)) / width**0.5,

@@ -1,10 +1,10 @@
-"""A mixture-of-experts layer, trained and served, beside float32 and the peers.
+"""A mixture-of-experts layer, trained and served, against float32 and the peers.
 
     python -m benchmarks --only moe
 
-Eight experts, of which a router chooses two for each token. Rows are sorted by expert,
-and contracted with `ragged_dot`. aqtp quantizes it forward only, so that it is in no
-training step.
+A router chooses two of eight experts for each token. Rows are sorted by expert and
+contracted with `ragged_dot`. aqtp quantizes only the forward pass of `ragged_dot`, and
+is therefore excluded from training steps.
 """
 
 import functools
@@ -37,13 +37,13 @@ WEIGHT_ONLY = "aqtlite, weight-only"
 
 WIDTH, HIDDEN, TRAINED, SERVED = 512, 1024, 1024, (1, 8, 64)
 QUICK_WIDTH, QUICK_HIDDEN, QUICK_TRAINED, QUICK_SERVED = 16, 32, 32, (2,)
-"""Of the layer, and the numbers of tokens."""
+"""Sizes of the layer, and the numbers of tokens."""
 
 
 class MixtureOfExperts(nn.Module):
     """Two layers of experts, and a router that chooses some of them for each token.
 
-    Rows of tokens are sorted by expert, so that those of one lie side by side.
+    Rows of tokens are sorted by expert, so that rows of the same expert are adjacent.
     """
 
     hidden: int
@@ -53,7 +53,7 @@ class MixtureOfExperts(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Tokens of shape ``(tokens, width)``, and as many of the same width."""
+        """Maps tokens of shape ``(tokens, width)`` to tokens of equal shape."""
         tokens, width = x.shape
         probabilities = nn.softmax(nn.Dense(self.experts, name="router")(x))
         weights, experts = lax.top_k(probabilities, self.chosen)
@@ -87,7 +87,7 @@ def training_step(model: MixtureOfExperts, optimizer: Any) -> Callable[..., Any]
 
 
 def qwix_ragged_dot(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
-    """Qwix's, in int8 forward and backward."""
+    """Qwix's `ragged_dot`, in int8 forward and backward."""
     cfg = ragged_dot_qt.RaggedDotQtConfig(
         lhs_qtype="int8",
         rhs_qtype="int8",
@@ -98,7 +98,7 @@ def qwix_ragged_dot(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
 
 
 def aqtp_ragged_dot(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
-    """aqtp's, in int8 forward."""
+    """aqtp's `ragged_dot`, in int8 forward."""
     cfg = aqt_config.config_v4(fwd_bits=8, dlhs_bits=None, drhs_bits=None)
     return aqt_ragged_dot.ragged_dot(lhs, rhs, sizes, cfg=cfg)
 
@@ -122,7 +122,7 @@ SERVING = {
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """A training step, and serving by numbers of tokens."""
+    """A training step, and serving with several numbers of tokens."""
     width, hidden, trained, served = (
         (QUICK_WIDTH, QUICK_HIDDEN, QUICK_TRAINED, QUICK_SERVED)
         if options.quick
@@ -174,7 +174,7 @@ def training_program(
 def serving_program(
     model: MixtureOfExperts, params: Any, x: jax.Array
 ) -> Callable[[], Any]:
-    """A compiled forward pass, with frozen weights if there are any to be."""
+    """A compiled forward pass, with frozen weights if the model is quantized."""
     variables = {"params": params}
     if isinstance(model.ragged_dot, AqtRaggedDot):
         variables = convert(model, variables, x)

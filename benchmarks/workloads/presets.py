@@ -1,4 +1,4 @@
-"""Training step of the demo's transformer with each preset, beside float32 and int8.
+"""Training step of the demo's transformer with each preset, against float32 and int8.
 
 python -m benchmarks --only presets
 """
@@ -20,7 +20,7 @@ QUICK_PRESETS = 3
 def program(
     name: str, sizes: training.Options, corpus: corpus_lib.Corpus
 ) -> Callable[[], Any]:
-    """The training step; each call goes on from the variables of the one before."""
+    """The training step; each call continues from the previous call's variables."""
     preset = presets.select(name)
     step, _ = training.programs(preset, sizes)
     variables, opt_state = training.initial(preset, sizes, corpus, seed=0)

@@ -1,12 +1,12 @@
-"""What rules cost, beside the same contractions injected.
+"""The cost of quantizing by rules, against injecting the same contractions.
 
     python -m benchmarks --only rules
 
 Training steps of a plain function (`quantize_function`), of a Linen transformer and of
 12 Linen blocks without a scan (`aqtlite.flax.quantize_model`), and of NNX blocks
-(`aqtlite.flax.nnx.quantize_model`): operations of the StableHLO, instructions of the
-compiled program, and the time to trace and to run. Times are those of the processor,
-which other programs disturb less.
+(`aqtlite.flax.nnx.quantize_model`): number of StableHLO operations, number of
+instructions of the compiled program, and the time to trace and to run. Times are
+processor time, which other programs disturb less.
 """
 
 import dataclasses
@@ -46,17 +46,17 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model in both ways."""
+    """A model quantized in both ways."""
 
     losses: Mapping[str, Loss]
-    """By contestant; of the parameters and the input."""
+    """Loss of the parameters and the input, by contestant."""
     params: Mapping[str, Any]
-    """By contestant."""
+    """Parameters, by contestant."""
     x: jax.Array
 
 
 def plain(width: int, rows: int) -> Case:
-    """Two layers of a function that knows no framework."""
+    """Two layers in a function without a framework."""
     dims = (((1,), (0,)), ((), ()))
 
     def layers(dot_general: Callable[..., jax.Array]) -> Loss:
@@ -117,7 +117,7 @@ class Blocks(nnx.Module):
 
 
 def of_nnx(layers: int, width: int, rows: int) -> Case:
-    """The blocks of NNX."""
+    """The NNX blocks."""
     losses: dict[str, Loss] = {}
     params: dict[str, Any] = {}
     injected = Blocks(layers, width, dot_general=aqt_nnx.AqtDotGeneral(CFG))
@@ -147,7 +147,7 @@ def step(loss: Loss) -> Any:
 
 
 def measure(case: Case, traces: int, options: Options) -> dict[str, Any]:
-    """Spreads of each contestant by unit and phase."""
+    """Spreads of each contestant, by unit and phase."""
     compiled, operations, instructions = {}, {}, {}
     for name, loss in case.losses.items():
         jax.clear_caches()

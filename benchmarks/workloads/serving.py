@@ -1,9 +1,9 @@
-"""Serving of frozen weights, beside float and aqtp, and time per generated token.
+"""Serving of frozen weights, against float and aqtp, and time per generated token.
 
     python -m benchmarks --only serving
 
-One layer of square weights at several numbers of rows, and the decoding step of the
-demo's transformer, in float32 and frozen.
+One layer with square weights and several numbers of rows, and the decoding step of the
+demo's transformer, in float32 and with frozen weights.
 """
 
 import functools
@@ -31,7 +31,7 @@ QUICK_TRANSFORMER = Transformer(layers=2, width=64, heads=4, length=64)
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """The layer for all numbers of rows, and one token."""
+    """The layer with every number of rows, and one token."""
     width, rows = (QUICK_WIDTH, QUICK_ROWS) if options.quick else (WIDTH, ROWS)
     applies = served_layers(width)
     measured = []
@@ -49,7 +49,7 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
 def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
     """Compiled ``x -> x @ kernel + bias`` with frozen weights, by contestant.
 
-    The variables are those of a server.
+    The variables are arguments of the compiled function, as in a server.
     """
     x = jnp.ones((1, width))
     key = jax.random.key(0)
@@ -75,7 +75,7 @@ def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
             layer(jnp.bfloat16),
             jax.tree.map(lambda p: p.astype(jnp.bfloat16), variables),
         ),
-        # Serving, aqtp still asks for the float kernel, and does not read it.
+        # In serving, aqtp still requires the float kernel, but does not read it.
         AQTP: (aqtp(aqt_flax.QuantMode.SERVE), {**variables, **frozen}),
         AQTLITE: (ours, convert(ours, variables, x)),
     }
@@ -95,9 +95,9 @@ def measure_layer(
     rows: int,
     options: Options,
 ) -> dict[str, timing.Spread]:
-    """Seconds for one call with `rows` rows, by contestant, and of the floor.
+    """Seconds per call with `rows` rows, for each contestant and the floor.
 
-    The floor's weights are stored as int8, their contracting axis last.
+    The floor's weights are stored as int8, with the contracting axis last.
     """
     x = jax.random.normal(jax.random.key(1), (rows, width))
     inputs = {name: x for name in applies} | {BFLOAT16: x.astype(jnp.bfloat16)}
@@ -115,7 +115,7 @@ def measure_layer(
 
 
 def measure_token(model: Transformer, options: Options) -> dict[str, timing.Spread]:
-    """Seconds for one generated token, in float32 and frozen."""
+    """Seconds per generated token, in float32 and with frozen weights."""
     tokens = jnp.zeros((1, model.length), jnp.int32)
     variables = model.init(jax.random.key(0), tokens)
     quantized = model.clone(cfg=contestants.aqtlite_config())
@@ -123,13 +123,13 @@ def measure_token(model: Transformer, options: Options) -> dict[str, timing.Spre
         FLOAT32: _decoding(model, variables),
         AQTLITE: _decoding(quantized, convert(quantized, variables, tokens)),
     }
-    # The first, unmeasured call takes one place of the context.
+    # The first, unmeasured call takes one position of the context.
     repeats = min(8 * options.repeats, model.length - 1)
     return timing.alternate(programs, repeats=repeats, seconds=options.seconds)
 
 
 def _decoding(model: Transformer, variables: Any) -> Callable[[], jax.Array]:
-    """A function that decodes one more token at every call."""
+    """A function that decodes one more token per call."""
     decoder = model.clone(decode=True)
     step = generate.decode_step(decoder, variables)
     cache, token = generate.init_cache(decoder), jnp.zeros((1, 1), jnp.int32)

@@ -1,10 +1,10 @@
-"""One row through frozen layers: static ranges beside dynamic scales and float.
+"""One row through frozen layers: static ranges against dynamic scales and float.
 
     python -m benchmarks --only static_ranges
 
-A dynamic scale is the maximum of the row, which has to be known before the row is
-rounded; a static one is there. What is timed are many calls in a row: one alone takes
-as long as Python and the dispatch of its program.
+A dynamic scale needs the maximum of the row before the row can be rounded; a static
+scale is known in advance. Each measurement times many consecutive calls: a single call
+would mostly measure Python and dispatch.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class Mlp(nn.Module):
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """All widths and numbers of layers."""
+    """Every width and number of layers."""
     measured = []
     for width, layers in QUICK_CASES if options.quick else CASES:
         report(f"{layers} x {width}, one row")
@@ -67,13 +67,13 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
 
 
 def program_of(model: Mlp, x: jax.Array) -> Callable[[], jax.Array]:
-    """Calls of a model of one row, with frozen weights unless it is float."""
+    """Repeated calls of a model on one row, with frozen weights unless it is float."""
     variables = model.init(jax.random.key(1), x)
     if model.cfg == CONFIGS[STATIC]:
         variables = calibrate(model, variables, [x])
     if model.cfg is not None:
         variables = convert(model, variables, x)
-    # At this size, Python's way through a tree takes as long as a kernel.
+    # At this size, flattening a pytree in Python takes as long as a kernel.
     leaves, treedef = jax.tree.flatten(variables)
     compiled = jax.jit(
         lambda leaves, x: model.apply(jax.tree.unflatten(treedef, leaves), x)

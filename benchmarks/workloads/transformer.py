@@ -1,4 +1,4 @@
-"""Training step of a transformer, end to end, beside float32 and the peers.
+"""Training step of a transformer, end to end, against float32 and the peers.
 
     python -m benchmarks --only transformer
 

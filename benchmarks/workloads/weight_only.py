@@ -1,9 +1,9 @@
-"""Serving of weights alone in integers, by rows, beside float32 and the peers.
+"""Weight-only serving with several numbers of rows, against float32 and the peers.
 
     python -m benchmarks --only weight_only
 
-One layer of square weights. int4 weights are unpacked at every call, or widened to int8
-when they are loaded (`aqtlite.flax.widen_int4`).
+One layer with square weights. int4 weights are unpacked at every call, or widened to
+int8 when loaded (`aqtlite.flax.widen_int4`).
 """
 
 import functools
@@ -32,7 +32,7 @@ QUICK_WIDTH, QUICK_ROWS = 64, (1, 8)
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """The layer for all numbers of rows."""
+    """The layer with every number of rows."""
     width, rows = (QUICK_WIDTH, QUICK_ROWS) if options.quick else (WIDTH, ROWS)
     layers = served_layers(width)
     measured = []
@@ -51,7 +51,7 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
 
 
 def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
-    """Compiled ``x -> x @ kernel + bias`` of float x and frozen weights."""
+    """Compiled ``x -> x @ kernel + bias`` with float x and frozen weights."""
     x, key = jnp.ones((1, width)), jax.random.key(0)
     variables = nn.Dense(width).init(key, x)
 
