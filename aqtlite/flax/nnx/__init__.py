@@ -1,8 +1,8 @@
 """Quantized NNX models, and their conversion to serving.
 
-`quantize_model` quantizes a model by rules, unchanged; `AqtDotGeneral`, `AqtEinsum` and
-`AqtConvGeneralDilated` go into the arguments of its layers instead. `convert` freezes
-the weights of both. Read `quantize` first.
+`quantize_model` quantizes an unmodified model by rules; `AqtDotGeneral`, `AqtEinsum`
+and `AqtConvGeneralDilated` are arguments of layers instead. `convert` freezes the
+weights of both. Read `quantize` first.
 """
 
 from aqtlite.flax.call import Call

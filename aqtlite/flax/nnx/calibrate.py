@@ -1,4 +1,4 @@
-"""Gathering the statistics of an NNX model over batches."""
+"""Gathers the statistics of an NNX model over batches."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,9 +21,9 @@ def calibrate(
 ) -> None:
     """Gathers the statistics of a model's contractions, and changes nothing else.
 
-    Calls the model in `nnx.jit`, once for each batch, in the mode that it is in: call
-    ``model.eval()`` before, so that dropout is off. ``model.aqt.use_running_average``
-    is True afterwards, so that calls use the statistics as they are.
+    Calls the model in `nnx.jit`, once for each batch, in its current mode: call
+    ``model.eval()`` before to turn dropout off. Afterwards
+    ``model.aqt.use_running_average`` is True, so that calls do not update statistics.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -34,11 +34,11 @@ def calibrate(
     (3, 2)
 
     Args:
-        model: of which a config has a calibration that gathers statistics, such as
+        model: a quantized model with a calibration that gathers statistics, such as
             `calibration.MeanOverBatches`.
-        batches: the inputs: each a tuple of positional arguments, or a single one.
-        method: the name of the method that is called.
-        **kwargs: what else it takes. They are constants of the compiled program.
+        batches: the inputs, each a tuple of positional arguments or a single argument.
+        method: name of the method to call.
+        **kwargs: keyword arguments of the method, constants of the compiled program.
 
     Raises:
         TypeError: if `model` is not quantized, or if `batches` is an array or a
@@ -55,12 +55,12 @@ def calibrate_in_float(
     method: str = "__call__",
     **kwargs: Any,
 ) -> None:
-    """Gathers the statistics of the activations of the float model.
+    """Gathers the statistics of the float model's activations.
 
-    As `calibrate`, but every contraction runs in float. With `calibrate`, a layer
-    behind a static range sees activations that were rounded by the statistics so far.
-    Here it sees those of the float model, whatever has been gathered before: one pass
-    is enough, and merged statistics are those of one pass over all batches.
+    As `calibrate`, but every contraction runs in float. With `calibrate`, a layer after
+    a static range sees activations quantized with the statistics so far. Here it sees
+    those of the float model, whatever was gathered before: one pass is enough, and
+    merged statistics equal those of one pass over all batches.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import config
@@ -71,10 +71,10 @@ def calibrate_in_float(
     (3, 2)
 
     Args:
-        model: as `calibrate` takes it.
-        batches: the inputs: each a tuple of positional arguments, or a single one.
-        method: the name of the method that is called.
-        **kwargs: what else it takes. They are constants of the compiled program.
+        model: as in `calibrate`.
+        batches: the inputs, each a tuple of positional arguments or a single argument.
+        method: name of the method to call.
+        **kwargs: keyword arguments of the method, constants of the compiled program.
 
     Raises:
         TypeError: if `model` is not quantized, or if `batches` is an array or a
@@ -99,11 +99,11 @@ def _calibrate(
     method: str,
     kwargs: dict[str, Any],
 ) -> None:
-    """Gathers the statistics of calls of a model, over batches."""
+    """Gathers statistics with one call of `run` per batch."""
 
     @nnx.jit
     def updated(model: QuantizedModel, args: tuple[Any, ...]) -> Any:
-        # What the call changes beside statistics is dropped with the clone.
+        # Changes other than statistics are dropped with the clone.
         model = nnx.clone(model)
         run(model, method, args, kwargs)
         return nnx.state(model, Statistics)

@@ -37,12 +37,13 @@ def convert(
 ) -> M:
     """Freezes the quantized weights of a model into a serving model.
 
-    The call is traced, and the part of the program that makes each weight, an operand
-    of a quantized contraction that depends on parameters alone, is run once, and
-    nothing else of it. A parameter that nothing else reads is gone: its `nnx.Param` has
-    no arrays. Integers and scales are `Frozen` variables in ``serving.aqt.frozen``, by
-    the path of the module and the name of the parameter. The scales of static ranges
-    (`FixedScale`) take the place of the statistics that they come from.
+    A weight is an operand of a quantized contraction that depends only on parameters.
+    The call is traced; the part of the program that computes the weights runs once, and
+    the rest does not run. Parameters that nothing else reads are removed: their
+    `nnx.Param`s have no arrays. Integers and scales are `Frozen` variables in
+    ``serving.aqt.frozen``, by the path of the module and the name of the parameter.
+    Fixed scales of static ranges (`FixedScale`) replace the statistics they were
+    computed from.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -61,32 +62,33 @@ def convert(
     [(4,)]
 
     Args:
-        model: what `quantize_model` returned; or a model with functions of
+        model: result of `quantize_model`, or a model with functions of
             `aqtlite.flax.nnx` in its layers. Its variables may hold
-            `jax.ShapeDtypeStruct`s, as `nnx.eval_shape` makes them; then those of the
-            result do.
-        *args: those of a call in serving, or their shapes. Other calls are served too
-            if they contract the same weights.
-        calls: in place of `args` and `kwargs`, several calls that will be served, such
-            as those of an encoder and a decoder:
-            ``calls=[Call(x, method="encode"), Call(y, x, method="decode")]``. What any
-            of them contracts is frozen, and a parameter is gone if none reads it.
-        strict: raises if a weight stays in float, rather than quantize it at every
-            call.
-        report: is called with a `ConversionReport`; `print` prints it as a table.
-        **kwargs: as `args`; and `method`, the name of the method that is called, if it
-            is not ``"__call__"``.
+            `jax.ShapeDtypeStruct`s, as from `nnx.eval_shape`; then those of the result
+            do, too.
+        *args: the arguments of a call in serving, or their shapes. Other calls that
+            contract the same weights are served, too.
+        calls: in place of `args` and `kwargs`, several calls to serve, such as those of
+            an encoder and a decoder:
+            ``calls=[Call(x, method="encode"), Call(y, x, method="decode")]``. The
+            weights of all calls are frozen, and a parameter is removed if none of them
+            reads it.
+        strict: raise if a weight stays in float and would be quantized at every call.
+        report: function to call with the `ConversionReport`; `print` prints a table.
+        **kwargs: as `args`; and `method`, the name of the method to call, if it is not
+            ``"__call__"``.
 
     Returns:
-        A model that gives what `model` does, bit for bit, in `nnx.jit`. It shares the
-        arrays that are left with `model`, and no variables. `Frozen` variables have the
-        sharding metadata of the parameters that they are made of.
+        A model with results equal to those of `model` bit for bit, in `nnx.jit`. It
+        shares the remaining arrays with `model`, but no variables. `Frozen` variables
+        have the sharding metadata of their parameters.
 
     Raises:
-        TypeError: if `model` is no NNX module, `calls` are none, or the model does not
-            take the arguments of a call.
-        ValueError: if it is converted already, or if no contraction is quantized; with
-            `strict`, if a weight stays in float.
+        TypeError: if `model` is not an NNX module, `calls` is not a list of calls, or
+            the model does not take the arguments of a call.
+        ValueError: if the model is converted already, if no contraction is quantized,
+            or if statistics have seen no batch; with `strict`, if a weight stays in
+            float.
     """
     return convert_in_place(
         cast(M, nnx.clone(as_quantized(model))),
@@ -106,26 +108,25 @@ def convert_in_place(
     report: Callable[[ConversionReport], Any] | None = None,
     **kwargs: Any,
 ) -> M:
-    """Freezes the quantized weights of a model, as `convert` does, and its floats go.
+    """Freezes the quantized weights of a model in place; see `convert`.
 
-    Nothing of the model is copied. The float parameters are gone from it, and from
-    every other module that shares them, such as the one that `quantize_model` was
-    given.
+    Nothing is copied. The frozen parameters are removed from the model and from every
+    other module that shares them, such as the argument of `quantize_model`.
 
     Args:
-        model: as `convert` takes it.
-        *args: as `convert` takes them.
-        calls: as `convert` takes them.
-        strict: as `convert` takes it. A model that is refused is left as it was.
-        report: as `convert` takes it.
-        **kwargs: as `args`.
+        model: as in `convert`.
+        *args: as in `convert`.
+        calls: as in `convert`.
+        strict: as in `convert`. If it raises, the model is unchanged.
+        report: as in `convert`.
+        **kwargs: as in `convert`.
 
     Returns:
-        `model`; or, if it is no `QuantizedModel`, one that shares its variables.
+        `model`; or, if it is not a `QuantizedModel`, one that shares its variables.
 
     Raises:
-        TypeError: as `convert`.
-        ValueError: as `convert`.
+        TypeError: as in `convert`.
+        ValueError: as in `convert`.
     """
     quantized, calls = as_quantized(model), calls_of(calls, args, kwargs)
     for call in calls:
@@ -139,7 +140,7 @@ def _check_arguments(model: QuantizedModel, call: Call) -> None:
     """Checks that the method of a call takes its arguments.
 
     Raises:
-        TypeError: if not.
+        TypeError: if it does not.
     """
     kwargs = dict(call.kwargs)
     name = kwargs.pop("method", "__call__")
@@ -154,7 +155,7 @@ def _check_arguments(model: QuantizedModel, call: Call) -> None:
 
 
 class NnxModel(FunctionModel):
-    """An NNX model whose calls are functions of its parameters."""
+    """The calls of an NNX model as functions of its parameters."""
 
     def __init__(self, model: QuantizedModel, calls: Sequence[PureCall]):
         self._model, self._call, state = model, calls[0], state_of(model)
@@ -172,7 +173,7 @@ class NnxModel(FunctionModel):
         stored: Sequence[StoredWeight],
         frozen: Mapping[Parameter, Placeholder],
     ) -> QuantizedModel:
-        """Makes a serving model of the model."""
+        """Turns the model into a serving model, in place."""
         weights: dict[str, dict[str, Frozen[Any]]] = {}
         samples: dict[str, dict[str, Sample[Any]]] = {}
         for one in stored:
@@ -207,11 +208,11 @@ def plan(model: QuantizedModel, calls: Sequence[Call]) -> Plan:
     """Plans a conversion from traces alone.
 
     Args:
-        model: with its float variables, or their shapes.
-        calls: that will be served.
+        model: a model with float variables, or their shapes.
+        calls: calls to serve.
 
     Raises:
-        ValueError: as `convert` does.
+        ValueError: as in `convert`.
     """
     if model.aqt.frozen:
         raise ValueError(
@@ -226,10 +227,10 @@ def plan(model: QuantizedModel, calls: Sequence[Call]) -> Plan:
 
 
 def _check_is_quantized(programs: Sequence[Program]) -> None:
-    """Refuses calls without any contraction whose weight could be frozen.
+    """Refuses calls without a contraction to quantize.
 
     Raises:
-        ValueError: if they are such.
+        ValueError: if no call has any.
     """
     if any(one.plan.quantized() for one in programs):
         return

@@ -7,9 +7,9 @@ from flax import nnx
 
 
 class AqtEmbed(nnx.Embed):
-    """`flax.nnx.Embed` with a `dot_general` for `attend`, which it has no argument for.
+    """`flax.nnx.Embed` with a `dot_general` argument for `attend`.
 
-    Its other arguments, and its parameter, are those of `nnx.Embed`. The table stays in
+    Its other arguments and its parameter are those of `nnx.Embed`. The table stays in
     float for lookups.
 
     >>> import jax.numpy as jnp

@@ -18,10 +18,10 @@ from aqtlite.quantization.state_collections import collections_of
 
 @dataclasses.dataclass(frozen=True)
 class Injected:
-    """The config of a quantized contraction for NNX layers."""
+    """Base of quantized contractions for NNX layers."""
 
     cfg: config.DotGeneral | None
-    """The config to quantize by; None contracts exactly as `jax.lax` does."""
+    """Config of the quantization; None contracts exactly as `jax.lax` does."""
 
     def __post_init__(self) -> None:
         cls = type(self).__name__
@@ -39,10 +39,10 @@ class Injected:
     def run(
         self, operation: Operation, lhs: Any, rhs: Any, options: Options
     ) -> jax.Array | QTensor:
-        """Contracts, or marks a contraction of floats where rules quantize it.
+        """Contracts; in a quantized model, contracts floats and marks the contraction.
 
         Raises:
-            ValueError: if a calibration has a state, and there is no place for it.
+            ValueError: if a calibration has a state, outside of a quantized model.
         """
         cfg = self.cfg
         if cfg is not None and cfg.is_quantized and injected.is_marking():
@@ -64,9 +64,9 @@ class AqtDotGeneral(Injected):
 
     Pass it as `dot_general=` of `nnx.Linear`, `nnx.LinearGeneral` and `AqtEmbed`, as
     `qkv_dot_general=` and `out_dot_general=` of `nnx.MultiHeadAttention`, or as
-    ``functools.partial(AqtDotGeneral, cfg)`` where a class is taken. It has no
-    variables, compares by value, and one instance may go into any number of layers.
-    `convert` freezes the weights of a model that has some.
+    ``functools.partial(AqtDotGeneral, cfg)`` where a layer takes a class. It has no
+    variables, compares by value, and one instance may be shared by any number of
+    layers. `convert` freezes the weights of a model with such layers.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -78,7 +78,7 @@ class AqtDotGeneral(Injected):
 
     Raises:
         TypeError: if `cfg` is neither a `config.DotGeneral` nor None.
-        ValueError: if it quantizes results.
+        ValueError: if `cfg` quantizes results.
     """
 
     def __call__(
@@ -101,7 +101,7 @@ class AqtDotGeneral(Injected):
 @injectable
 @dataclasses.dataclass(frozen=True)
 class AqtEinsum(Injected):
-    """A quantized einsum: `AqtDotGeneral` behind an equation.
+    """A quantized einsum for NNX layers, based on `AqtDotGeneral`.
 
     Pass it as `einsum_op=` of `nnx.Einsum`.
 

@@ -1,4 +1,4 @@
-"""Quantized NNX models: what they have beside what the float models have."""
+"""Quantized NNX models, and the attribute with their rules, states and weights."""
 
 from typing import Any, ClassVar
 
@@ -17,22 +17,22 @@ from aqtlite.program.serving.frozen_record import IDENTITY, RECORD
 from aqtlite.quantization.state_collections import OF_GRADIENTS, PARAMETERS, STATISTICS
 
 ATTRIBUTE = "aqt"
-"""The attribute of a quantized model that has its `Quantization`."""
+"""Name of the attribute of a quantized model with its `Quantization`."""
 
 KINDS: dict[str, tuple[str, type[nnx.Variable[Any]]]] = {
     STATISTICS: ("statistics", Statistics),
     PARAMETERS: ("learned", nnx.Param),
     OF_GRADIENTS: ("gradient_statistics", GradientStatistics),
 }
-"""For each collection of states, the attribute of a `Quantization` that has it, and its
-variables."""
+"""For each collection of states, its attribute in a `Quantization`, and its variable
+type."""
 
 ATTRIBUTES = {collection: attribute for collection, (attribute, _) in KINDS.items()}
-"""For each collection of states, the attribute that has it."""
+"""For each collection of states, its attribute in a `Quantization`."""
 
 
 class Quantization(nnx.Module):
-    """How a model is quantized: the attribute ``aqt`` of a `QuantizedModel`."""
+    """Rules, states and frozen weights of a model: `QuantizedModel.aqt`."""
 
     def __init__(self, rules: tuple[Rule, ...], *, strict: bool):
         self.rules = nnx.static(rules)
@@ -47,9 +47,9 @@ class Quantization(nnx.Module):
 
 
 class QuantizedModel(nnx.Module):
-    """Base of the classes of quantized models; see `quantize_model`.
+    """Base class of quantized models; see `quantize_model`.
 
-    The class of a quantized model is a subclass of this one and of the model's own.
+    The class of a quantized model derives from this one and from the model's own class.
     """
 
     aqt: Quantization
@@ -59,7 +59,7 @@ class QuantizedModel(nnx.Module):
 
 
 def state_of(model: QuantizedModel) -> dict[str, Any]:
-    """The states of a model's calibrations, as its function takes them."""
+    """Returns the calibration states of a model, in the form its function takes."""
     return {
         collection: jax.tree.map(
             lambda variable: variable.get_value(), variables, is_leaf=is_variable
@@ -70,7 +70,7 @@ def state_of(model: QuantizedModel) -> dict[str, Any]:
 
 
 def collection_of(model: QuantizedModel) -> dict[str, Any]:
-    """The frozen weights of a model, as its function takes them."""
+    """Returns the frozen weights of a model, in the form its function takes."""
     found = {
         module: {name: _entry(variable) for name, variable in entries.items()}
         for module, entries in model.aqt.frozen.items()
@@ -83,25 +83,25 @@ def collection_of(model: QuantizedModel) -> dict[str, Any]:
 
 
 def float_class_of(model: nnx.Module) -> type[nnx.Module]:
-    """The class of a model before it was quantized."""
+    """Returns the class of a model before it was quantized."""
     if isinstance(model, QuantizedModel):
         return model._float_class
     return type(model)
 
 
 def set_class(model: nnx.Module, cls: type[nnx.Module]) -> None:
-    """Changes the class of a model, which is no attribute of it to NNX."""
+    """Changes the class of a model, past NNX's `__setattr__`."""
     object.__setattr__(model, "__class__", cls)
 
 
 def make_float(model: QuantizedModel) -> None:
-    """Makes a model again of what `quantize_model` made of it."""
+    """Turns a quantized model back into a float model, in place."""
     delattr(model, ATTRIBUTE)
     set_class(model, float_class_of(model))
 
 
 def is_variable(x: Any) -> bool:
-    """Whether a node is a variable."""
+    """Whether a node is an `nnx.Variable`."""
     return isinstance(x, nnx.Variable)
 
 

@@ -11,10 +11,10 @@ from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.qtensor.qtensor import QTensor
 
 _NAMES = "out_sharding"
-"""The metadata of a variable that names the mesh axes, or logical ones, by axis."""
+"""Metadata key of a variable for the mesh axes, or logical axes, of its axes."""
 
 _BESIDE = ("sharding_rules", "mesh")
-"""The metadata that says what the names stand for."""
+"""Metadata keys that define the meaning of the axis names."""
 
 
 def metadata_of(
@@ -41,30 +41,30 @@ def metadata_of(
         return {}
     metadata = source.get_metadata()
     beside = {key: metadata[key] for key in _BESIDE if metadata.get(key) is not None}
-    # The arrays lie where the parameters put them, or where load_serving does.
+    # Computed from placed parameters, or placed by load_serving: no eager sharding.
     return {_NAMES: tuple(names), "eager_sharding": False, **beside}
 
 
 def _declared(variable: nnx.Variable[Any]) -> tuple[Any, ...]:
-    """The names of a parameter's axes."""
+    """Returns the declared names of a parameter's axes."""
     declared = variable.get_metadata().get(_NAMES) or ()
     declared = getattr(declared, "spec", declared)
     return tuple(declared) if isinstance(declared, tuple | PartitionSpec) else ()
 
 
 def without_names(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata of a parameter that is frozen, which has no axes."""
+    """Returns the metadata of a frozen parameter, which has no axes to name."""
     return {key: value for key, value in metadata.items() if key != _NAMES}
 
 
 def specs_of(qtensor: QTensor, spec: PartitionSpec) -> QTensor:
-    """Returns the partitioning of each array of a frozen weight.
+    """Returns the partition spec of each array of a frozen weight.
 
-    An axis along which elements share a scale is not partitioned there.
+    Axes of the scale along which elements share it are not partitioned.
 
     Args:
         qtensor: the weight.
-        spec: the partitioning of its integers.
+        spec: partition spec of its integers.
     """
     names = (*spec, *(None,) * (len(qtensor.qvalue.shape) - len(spec)))
 
@@ -76,10 +76,10 @@ def specs_of(qtensor: QTensor, spec: PartitionSpec) -> QTensor:
 
 
 def sharded(qtensor: QTensor, sharding: Any) -> QTensor:
-    """Returns the shapes of a frozen weight, sharded.
+    """Returns the shapes of a frozen weight with shardings.
 
     Args:
-        qtensor: arrays, or shapes.
+        qtensor: the weight, arrays or shapes.
         sharding: sharding of the integers.
     """
     if not isinstance(sharding, NamedSharding):

@@ -1,4 +1,4 @@
-"""Calls of NNX models as functions of arrays."""
+"""Calls of NNX models as pure functions of arrays."""
 
 import contextlib
 import dataclasses
@@ -36,30 +36,30 @@ class _Object:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Fixed:
-    """What is no array, among results."""
+    """A static value among the results."""
 
     value: Any
 
 
 class Changes(NamedTuple):
-    """What a call does to the model and to the NNX objects among the arguments."""
+    """Changes that a call makes in the model and in NNX objects among the arguments."""
 
     values: dict[int, Any]
     """New values of variables, by number."""
 
     added: list[tuple[_Fixed, nnx.Variable[Any]]]
-    """Paths of variables that were not there before, such as those that `sow` makes:
-    the number of the object, and the steps below it; and the variables."""
+    """New variables, such as those of `sow`, with their paths: the number of the
+    object, and the steps below it."""
 
     has_other: _Fixed
-    """There are changes that are neither."""
+    """Whether there are other changes."""
 
 
 class PureCall:
-    """A call of a method of a model, as a function of arrays.
+    """A call of a method of a model, as a pure function of arrays.
 
-    ``call.function(*call.arguments)`` returns what the method does, and the changes of
-    variables, which `update` then makes in the model.
+    ``call.function(*call.arguments)`` returns the method's result and the changes of
+    variables, which `update` makes in the model.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PureCall:
         with _without_captures_of_lists(self._objects):
             graphdef, state = nnx.split(self._objects, graph=True)
         self._graphdef: nnx.GraphDef[Any] = graphdef
-        # What belongs to the quantization is no part of the call.
+        # The quantization's own variables are not inputs of the call.
         leaves: list[tuple[Path, Any]] = []
         self._rest: list[tuple[Path, Any]] = []
         for path, leaf in _flat(state):
@@ -87,7 +87,7 @@ class PureCall:
         self._others = [one for one in leaves if not _is_parameter(*one)]
 
     def _arrays_of(self, x: Any) -> Any:
-        """Leaves arrays as they are; takes note of NNX objects."""
+        """Replaces an NNX object by a stand-in; returns anything else unchanged."""
         if not _is_object(x):
             return x
         self._objects.append(x)
@@ -95,7 +95,7 @@ class PureCall:
 
     @property
     def params(self) -> dict[Any, Any]:
-        """The values of the model's parameters, by the steps of their paths."""
+        """Values of the model's parameters, nested by the steps of their paths."""
         tree: dict[Any, Any] = {}
         for (_, *steps), leaf in self._params:
             _set(tree, steps, _value(leaf))
@@ -103,12 +103,12 @@ class PureCall:
 
     @property
     def variables(self) -> dict[tuple[str, ...], nnx.Variable[Any]]:
-        """The parameters of the model, as variables."""
+        """The variables of the model's parameters, by path."""
         return {tuple(map(str, steps)): leaf for (_, *steps), leaf in self._params}
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """The arguments of `function`, the parameters of the model first."""
+        """The arguments of `function`, beginning with the model's parameters."""
         others = [_value(leaf) for _, leaf in self._others]
         return self.params, others, self._args, self._kwargs
 
@@ -122,7 +122,7 @@ class PureCall:
         """Calls the method.
 
         Returns:
-            What it returns, and what it changes.
+            The method's result, and its changes.
         """
         values = [_get(params, path[1:]) for path, _ in self._params]
         values += others
@@ -157,7 +157,7 @@ class PureCall:
     def _taken_out(
         self, objects: list[Any]
     ) -> Iterator[tuple[_Fixed, nnx.Variable[Any]]]:
-        """Takes the variables out of modules that a call put there."""
+        """Removes variables that the call added to modules, and yields them."""
         before = {path for path, _ in (*self._params, *self._others)}
         for path, leaf in _flat(nnx.state(objects, graph=True)):
             *above, name = path
@@ -169,12 +169,12 @@ class PureCall:
                 yield _Fixed(path), leaf
 
     def checked(self, traced: tracing.Traced) -> tracing.Traced:
-        """Leaves variables that a trace returns as they were out of what it returns.
+        """Removes variables that did not change from the outputs of a trace.
 
-        `nnx.scan`, `nnx.remat` and others return all variables that they are given.
+        `nnx.scan`, `nnx.remat` and others return all variables they are given.
 
         Args:
-            traced: of `function`.
+            traced: trace of `function`.
 
         Raises:
             ValueError: if the call changes more than variables.
@@ -211,7 +211,7 @@ class PureCall:
         )
 
     def update(self, changes: Changes) -> None:
-        """Makes changes in the model, and in the arguments."""
+        """Makes the changes in the model and in the arguments."""
         leaves = [*self._params, *self._others]
         self._write((leaves[i], value) for i, value in changes.values.items())
         for path, variable in changes.added:
@@ -219,15 +219,15 @@ class PureCall:
             setattr(_node(self._objects, above), name, variable)
 
     def result(self, out: Any) -> Any:
-        """Returns what the method returned, given what `function` did."""
+        """Returns the method's result from the first result of `function`."""
         return jax.tree.map(
             lambda x: x.value if isinstance(x, _Fixed) else x, out, is_leaf=_is_fixed
         )
 
     def replace_params(self, params: Any) -> None:
-        """Writes values into the parameters, in the structure of `params`.
+        """Writes values, in the structure of `params`, into the parameters.
 
-        A parameter that is frozen loses its sharding metadata: it has no axes.
+        A frozen parameter loses its sharding metadata, as it has no axes.
         """
         self._write((one, _get(params, one[0][1:])) for one in self._params)
 
@@ -253,7 +253,7 @@ def _is_object(x: Any) -> bool:
 
 
 def _is_parameter(path: Path, x: Any) -> bool:
-    """Whether a leaf is a parameter of the model, the first of the objects."""
+    """Whether a leaf is a parameter of the model, which is the first object."""
     return path[0] == 0 and isinstance(x, nnx.Param)
 
 
@@ -263,9 +263,9 @@ def _flat(state: Any) -> list[tuple[Path, Any]]:
 
 @contextlib.contextmanager
 def _without_captures_of_lists(objects: list[Any]) -> Iterator[None]:
-    """Takes out what nnx.capture puts into every module, where that is an nnx.List.
+    """Temporarily removes the attribute that nnx.capture adds, from every nnx.List.
 
-    Nothing is sown there, and `nnx.merge` cannot sort a name among numbers.
+    Nothing is sown in a list, and `nnx.merge` cannot sort a name among numbers.
     """
     taken = [
         (module, vars(module)[_CAPTURES])
@@ -290,7 +290,7 @@ def _with_value(leaf: Any, value: Any) -> Any:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are made of the same arrays."""
+    """Whether two values consist of identical array objects."""
     structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
     if structures[0] != structures[1]:
         return False
@@ -299,7 +299,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _node(objects: list[Any], path: Sequence[Any]) -> Any:
-    """The object at a path."""
+    """Returns the object at a path."""
     node: Any = objects
     for step in path:
         is_attribute = isinstance(step, str) and hasattr(node, step)

@@ -1,4 +1,4 @@
-"""NNX models whose contractions are quantized by rules."""
+"""Quantizes the contractions of NNX models by rules."""
 
 import dataclasses
 import functools
@@ -38,28 +38,27 @@ _CALL = "__call__"
 
 
 def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
-    """Quantizes the contractions of an NNX model by rules, nothing of it touched.
+    """Quantizes the contractions of an NNX model by rules, without changing the model.
 
-    The result is a model of the same paths, of a subclass of the model's class, that
-    shares its variables: checkpoints, optimizers, sharding rules and filters of the
-    float model are those of the quantized one. Its ``__call__`` and its other public
-    methods compute quantized; a method that contracts nothing runs as it is, and so
-    does ``Model.generate(quantized, ...)``, a method of the class that was quantized,
-    in which calls of the model are quantized. What calls change (batch statistics,
-    rngs, caches) is changed in the variables. A call traces the model: call it inside
-    of `nnx.jit`. Submodules are those of the float model, and compute in float if they
-    are called by themselves.
+    The result shares the model's variables and has the same paths, so checkpoints,
+    optimizers, sharding rules and filters of the float model fit it. Its class is a
+    subclass of the model's class. ``__call__`` and the other public methods are
+    quantized; a method without contractions runs unchanged. So does
+    ``Model.generate(quantized, ...)``, called on the float model's class, while calls
+    of the model inside it are quantized. Calls update the variables as usual (batch
+    statistics, rngs, caches). A call traces the model: call it inside `nnx.jit`.
+    Submodules are those of the float model, and compute in float if called directly.
 
-    NNX leaves no name scopes. The path of a contraction, which rules name, is that of
-    the module that holds the parameter of its weight (``layers/0/attention/query``),
-    then the name scopes that are there. A contraction of activations has the path of
-    the innermost module around the weights contracted before and behind it, so that
-    those of attention have ``layers/0/attention``. Functions of
-    `aqtlite.flax.nnx` that are injected into layers keep their configs.
+    NNX adds no name scopes. The path of a contraction, for rules, is that of the module
+    with the parameter of its weight (``layers/0/attention/query``), followed by any
+    name scopes. For a contraction of activations it is the innermost module that
+    contains the nearest weights contracted before and after it, such as
+    ``layers/0/attention`` for attention scores. Functions of `aqtlite.flax.nnx` that
+    are injected into layers keep their configs.
 
-    Rules and states are in the attribute ``aqt``. Statistics of calibrations are
-    gathered in every call where ``model.aqt.use_running_average`` is False, which
-    ``model.train()`` and ``model.eval()`` set as they do for `nnx.BatchNorm`.
+    Rules and states are in the attribute ``aqt``. Calls gather the statistics of
+    calibrations while ``model.aqt.use_running_average`` is False; ``model.train()`` and
+    ``model.eval()`` set it, as for `nnx.BatchNorm`.
 
     >>> import jax.numpy as jnp
     >>> from aqtlite import Rule, config
@@ -80,20 +79,21 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
     (2, 4)
 
     Args:
-        model: any module. One that is quantized already gets these rules in place of
-            its own, and no states.
-        rules: a sequence of `aqtlite.Rule`, the first that fits decides; or a config,
-            for every contraction; none for what is injected alone. Contractions that
-            none of them names stay in float.
-        strict: calls raise if a contraction of floats stays in float though no rule
-            says so.
+        model: any module. For a quantized model, these rules replace its rules, and its
+            states are dropped.
+        rules: sequence of `aqtlite.Rule`, of which the first match decides; or a config
+            for every contraction. Contractions without a match stay in float. Empty:
+            only injected functions quantize.
+        strict: whether calls raise if a contraction of floats stays in float without a
+            rule that says so.
 
     Raises:
-        TypeError: if `model` is no NNX module, or `rules` are none.
+        TypeError: if `model` is not an NNX module, or `rules` has another type.
         ValueError: if `model` is converted for serving, or has an attribute ``aqt`` of
-            its own; when it is called, if a rule matches nothing, if nothing is
-            quantized (unless each rule has ``cfg=None``), if the method changes more of
-            the model than variables, and with `strict` if a contraction stays in float.
+            its own; when the result is called, if a required rule matches nothing, if
+            nothing is quantized (unless each rule has ``cfg=None``), if the method
+            changes more than variables, and with `strict` if a contraction stays in
+            float.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
@@ -118,10 +118,10 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
 
 
 def as_quantized(model: nnx.Module) -> QuantizedModel:
-    """Returns a model that is quantized by rules, or by what is injected alone.
+    """Returns a quantized model; for a float model, with injected functions only.
 
     Raises:
-        TypeError: if `model` is no NNX module.
+        TypeError: if `model` is not an NNX module.
     """
     if isinstance(model, QuantizedModel):
         return model
@@ -129,13 +129,13 @@ def as_quantized(model: nnx.Module) -> QuantizedModel:
 
 
 def plan(model: nnx.Module, *args: Any, method: str = _CALL, **kwargs: Any) -> Plan:
-    """Decides about every contraction of a call, and runs nothing.
+    """Returns the decision about every contraction of a call, without running it.
 
     Args:
-        model: what `quantize_model` returned; or a model with functions of
+        model: result of `quantize_model`, or a model with functions of
             `aqtlite.flax.nnx` in its layers.
-        *args: those of the call; `jax.ShapeDtypeStruct`s may stand for arrays.
-        method: the name of the method that is called.
+        *args: arguments of the call, or `jax.ShapeDtypeStruct`s for arrays.
+        method: name of the method to call.
         **kwargs: as `args`.
     """
     quantized = as_quantized(model)
@@ -146,15 +146,15 @@ def plan(model: nnx.Module, *args: Any, method: str = _CALL, **kwargs: Any) -> P
 def init_state(
     model: nnx.Module, *args: Any, method: str = _CALL, **kwargs: Any
 ) -> None:
-    """Makes the variables of calibrations that gather statistics or are learned.
+    """Creates the variables of calibrations that gather statistics or are learned.
 
-    Those that are there are left as they are. Learned scales start from the values of
-    this call. Optimizers are made after it.
+    Existing ones are kept. Learned scales start from the values of this call. Create
+    optimizers afterwards.
 
     Args:
-        model: what `quantize_model` returned.
-        *args: those of a call.
-        method: the name of the method that is called.
+        model: result of `quantize_model`.
+        *args: arguments of a call.
+        method: name of the method to call.
         **kwargs: as `args`.
 
     Raises:
@@ -171,7 +171,7 @@ def init_state(
 
 
 def check_quantized(model: nnx.Module, function: str) -> QuantizedModel:
-    """Returns a model that is quantized.
+    """Returns a model after checking that it is quantized.
 
     Raises:
         TypeError: if it is not.
@@ -185,12 +185,12 @@ def check_quantized(model: nnx.Module, function: str) -> QuantizedModel:
 
 
 def overwrite_with_gradient(model: QuantizedModel, grads: Any) -> Any:
-    """Puts new statistics of output gradients into a model.
+    """Replaces a model's statistics of output gradients by their gradient.
 
     Args:
-        model: that was differentiated.
-        grads: the gradient with respect to ``nnx.Any(nnx.Param, GradientStatistics)``:
-            of these statistics, it is what takes their place.
+        model: the differentiated model.
+        grads: gradient with respect to ``nnx.Any(nnx.Param, GradientStatistics)``. The
+            gradient of the statistics is their new value.
 
     Returns:
         The gradient of the parameters, for the optimizer.
@@ -203,13 +203,13 @@ def overwrite_with_gradient(model: QuantizedModel, grads: Any) -> Any:
 def call_method(
     model: QuantizedModel, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls a method of a model, quantized; as it is, if it contracts nothing.
+    """Calls a method of a model, quantized unless it has no contractions.
 
     Args:
-        model: in training, or converted.
-        method: the name of the method.
-        args: those of the call.
-        kwargs: the same.
+        model: model in training, or converted.
+        method: name of the method.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
     """
     call = PureCall(model, method, args, kwargs)
     function, state = function_of(model, call), state_of(model)
@@ -244,13 +244,13 @@ def call_method(
 def gather(
     model: QuantizedModel, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Calls a method of a model in float, and changes statistics alone.
+    """Calls a method of a model in float, and updates statistics only.
 
     Args:
-        model: in training.
-        method: the name of the method.
-        args: those of the call.
-        kwargs: the same.
+        model: model in training.
+        method: name of the method.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
     """
     call = PureCall(model, method, args, kwargs)
     function = function_of(model, call)
@@ -271,16 +271,16 @@ _NEEDS_VALUES = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-"""Errors of functions that need the values of arrays while they are traced."""
+"""Errors of functions that need concrete values of arrays."""
 
 
 class NothingToQuantize(ValueError):
-    """A method contracts nothing."""
+    """Raised if a method has no contractions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFunction(QuantizedFunction):
-    """A call of a model as a quantized function, its parameters first."""
+    """A call of a model as a quantized function of its parameters and arguments."""
 
     call: PureCall = dataclasses.field(kw_only=True)
 
@@ -288,8 +288,9 @@ class ModelFunction(QuantizedFunction):
         """Traces the call.
 
         Raises:
-            NothingToQuantize: if it is not that of the model, and contracts nothing.
-            ValueError: if it changes more than variables.
+            NothingToQuantize: if the method, other than ``__call__``, has no
+                contractions.
+            ValueError: if the call changes more than variables.
         """
         traced = super().trace(args, kwargs)
         name = self.call.method
@@ -299,7 +300,7 @@ class ModelFunction(QuantizedFunction):
 
 
 def function_of(model: QuantizedModel, call: PureCall) -> ModelFunction:
-    """A call of a model as a quantized function."""
+    """Returns a call of a model as a quantized function."""
     return ModelFunction(
         call.function,
         model.aqt.rules,
@@ -311,14 +312,14 @@ def function_of(model: QuantizedModel, call: PureCall) -> ModelFunction:
 
 
 def _class_of(model: nnx.Module) -> type[nnx.Module]:
-    """The class of a model when it is quantized."""
-    # Classes that are no pytrees (`pytree=False`) are leaves.
+    """Returns the class of a model once it is quantized."""
+    # A module of a class with `pytree=False` is a leaf.
     return _subclass(float_class_of(model), not jax.tree_util.all_leaves([model]))
 
 
 @functools.cache
 def _subclass(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
-    """The class of quantized models of a class; always one and the same."""
+    """Returns the one subclass for quantized models of a class."""
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update({name: _method(base, name) for name in _names(base)})
@@ -327,7 +328,7 @@ def _subclass(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
         for name in ("__module__", "__qualname__", "__doc__"):
             namespace[name] = getattr(base, name)
 
-    # A class that keeps a register of its subclasses by name keeps the model's own.
+    # The temporary name keeps registries of subclasses by name from overwriting `base`.
     name, bases = f"Quantized{base.__name__}", (base, QuantizedModel)
     made = types.new_class(name, bases, {"pytree": is_pytree}, fill)
     made.__name__ = base.__name__
@@ -335,13 +336,13 @@ def _subclass(base: type[nnx.Module], is_pytree: bool) -> type[nnx.Module]:
 
 
 def _empty(base: type[nnx.Module], is_pytree: bool) -> nnx.Module:
-    """A quantized model without attributes, for pickle."""
+    """Returns a quantized model without attributes, for pickle."""
     cls = _subclass(base, is_pytree)
     return cls.__new__(cls)
 
 
 def _names(base: type[nnx.Module]) -> list[str]:
-    """The names of the methods of a class that are quantized."""
+    """Returns the names of the methods of a class to quantize."""
     public = [name for name in dir(base) if not name.startswith("_")]
     # `set_view` is how nnx.view sets attributes.
     own = [n for n in public if not hasattr(nnx.Module, n) and n != "set_view"]
@@ -349,7 +350,7 @@ def _names(base: type[nnx.Module]) -> list[str]:
 
 
 def _attribute(cls: type, name: str) -> Any:
-    """What a class has under a name, and not its metaclass."""
+    """Returns an attribute of a class without binding it, ignoring the metaclass."""
     return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
 
 
@@ -363,7 +364,7 @@ def _is_method(x: Any) -> bool:
 
 
 def _method(base: type[nnx.Module], name: str) -> Any:
-    """A method, quantized."""
+    """Returns the quantized version of a method."""
 
     @functools.wraps(getattr(base, name))
     def run(self: QuantizedModel, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The types of the variables that quantized NNX models have."""
+"""Variable types of quantized NNX models."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -16,16 +16,16 @@ A = TypeVar("A")
 class Frozen(nnx.Variable[A]):
     """A frozen weight of a serving model: a `QTensor` of integers and scales.
 
-    Its metadata `out_sharding` has the names of the axes of the integers as they are
-    stored, those of the parameter that the weight was made of. `nnx.get_partition_spec`
-    and `nnx.get_named_sharding` give a `QTensor` of them, in which scales are not
-    partitioned along axes that share one.
+    Its metadata `out_sharding` has the parameter's axis names, in the order of the axes
+    of the stored integers. `nnx.get_partition_spec` and `nnx.get_named_sharding` return
+    a `QTensor` of specs or shardings; scales are not partitioned along axes that share
+    a scale.
     """
 
     def replace(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the value, as `nnx.Variable.replace` does.
 
-        What NNX says of the sharding of one array becomes that of each array.
+        Extends a spec or sharding of one array to each array of the `QTensor`.
         """
         return super().replace(*map(self._of_each_array, args), **kwargs)
 
@@ -45,15 +45,15 @@ class Frozen(nnx.Variable[A]):
 
 
 class Recipe(Frozen[A]):
-    """How the frozen weights of a serving model were made: a pytree without leaves.
+    """The recipe of a serving model's frozen weights: a pytree without leaves.
 
-    Checkpoints keep it by the name in it; see `FrozenRecord` of frozen weights. It
-    is among the `Frozen` variables for `nnx.split` by their type.
+    Checkpoints keep its name; see `FrozenRecord.recipe`. It derives from `Frozen` so
+    that `nnx.split` by that type includes it.
     """
 
     @property
     def sharding(self) -> PartitionSpec:
-        """That of nothing. NNX takes a value that has none for an array to shard."""
+        """An empty spec; without one, NNX would shard the value as an array."""
         return PartitionSpec()
 
     def _of_each_array(self, value: Any) -> Any:
@@ -61,9 +61,9 @@ class Recipe(Frozen[A]):
 
 
 class Sample(Frozen[A]):
-    """Values of the parameters that stay beside a frozen weight for their other uses.
+    """Samples of parameters that stay in float beside their frozen weight.
 
-    They tell whether the parameters are those that the weight was made of.
+    Serving compares them to detect that the parameters have changed.
     """
 
     def _of_each_array(self, value: Any) -> Any:
@@ -76,11 +76,11 @@ def is_weight(variable: Any) -> bool:
 
 
 class Statistics(nnx.Variable[A]):
-    """The statistics of the operands of a contraction, for static ranges."""
+    """Statistics of a contraction's operands, for static ranges."""
 
 
 class GradientStatistics(nnx.Variable[A]):
-    """The statistics of the output gradient of a contraction.
+    """Statistics of a contraction's output gradient.
 
-    Their gradient is what takes their place: see `overwrite_with_gradient`.
+    To be replaced by their own gradient; see `overwrite_with_gradient`.
     """
