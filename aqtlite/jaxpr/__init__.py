@@ -1,7 +1,8 @@
-"""Private: analysis, slicing and evaluation of jaxprs; knows no framework.
+"""Private: analysis, slicing and rewriting of jaxprs, independent of the framework.
 
-`equations` says which equations have a body, `analysis` walks a jaxpr forward,
-`dependencies` and `axes` are two such analyses, `evaluation` runs a part of a jaxpr,
-`slicing` traces that part as a jaxpr of its own, and `tracing` makes jaxprs. Read
-`equations` first.
+`equations` reads the parameters and bodies of equations, `analysis` walks a jaxpr
+forward, `dependencies` and `axes` are two such analyses, `sites` finds contractions,
+`rewriting` evaluates a jaxpr with equations replaced, `slicing` extracts the part that
+computes some outputs, and `tracing` traces functions of pytrees. Read `equations`
+first.
 """

@@ -1,7 +1,7 @@
 """Forward analysis of a jaxpr: from facts about its inputs to facts about its outputs.
 
-The walk follows calls and scans into their bodies. Every other equation is the
-analysis' own to judge.
+The walk follows calls and scans into their bodies. The analysis handles all other
+equations.
 """
 
 import abc
@@ -17,7 +17,7 @@ Fact = TypeVar("Fact")
 
 
 class Analysis(abc.ABC, Generic[Fact]):
-    """The rules by which facts about values follow from one another."""
+    """The rules that derive facts about values from one another."""
 
     @abc.abstractmethod
     def constant(self, aval: Any) -> Fact:
@@ -25,7 +25,10 @@ class Analysis(abc.ABC, Generic[Fact]):
 
     @abc.abstractmethod
     def equation(self, eqn: Any, inputs: list[Fact]) -> list[Fact]:
-        """Returns the facts about the outputs of an equation that is not followed."""
+        """Returns the facts about the outputs of any other equation.
+
+        Scans, and equations with a `body`, are followed instead.
+        """
 
     @abc.abstractmethod
     def join(self, first: Fact, second: Fact) -> Fact:
@@ -45,15 +48,15 @@ class Analysis(abc.ABC, Generic[Fact]):
         return equations.called_body(eqn)
 
     def unstack(self, fact: Fact) -> Fact:
-        """Returns the fact about a slice along the leading axis, which a scan takes."""
+        """Returns the fact about a scan's slice of an array along the leading axis."""
         return fact
 
     def stack(self, fact: Fact, scanned: Sequence[Fact]) -> Fact:
-        """Returns the fact about slices that a scan stacks.
+        """Returns the fact about an array of slices that a scan stacks.
 
         Args:
-            fact: about one of the slices.
-            scanned: about the arrays over which the scan runs.
+            fact: fact about one slice.
+            scanned: facts about the arrays that the scan slices.
         """
         del scanned
         return fact
@@ -95,7 +98,7 @@ def analyze_equation(
 
 
 def _scan(eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]) -> list[Fact]:
-    """Joins what goes into the carry with what comes out, until nothing changes."""
+    """Joins the facts about the carry before and after a step until nothing changes."""
     scan = equations.Scan.of(eqn)
     consts, start, scanned = scan.of_inputs(inputs)
     slices = [analysis.unstack(fact) for fact in scanned]

@@ -1,7 +1,7 @@
-"""Axis analysis: the axis of an input that an axis of a value is.
+"""Axis analysis: the input axis that each axis of a value comes from.
 
-Casts, transposes, scans and elementwise arithmetic keep axes or move them; what mixes
-axes loses them.
+Casts, transposes, scans and elementwise arithmetic keep or move axes; operations that
+mix axes lose them.
 """
 
 from collections.abc import Sequence
@@ -20,27 +20,27 @@ class Axis(NamedTuple):
 
 
 Axes = tuple[Axis | None, ...]
-"""For each axis of a value, the axis of an input that it is, if it is one."""
+"""For each axis of a value, the input axis that it comes from, or None."""
 
 
 class _Piece(NamedTuple):
-    """An axis that a reshape split off another one."""
+    """An axis that a reshape split off another axis."""
 
     whole: Axis
     sizes: tuple[int, ...]
-    """Sizes of all the pieces."""
+    """Sizes of all pieces."""
 
     number: int
-    """Place among the pieces."""
+    """Index among the pieces."""
 
     @property
     def input(self) -> int:
-        """The input that has it."""
+        """Index of the input with the whole axis."""
         return self.whole.input
 
 
 _Fact = tuple[Axis | _Piece | None, ...]
-"""`Axes`, or pieces of axes, as values are reshaped."""
+"""`Axes` that may include pieces of axes."""
 
 # These keep the shape of an operand but not the order along its axes.
 _REORDERING = frozenset({"rev", "sort", "dot_general", "fft", "cholesky"})
@@ -49,8 +49,8 @@ _REORDERING = frozenset({"rev", "sort", "dot_general", "fft", "cholesky"})
 def output_axes(closed: core.ClosedJaxpr) -> list[Axes]:
     """Returns the axes of each output of a jaxpr.
 
-    An axis that a reshape splits, as that of blocks, and another one joins again, is
-    whole.
+    An axis that one reshape splits, for example into blocks, and another joins again
+    is kept.
     """
     avals: list[Any] = list(closed.in_avals)
     inputs = [
@@ -111,15 +111,14 @@ def _broadcast(eqn: Any, axes: _Fact) -> _Fact:
 
 
 def _slice(eqn: Any, axes: _Fact) -> _Fact:
-    """Keeps the axes that are taken whole."""
+    """Keeps the axes whose size does not change."""
     operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     sizes = zip(axes, operand, out, strict=True)
     return tuple(axis if size == kept else None for axis, size, kept in sizes)
 
 
 def _reshape(eqn: Any, axes: _Fact) -> _Fact:
-    """Keeps axes, splits them, and joins those that were split, whatever of size one
-    comes or goes between them."""
+    """Keeps and splits axes, and joins split ones; axes of size one do not matter."""
     operand, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     result: list[Axis | _Piece | None] = [None] * len(out)
     for before, after in _same_sizes(operand, out):
@@ -133,9 +132,9 @@ def _reshape(eqn: Any, axes: _Fact) -> _Fact:
 def _same_sizes(
     operand: Sequence[int], out: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of axes of both shapes that have the same number of elements.
+    """Returns the smallest runs of axes with equal numbers of elements in both shapes.
 
-    Axes of size one are in none.
+    Axes of size one are in no run.
     """
     runs = []
     before, after = (
@@ -157,7 +156,7 @@ def _same_sizes(
 
 
 def _regrouped(axes: list[Axis | _Piece | None], sizes: tuple[int, ...]) -> _Fact:
-    """Axes after a reshape of these axes to `sizes`."""
+    """Returns the axes after a reshape of `axes` to `sizes`."""
     first = axes[0]
     if len(axes) == len(sizes) == 1:
         return (first,)

@@ -1,8 +1,8 @@
-"""Functions that are differentiated by the rules of other functions.
+"""Differentiates a function by the custom rules of another function.
 
-The rules are those that `jax.custom_jvp` or `jax.custom_vjp` gave an original. What
-takes the original's place computes other outputs from these inputs and from further
-arrays, and returns auxiliary ones beside the outputs; neither has a derivative.
+The rules are those of an original with `jax.custom_jvp` or `jax.custom_vjp`. Its
+replacement computes other outputs from the same inputs and further given arrays, and
+also returns auxiliary arrays; given and auxiliary arrays have no derivative.
 """
 
 import itertools
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 Original = Callable[..., Sequence[Any]]
-"""Takes arrays, and returns a list of arrays."""
+"""Function from arrays to a list of arrays."""
 
 Replaced = Callable[..., tuple[Sequence[Any], Any]]
-"""Takes what is given, then arrays; returns a list of arrays, and auxiliary ones."""
+"""Function from given arrays and inputs to a list of outputs and auxiliary arrays."""
 
 
 def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Replaced:
@@ -26,7 +26,7 @@ def with_jvp_of(original: Original, run: Replaced, symbolic_zeros: bool) -> Repl
     Args:
         original: function with a rule from `jax.custom_jvp`.
         run: function in place of the original.
-        symbolic_zeros: the rule takes them.
+        symbolic_zeros: whether the rule takes symbolic zeros.
     """
 
     @jax.custom_jvp
@@ -63,10 +63,10 @@ def with_vjp_of(
     Args:
         original: function with rules from `jax.custom_vjp`.
         run: function in place of the original.
-        num_consts: number of arrays, the first ones, that the original closes over:
-            its rules know nothing of them.
-        symbolic_zeros: the rules take them. Which inputs are perturbed they are told;
-            gradients of outputs they get as arrays.
+        num_consts: number of leading inputs that the original closes over; its rules
+            do not know them.
+        symbolic_zeros: whether the rules take symbolic zeros. They are told which
+            inputs are perturbed, but get gradients of outputs as arrays.
     """
 
     @jax.custom_vjp
@@ -84,7 +84,7 @@ def with_vjp_of(
         )
         outputs, aux = run(given, *values)
         outputs = list(map(_with_derivative_of, of_original, outputs))
-        # Which they are is told by a structure, which stays static.
+        # A pytree structure keeps `which` static.
         residuals = pull_back, [() if one else None for one in which]
         return (outputs, aux), residuals
 
@@ -103,7 +103,7 @@ def with_vjp_of(
 
 
 def _with_derivative_of(one: Any, value: Any) -> Any:
-    """A value that has the derivative of another one: further ones are the rules'."""
+    """Returns `value` with the derivative of `one`, for higher-order derivatives."""
     return _valued(one, value) if jnp.issubdtype(value.dtype, jnp.inexact) else value
 
 
@@ -121,7 +121,7 @@ def _valued_jvp(primals: Any, tangents: Any) -> Any:
 def _of_some(
     function: Callable[..., Any], values: Sequence[Any], which: Sequence[bool]
 ) -> Callable[..., Any]:
-    """A function of some arguments of another, the rest fixed to those of `values`."""
+    """Returns a function of some arguments, with the others fixed to `values`."""
 
     def of_some(*some: Any) -> Any:
         rest = iter(some)

@@ -1,7 +1,7 @@
 """Dependency analysis: the inputs of a jaxpr that a value depends on.
 
-An output of `while` or `cond` is taken to depend on every input of it, which errs on
-the safe side.
+An output of `while` or `cond` counts as depending on all inputs of the equation, which
+is conservative.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,12 +30,12 @@ def read_inputs(
     inputs: Collection[int],
     unread: Mapping[Location, Collection[int]],
 ) -> Dependencies:
-    """Returns the inputs, out of some, that the outputs depend on.
+    """Returns which of some inputs the outputs depend on.
 
     Args:
         closed: the jaxpr.
-        inputs: indices of these inputs.
-        unread: operands of equations on which nothing depends, by their indices.
+        inputs: indices of the inputs in question.
+        unread: indices of operands to ignore, by location of the equation.
     """
     places = {((0, 0), *location): operands for location, operands in unread.items()}
     facts = [
@@ -63,7 +63,7 @@ class _Dependencies(analysis.Analysis[Dependencies]):
 
 
 class _WithUnread(_Dependencies):
-    """Leaves out operands of equations, and follows branches and loops to them."""
+    """Ignores some operands of equations, also inside branches and loops."""
 
     def __init__(self, unread: Mapping[Location, Collection[int]]):
         self._unread = unread
@@ -78,7 +78,7 @@ class _WithUnread(_Dependencies):
         return self._below.get(index, _EVERYTHING_READ)
 
     def body(self, eqn: Any) -> core.ClosedJaxpr | None:
-        """Follows a registered operation into its reference where that is run."""
+        """Follows a registered operation into its reference if that replaces it."""
         is_run = any(len(place) > 1 for place in self._unread)
         name = registry.name_of(eqn) if is_run else None
         return super().body(eqn) if name is None else registry.body_of(eqn, name)
@@ -100,7 +100,7 @@ class _WithUnread(_Dependencies):
         return super().equation(eqn, read)
 
     def _of_body(self, number: int) -> "_WithUnread":
-        """The analysis of one of the bodies of the equation."""
+        """Returns the analysis for one body of the equation."""
         return _WithUnread(
             {
                 place: operands
@@ -110,7 +110,7 @@ class _WithUnread(_Dependencies):
         )
 
     def _while(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
-        """Joins what a loop carries with what its body makes of it."""
+        """Joins the carry of a loop with the body's outputs until nothing changes."""
         loop = equations.While.of(eqn)
         of_condition, of_body, after = loop.of_inputs(inputs)
         carry: list[Dependencies] = []

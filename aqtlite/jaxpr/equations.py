@@ -1,8 +1,8 @@
-"""Equations: their bodies, literals, and parameters in each JAX that is supported.
+"""Equations: their bodies, literals, and parameters in all supported versions of JAX.
 
-The names of parameters are JAX's own and differ between its versions. No other
-file reads them. An equation whose parameters have unknown names is an error: to leave
-one out could change what the equation computes.
+Only this file reads parameters of higher-order primitives: their names differ between
+versions. Unknown names are an error, as ignoring a parameter could change what the
+equation computes.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ _CALLS = (
 
 
 def called_body(eqn: Any) -> core.ClosedJaxpr | None:
-    """Returns the body of an equation that just calls it (jit, remat, custom_vjp, ...).
+    """Returns the body of a call (jit, remat, custom_vjp, ...), or None.
 
-    The inputs and outputs of such a body are the equation's, one to one. None for every
-    other equation. The primitive decides: the computation of a `lax.reduce` may have
-    as many inputs and outputs as the equation, too.
+    Inputs and outputs of the body correspond one to one to those of the equation. The
+    primitive decides, since other bodies, such as the computation of a `lax.reduce`,
+    may also have as many inputs and outputs as their equation.
     """
     if eqn.primitive not in _CALLS:
         return None
@@ -74,9 +74,9 @@ _OF_JAX = {
 def called_name(eqn: Any) -> str | None:
     """Returns the name of the function, kernel or custom primitive that is called.
 
-    None for JAX's own operations, loops and branches. JAX has no other way to the name
-    of a function with a custom derivative, or of a kernel that was given none, than
-    the `debug_info` of its jaxpr.
+    None for JAX's own operations, loops and branches. The name of a function with a
+    custom derivative, or of a kernel without a name, is only available from the
+    `debug_info` of its jaxpr.
     """
     name = str(eqn.primitive.name)
     if name not in _FUNCTION_CALLS:
@@ -86,17 +86,16 @@ def called_name(eqn: Any) -> str | None:
 
 
 def called_names(closed: core.ClosedJaxpr) -> set[str]:
-    """Returns the names of what the equations of a jaxpr call, those in bodies too."""
+    """Returns the `called_name`s of all equations of a jaxpr, including bodies."""
     eqns = closed.jaxpr.eqns
     names = {name for name in map(called_name, eqns) if name is not None}
     return names.union(*(called_names(body) for eqn in eqns for body in bodies(eqn)))
 
 
 def literal_value(literal: Any) -> Any:
-    """Returns the value of a literal, which has a dtype.
+    """Returns the value of a literal with a dtype.
 
-    JAX gives Python's numbers types of its own, which keep dtype and weak type, but
-    leaves a bool as it is.
+    JAX wraps Python numbers in types that keep dtype and weak type, but not a bool.
     """
     value = literal.val
     is_typed = hasattr(value, "dtype")
@@ -104,13 +103,13 @@ def literal_value(literal: Any) -> Any:
 
 
 def part(jaxpr: Any, eqns: Sequence[Any], inputs: Any, outputs: Any) -> Any:
-    """Returns a jaxpr of some equations of another one.
+    """Returns a jaxpr of some equations of another jaxpr.
 
     Args:
         jaxpr: jaxpr of the equations.
-        eqns: equations that follow one another.
-        inputs: variables that they read and do not make.
-        outputs: variables that they make.
+        eqns: consecutive equations.
+        inputs: variables that they read and do not define.
+        outputs: variables that they define.
     """
     return jaxpr.replace(
         constvars=[],
@@ -125,13 +124,13 @@ def part(jaxpr: Any, eqns: Sequence[Any], inputs: Any, outputs: Any) -> Any:
 def evaluate(
     jaxpr: Any, eqn: Any, inputs: Sequence[Any], outputs: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Evaluates one equation: as a jaxpr, the only public way that there is.
+    """Evaluates one equation as a jaxpr, which is the only public way.
 
     Args:
-        jaxpr: jaxpr of the equation, or any other one.
+        jaxpr: jaxpr of the equation, or any other jaxpr.
         eqn: the equation.
-        inputs: values of all inputs, literals too.
-        outputs: variables to return the values of; None for all outputs.
+        inputs: values of all inputs, including literals.
+        outputs: output variables to return; None for all.
     """
     given = {
         atom: value
@@ -219,7 +218,7 @@ class While:
 class Cond:
     """A `jax.lax.cond`, `switch` or `platform_dependent`.
 
-    Its first input is the index of the branch; all others are those of the branches.
+    Its first input is the index of the branch; the others are the branches' inputs.
     """
 
     branches: tuple[core.ClosedJaxpr, ...]
@@ -235,7 +234,7 @@ class Cond:
 
 
 class Call(NamedTuple):
-    """An equation that calls a body, and how JAX was told to make it."""
+    """The body of an equation that calls it, and the options of the call."""
 
     body: core.ClosedJaxpr
     options: dict[str, Any]
@@ -243,7 +242,7 @@ class Call(NamedTuple):
 
 
 def jit(eqn: Any) -> Call:
-    """Reads a `jax.jit`; shardings and layouts that were not given are None."""
+    """Reads a `jax.jit`; unspecified shardings and layouts are None."""
     params = _read(
         eqn,
         {
@@ -256,8 +255,8 @@ def jit(eqn: Any) -> Call:
             "donated_invars",
             "inline",
             "keep_unused",
-            "ctx_mesh",  # That of the context, which stays what it is.
-            "compiler_options_kvs",  # Only those of the outermost are used.
+            "ctx_mesh",  # The mesh of the context, which does not change.
+            "compiler_options_kvs",  # JAX uses only those of the outermost jit.
         },
     )
     options = {
@@ -272,8 +271,8 @@ def jit(eqn: Any) -> Call:
 
 
 def _placed(sharding: Any, layout: Any) -> Any:
-    """A sharding and a layout as `jax.jit` takes them; None for neither."""
-    # JAX has something else in place of a sharding that is not specified.
+    """Returns a sharding and a layout in the form of `jax.jit`; None for neither."""
+    # JAX has a sentinel in place of an unspecified sharding.
     sharding = sharding if isinstance(sharding, jax.sharding.Sharding) else None
     return sharding if layout is None else Format(layout, sharding)
 
@@ -295,7 +294,7 @@ def custom_jvp(eqn: Any) -> Call:
 def custom_vjp(eqn: Any) -> Call:
     """Reads a call of a function with `jax.custom_vjp` rules.
 
-    Beside the option of JAX there is "num_consts": how many of the first inputs the
+    Besides JAX's option, there is "num_consts": the number of leading inputs that the
     function closes over.
     """
     options = {"num_consts", "symbolic_zeros"}
@@ -338,10 +337,10 @@ def _read(eqn: Any, *known: set[str]) -> Mapping[str, Any]:
 
     Args:
         eqn: the equation.
-        known: the sets of names that they may have.
+        known: the sets of names that the parameters may have.
 
     Raises:
-        NotImplementedError: if they have other names.
+        NotImplementedError: if the parameters have other names.
     """
     names = set(eqn.params)
     if names not in known:

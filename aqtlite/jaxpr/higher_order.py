@@ -1,4 +1,4 @@
-"""Higher-order primitives: equations with bodies, made anew as JAX made them."""
+"""Rebuilds equations of higher-order primitives with changed bodies."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from aqtlite.shapes.sharding import shape_of_slice, zeros
 
 
 def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:
-    """The body of a call as a function of given arrays and of the inputs."""
+    """Returns the body of a call as a function of given arrays and the inputs."""
 
     def function(given: Aux, *values: Any) -> tuple[list[Any], Aux]:
         return inside.giving(given).body(body, 0, values)
@@ -26,7 +26,7 @@ def _body_function(body: core.ClosedJaxpr, inside: Inside) -> Callable:
 
 
 def _original(eqn: Any, body: core.ClosedJaxpr) -> Callable[..., list[Any]]:
-    """An equation that calls a body, as a function of its inputs."""
+    """Returns an equation that calls a body, as a function of its inputs."""
     return lambda *values: equations.evaluate(body.jaxpr, eqn, values)
 
 
@@ -39,7 +39,7 @@ def _jit(eqn, values, inside):
     body, options = equations.jit(eqn)
     function = _body_function(body, inside)
     function.__name__ = equations.called_name(eqn) or function.__name__
-    # What is given comes first, auxiliary arrays last: they may be placed anywhere.
+    # Given arrays come first and auxiliary arrays last, without shardings.
     options["donate_argnums"] = [i + 1 for i in options["donate_argnums"]]
     placed = options.pop("in_shardings"), options.pop("out_shardings")
     if any(one is not None for one in placed[0]):
@@ -140,7 +140,7 @@ def _start(
     aux_by_step: Callable[..., Aux],
     *shapes: Any,
 ) -> Aux:
-    """Initial carry of auxiliary arrays: those given, or zeros."""
+    """Returns the initial carry of auxiliary arrays: those given, or zeros."""
     if all(one is not None for one in carried.values()):
         return carried
     aux = jax.eval_shape(aux_by_step, *shapes)
@@ -170,7 +170,7 @@ def _while(eqn, values, inside):
 
 
 def _cond(eqn, values, inside):
-    """Evaluates a branch; those that are not taken leave what they were given."""
+    """Evaluates branches; one that is not taken returns its given arrays unchanged."""
     index, *operands = values
     given = inside.given()
 
@@ -193,9 +193,9 @@ def _by_platform(
     branches: Sequence[Callable[..., Any]],
     platforms: Sequence[tuple[str, ...] | None],
 ) -> Callable[..., Any]:
-    """A function that is one of several by the platform that it is lowered for.
+    """Returns a function that selects a branch by the platform it is lowered for.
 
-    The others are not lowered, and perhaps could not be.
+    The other branches are not lowered, and perhaps could not be.
 
     Args:
         branches: the functions.
@@ -223,5 +223,5 @@ BUILDERS: Mapping[str, Callable[..., tuple[Sequence[Any], Aux]]] = {
     "shard_map": _shard_map,
     "compute_on": _compute_on,
 }
-"""By the name of the primitive: what evaluates an equation from its inputs, with
-something replaced `Inside`."""
+"""Functions by name of the primitive: each evaluates an equation from its inputs, with
+the replacements of an `Inside`."""

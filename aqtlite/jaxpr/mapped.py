@@ -1,8 +1,8 @@
-"""Registered operations inside of `jax.vmap`: which axis of each array is mapped.
+"""Infers the mapped axes of registered operations inside `jax.vmap`.
 
-JAX leaves the mapped axis of an array where it is when it maps the call of a function,
-and the equation does not say where that is. The shapes and the reference do: of all
-axes that could be mapped, few give the results that the call has.
+When JAX maps the call of a function, mapped axes stay where they are, and the equation
+does not record them. They are inferred from shapes and the reference: of all axes that
+could be mapped, few give the shapes of the call's results.
 """
 
 import itertools
@@ -23,24 +23,25 @@ OF_REFERENCES = (
     ArithmeticError,
     NotImplementedError,
 )
-"""The errors by which a reference says that it does not take some arrays."""
+"""Errors of a reference that does not take some arrays."""
 
 _MOST = 1024
-"""Readings that are tried."""
+"""Largest number of readings to try."""
 
 Shapes = Sequence[jax.ShapeDtypeStruct]
 
 
 class Reading(NamedTuple):
-    """A way to read a call: over which axes of its arrays the reference is mapped."""
+    """Mapped axes of a call's arrays, as one possible interpretation of the call."""
 
     inputs: tuple[int | None, ...]
-    """The mapped axis of each input; None alone for a call that is not mapped."""
+    """Mapped axis of each input, or None; all None for a call that is not mapped."""
 
     outputs: tuple[int, ...] = ()
+    """Mapped axis of each output; empty for a call that is not mapped."""
 
     def of(self, reference: Callable[..., Any]) -> Callable[..., list[Any]]:
-        """Returns the reference as this reading has it, of flat results."""
+        """Returns the reference mapped over these axes, with flat results."""
 
         def flat(*args: Any) -> list[Any]:
             return jax.tree.leaves(reference(*args))
@@ -53,12 +54,12 @@ class Reading(NamedTuple):
 def readings(
     reference: Callable[..., Any], inputs: Shapes, wanted: Shapes
 ) -> list[Reading]:
-    """Returns all readings of a call inside of a `jax.vmap` that give its results.
+    """Returns all readings of a call inside `jax.vmap` that fit its results.
 
     Args:
         reference: reference of the operation.
         inputs: inputs of the call.
-        wanted: the results of the call.
+        wanted: results of the call.
 
     Raises:
         ValueError: if there are too many to try.
@@ -85,9 +86,9 @@ def readings(
 def agree(
     reference: Callable[..., Any], found: Sequence[Reading], inputs: Shapes
 ) -> bool:
-    """Whether readings give one result, tried on small random arrays.
+    """Whether readings give equal results on small random arrays.
 
-    Axes of one size have one size there, and others another.
+    Axes have equal sizes there if and only if their sizes in `inputs` are equal.
     """
     sizes = sorted({size for x in inputs for size in x.shape if size > 1})
     small = {1: 1, 0: 0, **{size: 2 + i for i, size in enumerate(sizes)}}
@@ -103,7 +104,7 @@ def agree(
 
 
 def _axes(inputs: Shapes) -> Iterator[tuple[int | None, ...]]:
-    """Yields the axes that could be mapped: none, or some of one size."""
+    """Yields the axes that could be mapped: none, or some of equal size."""
     yield (None,) * len(inputs)
     for size in sorted({size for x in inputs for size in x.shape}):
         choices = [
@@ -116,7 +117,7 @@ def _axes(inputs: Shapes) -> Iterator[tuple[int | None, ...]]:
 
 
 def _places(result: Any, wanted: Any) -> list[int]:
-    """Where the mapped axis of a result may be, which is its first one here."""
+    """Returns the positions in `wanted` that fit `result`'s leading, mapped axis."""
     if result.dtype != wanted.dtype or result.ndim != wanted.ndim:
         return []
     first, *others = result.shape

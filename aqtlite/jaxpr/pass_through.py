@@ -1,7 +1,7 @@
-"""Forwarding: the outputs of a jaxpr that are inputs of it, as they are.
+"""Forwarding analysis: the outputs of a jaxpr that are unchanged inputs.
 
-Calls and scans are looked into: a scan that takes slices of an array and stacks them
-again gives the array.
+The analysis follows calls and scans: a scan that slices an array and stacks the slices
+again forwards the array.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class _Slices(NamedTuple):
 
 
 _Source = int | _Slices | None
-"""The input that a value is, or None if it is none."""
+"""The input that a value is, or slices of one; None for a computed value."""
 
 
 def forwarded_inputs(closed: core.ClosedJaxpr) -> list[int | None]:
-    """Returns, for each output, the index of the input that it is, if it is one."""
+    """Returns, for each output, the index of the input that it forwards, or None."""
     inputs: list[_Source] = list(range(len(closed.in_avals)))
     found = analysis.analyze(closed.jaxpr, inputs, _Forwarding())
     return [source if isinstance(source, int) else None for source in found]

@@ -1,9 +1,9 @@
-"""Names of operations: those of JAX that contract, and those that users register.
+"""Contracting operations of JAX, and operations that users register.
 
-A registered operation is a kernel, or any function, that a program calls by a name. Its
-reference implementation, a function of plain JAX, says what it computes. Analysis and
-rewriting take the jaxpr of this function for the body of the equation that calls the
-operation; where nothing in it is replaced, the equation stays as it is.
+A registered operation is a kernel or function that a program calls by name. A reference
+implementation in plain JAX defines what it computes. Analysis and rewriting use the
+jaxpr of the reference as the body of the equation that calls the operation; if nothing
+in it is replaced, the equation is unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ OF_PRIMITIVES = {
     "conv_general_dilated": "conv_general_dilated",
     "ragged_dot_general": "ragged_dot",
 }
-"""The operation of each primitive that contracts."""
+"""The operation of each contracting primitive."""
 
 _references: dict[str, Callable[..., Any]] = {}
 
 
 def register_operation(name: str, reference: Callable[..., Any]) -> None:
-    """Says what a kernel computes, so that rules quantize it.
+    """Registers a reference implementation of a kernel, so that rules can quantize it.
 
-    Rules know `jax.lax.dot_general`, `conv_general_dilated` and `ragged_dot`. What a
-    program computes in a kernel of its own they cannot see into: a Pallas kernel, a
-    custom primitive. With a reference implementation, a call of the kernel has the
-    contractions of this function, which rules name, plans show, and conversions freeze
-    the weights of. Where one of them is quantized, the reference takes the place of the
-    kernel, and gradients are those of the library; where none is, the kernel runs.
+    Rules know `jax.lax.dot_general`, `conv_general_dilated` and `ragged_dot`, but
+    cannot see into a custom kernel, such as a Pallas kernel or a custom primitive. With
+    a reference implementation, a call of the kernel has the contractions of the
+    reference: rules match them, plans show them, and conversions freeze their weights.
+    If one of them is quantized, the reference replaces the kernel, with this library's
+    gradients; otherwise the kernel runs.
 
     >>> from jax.experimental import pallas
     >>> import jax.numpy as jnp
@@ -49,26 +49,25 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
     >>> aqtlite.plan(lambda w, x: product(x, w), w, x, rules=rules).summary()
     '1 contractions: 1 quantized, 0 in float'
 
-    `aqtlite.testing.assert_kernel_equals_reference` compares both.
+    `aqtlite.testing.assert_kernel_equals_reference` compares kernel and reference.
 
     Args:
-        name: name of a function with a `jax.jit`, `jax.custom_vjp` or
-            `jax.custom_jvp`, of a Pallas kernel (its ``name=``, else that of its
-            function), of a `jax.lax.composite`, or of a primitive that is not JAX's. Of
-            nested calls the outermost with a registered name is taken.
-        reference: a function of plain JAX with equal results. It takes the inputs
-            of the call as the traced program has them: arrays alone, pytrees flattened,
-            in order, and nothing that is static; for a function with a custom
-            derivative, behind the arrays that it closes over. Its results are those of
-            the call, in shape and dtype. Inside of a `jax.vmap` it is mapped over the
-            axes that give the call's results; where equal sizes leave a choice, what
-            traces the call raises an error.
+        name: name of a function with `jax.jit`, `jax.custom_vjp` or `jax.custom_jvp`,
+            of a Pallas kernel (its ``name=``, or else the name of its function), of a
+            `jax.lax.composite`, or of a primitive that is not JAX's. In nested calls,
+            the outermost registered name counts.
+        reference: function in plain JAX with results equal to the call's, in shape and
+            dtype too. It takes the inputs of the call as in the traced program: only
+            arrays, with pytrees flattened in order, and no static arguments; for a
+            function with a custom derivative, preceded by the arrays it closes over.
+            Inside a `jax.vmap` it is mapped over the axes that give the call's results;
+            if equal sizes make these ambiguous, tracing the call raises an error.
 
     Raises:
-        TypeError: if `name` is no string, or `reference` cannot be called.
-        ValueError: if `name` is that of an operation of JAX, or another function is
-            registered under it. The same function, defined again (in a notebook, say),
-            takes the place of the earlier one.
+        TypeError: if `name` is not a string, or `reference` is not callable.
+        ValueError: if `name` is an operation of JAX, or another function is registered
+            under it. Registering the same function again, redefined in a notebook for
+            example, replaces it.
     """
     if not isinstance(name, str) or not callable(reference):
         raise TypeError(
@@ -90,7 +89,7 @@ def register_operation(name: str, reference: Callable[..., Any]) -> None:
 
 
 def names() -> list[str]:
-    """The names of operations that a rule may have."""
+    """Returns the names of operations that a rule may have."""
     return [*OF_PRIMITIVES.values(), *sorted(_references)]
 
 
@@ -104,7 +103,7 @@ def reference_of(name: str) -> Callable[..., Any]:
     """Returns the function that is registered for an operation.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if no function is registered.
     """
     if name not in _references:
         raise ValueError(
@@ -115,10 +114,10 @@ def reference_of(name: str) -> Callable[..., Any]:
 
 
 def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
-    """Returns the reference of a registered operation, as the body of an equation.
+    """Returns the reference of a registered operation as the body of an equation.
 
     Args:
-        eqn: calls the operation; `checked_body` has passed it.
+        eqn: equation that calls the operation, checked by `checked_body` before.
         name: name of the operation.
 
     Raises:
@@ -135,17 +134,17 @@ def body_of(eqn: Any, name: str) -> core.ClosedJaxpr:
 
 
 def checked_body(eqn: Any, name: str, *, is_mapped: bool) -> core.ClosedJaxpr:
-    """`body_of` a call, once it is certain what the reference computes of its inputs.
+    """Returns `body_of` a call after checking that its mapped axes are unambiguous.
 
     Args:
-        eqn: calls the operation.
+        eqn: equation that calls the operation.
         name: name of the operation.
-        is_mapped: it is inside of a `jax.vmap`, so that its arrays may have another
-            axis anywhere.
+        is_mapped: whether it is inside a `jax.vmap`, so that its arrays may have
+            another axis anywhere.
 
     Raises:
         ValueError: if the reference does not take the inputs, has other outputs, or if
-            the shapes do not tell which axes are mapped.
+            the shapes do not determine which axes are mapped.
     """
     reference = _references[name]
     found = _readings(eqn, name) if is_mapped else []

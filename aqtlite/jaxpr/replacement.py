@@ -1,4 +1,4 @@
-"""Replacements of equations of a jaxpr, at any depth of its bodies."""
+"""Replacements of equations of a jaxpr, at any depth of nested bodies."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -7,35 +7,36 @@ from typing import Any, Protocol
 from jax.extend import core
 
 Step = tuple[int, int]
-"""The index of an equation, and of the body in it that the next step leads into."""
+"""Index of an equation, and of the body in it where the next step is."""
 
 Location = tuple[Step, ...]
-"""The place of an equation: the steps to it from the outermost jaxpr."""
+"""Location of an equation: the steps to it from the outermost jaxpr."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
     """A function evaluated in place of an equation, with further arrays.
 
-    Arrays may be given to it (weights that are served), and it may return auxiliary
-    ones (weights that are recorded), through all loops around the equation.
+    Through all loops around the equation, arrays may be given to it (frozen weights),
+    and it may return auxiliary arrays (recorded weights).
     """
 
     function: Callable[[Sequence[Any], Any], tuple[Sequence[Any], Any]]
-    """Takes the inputs of the equation and `given`; returns the outputs of the equation
-    and a pytree of auxiliary arrays."""
+    """Function from the inputs of the equation and `given` to the outputs of the
+    equation and a pytree of auxiliary arrays."""
 
     given: Any = None
     """Pytree of arrays for the function; None for none."""
 
     has_aux: bool = False
-    """Whether the auxiliary arrays are kept; they have the structure of `given` if that
-    is not None."""
+    """Whether the auxiliary arrays are kept. They have the structure of `given`, unless
+    that is None."""
 
     per_step: tuple[bool, ...] = ()
-    """For each scan around the equation, the outermost first: whether every step has
-    other arrays. If not, all steps are given equal arrays, or each step is given the
-    auxiliary arrays of the step before, and those of the last step are the result."""
+    """For each scan around the equation, outermost first, whether every step has its
+    own arrays. If not, all steps are given the same arrays; with `has_aux`, each step
+    is given the auxiliary arrays of the previous step, and those of the last are kept.
+    """
 
 
 Replacements = Mapping[Location, Replacement]
@@ -67,7 +68,7 @@ class Inside:
         return {location: one.given for location, one in self.replacements.items()}
 
     def giving(self, given: Mapping[Location, Any]) -> "Inside":
-        """These replacements with other arrays given to them."""
+        """Returns these replacements with other given arrays."""
         replacements = {
             location: dataclasses.replace(one, given=given[location])
             for location, one in self.replacements.items()
@@ -75,7 +76,7 @@ class Inside:
         return dataclasses.replace(self, replacements=replacements)
 
     def unchanged_aux(self) -> Aux:
-        """Auxiliary arrays where no body is evaluated: those given."""
+        """Returns the auxiliary arrays if no body is evaluated: the given arrays."""
         return {
             location: one.given
             for location, one in self.replacements.items()
@@ -85,11 +86,11 @@ class Inside:
     def body(
         self, closed: core.ClosedJaxpr, index: int, values: Sequence[Any]
     ) -> tuple[list[Any], Aux]:
-        """Evaluates a body of the equation, with what is replaced there.
+        """Evaluates a body of the equation with the replacements in it.
 
         Args:
             closed: body of the equation.
-            index: index of the body among those of the equation.
+            index: index of the body among the bodies of the equation.
             values: inputs of the body.
         """
         steps = {place[0] for place in self.replacements if place[0][1] == index}

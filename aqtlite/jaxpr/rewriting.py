@@ -1,11 +1,11 @@
 """Evaluation of a jaxpr with some of its equations replaced.
 
-All other equations run as they are: neighbours together, as one jaxpr, and an equation
-with a body is built anew only where something inside is replaced, by the function of
-JAX that made it. The result is ordinary traceable code.
+All other equations run unchanged, consecutive ones together as one jaxpr. An equation
+with a replacement in its body is rebuilt by the function of JAX that made it. The
+result is ordinary traceable code.
 
-A replacement may be given further arrays, and leave some behind. The loops around it
-pass them on: a scan slices and stacks them along its steps, or carries them.
+A replacement may take further arrays and return auxiliary ones. Loops around it pass
+them on: a scan slices and stacks them along its steps, or carries them.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ def evaluate(
     Args:
         closed: the jaxpr.
         inputs: values of the inputs.
-        replacements: replacements of equations, by location. Equations around them are
-            such as `enters` accepts.
+        replacements: replacements of equations, by location. `enters` must be true for
+            all equations around them.
 
     Returns:
         Values of the outputs, and the auxiliary arrays of replacements.
@@ -69,7 +69,7 @@ def evaluate(
 
 
 def _parts(jaxpr: Any, stops: Mapping[int, Any]) -> Iterator[Any]:
-    """Yields indices of equations to replace, and jaxprs of what lies between them."""
+    """Yields indices of equations to replace, and jaxprs of the equations between."""
     ends = sorted({*stops, len(jaxpr.eqns)})
     used_after = _used_after(jaxpr, ends)
     start = 0
@@ -82,7 +82,7 @@ def _parts(jaxpr: Any, stops: Mapping[int, Any]) -> Iterator[Any]:
 
 
 def _used_after(jaxpr: Any, indices: Sequence[int]) -> dict[int, set[Any]]:
-    """For each index, the variables that it or what comes behind it reads."""
+    """Returns, for each index, the variables that are read from that equation on."""
     wanted, found = set(indices), {}
     used = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     for index in range(len(jaxpr.eqns), -1, -1):
@@ -95,7 +95,7 @@ def _used_after(jaxpr: Any, indices: Sequence[int]) -> dict[int, set[Any]]:
 
 
 def _part(jaxpr: Any, eqns: Sequence[Any], used_after: set[Any]) -> Any:
-    """A jaxpr of some equations that follow one another."""
+    """Returns a jaxpr of consecutive equations."""
     made = [
         var for eqn in eqns for var in eqn.outvars if not isinstance(var, core.DropVar)
     ]
@@ -113,12 +113,12 @@ def _part(jaxpr: Any, eqns: Sequence[Any], used_after: set[Any]) -> Any:
 
 @contextlib.contextmanager
 def _scope_of(eqn: Any) -> Iterator[None]:
-    """Keeps the names of an equation for what takes its place, and its context.
+    """Applies the name scope and context of an equation to its replacement.
 
-    That is metadata for XLA and, before JAX 0.12, where it is computed
-    (`jax.experimental.compute_on`, which has a body since).
-    JAX has no other way to it than the `ctx` of an equation. Should that go, they are
-    lost, and a test of this file fails.
+    The context is metadata for XLA and, before JAX 0.12, the place of computation
+    (`jax.experimental.compute_on`, which has had a body since). It is only available
+    from the `ctx` of an equation. Should JAX remove that, both are lost, and a test of
+    this file fails.
     """
     text = scopes.text_of(eqn)
     with eqn.ctx.manager, jax.named_scope(text) if text else contextlib.nullcontext():
@@ -128,7 +128,7 @@ def _scope_of(eqn: Any) -> Iterator[None]:
 def _replaced(
     eqn: Any, values: list[Any], here: Mapping[Location, Replacement]
 ) -> tuple[Sequence[Any], Aux]:
-    """Evaluates an equation that is replaced, or that holds one."""
+    """Evaluates an equation that is replaced, or has replacements in its bodies."""
     for location, one in here.items():
         if len(location) == 1:
             outputs, aux = one.function(values, one.given)
@@ -140,5 +140,5 @@ def _replaced(
 
 
 def enters(eqn: Any) -> bool:
-    """Returns True if what is in the bodies of an equation can be replaced."""
+    """Whether equations in the bodies of an equation can be replaced."""
     return eqn.primitive.name in BUILDERS

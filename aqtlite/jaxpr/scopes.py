@@ -1,4 +1,4 @@
-"""Name scopes of equations: what `jax.named_scope` and Flax modules leave."""
+"""Name scopes of equations, from `jax.named_scope` and Flax modules."""
 
 import re
 from typing import Any, NamedTuple
@@ -18,10 +18,10 @@ class Scope(NamedTuple):
     """
 
     path: str
-    """The names, joined by slashes, outermost first."""
+    """Names joined by slashes, outermost first."""
 
     transformations: tuple[str, ...]
-    """The transformations that JAX wrote around some of the names."""
+    """Transformations that JAX wrote around some of the names."""
 
     @property
     def is_of_gradient(self) -> bool:
@@ -30,16 +30,16 @@ class Scope(NamedTuple):
 
 
 def text_of(eqn: Any) -> str:
-    """The scope of an equation inside its own jaxpr, as JAX writes it.
+    """Returns the scope of an equation inside its own jaxpr, as JAX writes it.
 
-    JAX has no other way to it than the `source_info` of an equation. Should that go,
+    It is only available from the `source_info` of an equation. Should JAX remove that,
     paths of contractions are empty, and the tests of this file fail.
     """
     return str(eqn.source_info.name_stack)
 
 
 def join(outer: str, inner: str) -> str:
-    """Joins the scope of an equation and a scope inside a body of that equation.
+    """Joins the scope of an equation and a scope inside its body.
 
     >>> join("Model", "Block_0"), join("", "Block_0"), join("Model", "")
     ('Model/Block_0', 'Block_0', 'Model')
@@ -48,7 +48,7 @@ def join(outer: str, inner: str) -> str:
 
 
 def parse(text: str) -> Scope:
-    """Takes the transformations out of a scope."""
+    """Separates the names of a scope from its transformations."""
     transformations = tuple(_WRAPPER.findall(text))
     names = _WRAPPER.sub("", text).replace(")", "") if transformations else text
     return Scope("/".join(filter(None, names.split("/"))), transformations)

@@ -1,7 +1,7 @@
-"""The contractions and named values of a jaxpr: where they are, what they depend on.
+"""Finds the contractions and named values of a jaxpr, with their dependencies.
 
-A value of interest that is no operand of a contraction is found again by the name that
-`mark` gave it, which computes nothing.
+Values other than operands of contractions are found by a name from `mark`, which
+computes nothing.
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ _MARK = "aqtlite mark "
 
 
 def mark(x: jax.Array, name: str) -> jax.Array:
-    """Returns a value with a name, which is no part of how it is computed."""
+    """Returns a value with a name that does not affect its `Origin`."""
     named: jax.Array = checkpoint_name(x, _MARK + name)
     return named
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop around a contraction, as a dependency of values inside."""
+    """A loop around a contraction, as a dependency of values in its body."""
 
     depth: int
     """Number of scans around the loop."""
 
     is_carried: bool
-    """Whether a value that depends on the loop is computed from the step before.
-    Otherwise every step has a slice of an array."""
+    """Whether the value depends on the carry of the loop. Otherwise it depends on the
+    slice of an array that each step has."""
 
 
 Dependency = int | Loop
@@ -49,15 +49,15 @@ _NOTHING: Dependencies = frozenset()
 
 
 class Origin(NamedTuple):
-    """Inputs and loops that a value depends on, and a digest of how it is computed."""
+    """The dependencies of a value, and a digest of its computation."""
 
     needed: Dependencies = _NOTHING
     """Inputs and loops that the value depends on."""
 
     identity: str | None = None
-    """Digest of the computation of a value that depends on parameters and constants
-    alone: equal computations of equal parameters have equal digests, wherever they
-    are in the jaxpr."""
+    """Digest of the computation, if the value depends only on parameters and constants:
+    equal computations from equal parameters have equal digests anywhere in the jaxpr.
+    """
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -76,39 +76,40 @@ class Site:
     """Origins of lhs and rhs."""
 
     around: tuple[str, ...]
-    """Primitives whose bodies hold the contraction, the outermost first."""
+    """Names of the primitives around the contraction, outermost first."""
 
     per_step: tuple[bool, ...] = ()
-    """For each scan around it, the outermost first, whether every step has other
+    """For each scan around it, outermost first, whether every step has its own
     parameters."""
 
     lengths: tuple[int, ...] = ()
-    """Lengths of the scans around it, the outermost first."""
+    """Lengths of the scans around it, outermost first."""
 
     obstacle: str | None = None
-    """Why it cannot be replaced, if so."""
+    """Reason why it cannot be replaced, if any."""
 
     registered: str | None = None
-    """The name of the registered operation that it is a part of, if so."""
+    """Name of the registered operation that contains it, if any."""
 
     @property
     def operation(self) -> str:
-        """The name of the function of `jax.lax` that made it."""
+        """Name of the function of `jax.lax` that made it."""
         return registry.OF_PRIMITIVES[self.eqn.primitive.name]
 
 
 class NamedValue(NamedTuple):
-    """A value of a jaxpr that has a name."""
+    """A named value of a jaxpr."""
 
     name: str
-    """Of `mark`, or of `jax.ad_checkpoint.checkpoint_name`."""
+    """Name from `mark`, or from `jax.ad_checkpoint.checkpoint_name`."""
 
     location: Location
     """Location of the equation that gives the name."""
 
     origin: Origin
     is_in_branch: bool
-    """It is inside a branch, a loop other than a scan, or a shard."""
+    """Whether it cannot leave its body: a branch, a while loop, a `shard_map`, or the
+    body of another equation that cannot be rewritten."""
 
 
 class Found(NamedTuple):
@@ -155,7 +156,7 @@ class _Place:
     def inside(
         self, eqn: Any, values: Sequence[Origin], index: int, body: int
     ) -> "_Place":
-        """The place of a body of an equation whose inputs depend on `values`."""
+        """Returns the place of a body of an equation; `values` are input origins."""
         name = eqn.primitive.name
         obstacle = self.obstacle
         if not rewriting.enters(eqn):
@@ -179,7 +180,7 @@ class _Place:
         )
 
     def inside_registered(self, eqn: Any, name: str, index: int) -> "_Place":
-        """The place of the reference of a registered operation."""
+        """Returns the place of the reference of a registered operation."""
         return dataclasses.replace(
             self,
             location=(*self.location, (index, 0)),
@@ -189,16 +190,16 @@ class _Place:
 
     @property
     def is_in_branch(self) -> bool:
-        """Whether values cannot leave it."""
+        """Whether values cannot leave the place."""
         is_branch = {"cond", "while", "shard_map"}.intersection(self.around)
         return bool(is_branch) or self.obstacle is not None
 
     def scope_of(self, eqn: Any) -> str:
-        """The scope of an equation, as JAX writes it."""
+        """Returns the scope of an equation, as JAX writes it."""
         return scopes.join(self.scope, scopes.text_of(eqn))
 
     def _is_of_parameters(self, value: Origin) -> bool:
-        """Whether a value depends on parameters, and on no other input."""
+        """Whether a value depends on parameters and no other inputs."""
         inputs = {one for one in value.needed if not isinstance(one, Loop)}
         return bool(inputs) and inputs <= self.parameters
 
@@ -252,11 +253,11 @@ def _walk(
 def _walk_inside(
     eqn: Any, index: int, values: list[Origin], place: _Place, found: Found
 ) -> list[Origin]:
-    """Adds the contractions inside of an equation; returns origins of the outputs."""
+    """Adds the contractions inside an equation; returns origins of the outputs."""
     name = registry.name_of(eqn)
     if name is not None:
         scope = scopes.parse(place.scope_of(eqn))
-        # A gradient has calls of the name, too, with other inputs and outputs.
+        # Calls in a gradient have the same name, but other inputs and outputs.
         if not scope.is_of_gradient:
             is_mapped = "vmap" in scope.transformations
             body = registry.checked_body(eqn, name, is_mapped=is_mapped)
@@ -272,7 +273,7 @@ def _walk_inside(
 
 
 def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
-    """Origins of the outputs of an equation that is no call."""
+    """Returns the origins of the outputs of an equation that is not a call."""
     if eqn.primitive is primitives.name_p and eqn.params["name"].startswith(_MARK):
         return values
     identities = [value.identity for value in values if value.identity is not None]
@@ -316,7 +317,7 @@ def _inputs_of_body(
     values: list[Origin],
     place: _Place,
 ) -> list[Origin]:
-    """Origins of the inputs of a body of an equation."""
+    """Returns the origins of the inputs of a body of an equation."""
     count = len(body.in_avals)
     depth = place.around.count("scan")
     if eqn.primitive is primitives.scan_p:
@@ -332,12 +333,12 @@ def _inputs_of_body(
         return values[1:]
     if len(values) == count and rewriting.enters(eqn):
         return values
-    # Of another primitive nobody knows what goes where.
+    # Other primitives may map inputs to those of the body in any way.
     return [Origin(_NOTHING.union(*(x.needed for x in values)))] * count
 
 
 def _slice(x: Origin, depth: int) -> Origin:
-    """Origin of the slice of a value that a step of a loop takes."""
+    """Returns the origin of the slice of a value that one step of a scan takes."""
     identity = x.identity and _digest("slice", x.identity)
     return Origin(x.needed | {Loop(depth, False)}, identity)
 
@@ -349,13 +350,13 @@ def _carried(
     scanned: list[Origin],
     depth: int,
 ) -> list[Origin]:
-    """Origins of the values that a loop carries, in any step.
+    """Returns the origins of the values that a loop carries, in any step.
 
     Args:
         body: body of the loop.
         values: origins of constants and of the initial carry.
-        first: index of the first value that is carried.
-        scanned: origins of arrays that the loop takes slices of.
+        first: index of the first carried value.
+        scanned: origins of the arrays that the loop slices.
         depth: number of scans around the loop.
     """
     count = len(values) - first

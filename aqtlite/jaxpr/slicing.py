@@ -1,4 +1,4 @@
-"""Slicing: the part of a jaxpr that makes some of its outputs."""
+"""Slicing: the part of a jaxpr that computes some of its outputs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,29 +19,29 @@ class Slice:
 
     jaxpr: core.ClosedJaxpr
     inputs: tuple[int, ...]
-    """The inputs of the whole jaxpr that the part takes, in its order."""
+    """Indices, in the whole jaxpr, of the part's inputs, in order."""
 
     treedef: Any
-    """The structure of its outputs."""
+    """Structure of its outputs."""
 
     def __call__(self, *inputs: Any) -> Any:
         return self.unflatten(core.jaxpr_as_fun(self.jaxpr)(*inputs))
 
     def unflatten(self, leaves: Any) -> Any:
-        """Arranges one value for each output of the jaxpr as the outputs are."""
+        """Returns one value for each output of the jaxpr in the outputs' structure."""
         return jax.tree.unflatten(self.treedef, leaves)
 
 
 def slice_outputs(closed: core.ClosedJaxpr, outputs: Any) -> Slice:
-    """Slices a jaxpr: what is left takes no input that the outputs do not depend on.
+    """Returns the part of a jaxpr that computes some outputs from the inputs they need.
 
     Args:
-        closed: the whole.
-        outputs: a pytree of indices of outputs.
+        closed: the whole jaxpr.
+        outputs: pytree of indices of outputs.
 
     Returns:
-        A function of the inputs that are left, which returns a pytree of values in
-        place of the indices.
+        A function of the needed inputs that returns a pytree of values in place of the
+        indices.
     """
     wanted, treedef = jax.tree.flatten(outputs)
     of_output = dependencies.output_dependencies(closed)
@@ -61,13 +61,13 @@ def slice_outputs(closed: core.ClosedJaxpr, outputs: Any) -> Slice:
 def _evaluate(
     closed: core.ClosedJaxpr, inputs: Sequence[Any], outputs: Sequence[int]
 ) -> list[Any]:
-    """Evaluates some outputs of a jaxpr, and no equation that they do not need.
+    """Evaluates some outputs of a jaxpr with only the equations that they need.
 
-    Calls are inlined; scans keep the part of their body that is needed.
+    Calls are inlined; scans keep the needed part of their body.
 
     Args:
         closed: the jaxpr.
-        inputs: values of the inputs; None for those that are not needed.
+        inputs: values of the inputs; None for inputs that are not needed.
         outputs: indices of the outputs, in the order wanted.
     """
     jaxpr = closed.jaxpr
@@ -119,7 +119,7 @@ def _evaluate_scan(eqn: Any, inputs: list[Any], used: Sequence[int]) -> list[Any
     stacked = [i for i in used if i >= scan.num_carry]
     consts, carry, scanned = scan.of_inputs(inputs)
     start = [
-        # The first step overwrites what is not needed.
+        # The first step overwrites a carry whose initial value is not needed.
         _zeros(eqn.outvars[i].aval) if carry[i] is None else carry[i]
         for i in carried
     ]
@@ -144,7 +144,7 @@ def _zeros(aval: Any) -> Any:
 
 
 def _live_carry(scan: equations.Scan, used: Sequence[int]) -> list[int]:
-    """Returns the parts of the carry that the used outputs need, over any steps."""
+    """Returns the parts of the carry that the used outputs need, over all steps."""
     first, count = scan.num_consts, scan.num_carry
     of_output = dependencies.output_dependencies(scan.body)
     live = {i for i in used if i < count}

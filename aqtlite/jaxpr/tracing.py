@@ -1,4 +1,4 @@
-"""Jaxprs of functions of pytrees, with tables of what their inputs and outputs are."""
+"""Traces functions of pytrees, and keeps the structure of inputs and outputs."""
 
 import contextlib
 import dataclasses
@@ -11,18 +11,18 @@ from jax.extend import core
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A function that was traced."""
+    """A traced function."""
 
     jaxpr: core.ClosedJaxpr
     inputs: Any
-    """The arguments, with the index of an input of the jaxpr in place of every leaf
-    that is one, and None in place of every other leaf."""
+    """The arguments, with an input index of the jaxpr in place of each leaf that is an
+    input, and None in place of every other leaf."""
 
     outputs: Any
-    """The result, with the index of an output of the jaxpr in place of every leaf."""
+    """The result, with an output index of the jaxpr in place of each leaf."""
 
     leaves: tuple[int, ...]
-    """For each input of the jaxpr, which leaf of the arguments it is."""
+    """For each input of the jaxpr, the index of its leaf in the arguments."""
 
     def values(self, args: tuple[Any, ...]) -> list[Any]:
         """Returns the inputs of the jaxpr, given arguments of this structure."""
@@ -33,17 +33,16 @@ class Traced:
 def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
     """Traces a function of pytrees.
 
-    Python numbers are inputs like arrays, unless the function needs one as such (as a
-    shape, or in an ``if``); then they are constants, as every other leaf is.
+    Python numbers are inputs like arrays, unless the function needs a concrete number
+    (as a shape, or in an ``if``); then numbers are constants, like all other leaves.
 
     Args:
-        function: returns a pytree of arrays.
-        args: arguments of the function; `jax.ShapeDtypeStruct`s may stand for arrays.
+        function: function that returns a pytree of arrays.
+        args: arguments of the function, or `jax.ShapeDtypeStruct`s for arrays.
     """
     if any(map(_is_number, jax.tree.leaves(args))):
-        # What a function says of a tracer in place of a number depends on where it
-        # meets it: most are TypeErrors, such as those of shapes and of NumPy, and that
-        # of a static argument of `jax.jit` is a ValueError.
+        # A tracer in place of a number raises TypeError in most uses, such as shapes
+        # and NumPy functions, and ValueError as a static argument of `jax.jit`.
         with contextlib.suppress(TypeError, ValueError, IndexError, OverflowError):
             return _trace(function, args, lambda x: is_array(x) or _is_number(x))
     return _trace(function, args, is_array)
@@ -73,7 +72,7 @@ def close_over_constants(
     args: tuple[Any, ...],
     is_input: Callable[[Any], bool],
 ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    """Returns a call as a function of some leaves of the arguments, and these leaves.
+    """Returns a call as a function of its input leaves, and these leaves.
 
     Args:
         function: function of `args`.
