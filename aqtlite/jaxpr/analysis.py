@@ -25,9 +25,9 @@ class Analysis(abc.ABC, Generic[Fact]):
 
     @abc.abstractmethod
     def equation(self, eqn: Any, inputs: list[Fact]) -> list[Fact]:
-        """Returns the facts about the outputs of any other equation.
+        """Returns the facts about the outputs of an equation that is not followed.
 
-        Scans, and equations with a `body`, are followed instead.
+        Scans, and equations with a `body`, are followed.
         """
 
     @abc.abstractmethod

@@ -79,8 +79,8 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
     (2, 4)
 
     Args:
-        model: any module. For a quantized model, these rules replace its rules, and its
-            states are dropped.
+        model: any module. For a quantized model, the result has these rules instead of
+            the model's, and none of its states.
         rules: sequence of `aqtlite.Rule`, of which the first match decides; or a config
             for every contraction. Contractions without a match stay in float. Empty:
             only injected functions quantize.
