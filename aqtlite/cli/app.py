@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 WIDTH = 78
 """Width of the help in columns."""
 
-_AGAIN = "The same command starts anew"
+_AGAIN = "Run the same command to start over"
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -53,14 +53,14 @@ CONVERT_EXAMPLES = """\
 SHOW_DESCRIPTION = """\
 List what a checkpoint holds.
 
-Of a converted one: the frozen weights, the shape in which each is stored, its
-grid, its number of scales, its size in float and now, and the signal-to-noise
-ratio of its quantization in dB (6 dB are one bit).
+A converted checkpoint: every frozen weight with its stored shape, grid,
+number of scales, size before and after conversion, and signal-to-noise ratio
+of quantization in dB (6 dB are one bit).
 
-Of a float one, in any format that 'aqtlite convert' reads: the tree of its
-arrays with shapes, dtypes and sizes. The levels are what --subtree of other
-commands takes. Of the folder of an Orbax CheckpointManager: its steps, and
-the tree of the latest.
+A float checkpoint, in any format that 'aqtlite convert' reads: the tree of
+arrays with shapes, dtypes and sizes; --subtree of other commands takes a
+path in this tree. The folder of an Orbax CheckpointManager: the steps, and
+the tree of the latest step.
 """
 
 SHOW_EXAMPLES = """\

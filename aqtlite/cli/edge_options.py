@@ -29,11 +29,11 @@ The ranges of all values come from examples. data.npz holds an array for each
 positional argument; its first axis counts examples, and the others are those
 of the argument. The arrays are taken in the order of their names, in which
 numbers count as such: arr_0, arr_1, ..., arr_10, as numpy.savez(file, x, y,
-...) names them, or a, b, c. The table that comes of it can be kept, read,
-edited and used again, by --save-ranges and --ranges.
+...) names them, or a, b, c. --save-ranges writes the table of ranges, which
+can be read and edited; --ranges uses it again.
 
---rules names a file of aqtlite.edge.rules.to_json, which says what has other
-integers than int8, or stays in float:
+--rules names a file written by aqtlite.edge.rules.to_json, with the values
+that stay in float or have integers other than int8:
 
   {"version": 1, "rules": [{"path": ".*/head", "is_float": true},
                            {"weights": "int4"}]}

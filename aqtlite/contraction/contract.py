@@ -287,6 +287,6 @@ def _check_arrays(lhs: Any, rhs: Any) -> None:
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if isinstance(x, QTensor):
             raise TypeError(
-                f"{side} is a QTensor of shape {x.shape}, but nothing is quantized "
-                "here; give the result of .dequant()"
+                f"{side} is a QTensor of shape {x.shape}, but this contraction is not "
+                "quantized; pass its .dequant()"
             )

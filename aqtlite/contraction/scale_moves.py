@@ -58,18 +58,18 @@ def obstacle(
     if other_scale_shape is not None:
         return (
             f"that is a QTensor as well, with a scale of shape {other_scale_shape}, "
-            "and its integers are what they are"
+            "and its integers are fixed"
         )
     if not operation.pairs_elements:
         return f"in a {type(operation).__name__} it belongs to several elements there"
     remaining = operation.axes(side).remaining
     varying = [axis for axis in remaining if scale_shape[axis] != 1]
     if varying:
-        return f"it varies along the axes {varying} too, which that one does not have"
+        return f"it also varies along the axes {varying}, which that operand lacks"
     if other.calibration.has_state or other.calibration.is_learned:
         return (
-            f"that one's calibration={other.calibration!r} has the range of what it "
-            "is without the scale"
+            f"the range of that operand, calibration={other.calibration!r}, was found "
+            "without the scale"
         )
     return None
 

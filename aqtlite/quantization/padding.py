@@ -190,8 +190,8 @@ def _check_blocks(
         raise ValueError(
             f"{path}.lhs.blocks={lhs!r} and {path}.rhs.blocks={rhs!r} do not go "
             f"together: of a contracting axis of {operands[0].shape[axis]} they are "
-            f"blocks of {blocks[0]} and {blocks[1]}, which padding does not align. "
-            "Give both pad=True and a size that divides the other's, or is divided"
+            f"blocks of {blocks[0]} and {blocks[1]}, which padding cannot align. "
+            "Give both pad=True, and sizes of which one divides the other"
         )
 
 

@@ -159,7 +159,7 @@ def test_interrupted_while_it_compiles():
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130
-    assert said == "aqtlite presets: interrupted. The same command starts anew\n"
+    assert said == "aqtlite presets: interrupted. Run the same command to start over\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])

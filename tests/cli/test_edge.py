@@ -300,7 +300,7 @@ def test_errors_are_one_line(argv, words, folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        ("calibrate", "interrupted. The same command starts anew"),
+        ("calibrate", "interrupted. Run the same command to start over"),
         ("export", "interrupted. The ranges are in out.json: --ranges out.json in "),
     ],
 )

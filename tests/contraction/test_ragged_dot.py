@@ -208,6 +208,6 @@ def test_bad_configs():
     smooth = config.update(nearest(), {"fwd.smoothing": config.Smoothing()})
     with pytest.raises(ValueError, match="fwd.smoothing was asked of a ragged_dot"):
         aqtlite.make_ragged_dot(smooth)(X, W, SIZES)
-    with pytest.raises(TypeError, match="nothing is quantized here"):
+    with pytest.raises(TypeError, match="this contraction is not quantized"):
         q = aqtlite.quantize(W, nearest().fwd.rhs, axes=1)
         aqtlite.make_ragged_dot(None)(X, q, SIZES)

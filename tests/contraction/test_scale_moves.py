@@ -133,7 +133,7 @@ ROWS = aqtlite.quantize(W, tensor(8), 1)
         (
             X,
             aqtlite.quantize(W, tensor(8, blocks=config.Blocks(size=1)), 0),
-            r"fwd\.rhs .*contracting axes \(0,\).* varies along the axes \[1\] too",
+            r"fwd\.rhs .*contracting axes \(0,\).* also varies along the axes \[1\]",
         ),
     ],
     ids=["both", "integers", "remaining"],
@@ -145,7 +145,7 @@ def test_is_refused_where_it_cannot_move(lhs, rhs, match):
 
 def test_is_refused_beside_statistics():
     cfg = config.update(INT8, {"fwd.lhs.calibration": calibration.MaxOverBatches()})
-    with pytest.raises(ValueError, match="the range of what it is without the scale"):
+    with pytest.raises(ValueError, match="was found without the scale"):
         aqtlite.make_dot_general(cfg)(X, ROWS, MATMUL)
 
 
