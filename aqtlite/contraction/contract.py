@@ -89,7 +89,7 @@ def contract(
     _check_operand(lhs, cfg.fwd.lhs, operation, "fwd.lhs")
     _check_operand(rhs, cfg.fwd.rhs, operation, "fwd.rhs")
     if not operation.takes_sharding:
-        _check_no_sharding(lhs, rhs, out_sharding)
+        _check_no_sharding(operation, lhs, rhs, out_sharding)
     out_dtype = _out_dtype(options.preferred_element_type, lhs, rhs)
     if options.states is not None:
         states = _checked_states(options.states)
@@ -224,14 +224,16 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
         )
 
 
-def _check_no_sharding(lhs: Operand, rhs: Operand, out_sharding: Any) -> None:
-    """Raises ValueError for explicit shardings, which `ragged_dot` does not support."""
+def _check_no_sharding(
+    operation: Operation, lhs: Operand, rhs: Operand, out_sharding: Any
+) -> None:
+    """Raises ValueError for explicit shardings, which the operation does not take."""
     floats = [x for x in (lhs, rhs) if not isinstance(x, QTensor)]
     if out_sharding is not None or any(explicit_sharding(x) for x in floats):
         raise ValueError(
-            "a quantized ragged_dot runs on meshes with automatic axes, and inside "
-            "jax.shard_map: it takes no out_sharding, and no operand with an explicit "
-            "one. Make the mesh with axis_types=(AxisType.Auto, ...)"
+            f"a quantized {type(operation).__name__} runs on meshes with automatic "
+            "axes, and inside jax.shard_map: it takes no out_sharding, and no operand "
+            "with an explicit one. Make the mesh with axis_types=(AxisType.Auto, ...)"
         )
 
 

@@ -17,6 +17,7 @@ from aqtlite.program.serving.frozen_record import (
     frozen_entries,
 )
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.quantization.state_collections import collections_of
 
 
 def convert_function(
@@ -81,11 +82,6 @@ def convert_function(
             f"the function was quantized with params={fn_q.params!r}, and convert_"
             "function freezes its first argument: quantize it with params=0"
         )
-    if fn_q.has_state != (state is not None):
-        raise ValueError(
-            "state= is the state of the quantized function's calibrations, "
-            + ("which have none" if state is not None else "and was not given")
-        )
     conversion.check_call(
         fn_q.function,
         (params, *args),
@@ -95,7 +91,16 @@ def convert_function(
     )
     call = FunctionCall(fn_q, args, kwargs)
     program = call.program(params, state or {})
-    if not program.plan.quantized():
+    quantized = program.plan.quantized()
+    has_state = fn_q.has_state or any(
+        bool(collections_of(one.cfg)) for one in quantized
+    )
+    if has_state != (state is not None):
+        raise ValueError(
+            "state= is the state of the quantized function's calibrations, "
+            + ("which have none" if state is not None else "and was not given")
+        )
+    if not quantized:
         raise ValueError(
             "nothing to freeze: the rules quantize none of the function's contractions"
             + program.plan.reasons()

@@ -57,13 +57,16 @@ class QuantizedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the quantized function.
 
-        If `has_state`, the state is the first argument, and the result is a pair: the
-        function's result, and the state updated with the statistics of this call.
+        If `has_state`, or if the first argument is a state of `init_state` that is not
+        empty, the result is a pair: the function's result, and the state updated with
+        the statistics of this call.
         """
-        if not self.has_state:
+        is_given = bool(args) and _is_state(args[0])
+        # Contractions that a framework injects have calibrations of their own.
+        if not self.has_state and not (is_given and any(args[0].values())):
             out, _ = self.run({}, args, kwargs)
             return out
-        if not args or not _is_state(args[0]):
+        if not is_given:
             raise TypeError(
                 "a calibration of the rules has a state: call the quantized function "
                 "as f(state, *args), with the state that f.init_state(*args) returns, "

@@ -8,6 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
+from aqtlite.flax.nnx import AqtDotGeneral
+from aqtlite.program import injected
 from aqtlite.program.freezing import FrozenParameter
 from aqtlite.quantization.fixed_scale import FixedScale
 from tests.common import nearest, normal
@@ -457,6 +459,38 @@ def test_scales_of_another_dtype():
     )
     with pytest.raises(ValueError, match="'params' is bfloat16, but scales are"):
         serve(cast, X)
+
+
+class Dense:
+    """A layer of a framework that has no adapter."""
+
+    def __init__(self, cfg):
+        self.dot_general = AqtDotGeneral(cfg)
+
+    def __call__(self, w, x):
+        return self.dot_general(x, w, (((1,), (0,)), ((), ())))
+
+
+@pytest.mark.parametrize("cfg", [INT8, config.static_int8()], ids=["int8", "static"])
+def test_injected_into_any_framework(cfg):
+    layer = Dense(cfg)
+
+    def apply(w, x):
+        with injected.marking():
+            return layer(w, x)
+
+    quantized = quantize_function(apply, (), params=0)
+    state = quantized.init_state(W, X)
+    if state:
+        _, state = jax.jit(quantized)(state, W, X)
+        with pytest.raises(ValueError, match="was not given"):
+            convert_function(quantized, W, X)
+    else:
+        assert_bits(jax.jit(quantized)(W, X), quantized(W, X))
+    serve, serving = convert_function(quantized, W, X, state=state or None)
+    assert len(frozen_weights(serving)) == 1
+    trained = jax.jit(lambda state, w, x: quantized.evaluate(state, (w, x), {}))
+    assert_bits(jax.jit(serve)(serving, X), trained(state, W, X))
 
 
 def test_errors():
