@@ -13,6 +13,7 @@ def code_cells(notebook):
 
 
 @pytest.mark.slow
+@pytest.mark.code("quick")
 @each_notebook
 def test_notebook_runs(path):
     for cell in code_cells(execute(path)):
