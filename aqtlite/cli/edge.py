@@ -19,6 +19,7 @@ from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.cli import edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
+from aqtlite.edge.extras import EXTRAS
 from aqtlite.errors import UserError
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.jaxpr import tracing
@@ -29,7 +30,7 @@ _PACKAGES = {
 }
 """Packages that write and check a file, by the file's suffix."""
 
-_EXTRAS = {".tflite": "edge", ".onnx": "onnx"}
+_EXTRAS = {suffix: EXTRAS[packages[0]] for suffix, packages in _PACKAGES.items()}
 """Extras of aqtlite that install these packages."""
 
 _EACH = calibrations.MinMax()

@@ -4,12 +4,14 @@ import importlib
 import importlib.util
 from typing import Any
 
-_EXTRAS = {
+EXTRAS = {
     "ai_edge_litert": "edge",
     "litert_converter": "edge",
     "onnx": "onnx",
     "onnxruntime": "onnx",
 }
+"""Extra that installs each package."""
+
 _FILES = {"edge": "a LiteRT file", "onnx": "an ONNX file"}
 
 
@@ -20,7 +22,7 @@ def require(name: str) -> None:
         ModuleNotFoundError: if it is not installed; the message names the extra.
     """
     if importlib.util.find_spec(name) is None:
-        extra = _EXTRAS[name]
+        extra = EXTRAS[name]
         raise ModuleNotFoundError(
             f"{_FILES[extra]} is written and checked with the packages of the extra "
             f"{extra}: pip install 'aqtlite[{extra}]'",

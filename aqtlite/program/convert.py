@@ -12,10 +12,7 @@ from aqtlite.program.calibration_state import State
 from aqtlite.program.freezing import FunctionCall, FunctionModel, is_frozen
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning
-from aqtlite.program.serving.frozen_record import (
-    COLLECTION,
-    frozen_entries,
-)
+from aqtlite.program.serving.frozen_record import COLLECTION, frozen_entries
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.quantization.state_collections import collections_of
 

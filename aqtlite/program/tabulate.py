@@ -7,7 +7,7 @@ import numpy as np
 from rich import filesize
 
 from aqtlite.config.tables import Tables
-from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.qtensor.qtensor import QTensor, describe
 
 
 def tabulate(variables: Any) -> str:
@@ -38,7 +38,7 @@ def tabulate(variables: Any) -> str:
     nodes, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree.map(_as_array, variables), is_leaf=_is_quantized
     )
-    rows = [(_name(path), _describe(node), _nbytes(node)) for path, node in nodes]
+    rows = [(_name(path), _content(node), _nbytes(node)) for path, node in nodes]
     total = sum(size for _, _, size in rows)
     cells = [(path, array, filesize.decimal(size)) for path, array, size in rows]
     count = f"{len(rows)} array{'s' * (len(rows) != 1)}"
@@ -62,14 +62,10 @@ def _nbytes(node: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(node))
 
 
-def _describe(node: Any) -> str:
+def _content(node: Any) -> str:
     if not isinstance(node, QTensor):
-        return _type(node)
-    parts = [_type(node.qvalue), f"scale {_type(node.scale)}"]
+        return describe(node)
+    parts = [describe(node.qvalue), f"scale {describe(node.scale)}"]
     if node.zero_point is not None:
-        parts.append(f"zero point {_type(node.zero_point)}")
+        parts.append(f"zero point {describe(node.zero_point)}")
     return ", ".join(parts)
-
-
-def _type(x: Any) -> str:
-    return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"

@@ -268,11 +268,11 @@ class QTensor:
 
     def __repr__(self) -> str:
         """Shows dtypes and shapes instead of numbers, of which there may be many."""
-        parts = [_describe(self.qvalue), f"scale={_describe(self.scale)}"]
+        parts = [describe(self.qvalue), f"scale={describe(self.scale)}"]
         if self.zero_point is not None:
-            parts.append(f"zero_point={_describe(self.zero_point)}")
+            parts.append(f"zero_point={describe(self.zero_point)}")
         if self.sums is not None:
-            parts.append(f"sums={_describe(self.sums)}")
+            parts.append(f"sums={describe(self.sums)}")
         if self.numerics is not None:
             parts.append(f"numerics={self.numerics!r}")
         if self.order is not None:
@@ -337,7 +337,7 @@ class QTensor:
     __array_ufunc__ = None
 
 
-def _describe(leaf: Any) -> str:
+def describe(leaf: Any) -> str:
     """Describes a leaf by its dtype and shape; a leaf without them by its repr."""
     if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
         return repr(leaf)
