@@ -1,21 +1,46 @@
-"""The README is also the page on PyPI, where relative links lead nowhere."""
+"""The README works on a code host, on PyPI and as the first page of the site."""
 
 import pathlib
 import re
 import runpy
+import shutil
 
 import pytest
+import setuptools
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_links_are_absolute_or_to_a_heading():
-    targets = re.findall(r"\]\(([^)]*)\)", README)
-    headings = re.findall(r"^#+ (.*)$", README, re.M)
-    anchors = {"#" + re.sub(r"\W+", "-", heading.lower()) for heading in headings}
-    for target in targets:
-        assert target.startswith("https://") or target in anchors, target
+def links(text):
+    return re.findall(r"\]\(([^)]*)\)", text)
+
+
+def test_links_lead_to_files():
+    assert "docs/choose.md" in links(README)
+    for target in links(README):
+        assert target.startswith("https://") or (ROOT / target).is_file(), target
+
+
+@pytest.mark.parametrize("address", [None, "https://example.org/aqtlite/"])
+def test_links_are_absolute_on_pypi(address, tmp_path, monkeypatch):
+    for name in ("README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    if address is not None:
+        with (tmp_path / "pyproject.toml").open("a") as file:
+            file.write(f'\n[project.urls]\nRepository = "{address}"\n')
+    given = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **kwargs: given.update(kwargs))
+    runpy.run_path(str(tmp_path / "setup.py"))
+
+    assert given["long_description_content_type"] == "text/markdown"
+    page = given["long_description"]
+    if address is None:
+        assert page == README
+    else:
+        target = "https://example.org/aqtlite/blob/main/docs/choose.md"
+        assert target in links(page)
+        assert all(link.startswith("https://") for link in links(page))
 
 
 def test_files_that_it_names_exist():
