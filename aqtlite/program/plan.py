@@ -108,11 +108,7 @@ def make(
         ValueError: if no contraction meets the conditions of a required rule.
     """
     contents = sites.find(closed, parameters)
-    found = [
-        site
-        for site in contents.contractions
-        if differentiation.SCOPE not in site.scope.path.split("/")
-    ]
+    found = [site for site in contents.contractions if not _is_quantized_already(site)]
     counts: collections.Counter[str] = collections.Counter()
     planned = []
     for site, module in zip(found, naming(found, parameters), strict=True):
@@ -123,6 +119,14 @@ def make(
             text = _nothing_fulfils(rule, index, planned)
             raise ValueError(text + _not_called(rule, closed))
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
+
+
+def _is_quantized_already(site: Site) -> bool:
+    """Whether it is part of a quantized contraction, or of the gradient of one."""
+    path, transformations = site.scope
+    if differentiation.SCOPE in path.split("/"):
+        return True
+    return injected.is_described(path) and "transpose" in transformations
 
 
 _FLOAT = config.unquantized()
@@ -156,7 +160,9 @@ def _planned(
         site=site,
     )
     if given is not None:
-        why = why_not_quantized(site.eqn) or _obstacle(site)
+        why = why_not_quantized(site.eqn)
+        if why is None and not injected.is_described(site.scope.path):
+            why = _obstacle(site)
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
     index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
     cfg = None if index is None else rules[index].cfg

@@ -24,6 +24,18 @@ class Mlp(nn.Module):
 def injected(cfg=None):
     return Mlp(cfg), (X,), {"flip": True}
 
+class Descent(nn.Module):
+    cfg: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        dense = nn.Dense(4, dot_general=AqtDotGeneral(self.cfg), name="inside")
+        y, pull_back = nn.vjp(lambda dense, x: dense(x), dense, x)
+        return dense(x - pull_back(y)[1])
+
+def descent(cfg=None):
+    return Descent(cfg), (X,)
+
 def plain():
     return Mlp(), (X,)
 

@@ -160,6 +160,42 @@ def converted(function, params, *args, rules=INT8, **kwargs):
     return quantized, *convert_function(quantized, params, *args, **kwargs)
 
 
+def test_a_function_that_takes_a_gradient():
+    """A step of gradient descent: the gradient stays in float, the rest is served."""
+
+    def function(w, x):
+        gradient = jax.grad(lambda x: jnp.sum((x @ w["inner"]) ** 2))(x)
+        return (x - 0.1 * gradient) @ w["outer"]
+
+    params = {"inner": SQUARE, "outer": W}
+    quantized, serve, serving = converted(function, params, X)
+    assert [one.path for one in quantized.plan(params, X).quantized()] == ["outer"]
+    assert isinstance(serving["params"]["outer"], FrozenParameter)
+    assert_bits(jax.jit(serve)(serving, OTHER), jax.jit(quantized)(params, OTHER))
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda function, x: jax.jvp(function, (x,), (x,))[1],
+        lambda function, x: jax.vjp(function, x)[1](x[:, :8])[0],
+        lambda function, x: jax.linearize(function, x)[1](x),
+        lambda function, x: jax.jvp(jax.grad(lambda x: function(x).sum()), (x,), (x,)),
+    ],
+    ids=["jvp", "vjp", "linearize", "of_second_order"],
+)
+def test_a_function_that_is_a_derivative(derivative):
+    """Nothing is left to quantize, or to freeze."""
+    quantized = quantize_function(
+        lambda w, x: derivative(lambda x: jnp.tanh(x @ w), x), INT8, params=0
+    )
+    remedy = "quantize the function that is differentiated"
+    with pytest.raises(ValueError, match=f"quantize nothing: (.|\n)*{remedy}"):
+        quantized(W, X)
+    with pytest.raises(ValueError, match=f"nothing to freeze: (.|\n)*{remedy}"):
+        convert_function(quantized, W, X)
+
+
 def test_what_is_left():
     _, _, serving = converted(*FUNCTIONS["a_mlp"][:2], X)
     assert set(serving) == {"params", "aqt", "state"}

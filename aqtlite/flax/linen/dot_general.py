@@ -122,7 +122,7 @@ class Injected:
         mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if modes.is_in_float():
             if cfg.is_quantized and injected.is_marking():
-                mark = injected.mark(cfg)
+                mark = injected.describe(cfg)
             cfg, states = config.unquantized(), States()
         options = options._replace(states=states)
         run = functools.partial(contract, cfg, operation, options=options)
