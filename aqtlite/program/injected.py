@@ -2,9 +2,9 @@
 
 An injected function (`aqtlite.flax.nnx.AqtDotGeneral`) usually quantizes by itself.
 Inside a model quantized by rules it contracts floats instead, and marks the contraction
-with its config, so that both kinds share one plan, one state and one conversion. Linen's
-injected functions, which always quantize by themselves, mark contractions only for the
-plan of a model.
+with its config, so that both kinds share one plan, one state and one conversion. The
+injected functions of Linen always quantize by themselves, and mark contractions only
+for the plan of a model.
 """
 
 import contextlib
