@@ -5,19 +5,12 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
-from flax import nnx
 
 from aqtlite.checkpoint.arrays import ArrayInfo, checksum
-from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
-from aqtlite.checkpoint.linen import LinenVariables
 from aqtlite.checkpoint.load_float import read_variables
-from aqtlite.checkpoint.names import path_name
-from aqtlite.flax.linen.calibrate import calibrate_in_float
-from aqtlite.flax.linen.quantize_model import Model
-from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.checkpoint.variables import Variables
 
 
 class Calibrated(Reader):
@@ -68,37 +61,18 @@ class Calibrated(Reader):
         return self._source.files()
 
 
-def calibrated(
-    source: Reader,
-    model: Model | nnx.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    batches: Iterable[Any],
-) -> Reader:
+def calibrated(source: Reader, variables: Variables, batches: Iterable[Any]) -> Reader:
     """Runs a model with the variables of a checkpoint to gather statistics.
 
     Args:
         source: the float checkpoint. Statistics in it are updated further.
-        model: a Linen module, or the result of `aqtlite.flax.quantize_model`.
-        args: sample inputs of the model, or their shapes.
-        kwargs: sample inputs by name.
+        variables: the variables of the model.
         batches: as `aqtlite.flax.calibrate_in_float` takes them.
 
     Raises:
-        CheckpointError: if the source is not of this model, or it is an NNX model.
+        CheckpointError: if the source is not of this model.
         ValueError: as `aqtlite.flax.calibrate_in_float` does.
     """
-    if isinstance(model, nnx.Module):
-        raise CheckpointError(
-            "calibrate (--calibrate) takes Linen models. Calibrate an NNX model by "
-            "aqtlite.flax.nnx.calibrate_in_float, and convert a checkpoint of its "
-            "nnx.state"
-        )
-    variables = LinenVariables(model, args, kwargs)
     template, origin = variables.match(source)
     values = read_variables(source, variables, template, origin)
-    statistics = calibrate_in_float(model, values, batches, **kwargs)[STATISTICS]
-    named, _ = jax.tree_util.tree_flatten_with_path({STATISTICS: statistics})
-    return Calibrated(
-        source, origin, {path_name(path): np.asarray(x) for path, x in named}
-    )
+    return Calibrated(source, origin, variables.gather(values, batches))

@@ -65,8 +65,7 @@ def convert_checkpoint(
             ``("params", "batch_stats")``.
         calibrate: batches, as `aqtlite.flax.calibrate_in_float` takes them, to gather
             statistics of activations from, for configs with static ranges. The float
-            model has to fit in memory. None takes the statistics in the source. Not
-            for NNX models.
+            model has to fit in memory. None takes the statistics in the source.
         keep_float: patterns (``*`` matches anything) of the paths of weights to leave
             in float, or of the parameters that they are computed from.
         allow_nonfinite: whether to convert weights that hold NaN or infinities.
@@ -109,9 +108,9 @@ def convert_checkpoint(
             f"returned, got {type(model).__name__}; aqtlite.convert_function converts "
             "functions, in memory"
         )
-    if calibrate is not None:
-        opened = calibrated(opened, model, sample_args, kwargs, calibrate)
     variables = variables_of(model, sample_args, kwargs)
+    if calibrate is not None:
+        opened = calibrated(opened, variables, calibrate)
     job = job_of(opened, variables, keep_float)
     out = pathlib.Path(target)
     if dry_run:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from aqtlite.checkpoint.errors import CheckpointError
@@ -23,6 +24,7 @@ from aqtlite.checkpoint.variables import (
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import convert as linen_convert
+from aqtlite.flax.linen.calibrate import calibrate_in_float
 from aqtlite.jaxpr import tracing
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Buffer
@@ -116,6 +118,13 @@ class LinenVariables(Variables):
 
     def statistics(self, template: dict[str, Any]) -> dict[str, Any]:
         return {STATISTICS: template.get(STATISTICS)}
+
+    def gather(self, values: Any, batches: Iterable[Any]) -> dict[str, np.ndarray]:
+        gathered = calibrate_in_float(self.model, values, batches, **self.kwargs)
+        named, _ = jax.tree_util.tree_flatten_with_path(
+            {STATISTICS: gathered[STATISTICS]}
+        )
+        return {path_name(path): np.asarray(x) for path, x in named}
 
     def plan(self, template: dict[str, Any]) -> Plan:
         call = Call(*self.args, **self.kwargs)

@@ -1,9 +1,10 @@
 """Variables of NNX models, matched by name with the arrays of checkpoints."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx, traverse_util
 
 from aqtlite.checkpoint import arrays as arrays_lib
@@ -23,10 +24,11 @@ from aqtlite.checkpoint.variables import (
 )
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
+from aqtlite.flax.nnx.calibrate import calibrate_in_float
 from aqtlite.flax.nnx.convert import plan
 from aqtlite.flax.nnx.model import ATTRIBUTE, ATTRIBUTES, QuantizedModel
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.quantize import as_quantized
+from aqtlite.flax.nnx.quantize import as_quantized, init_state
 from aqtlite.flax.nnx.variables import Sample, is_weight
 from aqtlite.jaxpr import tracing
 from aqtlite.program.freezing import FrozenParameter
@@ -65,6 +67,7 @@ class NnxVariables(Variables):
         return type(self.model).__name__
 
     def match(self, source: Reader) -> tuple[QuantizedModel, dict[str, str]]:
+        self._add_states(source.arrays)
         leaves = _leaves(self.model)
         arrays = source.arrays
         present = {*arrays, *source.others}
@@ -105,10 +108,43 @@ class NnxVariables(Variables):
                 "load_serving takes the model as it was converted, and this one is "
                 "converted already"
             )
+        self._add_states(manifest.arrays)
         return _as_shapes(self.model, manifest.source_dtypes())
 
     def statistics(self, template: QuantizedModel) -> dict[str, Any]:
         return {ATTRIBUTES[STATISTICS]: template.aqt.statistics}
+
+    def gather(
+        self, values: QuantizedModel, batches: Iterable[Any]
+    ) -> dict[str, np.ndarray]:
+        model = nnx.clone(values)
+        calibrate_in_float(model, batches, **self.kwargs)
+        first = ATTRIBUTES[STATISTICS]
+        return {
+            name: np.asarray(leaf)
+            for name, leaf in _leaves(model).items()
+            if steps_of(name)[0] == first
+        }
+
+    def _add_states(self, names: Iterable[str]) -> None:
+        """Adds the states that a source holds to a model that was not given any."""
+        states = set(ATTRIBUTES.values())
+        has = not states.isdisjoint(s for name in names for s in steps_of(name)[:2])
+        if not has or any(getattr(self.model.aqt, state) for state in states):
+            return
+        call, inputs = tracing.close_over_constants(
+            lambda args, kwargs: (args, kwargs),
+            (self.args, self.kwargs),
+            tracing.is_array,
+        )
+
+        def with_states(model: QuantizedModel, inputs: Any) -> QuantizedModel:
+            args, kwargs = call(inputs)
+            init_state(model, *args, **kwargs)
+            model.aqt.use_running_average = True
+            return model
+
+        self.model = nnx.eval_shape(with_states, self.model, inputs)
 
     def _check_traces(self, template: QuantizedModel) -> None:
         """Raises CheckpointError if the model itself raises with the sample inputs."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from flax import errors
 
 from aqtlite.checkpoint.arrays import ArrayInfo
@@ -79,6 +80,18 @@ class Variables(abc.ABC):
     @abc.abstractmethod
     def statistics(self, template: Any) -> Any:
         """The statistics of activations in a template, as a tree by name."""
+
+    @abc.abstractmethod
+    def gather(self, values: Any, batches: Iterable[Any]) -> dict[str, np.ndarray]:
+        """Statistics of activations over batches, by name.
+
+        Args:
+            values: the variables of the model, with values.
+            batches: as `aqtlite.flax.calibrate_in_float` takes them.
+
+        Raises:
+            ValueError: as `aqtlite.flax.calibrate_in_float` does.
+        """
 
     @abc.abstractmethod
     def plan(self, template: Any) -> Plan:

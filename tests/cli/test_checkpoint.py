@@ -338,6 +338,22 @@ def test_statistics_by_examples(factory, holds_params_alone, folder, capsys):
     assert (other != served[0]).any()
 
 
+def test_statistics_of_an_nnx_model_by_examples(nnx_model, folder, capsys):
+    np.savez(folder / "data.npz", np.concatenate([X, 2 * X]))
+    options = ["--model", "serving_model:nnx_factory", "--preset", "static_int8"]
+    argv = ["nnx", "out", *options]
+    assert "--calibrate" in error(capsys, *argv)
+    assert run(capsys, *argv, "--calibrate", "data.npz", "--batch-size", "4")[0] == 0
+    model = aqt_nnx.quantize_model(nnx_model, config.static_int8())
+    loaded = checkpoint.load_serving("out", model)
+    aqt_nnx.calibrate_in_float(model, [X, 2 * X])
+    served = [
+        nnx_models.call(one, nnx_models.X)
+        for one in (loaded, aqt_nnx.convert(model, X))
+    ]
+    np.testing.assert_array_equal(*served)
+
+
 def test_show_of_a_float_checkpoint(folder, capsys):
     assert cli.main(["show", "float"]) == 0
     shown = capsys.readouterr().out
