@@ -6,7 +6,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import aqtlite
 from aqtlite.cli.commands import COMMANDS, Command
@@ -32,6 +32,19 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 class _Parser(argparse.ArgumentParser):
     """Reports usage errors in one line, without the usage text."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Checks the names of options before argparse finds required ones missing."""
+        known = list(self._option_string_actions)
+        has_commands = self._subparsers is not None
+        for word in args or ():
+            name = word.partition("=")[0]
+            if name == "--" or (has_commands and not name.startswith("-")):
+                break  # Positional arguments, or those of a command, follow.
+            is_option = name.startswith("--")
+            if is_option and not any(one.startswith(name) for one in known):
+                self.error(f"no option {name!r}{did_you_mean(name, known)}")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(

@@ -74,7 +74,11 @@ def test_version(capsys):
         (["nonsense"], "no command 'nonsense'; there are demo, presets, plan"),
         (["-v", "convrt"], "no command 'convrt'; did you mean 'convert'?"),
         (["demo", "--steps", "many"], "--steps"),
-        (["demo", "--nonsense"], "--nonsense"),
+        (["demo", "--zzz"], "aqtlite demo: error: no option '--zzz' (see"),
+        (["demo", "--stps", "9"], "no option '--stps'; did you mean '--steps'?"),
+        (["convert", "in", "out", "--modle=m:f"], "did you mean '--model'?"),
+        (["presets", "--", "--jsn"], "no preset '--jsn'"),
+        (["--versoin"], "did you mean '--version'?"),
     ],
 )
 def test_malformed_command_line_is_one_line_and_exit_code_2(argv, message, capsys):

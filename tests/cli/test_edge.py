@@ -198,6 +198,12 @@ def test_nnx(folder, capsys):
     np.testing.assert_allclose(out, model(models.X), atol=0.05)
     code, out, _ = run(capsys, *argv, "deploy:hidden", "--overwrite")
     assert code == 0 and "int8[4,16]" in out
+    code, out, err = run(capsys, *argv, "deploy:hidden", "--overwrite", "--json")
+    shown = json.loads(out)
+    assert (code, err, shown["target"]) == (0, "", "out.tflite")
+    assert shown["bytes"] == (folder / "out.tflite").stat().st_size
+    assert shown["operators"][-1]["outputs"] == shown["outputs"]
+    assert [one["shape"] for one in shown["outputs"]] == [[4, 16]]
 
 
 @pytest.mark.parametrize("how", ["mean", "average=0.5", "percentile=90", "mse"])
