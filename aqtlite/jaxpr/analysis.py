@@ -1,17 +1,19 @@
 """Forward analysis of a jaxpr: from facts about its inputs to facts about its outputs.
 
-The walk follows calls and scans into their bodies. The analysis handles all other
-equations.
+The walk follows calls and scans into their bodies; the analysis handles all other
+equations. Two analyses follow it here: the inputs that a value depends on, and the
+inputs that the outputs forward unchanged.
 """
 
 import abc
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import equations
+from aqtlite.jaxpr import equations, registry
+from aqtlite.jaxpr.replacement import Location
 
 Fact = TypeVar("Fact")
 
@@ -112,3 +114,161 @@ def _scan(eqn: Any, inputs: list[Fact], analysis: Analysis[Fact]) -> list[Fact]:
                 final = start
             return [*final, *(analysis.stack(fact, scanned) for fact in stacks)]
         carry = joined
+
+
+Dependencies = frozenset[int]
+"""Indices of inputs."""
+
+_NOTHING: Dependencies = frozenset()
+
+
+def output_dependencies(closed: core.ClosedJaxpr) -> list[Dependencies]:
+    """Returns, for each output of a jaxpr, the inputs that its value depends on.
+
+    An output of `while` or `cond` counts as depending on all inputs of the equation,
+    which is conservative.
+    """
+    inputs = [frozenset({i}) for i in range(len(closed.in_avals))]
+    return analyze(closed.jaxpr, inputs, _Dependencies())
+
+
+def read_inputs(
+    closed: core.ClosedJaxpr,
+    inputs: Collection[int],
+    unread: Mapping[Location, Collection[int]],
+) -> Dependencies:
+    """Returns which of some inputs the outputs depend on.
+
+    Args:
+        closed: the jaxpr.
+        inputs: indices of the inputs in question.
+        unread: indices of operands to ignore, by location of the equation.
+    """
+    places = {((0, 0), *location): operands for location, operands in unread.items()}
+    facts = [
+        frozenset({i}) if i in inputs else _NOTHING for i in range(len(closed.in_avals))
+    ]
+    return _NOTHING.union(*analyze(closed.jaxpr, facts, _WithUnread(places)))
+
+
+def equation_dependencies(eqn: Any) -> list[Dependencies]:
+    """Returns, for each output of an equation, the inputs that it depends on."""
+    inputs = [frozenset({i}) for i in range(len(eqn.invars))]
+    return analyze_equation(eqn, inputs, _Dependencies())
+
+
+class _Dependencies(Analysis[Dependencies]):
+    def constant(self, aval: Any) -> Dependencies:
+        del aval
+        return _NOTHING
+
+    def join(self, first: Dependencies, second: Dependencies) -> Dependencies:
+        return first | second
+
+    def equation(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
+        return [_NOTHING.union(*inputs)] * len(eqn.outvars)
+
+
+class _WithUnread(_Dependencies):
+    """Ignores some operands of equations, also inside branches and loops."""
+
+    def __init__(self, unread: Mapping[Location, Collection[int]]):
+        self._unread = unread
+        """The first step of each place is the equation that is analyzed."""
+        below: dict[int, dict[Location, Collection[int]]] = {}
+        for place, operands in unread.items():
+            if len(place) > 1:
+                below.setdefault(place[1][0], {})[place[1:]] = operands
+        self._below = {index: _WithUnread(places) for index, places in below.items()}
+
+    def inside(self, index: int) -> "_WithUnread":
+        return self._below.get(index, _EVERYTHING_READ)
+
+    def body(self, eqn: Any) -> core.ClosedJaxpr | None:
+        """Follows a registered operation into its reference if that replaces it."""
+        is_run = any(len(place) > 1 for place in self._unread)
+        name = registry.name_of(eqn) if is_run else None
+        return super().body(eqn) if name is None else registry.body_of(eqn, name)
+
+    def equation(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
+        if eqn.primitive is primitives.cond_p:
+            of_branches = [
+                analyze(branch.jaxpr, inputs[1:], self._of_body(number))
+                for number, branch in enumerate(equations.Cond.of(eqn).branches)
+            ]
+            return [inputs[0].union(*x) for x in zip(*of_branches, strict=True)]
+        if eqn.primitive is primitives.while_p:
+            return self._while(eqn, inputs)
+        if eqn.primitive.name == "shard_map":
+            (body,) = equations.bodies(eqn)
+            return analyze(body.jaxpr, inputs, self)
+        unread = next((x for place, x in self._unread.items() if len(place) == 1), ())
+        read = [one for i, one in enumerate(inputs) if i not in unread]
+        return super().equation(eqn, read)
+
+    def _of_body(self, number: int) -> "_WithUnread":
+        """Returns the analysis for one body of the equation."""
+        return _WithUnread(
+            {
+                place: operands
+                for place, operands in self._unread.items()
+                if place[0][1] == number
+            }
+        )
+
+    def _while(self, eqn: Any, inputs: list[Dependencies]) -> list[Dependencies]:
+        """Joins the carry of a loop with the body's outputs until nothing changes."""
+        loop = equations.While.of(eqn)
+        of_condition, of_body, after = loop.of_inputs(inputs)
+        carry: list[Dependencies] = []
+        while carry != after:
+            carry = after
+            made = analyze(loop.body.jaxpr, [*of_body, *carry], self._of_body(1))
+            after = list(map(self.join, carry, made))
+        (decided,) = analyze(
+            loop.condition.jaxpr, [*of_condition, *carry], self._of_body(0)
+        )
+        return [one | decided for one in carry]
+
+
+_EVERYTHING_READ = _WithUnread({})
+
+
+class _Slices(NamedTuple):
+    """Slices of an input along the leading axis, one for each step of a scan."""
+
+    of: "int | _Slices"
+
+
+_Source = int | _Slices | None
+"""The input that a value is, or slices of one; None for a computed value."""
+
+
+def forwarded_inputs(closed: core.ClosedJaxpr) -> list[int | None]:
+    """Returns, for each output, the index of the input that it forwards, or None.
+
+    A scan that slices an array and stacks the slices again forwards the array.
+    """
+    inputs: list[_Source] = list(range(len(closed.in_avals)))
+    found = analyze(closed.jaxpr, inputs, _Forwarding())
+    return [source if isinstance(source, int) else None for source in found]
+
+
+class _Forwarding(Analysis[_Source]):
+    def constant(self, aval: Any) -> _Source:
+        del aval
+        return None
+
+    def equation(self, eqn: Any, inputs: list[_Source]) -> list[_Source]:
+        del inputs
+        return [None] * len(eqn.outvars)
+
+    def join(self, first: _Source, second: _Source) -> _Source:
+        return first if first == second else None
+
+    def unstack(self, fact: _Source) -> _Source:
+        return None if fact is None else _Slices(fact)
+
+    def stack(self, fact: _Source, scanned: Sequence[_Source]) -> _Source:
+        is_whole = isinstance(fact, _Slices) and fact.of in scanned
+        return fact.of if is_whole and isinstance(fact, _Slices) else None

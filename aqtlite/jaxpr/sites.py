@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import dependencies, equations, registry, rewriting, scopes
+from aqtlite.jaxpr import analysis, equations, registry, rewriting, scopes
 from aqtlite.jaxpr.replacement import Location
 
 _MARK = "aqtlite mark "
@@ -285,7 +285,7 @@ def _outputs(eqn: Any, values: list[Origin]) -> list[Origin]:
             _NOTHING.union(*(values[i].needed for i in needed)),
             made and _digest(made, str(number)),
         )
-        for number, needed in enumerate(dependencies.equation_dependencies(eqn))
+        for number, needed in enumerate(analysis.equation_dependencies(eqn))
     ]
 
 
@@ -361,7 +361,7 @@ def _carried(
     """
     count = len(values) - first
     inputs = [*(x.needed for x in values), *(_slice(x, depth).needed for x in scanned)]
-    of_outputs = dependencies.output_dependencies(body)[:count]
+    of_outputs = analysis.output_dependencies(body)[:count]
     variables = body.jaxpr.invars[first : first + count]
     changing = [i for i in range(count) if body.jaxpr.outvars[i] is not variables[i]]
     for i in changing:

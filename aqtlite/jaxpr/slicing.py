@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import primitives
 
-from aqtlite.jaxpr import dependencies, equations
+from aqtlite.jaxpr import analysis, equations
 from aqtlite.shapes.sharding import shape_of, zeros
 
 
@@ -44,7 +44,7 @@ def slice_outputs(closed: core.ClosedJaxpr, outputs: Any) -> Slice:
         indices.
     """
     wanted, treedef = jax.tree.flatten(outputs)
-    of_output = dependencies.output_dependencies(closed)
+    of_output = analysis.output_dependencies(closed)
     kept = sorted(frozenset().union(*(of_output[i] for i in wanted)))
     invars = closed.jaxpr.invars
 
@@ -96,7 +96,7 @@ def _evaluate(
 
 def _needed_inputs(eqn: Any, used: Sequence[int]) -> list[Any]:
     """Returns the variables that some of an equation's outputs depend on."""
-    of_output = dependencies.equation_dependencies(eqn)
+    of_output = analysis.equation_dependencies(eqn)
     indices = frozenset().union(*(of_output[i] for i in used))
     atoms = [eqn.invars[i] for i in indices]
     return [atom for atom in atoms if not isinstance(atom, core.Literal)]
@@ -146,7 +146,7 @@ def _zeros(aval: Any) -> Any:
 def _live_carry(scan: equations.Scan, used: Sequence[int]) -> list[int]:
     """Returns the parts of the carry that the used outputs need, over all steps."""
     first, count = scan.num_consts, scan.num_carry
-    of_output = dependencies.output_dependencies(scan.body)
+    of_output = analysis.output_dependencies(scan.body)
     live = {i for i in used if i < count}
     while True:
         wanted = live | {i for i in used if i >= count}

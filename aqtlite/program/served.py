@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.jaxpr import dependencies, rewriting
+from aqtlite.jaxpr import analysis, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
 from aqtlite.operations import Side
 from aqtlite.program import program as program_lib
@@ -142,7 +142,7 @@ def _check_read(
         one.site.location: {one.index(side) for side in found[one.site.location]}
         for one in quantized
     }
-    read = dependencies.read_inputs(program.traced.jaxpr, gone, unread)
+    read = analysis.read_inputs(program.traced.jaxpr, gone, unread)
     if not read:
         return
     records = [(path, one.record) for path, ones in frozen.items() for one in ones]

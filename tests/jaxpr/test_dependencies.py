@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from aqtlite.jaxpr import dependencies
+from aqtlite.jaxpr import analysis
 
 
 def _trace(function, *args):
@@ -12,7 +12,7 @@ def _trace(function, *args):
 
 
 def _dependencies(function, *args):
-    return [set(d) for d in dependencies.output_dependencies(_trace(function, *args))]
+    return [set(d) for d in analysis.output_dependencies(_trace(function, *args))]
 
 
 def _scan_with_carry(x, w):
@@ -93,5 +93,5 @@ def test_inputs_that_are_read_beside_an_operand():
     body = whole.eqns[scan].params["jaxpr"]
     (sin,) = (i for i, e in enumerate(body.eqns) if e.primitive.name == "sin")
     unread = {((scan, 0), (sin, 0)): {0}}
-    assert dependencies.read_inputs(whole, {0, 1}, {}) == {0, 1}
-    assert dependencies.read_inputs(whole, {0, 1}, unread) == {0}
+    assert analysis.read_inputs(whole, {0, 1}, {}) == {0, 1}
+    assert analysis.read_inputs(whole, {0, 1}, unread) == {0}

@@ -7,7 +7,7 @@ from jax.experimental import compute_on
 from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
-from aqtlite.jaxpr import dependencies, equations, rewriting
+from aqtlite.jaxpr import analysis, equations, rewriting
 from aqtlite.jaxpr.replacement import Replacement
 
 X = jnp.arange(6.0).reshape(3, 2)
@@ -127,7 +127,7 @@ def test_analysis_of_an_unknown_scan_is_an_error():
     params["steps"] = params.pop("length")
     closed = _with_parameters(closed, index, **params)
     with pytest.raises(NotImplementedError, match="unknown steps; missing length"):
-        dependencies.output_dependencies(closed)
+        analysis.output_dependencies(closed)
 
 
 def test_inputs_and_outputs_of_a_scan():

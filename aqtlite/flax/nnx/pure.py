@@ -16,7 +16,7 @@ from aqtlite.flax.nnx.model import (
     float_class_of,
     make_float,
 )
-from aqtlite.jaxpr import pass_through, tracing
+from aqtlite.jaxpr import analysis, tracing
 from aqtlite.program import injected
 from aqtlite.program.freezing import FrozenParameter
 
@@ -188,7 +188,7 @@ class PureCall:
                 f"Do that in a method that contracts nothing, or call {name}(model, "
                 "...), which runs as it is, with the class that was quantized"
             )
-        forwarded = pass_through.forwarded_inputs(traced.jaxpr)
+        forwarded = analysis.forwarded_inputs(traced.jaxpr)
         (params, others, _, _), _ = traced.inputs
         before = [_get(params, path[1:]) for path, _ in self._params] + others
         out, changes = traced.outputs

@@ -13,7 +13,7 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from aqtlite import config
-from aqtlite.jaxpr import dependencies
+from aqtlite.jaxpr import analysis
 from aqtlite.jaxpr.replacement import Location
 from aqtlite.jaxpr.sites import Origin
 from aqtlite.jaxpr.tracing import is_array
@@ -260,7 +260,7 @@ class Discovery:
         for one in self.operands:
             if one.key in frozen:
                 unread.setdefault(one.place.equation, set()).add(one.place.number)
-        read = dependencies.read_inputs(self.jaxpr, self.parameters.keys(), unread)
+        read = analysis.read_inputs(self.jaxpr, self.parameters.keys(), unread)
         return frozenset(self.parameters[i] for i in read)
 
 

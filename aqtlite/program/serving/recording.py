@@ -11,7 +11,7 @@ from jax.extend import core
 
 from aqtlite.config import arithmetic
 from aqtlite.contraction import poison
-from aqtlite.jaxpr import dependencies, slicing
+from aqtlite.jaxpr import analysis, slicing
 from aqtlite.operations import Side
 from aqtlite.program.serving import identity
 from aqtlite.program.serving.contraction import Contraction, OperandKey
@@ -120,7 +120,7 @@ def record_weights(
             # Flax may trace a module twice, and compute it differently each time.
             by_key[one.key] = dataclasses.replace(one, identity=None)
     trace = model.record(call, weights)
-    depends = dependencies.output_dependencies(trace.jaxpr)
+    depends = analysis.output_dependencies(trace.jaxpr)
     result = []
     for place, stored in enumerate(trace.stored):
         outputs: WeightOutputs = stored.arrays
@@ -212,7 +212,7 @@ def fingerprints(
     """
 
     trace = model.record_fingerprints(call, keys, frozen)
-    depends = dependencies.output_dependencies(trace.jaxpr)
+    depends = analysis.output_dependencies(trace.jaxpr)
     stored = [one.arrays for one in trace.stored]
     fixed = {
         i: outputs

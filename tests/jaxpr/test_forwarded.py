@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from aqtlite.jaxpr.pass_through import forwarded_inputs
+from aqtlite.jaxpr.analysis import forwarded_inputs
 
 X, Y = jnp.ones((3, 2)), jnp.zeros((3, 2))
 
