@@ -11,7 +11,7 @@ from aqtlite.cli import factory, output
 from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
 from aqtlite.flax import nnx as aqt_nnx
-from aqtlite.flax.linen import plan as linen_plan
+from aqtlite.flax.linen import quantize_model
 from aqtlite.program.plan import Plan
 
 
@@ -36,6 +36,6 @@ def run(args: argparse.Namespace) -> None:
 def _plan(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     if isinstance(model, nnx.Module):
         return aqt_nnx.plan(model, *args, **kwargs)
-    return linen_plan.plan(
+    return quantize_model.plan(
         model, LinenVariables(model, args, kwargs).initial(), args, kwargs
     )

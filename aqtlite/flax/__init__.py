@@ -7,24 +7,24 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
-from aqtlite.flax.linen.absorb import absorb_smoothing
 from aqtlite.flax.linen.cache import QuantizedCache
-from aqtlite.flax.linen.calibrate import calibrate, calibrate_in_float
+from aqtlite.flax.linen.calibrate import (
+    calibrate,
+    calibrate_in_float,
+    merge_statistics,
+)
 from aqtlite.flax.linen.conv_general_dilated import AqtConvGeneralDilated
 from aqtlite.flax.linen.convert import convert
-from aqtlite.flax.linen.dot_general import AqtDotGeneral
+from aqtlite.flax.linen.dot_general import AqtDotGeneral, QuantMode
 from aqtlite.flax.linen.dtypes import promote_dtype
 from aqtlite.flax.linen.einsum import AqtEinsum
-from aqtlite.flax.linen.embed import AqtEmbed
-from aqtlite.flax.linen.fold import fold_batch_norm
+from aqtlite.flax.linen.embed import AqtEmbed, AqtTake
+from aqtlite.flax.linen.fold import absorb_smoothing, fold_batch_norm
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.injection import inject_dot_general
-from aqtlite.flax.linen.merge import merge_statistics
 from aqtlite.flax.linen.quantize_model import QuantizedModel, quantize_model
 from aqtlite.flax.linen.ragged_dot import AqtRaggedDot
-from aqtlite.flax.linen.take import AqtTake
 from aqtlite.flax.linen.widen import widen_int4
-from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.program.serving.report import ConversionReport, ParameterReport
 
 _serialization.register()

@@ -124,14 +124,14 @@ class QuantizedCache:
 
 def _scope() -> Scope:
     """Returns the scope of the calling module."""
-    caller = find_caller()
-    if caller is None or not caller.is_inside:
+    scope = find_caller().variables
+    if scope is None:
         raise ValueError(
             "QuantizedCache was called outside a Flax module, or inside a "
             "transformation such as jax.jit within one, where it has no variables; "
             "aqtlite.kv_cache has functions without modules"
         )
-    return caller.scope
+    return scope
 
 
 def _make(

@@ -1,18 +1,23 @@
-"""Gathers the statistics of activations over batches."""
+"""Gathers the statistics of activations over batches, and merges those of hosts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import rich.console
 import rich.progress
 from absl import logging
 from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.flax.linen import given_variables, modes
+from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
+from aqtlite.program.serving import statistics_uses
+from aqtlite.program.serving.statistics_uses import Uses
+from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import STATISTICS
+from aqtlite.quantization.stored_statistics import restored_statistics
 
 
 def calibrate(
@@ -44,7 +49,6 @@ def calibrate(
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
-    >>> import jax.numpy as jnp
     >>> from aqtlite import calibration, config
     >>> from aqtlite.flax import AqtDotGeneral
     >>> cfg = config.update(config.fully_quantized(), {
@@ -92,7 +96,6 @@ def calibrate_in_float(
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
-    >>> import jax.numpy as jnp
     >>> from aqtlite import config
     >>> from aqtlite.flax import AqtDotGeneral
     >>> dot_general = AqtDotGeneral(config.static_int8())
@@ -106,7 +109,7 @@ def calibrate_in_float(
     call = model.gather if isinstance(model, QuantizedModel) else model.apply
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with modes.in_float():
+        with caller.in_float():
             return call(*args, **kwargs)
 
     return _calibrated(run, variables, batches, kwargs)
@@ -123,13 +126,11 @@ def _calibrated(
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 
     @jax.jit
-    def updated(statistics: Any, others: Any, args: tuple[Any, ...]) -> Any:
-        _, changed = run(
-            {**others, **statistics}, *args, mutable=[STATISTICS], **kwargs
-        )
+    def updated(gathered: Any, others: Any, args: tuple[Any, ...]) -> Any:
+        _, changed = run({**others, **gathered}, *args, mutable=[STATISTICS], **kwargs)
         return changed
 
-    statistics = {k: v for k, v in variables.items() if k == STATISTICS}
+    gathered = {k: v for k, v in variables.items() if k == STATISTICS}
     console = rich.console.Console(stderr=True)
     count = 0
     for batch in rich.progress.track(
@@ -140,14 +141,96 @@ def _calibrated(
     ):
         args = batches_lib.args_of(batch)
         with given_variables.checked(variables):
-            statistics = flax_core.unfreeze(updated(statistics, others, args))
+            gathered = flax_core.unfreeze(updated(gathered, others, args))
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
-    if not statistics:
+    if not gathered:
         raise ValueError(
             "no calibration of the model gathers statistics: give the config one, such "
             "as calibration.MeanOverBatches(), in fwd.lhs.calibration"
         )
     logging.info("calibrated with %d batches", count)
-    return {**others, **statistics}
+    return {**others, **gathered}
+
+
+def merge_statistics(
+    model: Model,
+    variables: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]],
+    *args: Any,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Merges activation statistics that other hosts or devices gathered.
+
+    Every host calibrates with its own batches; then all statistics are gathered in one
+    place (`jax.experimental.multihost_utils.process_allgather`, or a file) and merged.
+    The model is traced, not run, to find the contraction of each array.
+
+    Args:
+        model: as in `calibrate`.
+        variables: its variables, with statistics.
+        others: variables with statistics of other batches, or mappings with only their
+            collection "aqt_stats"; merged in this order.
+        *args: the arguments of ``model.apply(variables, *args, **kwargs)``, or their
+            shapes.
+        **kwargs: keyword arguments of `apply`; they are constants.
+
+    Returns:
+        `variables` with the statistics of all batches.
+
+    Raises:
+        ValueError: if statistics depend on the order of batches, as a moving average
+            does, differ in shape, or cannot be assigned to contractions of the call.
+
+    >>> import flax.linen as nn
+    >>> from aqtlite import calibration, config
+    >>> from aqtlite.flax import AqtDotGeneral, calibrate
+    >>> cfg = config.static_int8(calibration.MaxOverBatches())
+    >>> model = nn.Dense(4, dot_general=AqtDotGeneral(cfg))
+    >>> x = jnp.ones((2, 3))
+    >>> fresh = model.init(jax.random.key(0), x)
+    >>> one, other = (calibrate(model, fresh, [batch]) for batch in (x, 2 * x))
+    >>> merged = merge_statistics(model, one, [other], x)
+    >>> merged["aqt_stats"]["dot_general_ab_bc"]["lhs"].batches.item()
+    2.0
+    """
+    uses = Uses()
+    with statistics_uses.noted_in(uses):
+        jax.eval_shape(lambda *args: model.apply(variables, *args, **kwargs), *args)
+    merged = restored_statistics(variables.get(STATISTICS, {}))
+    for other in others:
+        found = restored_statistics(other.get(STATISTICS, {}))
+        merged = _merged(merged, found, uses)
+    return {**variables, STATISTICS: merged}
+
+
+def _merged(collection: Any, other: Any, uses: Uses) -> Any:
+    one, two = (jax.tree.map(jnp.shape, tree) for tree in (collection, other))
+    if one != two:
+        raise ValueError(
+            f"the statistics in '{STATISTICS}' are not of the same model: the arrays "
+            f"are of the shapes {one} and {two}"
+        )
+    states: dict[statistics_uses.Place, Any] = {}
+    for place, use in uses.items():
+        state = statistics_uses.at(collection, place)
+        depth = None if use is None else statistics_uses.stacked(use.state, state)
+        if use is None or depth is None:
+            continue
+
+        def merge(one: Any, two: Any, use: statistics_uses.Use = use) -> Any:
+            return statistics.merge_state(use.tensor, one, two, use.path)
+
+        for _ in range(depth):
+            merge = jax.vmap(merge)
+        states[place] = merge(state, statistics_uses.at(other, place))
+    known = len(jax.tree.leaves(states))
+    if known < len(jax.tree.leaves(collection)):
+        raise ValueError(
+            f"of {len(jax.tree.leaves(collection))} arrays of statistics in "
+            f"'{STATISTICS}', {known} are of contractions of this call with one config "
+            "each: statistics of a smoothing, fixed scales, those that two configs use "
+            "and those that the call does not reach cannot be merged"
+        )
+    return statistics_uses.replaced(collection, states)

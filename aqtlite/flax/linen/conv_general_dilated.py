@@ -77,7 +77,7 @@ class AqtConvGeneralDilated(Injected):
 def _check_is_shared() -> None:
     """Raises ValueError inside `nn.ConvLocal`, which would not use the result."""
     caller = find_caller()
-    if caller is not None and isinstance(caller.module, nn.ConvLocal):
+    if caller.scope is not None and isinstance(caller.module, nn.ConvLocal):
         raise ValueError(
             f"{path_of(caller.scope)} is an nn.ConvLocal, which asks a quantized "
             "convolution for the shape of its result alone, and would compute in "

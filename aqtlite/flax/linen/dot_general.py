@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import enum
 import functools
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,16 +15,32 @@ from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import requantization
 from aqtlite.contraction.contract import Options, contract
 from aqtlite.flax.injectable import injectable
-from aqtlite.flax.linen import modes, statistics
+from aqtlite.flax.linen import caller as callers
+from aqtlite.flax.linen import statistics
 from aqtlite.flax.linen.caller import Caller, find_caller, module_variables, path_of
-from aqtlite.flax.quant_mode import QuantMode
 from aqtlite.operations import Operation
 from aqtlite.program import injected
 from aqtlite.program.serving import guards, lookup
 from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization.state_collections import collections_of
 from aqtlite.quantization.statistics import States
+
+
+class QuantMode(enum.Enum):
+    """A mode to enforce; without one, the variables decide."""
+
+    TRAIN = "train"
+    """Quantize both operands at every call, and refuse frozen kernels."""
+
+    SERVE = "serve"
+    """Use frozen weights, and raise if there are none.
+
+    `init` still returns float variables, for `convert`. The shapes of the serving
+    variables are ``jax.eval_shape(lambda v: convert(model, v, *args), variables)``.
+    """
+
 
 FrozenOperands = Literal["auto", "lhs", "rhs", "both", "none"]
 
@@ -109,18 +126,19 @@ class Injected:
             lhs=lhs,
             rhs=rhs,
         )
-        scope = caller.scope if caller is not None and caller.is_inside else None
-        entry = statistics.entry_of(call, scope)
-        states = statistics.read(call, entry)
-        call = dataclasses.replace(call, states=states)
-        statistics.note_uses(call, entry, states, is_noisy=self._is_noisy)
-        call, operands = self._prepare(call, caller, scope)
-        cfg = call.cfg
+        scope = caller.variables
+        entry = statistics.entry_of(call, scope) if collections_of(call.cfg) else None
+        if entry is not None:
+            call = dataclasses.replace(call, states=statistics.read(call, entry))
+            statistics.note_uses(call, entry, is_noisy=self._is_noisy)
+        call, operands = self._prepare(call, caller)
+        cfg, states = call.cfg, call.states
         if options.key is None and cfg.needs_noise and scope is not None:
             options = options._replace(key=_rng(scope))
-        states = statistics.update(call, operands, entry, states)
+        if entry is not None:
+            states = statistics.update(call, operands, entry)
         mark: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if modes.is_in_float():
+        if callers.is_in_float():
             if cfg.is_quantized and injected.is_marking():
                 mark = injected.describe(cfg)
             cfg, states = config.unquantized(), States()
@@ -135,13 +153,13 @@ class Injected:
         return self._quantize_output(result, scope, out_name)
 
     def _prepare(
-        self, call: Contraction, caller: Caller | None, scope: Scope | None
+        self, call: Contraction, caller: Caller
     ) -> tuple[Contraction, tuple[Any, Any]]:
         """Records a call or looks up its frozen weights; also returns its operands."""
-        if modes.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
-            call = modes.record(call, caller)
+        if callers.is_recorded() and self.quant_mode is not QuantMode.TRAIN:
+            call = callers.record(call, caller)
             return call, (call.lhs, call.rhs)
-        return call, self._operands(call, scope)
+        return call, self._operands(call, caller.variables)
 
     def _quantize_output(
         self, out: jax.Array, scope: Scope | None, name: str
@@ -153,7 +171,7 @@ class Injected:
         if tensor.calibration.has_state:
             own = self.name is not None
             state = statistics.of_output(tensor, out, scope, name, own=own)
-        if modes.is_in_float():
+        if callers.is_in_float():
             return out
         return requantization.quantize(out, tensor, state)
 
@@ -164,15 +182,11 @@ class Injected:
             return False
         return self.cfg.fwd.lhs.needs_noise or self.cfg.fwd.rhs.needs_noise
 
-    def _is_for_serving(self, caller: Caller | None) -> bool:
+    def _is_for_serving(self, caller: Caller) -> bool:
         """Whether forward operands are rounded to nearest, as in serving."""
         if self.quant_mode is not None:
             return self.quant_mode is QuantMode.SERVE
-        if modes.is_recorded():
-            return True
-        return caller is not None and not caller.scope.root.is_collection_empty(
-            COLLECTION
-        )
+        return callers.is_recorded() or caller.serves
 
     def _operands(self, call: Contraction, scope: Scope | None) -> tuple[Any, Any]:
         """Returns the operands to contract, with frozen weights in place of floats."""

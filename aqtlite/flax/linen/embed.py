@@ -1,10 +1,123 @@
-"""An embedding whose `attend` and lookups can be quantized."""
+"""Lookups in a table that is also contracted, such as that of a tied embedding."""
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from aqtlite import config, operations
+from aqtlite.contraction import requantization
+from aqtlite.flax.injectable import injectable
+from aqtlite.flax.linen import caller as callers
+from aqtlite.flax.linen.caller import find_caller
+from aqtlite.flax.linen.dot_general import Injected
+from aqtlite.program.serving import lookup
+from aqtlite.program.serving.contraction import Contraction
+from aqtlite.qtensor import shape_operations
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import quantizer
+
+_PATH = "fwd.rhs"
+
+
+@injectable
+@dataclasses.dataclass(frozen=True)
+class AqtTake(Injected):
+    """Rows of a quantized table, dequantized: `jnp.take` for Flax modules.
+
+    The table is quantized by ``cfg.fwd.rhs``, rounded to nearest, as `AqtDotGeneral`
+    quantizes an rhs with the last axis contracted. If one module does both with the
+    same config (``embed(tokens)`` and ``embed.attend(x)`` of a tied embedding),
+    `convert` freezes one table for both, and no float copy remains. The gradient is a
+    straight-through estimator.
+
+    Its fields are those of `AqtDotGeneral`.
+
+    >>> import jax.numpy as jnp
+    >>> take = AqtTake(config.fully_quantized())
+    >>> take(jnp.ones((8, 4)), jnp.array([[1, 2, 3]])).shape
+    (1, 3, 4)
+    """
+
+    def __call__(self, table: Any, indices: Any) -> jax.Array:
+        """Takes rows of a table.
+
+        Args:
+            table: floating-point table of shape ``(rows, features)``.
+            indices: integers of any shape. Rows of indices out of range are NaN.
+
+        Raises:
+            TypeError: if the indices are not integers, or a table to quantize is not
+                floating-point.
+            ValueError: if the table is not a matrix, or if the config does not compute
+                the scale of the table from the table alone.
+        """
+        table, indices = jnp.asarray(table), jnp.asarray(indices)
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise TypeError(
+                f"AqtTake takes integers as indices of rows, got {indices.dtype} of "
+                f"shape {indices.shape}"
+            )
+        if table.ndim != 2:
+            raise ValueError(
+                f"AqtTake takes rows of a table of two axes, got shape {table.shape}"
+            )
+        cfg = requantization.left_float(self.cfg or config.unquantized())
+        _check_scale_is_its_own(cfg)
+        if cfg.fwd.rhs.is_quantized:
+            quantizer.check_floating(table, _PATH)
+        caller = find_caller()
+        if cfg.needs_noise and self._is_for_serving(caller):
+            cfg = cfg.for_serving()
+        # A stand-in for the other operand of a contraction.
+        lhs = jnp.zeros((1, table.shape[1]), table.dtype)
+        dims = (((1,), (1,)), ((), ()))
+        call = Contraction(
+            cfg=cfg,
+            frozen_operands=self.frozen_operands,
+            name=self.name,
+            operation=operations.DotGeneral.of(dims, lhs.shape, table.shape),
+            lhs=lhs,
+            rhs=table,
+        )
+        call, (lhs, table) = self._prepare(call, caller)
+        tensor = call.cfg.fwd.rhs.to_nearest()
+        if callers.is_in_float():
+            tensor = config.Tensor()
+        return lookup.contract(lambda _, x: _rows(x, indices, tensor), lhs, table)
+
+
+def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
+    """Returns rows of a table, quantized first if `tensor` says so."""
+    if not isinstance(table, QTensor):
+        axes = operations.OperandAxes.of_contracting(table.ndim, (1,))
+        if not tensor.is_quantized:
+            return jnp.take(table, indices, axis=0)
+        q = quantizer.quantize_array(table, tensor, axes, _PATH)
+        quantizer.check_scale(q.scale.shape, tensor, axes, _PATH)
+        table = dataclasses.replace(q, unrounded=table)
+    if table.scale.shape[0] == table.shape[0] > 1:
+        return shape_operations.take(table, indices, axis=0).dequant()
+    # With a shared scale, an index out of range could not give NaN by its scale.
+    return jnp.take(table.dequant(), indices, axis=0)
+
+
+def _check_scale_is_its_own(cfg: config.DotGeneral) -> None:
+    tensor = cfg.fwd.rhs
+    stated = tensor.calibration.has_state or tensor.calibration.is_learned
+    if cfg.fwd.smoothing is not None or (tensor.is_quantized and stated):
+        what = (
+            f"{_PATH}.calibration={tensor.calibration!r}"
+            if cfg.fwd.smoothing is None
+            else "fwd.smoothing"
+        )
+        raise ValueError(
+            f"{what} takes the scale of a table from what it is contracted with, or "
+            "from earlier steps, and a lookup has neither: take the rows of the float "
+            "table, or choose another calibration"
+        )
 
 
 class AqtEmbed(nn.Embed):

@@ -1,4 +1,4 @@
-"""Quantizes the contractions of Linen models by rules."""
+"""Quantizes the contractions of Linen models by rules, and plans their calls."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,9 +8,10 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import given_variables
+from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantized_call import ModelByRules, TracedCall, merged
-from aqtlite.program import rules
+from aqtlite.program import injected
+from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
@@ -197,7 +198,26 @@ def quantize_model(
             f"quantize_model takes a flax.linen.Module, got {type(model).__name__}; "
             "aqtlite.quantize_function takes any function"
         )
-    return QuantizedModel(model, _checked(rules), strict)
+    return QuantizedModel(model, rules_lib.check(rules), strict)
 
 
-_checked = rules.check
+def plan(
+    model: Model,
+    variables: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Plan:
+    """Returns the decision about every contraction of a call, injected ones included.
+
+    Nothing is run.
+
+    Args:
+        model: any Linen module, or the result of `quantize_model`.
+        variables: variables of the model, or their shapes.
+        args: positional arguments of the call, or their shapes.
+        kwargs: keyword arguments of the call, or their shapes.
+    """
+    if not isinstance(model, QuantizedModel):
+        model = QuantizedModel(model, ())
+    with caller.in_float(), injected.marking():
+        return model.plan(variables, *args, **kwargs)

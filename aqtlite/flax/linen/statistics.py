@@ -59,18 +59,16 @@ def name_in(collection: str, name: str) -> str:
     return f"aqt_{name}" if collection == PARAMETERS else name
 
 
-def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
-    """Returns the place of the states of a call, or None if it has no states.
+def entry_of(call: Contraction, scope: Scope | None) -> Entry:
+    """Returns the place of the states of a call.
 
     Args:
-        call: the contraction.
+        call: the contraction, with a config that has states.
         scope: scope of the calling module.
 
     Raises:
         ValueError: if there is no scope, or two contractions would share the place.
     """
-    if not collections_of(call.cfg):
-        return None
     if scope is None:
         raise ValueError(_NO_VARIABLES)
     name = _name_of(call, scope)
@@ -80,7 +78,7 @@ def entry_of(call: Contraction, scope: Scope | None) -> Entry | None:
     return Entry(scope, name)
 
 
-def read(call: Contraction, entry: Entry | None) -> States:
+def read(call: Contraction, entry: Entry) -> States:
     """Returns the states of a call, and initializes them where they may be created.
 
     Args:
@@ -90,8 +88,6 @@ def read(call: Contraction, entry: Entry | None) -> States:
     Raises:
         ValueError: if there are none, and their collection is not mutable.
     """
-    if entry is None:
-        return States()
     found: dict[str, Any] = {}
     scope = entry.scope
 
@@ -116,31 +112,26 @@ def read(call: Contraction, entry: Entry | None) -> States:
     return States(**found)
 
 
-def note_uses(
-    call: Contraction, entry: Entry | None, states: States, *, is_noisy: bool
-) -> None:
+def note_uses(call: Contraction, entry: Entry, *, is_noisy: bool) -> None:
     """Records the statistics that a call reads, for a conversion.
 
     Args:
-        call: the contraction.
+        call: the contraction, with the result of `read`.
         entry: result of `entry_of`.
-        states: result of `read`.
         is_noisy: whether it rounds stochastically unless weights are frozen.
     """
-    if entry is not None:
-        statistics_uses.note_operands(
-            dataclasses.replace(call, states=states),
-            (*entry.scope.path, entry.name_in(STATISTICS)),
-            is_updated=entry.scope.is_mutable_collection(STATISTICS),
-            needs_frozen=is_noisy,
-        )
+    statistics_uses.note_operands(
+        call,
+        (*entry.scope.path, entry.name_in(STATISTICS)),
+        is_updated=entry.scope.is_mutable_collection(STATISTICS),
+        needs_frozen=is_noisy,
+    )
 
 
 def update(
     call: Contraction,
     operands: tuple[Any, Any],
-    entry: Entry | None,
-    states: States,
+    entry: Entry,
 ) -> States:
     """Returns states updated with this batch, if their collection is mutable.
 
@@ -148,16 +139,13 @@ def update(
     include this batch.
 
     Args:
-        call: the contraction.
+        call: the contraction, with the result of `read`.
         operands: its operands, or the frozen weights in their place.
         entry: result of `entry_of`.
-        states: result of `read`.
     """
+    scope, states = entry.scope, call.states
     sides = collections_of(call.cfg).get(STATISTICS)
-    if entry is None or sides is None:
-        return states
-    scope = entry.scope
-    if not scope.is_mutable_collection(STATISTICS):
+    if sides is None or not scope.is_mutable_collection(STATISTICS):
         return states
     lhs, rhs = (x.frozen if isinstance(x, Either) else x for x in operands)
     after = statistics.update_states(call.cfg, states, lhs, rhs, call.operation)

@@ -9,14 +9,10 @@ import jax
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import (
-    given_variables,
-    modes,
-    partitioning,
-    quantized_call,
-)
+from aqtlite.flax.linen import caller as callers
+from aqtlite.flax.linen import given_variables, partitioning, quantized_call
+from aqtlite.flax.linen.caller import Caller, Recorder
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
-from aqtlite.flax.linen.modes import CallingModule, Recorder
 from aqtlite.flax.linen.quantized_call import ModelByRules
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.operations import Side
@@ -81,7 +77,7 @@ class LinenModel(Model):
         naming = _Naming()
 
         def name(
-            contraction: Contraction, caller: CallingModule, position: int
+            contraction: Contraction, caller: Caller, position: int
         ) -> Contraction:
             return self._in_float(naming(contraction, caller, position))
 
@@ -135,7 +131,7 @@ class LinenModel(Model):
             traced = self._traced(call, recorder, self._variables)
             program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
-        stored = modes.stored_operands(traced.outputs[1])
+        stored = callers.stored_operands(traced.outputs[1])
         if program is not None:
             # The calibration states become inputs beside those of the call.
             traced = program.traced_record(self._variables, of_rules, stored)
@@ -161,7 +157,7 @@ class LinenModel(Model):
         params = with_frozen_kernels(self._variables["params"], injected)
         recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
         traced = self._traced(call, recorder, {**self._variables, "params": params})
-        stored = modes.stored_operands(traced.outputs[1])
+        stored = callers.stored_operands(traced.outputs[1])
         return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
 
     def serving(
@@ -204,7 +200,7 @@ class LinenModel(Model):
     ) -> tracing.Traced:
         """Traces a call that also returns the arrays that a recorder stores."""
         apply, arguments = self._call(call, variables)
-        with modes.recorded_by(recorder):
+        with callers.recorded_by(recorder):
             return tracing.trace(apply, arguments)
 
     def _program(self, traced: tracing.Traced) -> Program | None:
@@ -258,7 +254,7 @@ class _Naming:
         self._operand = f"operand {number}"
 
     def __call__(
-        self, contraction: Contraction, caller: CallingModule, position: int
+        self, contraction: Contraction, caller: Caller, position: int
     ) -> Contraction:
         self.num_contractions += 1
         operands: dict[Side, Any] = {"lhs": contraction.lhs, "rhs": contraction.rhs}
@@ -291,9 +287,7 @@ def _storing(
         go_on: function from the recorded contraction to the one to evaluate.
     """
 
-    def record(
-        contraction: Contraction, caller: CallingModule, position: int
-    ) -> Contraction:
+    def record(contraction: Contraction, caller: Caller, position: int) -> Contraction:
         for side in contraction.quantized_sides():
             key = OperandKey(caller.path, position, side)
             if key in keys and caller.obstacle is None:
