@@ -24,7 +24,7 @@ def main() -> None:
     for kind in errors.KINDS:
         for name, dot in errors.dots().items():
             row = errors.errors(dot, kind, jax.random.key(0), draws)
-            table.add_row(kind, name, *(f"{value:.5f}" for value in row.tolist()))
+            table.add_row(kind, name, *(f"{value:.2%}" for value in row.tolist()))
     Console().print(table)
 
 

@@ -131,9 +131,9 @@ def _check_statistics(
         stored_as = origin[f"{path_name(path)}/batches"]
         if not (source.read(stored_as) > 0).all():
             raise CheckpointError(
-                f"{stored_as} is 0: the statistics of activations are of no batch. "
+                f"{stored_as} is 0: the statistics of activations have seen no batch. "
                 f"Gather some with {variables.calibrate}, and save these variables; "
-                "or, of a Linen model, by --calibrate (calibrate=)"
+                "or gather them here, with --calibrate (calibrate=)"
             )
 
 

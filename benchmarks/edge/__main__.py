@@ -136,13 +136,13 @@ def table(name: str, runs: list[dict[str, Figures | str]]) -> rich.table.Table:
     shown.add_column("file", no_wrap=True)
     columns = (
         "accuracy",
-        "worst of float",
-        "dB",
+        "lowest change",
+        "SNR, dB",
         "operators",
-        "of floats",
+        "in float",
         "bytes",
-        "quanta",
-        "differ",
+        "steps off",
+        "outputs off",
     )
     latencies = (f"batch {size}" for size in files_lib.SIZES)
     for column in (*columns, *latencies):

@@ -36,6 +36,7 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
         {"fwd.*.blocks": _BLOCKS, **_AFFINE_ACTIVATIONS}
     ),
     "int4_per_tensor": lambda: _int4({"fwd.lhs.calib_shared_axes": "per_tensor"}),
+    "lsq_weight_only_4": lambda: config.lsq_weight_only(4),
     "lsq_8": lambda: config.lsq(8),
     "lsq_4": lambda: config.lsq(4),
     "lsq_2": lambda: config.lsq(2),

@@ -236,7 +236,7 @@ def test_states(name, tmp_path):
     if model.aqt.statistics:
         saved = save(tmp_path / "before", pure(model))
         refuses(
-            "are of no batch",
+            "have seen no batch",
             checkpoint.convert_checkpoint,
             saved,
             tmp_path / "out",

@@ -36,7 +36,7 @@ def test_statistics_of_no_batch_are_refused(variables, tmp_path):
     empty = jax.tree.map(lambda x: 0 * x, variables["aqt_stats"])
     source = save(tmp_path / "float", {**variables, "aqt_stats": empty}, "msgpack")
     refuses(
-        "the statistics of activations are of no batch",
+        "the statistics of activations have seen no batch",
         checkpoint.convert_checkpoint,
         source,
         tmp_path / "out",

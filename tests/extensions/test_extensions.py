@@ -110,7 +110,7 @@ def test_statistics_are_read_in_serving(trained):
 def test_before_statistics():
     model, _ = models.make_running()
     variables = quick_jit(model.init)(jax.random.key(0), X)
-    with pytest.raises(ValueError, match="are of no batch: gather some with"):
+    with pytest.raises(ValueError, match="have seen no batch: gather some with"):
         convert(model, variables, X)
     with pytest.raises(ValueError, match="has no statistics yet"):
         model.apply(variables, X)
@@ -161,7 +161,7 @@ def test_statistics_of_no_batch_are_not_converted(tmp_path, capsys):
     paths = [str(tmp_path / name) for name in ("source", "target")]
     factory = "tests.extensions.models:make_running"
     assert cli.main(["convert", *paths, "--model", factory]) == 2
-    assert "the statistics of activations are of no batch" in capsys.readouterr().err
+    assert "the statistics of activations have seen no batch" in capsys.readouterr().err
 
 
 def test_statistics_that_are_closed_over(trained):

@@ -238,11 +238,11 @@ def test_a_static_range_after_the_scales():
 def test_without_statistics():
     model = nn.Dense(4, dot_general=AqtDotGeneral(SMOOTHQUANT))
     variables = init(model, X)
-    with pytest.raises(ValueError, match=r"statistics .* are of no batch"):
+    with pytest.raises(ValueError, match=r"statistics .* have seen no batch"):
         convert(model, variables, X)
     with pytest.raises(ValueError, match="has no statistics"):
         convert(model, {"params": variables["params"]}, X)
-    with pytest.raises(ValueError, match="are not finite: its statistics are of no"):
+    with pytest.raises(ValueError, match="are not finite: its statistics have seen no"):
         absorb_smoothing(
             {
                 **variables,

@@ -413,7 +413,7 @@ def test_scales_take_the_place_of_statistics(function, params, shape):
 
 def test_statistics_of_no_batch():
     quantized = quantize_function(lambda w, x: x @ w, config.static_int8(), params=0)
-    with pytest.raises(ValueError, match="of no batch: call what is quantized"):
+    with pytest.raises(ValueError, match="have seen no batch: call what is quantized"):
         convert_function(quantized, W, X, state=quantized.init_state(W, X))
 
 

@@ -261,8 +261,8 @@ def _smoothing(variables: Mapping[str, Any], path: str) -> dict[str, Any]:
         raise ValueError(f"the smoothing of {path!r} is absorbed already")
     if not np.isfinite(np.asarray(state.lhs_factor)).all():
         raise ValueError(
-            f"the scales of {path!r} are not finite: its statistics are of no batch, "
-            "or of one that was not finite"
+            f"the scales of {path!r} are not finite: its statistics have seen no "
+            "batch, or one with infinities or NaN"
         )
     return entries[0]
 

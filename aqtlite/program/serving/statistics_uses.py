@@ -191,8 +191,8 @@ def check_gathered(collection: Any, remedy: str) -> None:
         is_known = isinstance(count, jax.Array | np.ndarray)
         if is_known and counting.problem(count) is not None:
             raise ValueError(
-                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} are of no "
-                f"batch: {remedy}"
+                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} have "
+                f"seen no batch: {remedy}"
             )
 
 

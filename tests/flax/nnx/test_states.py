@@ -93,7 +93,7 @@ class TestStatistics:
         model.eval()
         with pytest.raises(ValueError, match="no statistics yet"):
             model(X)
-        with pytest.raises(ValueError, match="are of no batch: call what is"):
+        with pytest.raises(ValueError, match="have seen no batch: call what is"):
             convert(model, X)
         with pytest.raises(ValueError, match="no batch"):
             calibrate(model, [])
