@@ -17,6 +17,7 @@ from aqtlite.checkpoint.variables import Variables
 from aqtlite.program.serving import conversion
 from aqtlite.program.serving.conversion import FrozenWeight, WeightFreezer
 from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan, Weight
 from aqtlite.quantization.statistics import counts_of
 
@@ -89,8 +90,10 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         node = nodes[path]
         if not isinstance(node, Frozen):
             raise TypeError(f"{path} is {node}")
-        inputs = [params[p.number] for p in weight.sources]
-        inputs += [variables.buffer(buffer) for buffer in weight.buffers]
+        inputs = [
+            params[one.number] if isinstance(one, Parameter) else variables.buffer(one)
+            for one in weight.inputs
+        ]
         origins = {name: source.arrays[origin[name]] for name in inputs}
         nodes[path] = dataclasses.replace(node, origin=origins)
         fields = dict(node.arrays)
@@ -98,7 +101,9 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
         if identity in stored:
             fields["identity"] = identity
         sources = tuple(origin[name] for name in inputs)
-        for name in sources[: len(weight.sources)]:
+        for name, one in zip(sources, weight.inputs, strict=True):
+            if not isinstance(one, Parameter):
+                continue
             if source.arrays[name].dtype not in _FLOATS:
                 raise CheckpointError(
                     f"{name} is {source.arrays[name]}; weights are converted from "

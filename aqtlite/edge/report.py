@@ -10,6 +10,8 @@ import rich.console
 import rich.table
 from rich import filesize
 
+from aqtlite.shapes.sharding import describe
+
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
@@ -124,8 +126,8 @@ class Report:
             output = one.outputs[0]
             table.add_row(
                 one.name,
-                ", ".join(_type(t) for t in one.inputs if t is not None),
-                _type(output),
+                ", ".join(describe(t) for t in one.inputs if t is not None),
+                describe(output),
                 "" if output.scale is None else f"{output.scale[0]:.6g}",
                 "" if output.zero_point is None else str(output.zero_point[0]),
             )
@@ -152,10 +154,6 @@ def _as_dict(tensor: Tensor) -> dict[str, Any]:
             None if tensor.zero_point is None else [int(x) for x in tensor.zero_point]
         ),
     }
-
-
-def _type(tensor: Tensor) -> str:
-    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
 
 
 def _unpacked(data: bytes, bits: int, shape: tuple[int, ...]) -> np.ndarray:

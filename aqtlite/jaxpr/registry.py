@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 
 from aqtlite.jaxpr import equations, mapped
-from aqtlite.shapes.sharding import shape_of
+from aqtlite.shapes.sharding import describe, shape_of
 
 OF_PRIMITIVES = {
     "dot_general": "dot_general",
@@ -208,5 +208,4 @@ def _origin(function: Callable[..., Any]) -> str:
 
 
 def _brief(shapes: Sequence[Any]) -> str:
-    texts = [f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in shapes]
-    return ", ".join(texts) or "nothing"
+    return ", ".join(map(describe, shapes)) or "nothing"

@@ -16,6 +16,7 @@ from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation, Side
 from aqtlite.quantization.statistics import States
+from aqtlite.shapes.sharding import describe
 
 Kind = Literal["weight", "activation", "constant"]
 
@@ -31,7 +32,7 @@ class PlannedOperand:
     "activation": any other."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.kind} {describe(self)}"
 
 
 @dataclasses.dataclass(frozen=True)

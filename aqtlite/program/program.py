@@ -17,8 +17,12 @@ from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.serving import recording, statistics_uses
-from aqtlite.program.serving.contraction import Contraction, OperandKey
+from aqtlite.program.serving import statistics_uses
+from aqtlite.program.serving.contraction import (
+    Contraction,
+    OperandKey,
+    WeightOutputs,
+)
 from aqtlite.program.serving.model import (
     Discovery,
     FoundOperand,
@@ -27,7 +31,6 @@ from aqtlite.program.serving.model import (
     StoredOperand,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.program.serving.recording import WeightOutputs
 from aqtlite.quantization.state_collections import collections_of
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import sharding
@@ -225,7 +228,7 @@ class Program:
         states: States,
     ) -> tuple[Sequence[Any], dict[Side, WeightOutputs]]:
         call = self.contraction(one, values, states)
-        recorded = {key.side: recording.outputs_of(call, key.side) for key in keys}
+        recorded = {key.side: call.weight_outputs(key.side) for key in keys}
         if not gives_weight:
             return one.in_float(values), recorded
         return one.contract(call.cfg, one.in_order(values), states), recorded

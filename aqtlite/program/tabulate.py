@@ -7,7 +7,8 @@ import numpy as np
 from rich import filesize
 
 from aqtlite.config.tables import Tables
-from aqtlite.qtensor.qtensor import QTensor, describe
+from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes.sharding import describe
 
 
 def tabulate(variables: Any) -> str:

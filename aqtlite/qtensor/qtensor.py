@@ -15,6 +15,7 @@ from aqtlite.lowering import transposed
 from aqtlite.numerics import Numerics
 from aqtlite.qtensor import stored_values
 from aqtlite.shapes import block_shapes
+from aqtlite.shapes.sharding import describe
 
 
 @functools.partial(
@@ -335,13 +336,6 @@ class QTensor:
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
     __neg__ = __abs__ = __array__ = __jax_array__ = _refuse
     __array_ufunc__ = None
-
-
-def describe(leaf: Any) -> str:
-    """Describes a leaf by its dtype and shape; a leaf without them by its repr."""
-    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
-        return repr(leaf)
-    return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
 
 
 def rearrange(

@@ -1,4 +1,4 @@
-"""Shardings and varying mesh axes that are part of an array's type."""
+"""Types of arrays: as text, and their shardings and varying mesh axes."""
 
 import math
 from collections.abc import Sequence
@@ -31,6 +31,19 @@ def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(
         aval.shape, aval.dtype, sharding=sharding if is_explicit else None
     )
+
+
+def describe(x: Any) -> str:
+    """Returns the dtype and shape of `x` as JAX writes them, such as "float32[8,24]".
+
+    Args:
+        x: anything with a `shape` and a `dtype`, which may be its name; another object
+            gives its repr.
+    """
+    if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return repr(x)
+    name = getattr(x.dtype, "name", x.dtype)
+    return f"{name}[{','.join(map(str, x.shape))}]"
 
 
 def shape_of_slice(x: jax.Array) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from aqtlite import QTensor, Rule, config, convert_function, quantize_function
 from aqtlite.flax.nnx import AqtDotGeneral
 from aqtlite.program import injected
-from aqtlite.program.freezing import FrozenParameter
+from aqtlite.program.convert import FrozenParameter
 from aqtlite.quantization.fixed_scale import FixedScale
 from tests.common import nearest, normal
 from tests.replacing import assert_bits

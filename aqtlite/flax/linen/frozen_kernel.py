@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from aqtlite.program.serving.frozen_record import describe_array
 from aqtlite.program.serving.placeholder import Placeholder, none_if_false
+from aqtlite.shapes.sharding import describe
 
 
 @functools.partial(
@@ -29,7 +29,7 @@ class FrozenKernel(Placeholder, nn.meta.AxisMetadata):
     slices along the axis."""
 
     def __repr__(self) -> str:
-        return f"FrozenKernel({describe_array(self.shape, self.dtype)})"
+        return f"FrozenKernel({describe(self)})"
 
     def unbox(self) -> jax.Array:
         return self.values()

@@ -43,7 +43,7 @@ def boxed(stored: StoredWeight, boxes: Boxes) -> StoredWeight:
         boxes: boxes of the parameters.
     """
     side = stored.record.operand.side
-    box = _box(stored.axes(), boxes) if boxes else None
+    box = _box(stored.axes(), boxes)
     if box is None:
         return stored
     qtensor = _box_qtensor(stored.values[side], box)

@@ -33,7 +33,6 @@ from aqtlite.program.serving.model import (
     buffers_in,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-from aqtlite.program.serving.recording import outputs_of
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -127,7 +126,7 @@ class LinenModel(Model):
         of_rules = {one.key for one in weights} - injected
         traced, program = self._traces[call], self._programs[call]
         if injected:
-            recorder = _storing(injected, outputs_of, self._go_on(call))
+            recorder = _storing(injected, Contraction.weight_outputs, self._go_on(call))
             traced = self._traced(call, recorder, self._variables)
             program = self._program(traced) if of_rules else None
         inputs = [traced.inputs[0]]
@@ -137,13 +136,12 @@ class LinenModel(Model):
             traced = program.traced_record(self._variables, of_rules, stored)
             inputs.append(traced.inputs[1])
             stored = [*itertools.chain(*traced.outputs)]
-        parameters: dict[int, Parameter] = {}
-        buffers: dict[int, Buffer] = {}
+        read: dict[int, Parameter | Buffer] = {}
         for variables in inputs:
             numbers = jax.tree.leaves(variables["params"])
-            parameters.update(zip(numbers, self.parameters, strict=True))
-            buffers.update(self._buffers_in(variables))
-        return CallTrace(traced.jaxpr, parameters, buffers, tuple(stored))
+            read.update(zip(numbers, self.parameters, strict=True))
+            read.update(self._buffers_in(variables))
+        return CallTrace(traced.jaxpr, read, tuple(stored))
 
     def record_fingerprints(
         self,
@@ -158,7 +156,7 @@ class LinenModel(Model):
         recorder = _storing(keys, _fingerprint, lambda one, place: one.in_float())
         traced = self._traced(call, recorder, {**self._variables, "params": params})
         stored = callers.stored_operands(traced.outputs[1])
-        return CallTrace(traced.jaxpr, {}, {}, tuple(stored))
+        return CallTrace(traced.jaxpr, {}, tuple(stored))
 
     def serving(
         self,
@@ -166,13 +164,14 @@ class LinenModel(Model):
         frozen: Mapping[Parameter, Placeholder],
     ) -> dict[str, Any]:
         params = self._variables["params"]
-        boxes = partitioning.boxes_of(params, self.parameters)
+        is_boxed = any(map(nn.meta.is_axis_metadata, _nodes(params)))
+        boxes = partitioning.boxes_of(params, self.parameters) if is_boxed else {}
         collection: dict[str, Any] = {}
         for one in stored:
             tree = collection
             for step in one.module:
                 tree = tree.setdefault(step, {})
-            tree[one.name] = partitioning.boxed(one, boxes).entry
+            tree[one.name] = (partitioning.boxed(one, boxes) if boxes else one).entry
         return {
             **self._variables,
             "params": with_frozen_kernels(params, frozen),
@@ -299,6 +298,11 @@ def _storing(
 
 def _fingerprint(contraction: Contraction, side: Side) -> list[jax.Array]:
     return identity.fingerprint(contraction.array(side))
+
+
+def _nodes(params: Any) -> list[Any]:
+    """Returns the parameters in their boxes, if they have any."""
+    return jax.tree.leaves(params, is_leaf=nn.meta.is_axis_metadata)
 
 
 def _without_params(variables: Mapping[str, Any]) -> dict[str, Any]:

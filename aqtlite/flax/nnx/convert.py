@@ -15,7 +15,7 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import M, as_quantized, function_of
 from aqtlite.flax.nnx.variables import Frozen, Recipe, Sample, Statistics
 from aqtlite.jaxpr import scopes
-from aqtlite.program.freezing import FunctionCall, FunctionModel
+from aqtlite.program.convert import FunctionModel, program_of
 from aqtlite.program.program import Program
 from aqtlite.program.serving import conversion, planning
 from aqtlite.program.serving.frozen_record import IDENTITY, RECORD, recipe_name
@@ -163,8 +163,8 @@ class NnxModel(FunctionModel):
         programs = []
         for call in calls:
             _, *others = call.arguments
-            function = FunctionCall(function_of(model, call), tuple(others), {})
-            programs.append(function.program(params, state))
+            function = function_of(model, call)
+            programs.append(program_of(function, params, tuple(others), {}, state))
         _check_is_quantized(programs)
         super().__init__(programs, params, state)
 

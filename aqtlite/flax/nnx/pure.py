@@ -18,7 +18,7 @@ from aqtlite.flax.nnx.model import (
 )
 from aqtlite.jaxpr import analysis, tracing
 from aqtlite.program import injected
-from aqtlite.program.freezing import FrozenParameter
+from aqtlite.program.convert import FrozenParameter
 
 Path = tuple[Any, ...]
 

@@ -23,8 +23,7 @@ from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.variables import GradientStatistics
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.program import rules as rules_lib
-from aqtlite.program.convert import ServingFunction
-from aqtlite.program.freezing import has_frozen
+from aqtlite.program.convert import ServingFunction, has_frozen
 from aqtlite.program.naming import by_parameter
 from aqtlite.program.plan import Plan
 from aqtlite.program.quantize import QuantizedFunction

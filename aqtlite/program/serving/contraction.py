@@ -1,14 +1,43 @@
-"""Quantized contractions in the trace of a model."""
+"""Quantized contractions in the trace of a model, and the weights made of operands."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
+import jax
+
 from aqtlite import config
+from aqtlite.config import arithmetic
+from aqtlite.contraction import poison
 from aqtlite.operations import Operation, Side
+from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
+from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import smoothing
+from aqtlite.quantization import padding, quantizer, smoothing
 from aqtlite.quantization.statistics import States
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["qtensor", "original", "smoothed", "values"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class WeightOutputs:
+    """What a trace outputs for a weight: arrays, or their output indices."""
+
+    qtensor: Any
+    """The frozen weight, a `QTensor`."""
+
+    original: Any
+    """The float operand."""
+
+    smoothed: Any
+    """The operand that is quantized; `original` if nothing is smoothed."""
+
+    values: Any
+    """`identity.values_of(original)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +99,53 @@ class Contraction:
             for side, tensor, x in sides
             if tensor.is_quantized and not isinstance(x, QTensor)
         ]
+
+    def weight_outputs(self, side: Side) -> WeightOutputs:
+        """Returns what to record of an operand that is a weight."""
+        operand, x = self.operand(side), self.array(side)
+        lhs, rhs = self.smoothed_operands()
+        smoothed = lhs if side == "lhs" else rhs
+        qtensor = dataclasses.replace(
+            self._quantized(operand, smoothed), dtype=operand.dtype
+        )
+        return WeightOutputs(qtensor, x, smoothed, identity.values_of(x))
+
+    def _quantized(self, operand: Operand, x: Any) -> QTensor:
+        """Quantizes an operand as the contraction does, in the fastest layout."""
+        raw, states = self.cfg.fwd, self.states
+        tensor, other, state = raw.rhs, raw.lhs, states.rhs
+        if operand.side == "lhs":
+            tensor, other, state = raw.lhs, raw.rhs, states.lhs
+        path = f"fwd.{operand.side}"
+        # In the operation's order: blocks divide the axis of the last contracting pair.
+        axes = self.operation.axes(operand.side)
+        given, x = x, self._padded(operand, x)
+        if not tensor.is_quantized:
+            raise ValueError(f"{path} is not quantized: there is nothing to freeze")
+        quantized = quantizer.quantize_array(x, tensor, axes, path, state=state)
+        quantizer.check_scale(quantized.scale.shape, tensor, axes, path)
+        if tensor.calibration.is_blind:
+            marked = x, quantized, tensor, axes, path, state
+            quantized = poison.with_poisoned_scale(*marked)
+        if tensor.is_integer and other.is_integer and other.grid.zero_point_range:
+            quantized = quantizer.with_sums(quantized, axes.contracting)
+        if x.shape != given.shape:
+            widths = padding.widths(x, like=given)
+            quantized = dataclasses.replace(quantized, padding=widths)
+        # Sums of floats depend on the order in which the trained model contracts them.
+        if arithmetic.sums_integers(raw):
+            quantized = quantized.stored_in(operand.serving_order())
+        values = stored_values.to_save(quantized.qvalue)
+        return dataclasses.replace(quantized, qvalue=values)
+
+    def _padded(self, operand: Operand, x: Any) -> Any:
+        """Returns an operand padded as the contraction pads it."""
+        tensors = self.cfg.fwd.lhs, self.cfg.fwd.rhs
+        if all(tensor.blocks is None for tensor in tensors):
+            return x
+        pair = (x, self.rhs) if operand.side == "lhs" else (self.lhs, x)
+        lhs, rhs = padding.pad_operands(self.operation, *pair, tensors, "fwd")
+        return lhs if operand.side == "lhs" else rhs
 
 
 class OperandKey(NamedTuple):

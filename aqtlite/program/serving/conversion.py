@@ -96,8 +96,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     abstract = any(
         isinstance(variables[one], jax.ShapeDtypeStruct)
         for weight in weights
-        for read in (weight.sources, weight.buffers)
-        for one in read
+        for one in weight.inputs
     )
     run = jax.eval_shape if abstract else _run
     values: dict[int, Any] = {}
@@ -110,8 +109,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             if weight.recorded.trace is trace
         }
         part = slicing.slice_outputs(trace.jaxpr, outputs)
-        read: dict[int, Parameter | Buffer] = {**trace.parameters, **trace.buffers}
-        inputs = [read[i] for i in part.inputs]
+        inputs = [trace.inputs[i] for i in part.inputs]
         values.update(run(part, *(variables[one] for one in inputs)))
         origin = functools.cache(functools.partial(_origins, part, inputs))
         origins.update(dict.fromkeys(outputs, origin))
@@ -176,14 +174,12 @@ class WeightFreezer:
         self._compiled: dict[str, Any] = {}
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
-        """Quantizes a weight from the values of its sources and buffers, in order."""
+        """Quantizes a weight from the values of its `inputs`, in order."""
         recorded = weight.recorded
         outputs = weight.outputs, recorded.outputs.smoothed
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
-        sources = {**recorded.trace.parameters, **recorded.trace.buffers}
-        places = [
-            (*weight.sources, *weight.buffers).index(sources[i]) for i in part.inputs
-        ]
+        read = recorded.trace.inputs
+        places = [weight.inputs.index(read[i]) for i in part.inputs]
 
         def run(*values: jax.Array) -> FrozenWeight:
             stored, smoothed = part(*(values[place] for place in places))
@@ -191,7 +187,7 @@ class WeightFreezer:
             measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)
             if weight.compared:
-                stay = [values[weight.sources.index(one)] for one in weight.compared]
+                stay = [values[weight.inputs.index(one)] for one in weight.compared]
                 values_of_floats = identity.sample_parameters(stay)
             return FrozenWeight(qtensor, *measured, values_of_floats)
 

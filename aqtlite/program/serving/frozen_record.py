@@ -12,6 +12,7 @@ from aqtlite import config
 from aqtlite.config import representation
 from aqtlite.operations import Side
 from aqtlite.program.serving.identity import Identity
+from aqtlite.shapes.sharding import describe
 
 COLLECTION = "aqt"
 """Name of the collection of frozen weights, and of the optional rng stream."""
@@ -50,12 +51,7 @@ class Operand(NamedTuple):
         return self._replace(dtype=other.dtype) == other
 
     def __str__(self) -> str:
-        return f"{self.side} {describe_array(self.shape, self.dtype)}"
-
-
-def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
-    """Formats a shape and a dtype as JAX does, such as "float32[8,24]"."""
-    return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
+        return f"{self.side} {describe(self)}"
 
 
 @functools.partial(

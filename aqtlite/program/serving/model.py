@@ -280,11 +280,8 @@ class CallTrace:
     """The trace of one call of a model."""
 
     jaxpr: core.ClosedJaxpr
-    parameters: Mapping[int, Parameter]
-    """Inputs that are parameters, by index."""
-
-    buffers: Mapping[int, Buffer]
-    """Inputs that are other variables of the model, by index."""
+    inputs: Mapping[int, Parameter | Buffer]
+    """Inputs that are variables of the model, by index."""
 
     stored: tuple[StoredOperand, ...]
     """Stored operands, with the index of a jaxpr output in place of every array."""

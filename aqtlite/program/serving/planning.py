@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.program.serving import discovery, identity, recording
-from aqtlite.program.serving.discovery import Refusal
+from aqtlite.program.serving import identity
+from aqtlite.program.serving import weights as weights_lib
 from aqtlite.program.serving.frozen_record import IDENTITY, FrozenRecord
 from aqtlite.program.serving.model import (
     Buffer,
@@ -18,7 +18,7 @@ from aqtlite.program.serving.model import (
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder, sliced_axes
-from aqtlite.program.serving.recording import Member, RecordedWeight
+from aqtlite.program.serving.weights import Member, RecordedWeight, Refusal
 
 _Refusals = dict[Member, Refusal]
 """Reasons why operands are not frozen."""
@@ -50,14 +50,9 @@ class Weight:
         return self.recorded.parameters
 
     @property
-    def sources(self) -> tuple[Parameter, ...]:
-        """`parameters` and those that a learned calibration reads."""
-        return self.recorded.sources
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        """Other variables that its quantization reads."""
-        return self.recorded.buffers
+    def inputs(self) -> tuple[Parameter | Buffer, ...]:
+        """What its quantization reads, as in `RecordedWeight`."""
+        return self.recorded.inputs
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -125,18 +120,18 @@ def plan(model: Model) -> Plan:
     """Plans the conversion of a model for its calls.
 
     Raises:
-        ValueError: if no contraction is quantized, or as in `discovery.weights`.
+        ValueError: if no contraction is quantized, or as in `weights.chosen`.
     """
     calls = range(model.num_calls)
     discoveries = [model.discover(call) for call in calls]
-    discovery.check_some(discoveries)
+    weights_lib.check_some(discoveries)
     recorded: list[RecordedWeight] = []
     refusals: _Refusals = {}
     for call, one in enumerate(discoveries):
-        keys, not_weights = discovery.weights(one.operands)
+        keys, not_weights = weights_lib.chosen(one.operands)
         weights = [found for found in one.operands if found.key in keys]
         if weights:
-            recorded.extend(recording.record_weights(model, call, weights))
+            recorded.extend(weights_lib.record_weights(model, call, weights))
         refusals.update({(call, key): why for key, why in not_weights.items()})
     refusals.update(_copies(recorded))
     return _settle(model, discoveries, recorded, refusals, {})
@@ -193,7 +188,7 @@ def _identities(
         of_call = list(ones)
         injected = {one.key for one in of_call if one.found.is_injected}
         fingerprints = iter(
-            recording.fingerprints(model, call, injected, placeholders)
+            weights_lib.fingerprints(model, call, injected, placeholders)
             if injected
             else ()
         )

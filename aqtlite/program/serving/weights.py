@@ -1,0 +1,254 @@
+"""The weights among a model's operands: chosen, recorded in a trace, and identified.
+
+A weight is an operand that depends only on parameters and constants. Operands that
+cannot be frozen are returned with the reason.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from aqtlite.jaxpr import analysis, slicing
+from aqtlite.program.serving import identity
+from aqtlite.program.serving.contraction import OperandKey, WeightOutputs
+from aqtlite.program.serving.frozen_record import Operand
+from aqtlite.program.serving.model import (
+    Buffer,
+    CallTrace,
+    Discovery,
+    FoundOperand,
+    Model,
+    Parameter,
+)
+from aqtlite.program.serving.placeholder import Placeholder
+
+_Input = TypeVar("_Input", Parameter, Buffer)
+
+
+class Refusal(NamedTuple):
+    """The reason why an operand is not frozen."""
+
+    why: str
+    is_expected: bool = False
+    """Whether it is no candidate, such as an activation, or stays float on request."""
+
+
+def check_some(discoveries: Sequence[Discovery]) -> None:
+    """Raises ValueError if no contraction of any call is quantized."""
+    if any(one.operands for one in discoveries):
+        return
+    count = sum(one.num_contractions for one in discoveries)
+    if count:
+        raise ValueError(
+            f"nothing to freeze: the configs of all {count} contractions that were "
+            "traced quantize nothing (cfg=None or config.unquantized()). The model is "
+            "a float model, whose trained variables serve as they are"
+        )
+    raise ValueError(
+        "nothing to freeze: the method that was called has no AqtDotGeneral or "
+        "AqtEinsum with a config that quantizes, and no contraction that a rule "
+        "quantizes (plan says why)"
+    )
+
+
+def chosen(
+    operands: Iterable[FoundOperand],
+) -> tuple[frozenset[OperandKey], dict[OperandKey, Refusal]]:
+    """Returns the operands to freeze, and why others are not.
+
+    Args:
+        operands: operands of one call of the model.
+
+    Raises:
+        ValueError: if `frozen_operands` names one that depends on the inputs.
+    """
+    by_key: dict[OperandKey, list[FoundOperand]] = {}
+    for one in operands:
+        by_key.setdefault(one.key, []).append(one)
+    refusals = {key: _refusal(found) for key, found in by_key.items()}
+    chosen = {key for key, refusal in refusals.items() if refusal is None}
+    for key in sorted(chosen):
+        is_required = all(one.is_required for one in by_key[key])
+        if key.side == "lhs" and key._replace(side="rhs") in chosen and not is_required:
+            # The lhs may have been broadcast to the batch of the inputs.
+            chosen.discard(key)
+            refusals[key] = Refusal("the rhs is a weight, too", is_expected=True)
+    return frozenset(chosen), {k: r for k, r in refusals.items() if r is not None}
+
+
+def _refusal(found: list[FoundOperand]) -> Refusal | None:
+    refusals = [refusal for one in found if (refusal := _refusal_of(one)) is not None]
+    unexpected = [refusal for refusal in refusals if not refusal.is_expected]
+    return next(iter(unexpected + refusals), None)
+
+
+def _refusal_of(one: FoundOperand) -> Refusal | None:
+    shape = one.operand.shape
+    raw = one.cfg.fwd
+    if one.depends_on_inputs or one.depends_on_buffers:
+        if one.is_required and one.obstacle is None:
+            raise ValueError(
+                f"frozen_operands asks to freeze the {one}, but its value depends on "
+                "the model's inputs, on rngs, or on a collection other than 'params'; "
+                "use frozen_operands='auto'"
+            )
+        if one.depends_on_inputs:
+            return Refusal("its value depends on the inputs", is_expected=True)
+        return Refusal("its value depends on a collection other than 'params'")
+    if one.frozen_operands != "auto" and not one.is_required:
+        return Refusal("frozen_operands says so", is_expected=True)
+    if not one.parameters:
+        return Refusal("it is a constant", is_expected=True)
+    if one.obstacle is not None:
+        return Refusal(one.obstacle)
+    if raw.smoothing is not None and not raw.smoothing.has_state:
+        return Refusal(
+            "fwd.smoothing computes its scales from the activations of every call; "
+            "take them from statistics: "
+            "fwd.smoothing.lhs_calibration=calibration.MaxOverBatches()"
+        )
+    if math.prod(shape) == 1:
+        return Refusal("it is a single number", is_expected=True)
+    may_be_batch = set(one.batch_axes)
+    if one.operand.side == "lhs":
+        may_be_batch = set(range(len(shape))) - set(one.operand.contracting)
+    if not one.is_required and any(shape[axis] == 1 for axis in may_be_batch):
+        return Refusal("it has an axis of size one, which may be a batch")
+    return None
+
+
+Member = tuple[int, OperandKey]
+"""Index of a call, and the key of an operand in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedWeight:
+    """A weight in the trace of one call."""
+
+    index: tuple[int, int]
+    """Index of the call, and of the weight in that call."""
+
+    trace: CallTrace = dataclasses.field(repr=False)
+    found: FoundOperand
+    shape: tuple[int, ...]
+    """Shape including axes stacked by transformations."""
+
+    parameters: tuple[Parameter, ...]
+    """Parameters that it is made of, sorted."""
+
+    inputs: tuple[Parameter | Buffer, ...]
+    """What its quantization reads: `parameters` and those of a learned calibration,
+    sorted, and then other variables, sorted."""
+
+    outputs: WeightOutputs
+
+    @property
+    def key(self) -> OperandKey:
+        """Key of the operand in its call."""
+        return self.found.key
+
+    @property
+    def member(self) -> Member:
+        """Key of the operand among those of all calls."""
+        return self.index[0], self.key
+
+    @property
+    def operand(self) -> Operand:
+        """The operand as the contraction sees it."""
+        return self.found.operand
+
+    def made_like(self, other: "RecordedWeight") -> bool:
+        """Whether both are made of the same parameters in the same way."""
+        return (
+            self.found.identity is not None
+            and self.found.identity == other.found.identity
+            and (self.inputs, self.shape) == (other.inputs, other.shape)
+        )
+
+
+def record_weights(
+    model: Model, call: int, weights: Sequence[FoundOperand]
+) -> list[RecordedWeight]:
+    """Traces a call with its quantized weights as outputs.
+
+    Args:
+        model: the model.
+        call: index of the call.
+        weights: operands of the call that are weights.
+    """
+    by_key: dict[OperandKey, FoundOperand] = {}
+    for one in weights:
+        before = by_key.setdefault(one.key, one)
+        if before.identity != one.identity:
+            # Flax may trace a module twice, and compute it differently each time.
+            by_key[one.key] = dataclasses.replace(one, identity=None)
+    trace = model.record(call, weights)
+    depends = analysis.output_dependencies(trace.jaxpr)
+    result = []
+    for place, stored in enumerate(trace.stored):
+        outputs: WeightOutputs = stored.arrays
+        read = frozenset().union(*(depends[i] for i in jax.tree.leaves(outputs)))
+        made_of = {trace.inputs[i] for i in depends[outputs.original]}
+        inputs = {trace.inputs[i] for i in read}
+        result.append(
+            RecordedWeight(
+                index=(call, place),
+                trace=trace,
+                found=by_key[stored.key],
+                shape=trace.jaxpr.out_avals[outputs.original].shape,
+                parameters=tuple(_sorted(made_of, Parameter)),
+                inputs=(*_sorted(inputs, Parameter), *_sorted(inputs, Buffer)),
+                outputs=outputs,
+            )
+        )
+    return result
+
+
+def _sorted(inputs: Iterable[Parameter | Buffer], kind: type[_Input]) -> list[_Input]:
+    """Returns the parameters, or the buffers, in ascending order."""
+    return sorted(one for one in inputs if isinstance(one, kind))
+
+
+def fingerprints(
+    model: Model,
+    call: int,
+    keys: Collection[OperandKey],
+    frozen: Mapping[Parameter, Placeholder],
+) -> list[identity.Fingerprint | None]:
+    """Evaluates the fingerprints that operands will have at serving time.
+
+    Args:
+        model: the model.
+        call: index of the call.
+        keys: keys of weights of injected contractions.
+        frozen: placeholders of the frozen parameters.
+
+    Returns:
+        For each weight, in the order of `record_weights`, its fingerprint; None if that
+        depends on values that stay in float, or as in `identity.from_values`.
+    """
+
+    trace = model.record_fingerprints(call, keys, frozen)
+    depends = analysis.output_dependencies(trace.jaxpr)
+    stored = [one.arrays for one in trace.stored]
+    fixed = {
+        i: outputs
+        for i, outputs in enumerate(stored)
+        if not any(depends[output] for output in outputs)
+    }
+    evaluated = slicing.slice_outputs(trace.jaxpr, fixed)
+    # Compiled as a whole: evaluated eagerly, each equation would be a program.
+    program = jax.jit(core.jaxpr_as_fun(evaluated.jaxpr)).lower().compile()
+    with jax.ensure_compile_time_eval(), jax.debug_nans(False):
+        values = evaluated.unflatten(program())
+        return [
+            identity.from_values([np.asarray(value) for value in values[i]])
+            if i in values
+            else None
+            for i in range(len(stored))
+        ]
