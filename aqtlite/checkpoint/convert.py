@@ -9,10 +9,9 @@ import rich.console
 from flax import nnx
 
 from aqtlite.checkpoint import run
-from aqtlite.checkpoint.calibrated import calibrated
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.job import job_of
-from aqtlite.checkpoint.load_float import open_float, variables_of
+from aqtlite.checkpoint.load_float import calibrated, open_float, variables_of
 from aqtlite.checkpoint.report import Report
 from aqtlite.flax.linen.quantize_model import Model
 

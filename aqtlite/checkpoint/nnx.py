@@ -26,10 +26,15 @@ from aqtlite.flax.call import Call
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.nnx.calibrate import calibrate_in_float
 from aqtlite.flax.nnx.convert import plan
-from aqtlite.flax.nnx.model import ATTRIBUTE, ATTRIBUTES, QuantizedModel
+from aqtlite.flax.nnx.model import (
+    ATTRIBUTE,
+    ATTRIBUTES,
+    QuantizedModel,
+    Sample,
+    is_weight,
+)
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import as_quantized, init_state
-from aqtlite.flax.nnx.variables import Sample, is_weight
 from aqtlite.jaxpr import tracing
 from aqtlite.program.convert import FrozenParameter
 from aqtlite.program.serving.frozen_record import COLLECTION, IDENTITY, RECORD

@@ -10,15 +10,14 @@ import rich.console
 from absl import logging
 from rich import filesize
 
-from aqtlite.checkpoint import manifest_json, pipeline, replacement, table
+from aqtlite.checkpoint import manifest_json, pipeline, replacement
 from aqtlite.checkpoint import staging as staging_lib
 from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader, Writer, writer_for
 from aqtlite.checkpoint.job import Job
 from aqtlite.checkpoint.manifest import Manifest, completed
 from aqtlite.checkpoint.names import check_tree
-from aqtlite.checkpoint.progress import byte_progress
-from aqtlite.checkpoint.report import Report, report_of, size_of
+from aqtlite.checkpoint.report import Report, report_of, size_of, summary
 
 _MARGIN = 1 << 24  # bytes of disk space for metadata
 
@@ -75,7 +74,7 @@ def run(
     finally:
         staging.close()
     report = report_of(done, time.perf_counter() - start, size_of(target))
-    logging.info("converted %s to %s: %s", source.path, target, table.summary(report))
+    logging.info("converted %s to %s: %s", source.path, target, summary(report))
     return report
 
 
@@ -98,7 +97,7 @@ def _write(
     logging.info("converting %d bytes of %s to %s", work, source.path, target)
     try:
         with (
-            byte_progress(console, work) as on_bytes,
+            pipeline.byte_progress(console, work) as on_bytes,
             pipeline.freezing(
                 job, source, staging, allow_nonfinite, on_bytes
             ) as frozen,

@@ -3,7 +3,7 @@
 import argparse
 
 from aqtlite import checkpoint
-from aqtlite.checkpoint import table
+from aqtlite.checkpoint.report import table
 from aqtlite.cli import factory, output
 from aqtlite.cli.configs import config_of
 from aqtlite.cli.examples import Examples
@@ -44,4 +44,4 @@ def run(args: argparse.Namespace) -> None:
         output.print_json(report.to_dict())
     else:
         console = output.results()
-        console.print(table.table(report))
+        console.print(table(report))

@@ -3,7 +3,8 @@
 import argparse
 
 from aqtlite.checkpoint import contents as contents_lib
-from aqtlite.checkpoint import load, table
+from aqtlite.checkpoint import load
+from aqtlite.checkpoint.report import table
 from aqtlite.cli import factory, output
 from aqtlite.errors import UserError
 
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
         if args.json:
             output.print_json(report.to_dict())
         else:
-            console.print(table.table(report))
+            console.print(table(report))
         return
     if args.json:
         output.print_json(contents.to_dict())

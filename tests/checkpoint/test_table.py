@@ -6,8 +6,13 @@ import io
 import pytest
 import rich.console
 
-from aqtlite.checkpoint import table
-from aqtlite.checkpoint.report import Report, Row
+from aqtlite.checkpoint.report import (
+    Report,
+    Row,
+    summary,
+    table,
+    without_constant_steps,
+)
 
 LONG = "encoder/layers_{}/multi_head_dot_product_attention/query/kernel"
 ROW = Row("", ("params/w",), (4096, 16, 256), "int8", 4096, 67108864, 16793600, 43.26)
@@ -28,7 +33,7 @@ def report(paths):
 
 def shown(paths, width):
     console = rich.console.Console(file=io.StringIO(), width=width)
-    console.print(table.table(report(paths)))
+    console.print(table(report(paths)))
     return console.file.getvalue()
 
 
@@ -69,7 +74,7 @@ def test_paths_are_whole_where_there_is_room():
     ],
 )
 def test_constant_steps(paths, shared, rest):
-    assert table.without_constant_steps(paths) == (shared, rest)
+    assert without_constant_steps(paths) == (shared, rest)
 
 
 def test_the_summary():
@@ -80,6 +85,6 @@ def test_the_summary():
 
 def test_nothing_frozen_and_nothing_run():
     plan = dataclasses.replace(report([]), seconds=None, bytes_on_disk=None)
-    assert table.summary(plan) == (
+    assert summary(plan) == (
         "0 frozen, 12 kept\n400.0 MB to 50.0 MB, 0.12 of the float size"
     )

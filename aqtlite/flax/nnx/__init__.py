@@ -8,20 +8,25 @@ weights of both. Read `quantize` first.
 from aqtlite.flax.call import Call
 from aqtlite.flax.nnx.calibrate import calibrate, calibrate_in_float
 from aqtlite.flax.nnx.convert import convert, convert_in_place
-from aqtlite.flax.nnx.embed import AqtEmbed
 from aqtlite.flax.nnx.injection import (
     AqtConvGeneralDilated,
     AqtDotGeneral,
     AqtEinsum,
+    AqtEmbed,
 )
-from aqtlite.flax.nnx.model import Quantization, QuantizedModel
+from aqtlite.flax.nnx.model import (
+    Frozen,
+    GradientStatistics,
+    Quantization,
+    QuantizedModel,
+    Statistics,
+)
 from aqtlite.flax.nnx.quantize import (
     init_state,
     overwrite_with_gradient,
     plan,
     quantize_model,
 )
-from aqtlite.flax.nnx.variables import Frozen, GradientStatistics, Statistics
 
 __all__ = [
     "AqtConvGeneralDilated",

@@ -7,9 +7,8 @@ from absl import logging
 from flax import nnx
 
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.flax.nnx.model import QuantizedModel
+from aqtlite.flax.nnx.model import QuantizedModel, Statistics
 from aqtlite.flax.nnx.quantize import call_method, check_quantized, gather, init_state
-from aqtlite.flax.nnx.variables import Statistics
 
 
 def calibrate(

@@ -10,10 +10,17 @@ from flax import nnx
 from aqtlite.contraction import differentiation
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.nnx import partitioning
-from aqtlite.flax.nnx.model import QuantizedModel, float_class_of, state_of
+from aqtlite.flax.nnx.model import (
+    Frozen,
+    QuantizedModel,
+    Recipe,
+    Sample,
+    Statistics,
+    float_class_of,
+    state_of,
+)
 from aqtlite.flax.nnx.pure import PureCall
 from aqtlite.flax.nnx.quantize import M, as_quantized, function_of
-from aqtlite.flax.nnx.variables import Frozen, Recipe, Sample, Statistics
 from aqtlite.jaxpr import scopes
 from aqtlite.program.convert import FunctionModel, program_of
 from aqtlite.program.program import Program

@@ -1,10 +1,11 @@
-"""The quantized contractions to inject into NNX layers."""
+"""The quantized contractions to inject into NNX layers, and an embedding for them."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+from flax import nnx
 
 from aqtlite import config, operations
 from aqtlite.contraction.contract import Options, as_operands, contract
@@ -69,7 +70,6 @@ class AqtDotGeneral(Injected):
     layers. `convert` freezes the weights of a model with such layers.
 
     >>> import jax.numpy as jnp
-    >>> from flax import nnx
     >>> layer = nnx.Linear(
     ...     3, 4, dot_general=AqtDotGeneral(config.fully_quantized()), rngs=nnx.Rngs(0)
     ... )
@@ -106,7 +106,6 @@ class AqtEinsum(Injected):
     Pass it as `einsum_op=` of `nnx.Einsum`.
 
     >>> import jax.numpy as jnp
-    >>> from flax import nnx
     >>> layer = nnx.Einsum(
     ...     "bk,kn->bn", (3, 4), einsum_op=AqtEinsum(config.fully_quantized()),
     ...     rngs=nnx.Rngs(0),
@@ -137,7 +136,6 @@ class AqtConvGeneralDilated(Injected):
     """A quantized `conv_general_dilated` for `nnx.Conv`.
 
     >>> import jax.numpy as jnp
-    >>> from flax import nnx
     >>> conv = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0), conv_general_dilated=(
     ...     AqtConvGeneralDilated(config.fully_quantized())))
     >>> conv(jnp.ones((2, 8, 8, 3))).shape
@@ -177,3 +175,39 @@ class AqtConvGeneralDilated(Injected):
         )
         options = Options(precision, preferred_element_type, out_sharding)
         return self.run(operation, lhs, rhs, options)
+
+
+class AqtEmbed(nnx.Embed):
+    """`flax.nnx.Embed` with a `dot_general` argument for `attend`.
+
+    Its other arguments and its parameter are those of `nnx.Embed`. The table stays in
+    float for lookups.
+
+    >>> import jax.numpy as jnp
+    >>> from aqtlite import config
+    >>> from aqtlite.flax.nnx import AqtDotGeneral
+    >>> dot_general = AqtDotGeneral(config.fully_quantized())
+    >>> embed = AqtEmbed(8, 4, dot_general=dot_general, rngs=nnx.Rngs(0))
+    >>> embed.attend(embed(jnp.array([[3, 1, 2]]))).shape
+    (1, 3, 8)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        dot_general: Any = jax.lax.dot_general,
+        rngs: nnx.Rngs,
+        **kwargs: Any,
+    ):
+        super().__init__(num_embeddings, features, rngs=rngs, **kwargs)
+        self.dot_general = dot_general
+
+    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Contracts a query with each row, as `nnx.Embed.attend` does."""
+        query, table = self.promote_dtype(
+            (query, self.embedding[...]), dtype=self.dtype
+        )
+        dims = (((query.ndim - 1,), (1,)), ((), ()))
+        return self.dot_general(query, table, dims, out_sharding=out_sharding)

@@ -11,6 +11,7 @@ from flax import nnx
 from aqtlite.flax.nnx.model import (
     ATTRIBUTE,
     KINDS,
+    GradientStatistics,
     Quantization,
     QuantizedModel,
     collection_of,
@@ -20,7 +21,6 @@ from aqtlite.flax.nnx.model import (
     state_of,
 )
 from aqtlite.flax.nnx.pure import PureCall
-from aqtlite.flax.nnx.variables import GradientStatistics
 from aqtlite.jaxpr import sites, tracing
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.convert import ServingFunction, has_frozen
