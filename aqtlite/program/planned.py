@@ -94,7 +94,10 @@ class PlannedContraction:
         return self.op == "dot_general" and is_weight
 
     def in_order(self, values: Sequence[Any]) -> list[Any]:
-        """Returns its inputs in the order of the config: a single weight second."""
+        """Returns its inputs in the order of the config: a single weight second.
+
+        Called twice, it returns those of the equation.
+        """
         lhs, rhs, *rest = values
         return [rhs, lhs, *rest] if self.is_exchanged else [lhs, rhs, *rest]
 
@@ -108,7 +111,17 @@ class PlannedContraction:
         Args:
             values: the inputs of its equation, or their types.
         """
-        return _operation_of(self.site.eqn, values, exchanged=self.is_exchanged)
+        lhs, rhs, *rest = self.in_order(values)
+        params = self.site.eqn.params
+        if self.op == "dot_general":
+            dims = params["dimension_numbers"]
+            if self.is_exchanged:
+                dims = tuple((second, first) for first, second in dims)
+            return operations.DotGeneral.of(dims, lhs.shape, rhs.shape)
+        if self.op == "conv_general_dilated":
+            geometry = (params[name] for name in _GEOMETRY)
+            return operations.ConvGeneralDilated.of(lhs.shape, rhs.shape, *geometry)
+        return ragged_dot.ragged_operation(lhs, rhs, rest[0])
 
     @property
     def operation_name(self) -> str:
@@ -127,8 +140,29 @@ class PlannedContraction:
             operands: result of `in_order`; the first two may be `QTensor`s.
             states: states of the calibrations.
         """
-        exchanged = self.is_exchanged
-        return [_contract(self.site.eqn, cfg, operands, states, exchanged=exchanged)]
+        lhs, rhs, *_ = operands
+        eqn, operation = self.site.eqn, self.operation(self.in_order(operands))
+        takes_precision = operation.takes_precision and arithmetic.contracts_floats(cfg)
+        options = contraction.Options(
+            precision=eqn.params["precision"] if takes_precision else None,
+            preferred_element_type=eqn.outvars[0].aval.dtype,
+            out_sharding=eqn.params["out_sharding"],
+            states=states,
+            order=self._order(lhs.ndim) if self.is_exchanged else None,
+        )
+        out = contraction.contract(cfg, operation, lhs, rhs, options)
+        return [cast(jax.Array, out)]  # Rules quantize no results.
+
+    def _order(self, lhs_ndim: int) -> tuple[int, ...]:
+        """Returns the permutation of an exchanged contraction's result.
+
+        It moves the remaining axes of the first operand behind those of the second.
+        """
+        eqn = self.site.eqn
+        (_, rhs_ca), (batch, _) = eqn.params["dimension_numbers"]
+        start, end = len(batch), lhs_ndim - len(rhs_ca)
+        ndim = len(eqn.outvars[0].aval.shape)
+        return (*range(start), *range(end, ndim), *range(start, end))
 
     def in_float(self, values: Sequence[Any]) -> list[jax.Array]:
         """Evaluates it in float.
@@ -136,8 +170,19 @@ class PlannedContraction:
         Args:
             values: the inputs of its equation.
         """
-        cfg = config.unquantized()
-        return [_contract(self.site.eqn, cfg, values, States(), exchanged=False)]
+        eqn = self.site.eqn
+        return [eqn.primitive.bind(*values, **eqn.params)]
+
+
+_GEOMETRY = (
+    "window_strides",
+    "padding",
+    "lhs_dilation",
+    "rhs_dilation",
+    "dimension_numbers",
+    "feature_group_count",
+    "batch_group_count",
+)
 
 
 def why_not_quantized(eqn: Any) -> str | None:
@@ -164,89 +209,6 @@ def why_not_quantized(eqn: Any) -> str | None:
         ):
             return "it is a ragged_dot_general of other axes than lax.ragged_dot's"
     return None
-
-
-def _operation_of(eqn: Any, values: Sequence[Any], *, exchanged: bool) -> Operation:
-    """The operation of an equation.
-
-    Args:
-        eqn: the equation.
-        values: its inputs.
-        exchanged: whether to exchange the operands of a `dot_general`.
-    """
-    lhs, rhs, *rest = values
-    if eqn.primitive.name == "dot_general":
-        dims = eqn.params["dimension_numbers"]
-        if exchanged:
-            lhs, rhs, dims = rhs, lhs, _exchanged(dims)
-        return operations.DotGeneral.of(dims, lhs.shape, rhs.shape)
-    if eqn.primitive.name == "conv_general_dilated":
-        return operations.ConvGeneralDilated.of(
-            lhs.shape, rhs.shape, *_geometry(eqn.params)
-        )
-    return ragged_dot.ragged_operation(lhs, rhs, rest[0])
-
-
-def _contract(
-    eqn: Any,
-    cfg: DotGeneral,
-    values: Sequence[Any],
-    states: States,
-    *,
-    exchanged: bool,
-) -> jax.Array:
-    """Evaluates an equation as a quantized contraction.
-
-    Args:
-        eqn: the equation.
-        cfg: its config.
-        values: its inputs; the first two may be exchanged, and may be `QTensor`s.
-        states: states of the calibrations.
-        exchanged: whether the first value is the rhs of the equation.
-    """
-    lhs, rhs, *rest = values
-    own = (rhs, lhs, *rest) if exchanged else values
-    operation = _operation_of(eqn, own, exchanged=exchanged)
-    takes_precision = not cfg.is_quantized or (
-        operation.takes_precision and arithmetic.contracts_floats(cfg)
-    )
-    options = contraction.Options(
-        precision=eqn.params["precision"] if takes_precision else None,
-        preferred_element_type=eqn.outvars[0].aval.dtype,
-        out_sharding=eqn.params["out_sharding"],
-        states=states,
-        order=_order(eqn, lhs.ndim) if exchanged else None,
-    )
-    out = contraction.contract(cfg, operation, lhs, rhs, options)
-    return cast(jax.Array, out)  # Rules quantize no results.
-
-
-def _order(eqn: Any, lhs_ndim: int) -> tuple[int, ...]:
-    """Returns the permutation of an exchanged contraction's result.
-
-    It moves the remaining axes of the first operand behind those of the second.
-    """
-    (_, rhs_ca), (batch, _) = eqn.params["dimension_numbers"]
-    start, end = len(batch), lhs_ndim - len(rhs_ca)
-    ndim = len(eqn.outvars[0].aval.shape)
-    return (*range(start), *range(end, ndim), *range(start, end))
-
-
-def _exchanged(dims: Any) -> Any:
-    (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    return (rhs_ca, lhs_ca), (rhs_ba, lhs_ba)
-
-
-def _geometry(params: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        params["window_strides"],
-        params["padding"],
-        params["lhs_dilation"],
-        params["rhs_dilation"],
-        params["dimension_numbers"],
-        params["feature_group_count"],
-        params["batch_group_count"],
-    )
 
 
 def equation_of(eqn: Any) -> str | None:

@@ -26,18 +26,22 @@ _Refusals = dict[Member, Refusal]
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A weight to freeze."""
+    """A weight to freeze: recorded operands that are one weight of one module."""
 
-    module: tuple[str, ...]
-    """Path of the module that contracts it."""
-
-    name: str
     record: FrozenRecord
     recorded: RecordedWeight
     """One of its members, as recorded."""
 
     members: tuple[Member, ...]
     """Operands, of any call, that this weight serves."""
+
+    name: str = ""
+    """Name among the weights of its module; empty while they are planned."""
+
+    @property
+    def module(self) -> tuple[str, ...]:
+        """Path of the module that contracts it."""
+        return self.recorded.key.path
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -165,13 +169,15 @@ def _settle(
         ]
         removed = _removed(discoveries, kept)
         identities = _identities(model, kept, _placeholders(removed, kept))
-        groups, refused = _grouped(identities, floats, removed)
+        weights, refused = _grouped(identities, floats, removed)
         if not refused:
             break
         refusals.update(refused)
-    names = names or _names(groups)
-    weights = tuple(_weight(one, names, floats, removed) for one in groups)
-    return Plan(model, discoveries, recorded, weights, removed, refusals)
+    names = names or _names(weights)
+    weights = [
+        dataclasses.replace(one, name=names[one.recorded.index]) for one in weights
+    ]
+    return Plan(model, discoveries, recorded, tuple(weights), removed, refusals)
 
 
 _Identified = list[tuple[RecordedWeight, identity.Identity | None]]
@@ -197,15 +203,6 @@ def _identities(
             for one in of_call
         ]
     return identified
-
-
-@dataclasses.dataclass(frozen=True)
-class _Group:
-    """Recorded operands that are one weight of one module."""
-
-    members: tuple[Member, ...]
-    recorded: RecordedWeight
-    identity: identity.Identity | None
 
 
 def _copies(recorded: Iterable[RecordedWeight]) -> _Refusals:
@@ -262,9 +259,9 @@ def _grouped(
     identified: _Identified,
     floats: Sequence[FoundOperand],
     removed: frozenset[Parameter],
-) -> tuple[list[_Group], _Refusals]:
+) -> tuple[list[Weight], _Refusals]:
     """Groups operands into distinct weights, and refuses those that look alike."""
-    groups: list[_Group] = []
+    weights: list[Weight] = []
     refused: _Refusals = {}
     for one, found in identified:
         gone = removed.intersection(one.parameters)
@@ -280,28 +277,29 @@ def _grouped(
             continue
         # A weight of floats is identified by stored values, not by a fingerprint.
         found = found if gone or is_static else None
-        for index, group in enumerate(groups):
-            if _alike(group, one, found):
-                members = (*group.members, one.member)
-                if not is_static and not group.recorded.made_like(one):
+        for index, weight in enumerate(weights):
+            if _alike(weight, one, found):
+                members = (*weight.members, one.member)
+                if not is_static and not weight.recorded.made_like(one):
                     why = Refusal("another weight of its module looks the same")
                     refused.update(dict.fromkeys(members, why))
-                groups[index] = dataclasses.replace(group, members=members)
+                weights[index] = dataclasses.replace(weight, members=members)
                 break
         else:
-            groups.append(_Group((one.member,), one, found))
-    for group in groups:
-        others: list[RecordedWeight | FoundOperand] = [*floats]
-        others += [other.recorded for other in groups if other is not group]
-        if group.identity is None and any(
-            _share_a_place(other, group.recorded) for other in others
-        ):
+            record = _record(one, found, floats, removed)
+            weights.append(Weight(record, one, (one.member,)))
+    for weight in weights:
+        others = [other.recorded for other in weights if other is not weight]
+        is_shared = weight.record.beside_floats or any(
+            _share_a_place(other, weight.recorded) for other in others
+        )
+        if weight.record.identity is None and is_shared:
             why = Refusal(
                 "its parameter is read elsewhere, too, and its module contracts other "
                 "operands of this shape"
             )
-            refused.update(dict.fromkeys(group.members, why))
-    return groups, refused
+            refused.update(dict.fromkeys(weight.members, why))
+    return weights, refused
 
 
 def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) -> bool:
@@ -309,56 +307,52 @@ def _share_a_place(one: RecordedWeight | FoundOperand, other: RecordedWeight) ->
     return one.key.path == other.key.path and one.operand.is_like(other.operand)
 
 
-def _alike(group: _Group, one: RecordedWeight, found: identity.Identity | None) -> bool:
-    """Whether serving could not tell a weight from a group's."""
-    first = group.recorded
+def _alike(
+    weight: Weight, one: RecordedWeight, found: identity.Identity | None
+) -> bool:
+    """Whether serving could not tell a recorded operand from a weight."""
+    first, identified = weight.recorded, weight.record.identity
     if (first.key.path, first.operand, first.found.cfg) != (
         one.key.path,
         one.operand,
         one.found.cfg,
     ):
         return False
-    if group.identity is None or found is None:
-        return group.identity is found
-    return identity.same(group.identity, found, one.operand.dtype)
+    if identified is None or found is None:
+        return identified is found
+    return identity.same(identified, found, one.operand.dtype)
 
 
-def _weight(
-    group: _Group,
-    names: Mapping[tuple[int, int], str],
+def _record(
+    one: RecordedWeight,
+    found: identity.Identity | None,
     floats: Sequence[FoundOperand],
     removed: frozenset[Parameter],
-) -> Weight:
-    recorded = group.recorded
-    record = FrozenRecord(
-        cfg=recorded.found.cfg,
-        operand=recorded.operand,
-        identity=group.identity,
-        made_of=_made_of(recorded),
-        beside_floats=any(_share_a_place(one, recorded) for one in floats),
-        removed=tuple(str(one) for one in recorded.parameters if one in removed),
+) -> FrozenRecord:
+    return FrozenRecord(
+        cfg=one.found.cfg,
+        operand=one.operand,
+        identity=found,
+        made_of=_made_of(one),
+        beside_floats=any(_share_a_place(other, one) for other in floats),
+        removed=tuple(str(x) for x in one.parameters if x in removed),
     )
-    name = names[recorded.index]
-    return Weight(recorded.key.path, name, record, recorded, group.members)
 
 
-def _names(groups: list[_Group]) -> dict[tuple[int, int], str]:
+def _names(weights: Sequence[Weight]) -> dict[tuple[int, int], str]:
     """Names every weight after its parameters; returns names by index."""
     taken = {
-        path[: i + 1]
-        for path in (group.recorded.key.path for group in groups)
-        for i in range(len(path))
+        weight.module[: i + 1] for weight in weights for i in range(len(weight.module))
     }
     names = {}
-    for group in groups:
-        recorded = group.recorded
-        base = recorded.found.name or "+".join(_made_of(recorded))
+    for weight in weights:
+        base = weight.recorded.found.name or "+".join(weight.record.made_of)
         name, repeat = base, 0
-        while (*recorded.key.path, name) in taken:
+        while (*weight.module, name) in taken:
             repeat += 1
             name = f"{base}_{repeat}"
-        taken.add((*recorded.key.path, name))
-        names[recorded.index] = name
+        taken.add((*weight.module, name))
+        names[weight.recorded.index] = name
     return names
 
 
