@@ -25,6 +25,7 @@ from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.recipes import (
     fp8,
     fully_quantized,
+    gptq,
     lsq,
     lsq_weight_only,
     qat,
@@ -36,6 +37,7 @@ from aqtlite.config.recipes import (
 )
 from aqtlite.config.registry import register
 from aqtlite.config.representation import differences
+from aqtlite.config.rounding import Gptq
 from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
@@ -45,6 +47,7 @@ __all__ = [
     "Blocks",
     "DotGeneral",
     "DotGeneralRaw",
+    "Gptq",
     "LocalAqt",
     "Preset",
     "Presets",
@@ -56,6 +59,7 @@ __all__ = [
     "fp8",
     "from_json",
     "fully_quantized",
+    "gptq",
     "lsq",
     "lsq_weight_only",
     "mxfp4",

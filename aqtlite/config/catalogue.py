@@ -94,6 +94,12 @@ _PRESETS = MappingProxyType(
             "serving with less memory, also without training",
             "",
         ),
+        "gptq": Preset(
+            recipes.gptq,
+            "int4 or fewer bits for weights rounded by GPTQ, floats for the rest",
+            "serving a trained model with the least memory, without training",
+            _STATISTICS,
+        ),
         "w4a8": Preset(
             recipes.w4a8,
             "int4 weights, int8 activations and gradients",

@@ -1,5 +1,7 @@
 """Description of a config as tables."""
 
+import dataclasses
+
 from aqtlite import calibration as calibrations
 from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
@@ -120,6 +122,9 @@ def _cells(
 
 
 def _rounding(tensor: Tensor, is_forward: bool) -> str:
+    if tensor.rounding is not None:
+        nearest = _rounding(dataclasses.replace(tensor, rounding=None), is_forward)
+        return f"{nearest}, by GPTQ at conversion"
     if not tensor.needs_noise:
         return "nearest"
     words = ["stochastic"]

@@ -14,6 +14,8 @@ from aqtlite.numerics import Numerics, fields
 
 _IS_TENSOR = fields.instance(Tensor, "a config.Tensor")
 
+_BACKWARD = ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs")
+
 # Above the classes, because a default such as `DotGeneralRaw()` is validated while the
 # classes are being defined.
 
@@ -298,6 +300,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "the forward contraction smoothed stays so in them. Set "
                     f"fwd.smoothing, and leave {path}.smoothing None"
                 )
+        self._check_rounding()
         for path in ("fwd.lhs", "fwd.rhs"):
             tensor = _at(self, path)
             if (
@@ -311,10 +314,25 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     f"activations are rounded; override {name}.to_nearest, or use the "
                     "grid for gradients alone (dlhs and drhs)"
                 )
-        for path in ("dlhs.lhs", "dlhs.rhs", "drhs.lhs", "drhs.rhs"):
+        for path in _BACKWARD:
             _check_backward_calibration(path, _at(self, path))
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
+
+    def _check_rounding(self) -> None:
+        for path in ("fwd.lhs", *_BACKWARD, "out"):
+            if _at(self, path).rounding is not None:
+                raise ValueError(
+                    f"{path}.rounding={_at(self, path).rounding!r} would have no "
+                    "effect: only frozen weights, which are fwd.rhs, are rounded at "
+                    f"conversion. Set fwd.rhs.rounding, and leave {path}.rounding None"
+                )
+        if self.fwd.rhs.rounding is not None and self.fwd.smoothing is not None:
+            raise ValueError(
+                f"fwd.rhs.rounding={self.fwd.rhs.rounding!r} and fwd.smoothing: the "
+                "statistics of the inputs would be those before smoothing; leave one "
+                "of the two None"
+            )
 
     def _check_out(self) -> None:
         _IS_TENSOR(self.out, "out")

@@ -5,7 +5,9 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from aqtlite import calibration, numerics
+from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
@@ -106,6 +108,42 @@ def qat(bits: int = 8) -> DotGeneral:
     """
     numerics.IntSymmetric(bits=bits)  # None would leave the forward in float.
     return fully_quantized(fwd_bits=bits, bwd_bits=None)
+
+
+def gptq(bits: int = 4, size: int = 128) -> DotGeneral:
+    """Weights of few bits, rounded by GPTQ at conversion, and all else in float.
+
+    Frantar et al. 2022, arXiv:2210.17323 (`Gptq`), on a grid with a zero point, with a
+    range for each `size` inputs and output that has the least squared error. Conversion
+    needs statistics of the activations, gathered by `aqtlite.flax.calibrate_in_float`.
+    For models that are trained already: until they are converted, weights are rounded
+    to nearest, and the search for ranges runs at every call.
+
+    >>> gptq(bits=3).fwd.rhs
+    Tensor(
+        numerics=IntAffine(bits=3, signed=False),
+        calibration=MseSearch(),
+        blocks=Blocks(size=128, fit=True),
+        rounding=Gptq(),
+    )
+
+    Args:
+        bits: width of the weights.
+        size: number of inputs that share a scale; smaller where it does not divide
+            their number.
+
+    Raises:
+        TypeError: if an argument is not an int.
+        ValueError: if `bits` is out of the range of `numerics.IntAffine`, or `size` is
+            below 1.
+    """
+    changes = {
+        "fwd.rhs.numerics": numerics.IntAffine(bits=bits),
+        "fwd.rhs.calibration": calibration.MseSearch(),
+        "fwd.rhs.blocks": Blocks(size=size, fit=True),
+        "fwd.rhs.rounding": Gptq(),
+    }
+    return update(weight_only(), changes)
 
 
 def w4a8(*, bwd_bits: int | None = 8) -> DotGeneral:

@@ -7,13 +7,14 @@ from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.local_aqt import LocalAqt
+from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
 
 _FAMILIES = numerics.Numerics, calibration.Calibration, noise.Noise
-_PARTS = Blocks, DotGeneral, DotGeneralRaw, LocalAqt, Smoothing, Tensor
+_PARTS = Blocks, DotGeneral, DotGeneralRaw, Gptq, LocalAqt, Smoothing, Tensor
 
 _offered = [
     one

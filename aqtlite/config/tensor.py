@@ -15,6 +15,7 @@ from aqtlite import numerics as grids
 from aqtlite.calibration import scale_grids
 from aqtlite.config import representation
 from aqtlite.config.blocks import Blocks
+from aqtlite.config.rounding import Gptq
 from aqtlite.numerics import fields
 
 _FLAGS = ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant", "find_nan")
@@ -28,6 +29,7 @@ _TYPES = {
         noises.Noise, "an aqtlite.noise.Noise such as CounterHash()"
     ),
     "blocks": fields.instance(Blocks | None, "a config.Blocks or None"),
+    "rounding": fields.instance(Gptq | None, "a config.Gptq or None"),
     **dict.fromkeys(_FLAGS, fields.flag),
 }
 
@@ -204,6 +206,10 @@ class Tensor(representation.CompactRepr):
     it, only the first and last elements of each row are checked. Statistics that are
     still being updated always check all elements."""
 
+    rounding: Gptq | None = None
+    """Rounding of frozen weights at conversion, only in `fwd.rhs`. None: as in
+    training."""
+
     noise: noises.Noise = noises.CounterHash()
     """Source of the noise for stochastic rounding."""
 
@@ -230,6 +236,7 @@ class Tensor(representation.CompactRepr):
             "po2_scale": self.po2_scale,
             "use_fake_quant": self.use_fake_quant,
             "find_nan": self.find_nan,
+            "rounding": self.rounding is not None,
         }
         for name, is_set in ignored.items():
             if is_set:

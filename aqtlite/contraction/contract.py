@@ -113,7 +113,7 @@ def contract(
         cfg, operation, lhs, rhs, out_dtype, out_sharding, precision
     )
     seed = None if options.key is None else noise.seed_from_key(options.key)
-    inner = states._replace(smoothing=(), out=())
+    inner = states._replace(smoothing=(), out=(), moment=())
     out = differentiation.quantize_and_contract(
         how, operation, lhs, rhs, seed, states=inner
     )

@@ -15,6 +15,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
+    OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
@@ -219,15 +220,15 @@ def states_of(one: PlannedContraction, state: State) -> States:
     """
     found: dict[str, Any] = {}
     for collection, fields in collections_of(one.cfg).items():
-        entry = state.get(collection, {}).get(one.path)
-        if entry is None or set(fields) - set(entry):
+        entry = state.get(collection, {}).get(one.path, {})
+        if set(fields) - set(entry) - OF_CONVERSION:
             raise ValueError(
                 f"the state has nothing for the contraction {one.path!r} in "
                 f"{collection!r}: make it with init_state and the arguments, rules and "
                 "function of the call"
             )
         entry = restored_statistics(entry)
-        found.update({field: entry[field] for field in fields})
+        found.update({field: entry[field] for field in fields if field in entry})
     return States(**found)
 
 

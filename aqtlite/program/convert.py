@@ -70,11 +70,12 @@ def convert_function(
 
     Returns:
         ``serve_fn(serving_params, *args, **kwargs)``, with results equal to those of
-        `fn_q` bit for bit, and `serving_params`: a dictionary with the remaining
-        parameters in "params", the integers and scales in "aqt", and the state in
-        "state", with fixed scales (`FixedScale`) in place of the statistics they were
-        computed from. A `FrozenParameter`, which has no leaves, replaces each parameter
-        that only frozen weights read.
+        `fn_q` bit for bit, unless weights are rounded at conversion (`config.Gptq`),
+        and `serving_params`: a dictionary with the remaining parameters in "params",
+        the integers and scales in "aqt", and the state in "state", with fixed scales
+        (`FixedScale`) in place of the statistics they were computed from. A
+        `FrozenParameter`, which has no leaves, replaces each parameter that only frozen
+        weights read.
 
     Raises:
         TypeError: if `fn_q` is not a `QuantizedFunction`, if it does not take the

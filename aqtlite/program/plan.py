@@ -15,6 +15,7 @@ from aqtlite import config
 from aqtlite.contraction import differentiation
 from aqtlite.jaxpr import equations, registry, sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
+from aqtlite.operations.inputs import Matrices
 from aqtlite.program import injected, patterns, plan_table
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_SCOPE
@@ -169,6 +170,7 @@ def _planned(
     one = dataclasses.replace(one, rule=index, why_float=_why_float(site, cfg, index))
     if cfg is None or not one.is_quantized:
         return one
+    cfg = _with_rounding_of_weights(one, cfg)
     if cfg.fwd.smoothing is None or one.op == "dot_general":
         return dataclasses.replace(one, cfg=cfg)
     return dataclasses.replace(
@@ -176,6 +178,27 @@ def _planned(
         cfg=config.update(cfg, {"fwd.smoothing": None}),
         why_not_smoothed=f"the channels of a {one.op} do not pair up",
     )
+
+
+def _with_rounding_of_weights(
+    one: PlannedContraction, cfg: config.DotGeneral
+) -> config.DotGeneral:
+    """Returns a config without a rounding at conversion if there is no weight.
+
+    Raises:
+        ValueError: if there is a weight that cannot be rounded so.
+    """
+    if cfg.fwd.rhs.rounding is None:
+        return cfg
+    if (one.lhs, one.rhs)[one.index("rhs")].kind != "weight":
+        return config.update(cfg, {"fwd.rhs.rounding": None})
+    if one.op != "ragged_dot":
+        avals = [atom.aval for atom in one.site.eqn.invars]
+        try:
+            Matrices.of(one.operation(avals), one.in_order(avals)[1].shape)
+        except ValueError as error:
+            raise ValueError(f"the contraction {one.path!r}: {error}") from error
+    return cfg
 
 
 def _kind(origin: sites.Origin, parameters: Collection[int]) -> Kind:

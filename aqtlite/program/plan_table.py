@@ -89,6 +89,8 @@ def _runs_in(one: PlannedContraction) -> str:
         for tensor in (one.cfg.fwd.lhs, one.cfg.fwd.rhs)
     )
     grids = " x ".join(names)
+    if one.cfg.fwd.rhs.rounding is not None:
+        grids += ", rounded by GPTQ at conversion"
     if one.why_not_smoothed is None:
         return grids
     return f"{grids}, not smoothed: {one.why_not_smoothed}"

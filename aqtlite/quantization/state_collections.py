@@ -16,6 +16,10 @@ OF_GRADIENTS = "_overwrite_with_gradient"
 by their gradient: `flax.training.train_state.TrainState` knows the name."""
 
 
+OF_CONVERSION = frozenset({"moment"})
+"""Fields of `States` that only a conversion reads: calls do without them."""
+
+
 def collections_of(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
     """Maps each collection that a contraction uses to its fields of `States`."""
     found: dict[str, list[str]] = {}
@@ -34,4 +38,6 @@ def collections_of(cfg: config.DotGeneral) -> Mapping[str, list[str]]:
             found.setdefault(collection, []).append(side)
     if statistics.has_smoothing_state(cfg):
         found.setdefault(STATISTICS, []).append("smoothing")
+    if cfg.fwd.rhs.rounding is not None:
+        found.setdefault(STATISTICS, []).append("moment")
     return found

@@ -17,7 +17,7 @@ without a state:
 >>> from aqtlite import config
 >>> cfg, matmul = config.fully_quantized(), (((1,), (0,)), ((), ()))
 >>> init_states(cfg, jnp.ones((2, 3)), jnp.ones((3, 4)), matmul)
-States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=())
+States(lhs=(), rhs=(), dlhs=(), drhs=(), smoothing=(), out=(), moment=())
 
 Statistics are records (`calibration.Statistics`) with a number of batches: with
 statistics of no batch a contraction raises, or returns NaN under `jax.jit`. Statistics
@@ -41,9 +41,11 @@ from aqtlite.quantization import (
     gradient_statistics,
     granularity,
     learned_parameters,
+    second_moment,
     smoothing,
 )
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.shapes import dimension_numbers as dn
 
 
@@ -66,6 +68,10 @@ class States(NamedTuple):
     """Statistics and scales of a smoothing; see `aqtlite.quantization.smoothing`."""
     out: Any = ()
     """Statistics of the result."""
+
+    moment: Any = ()
+    """Second moment of lhs, for a rounding of rhs at conversion; see
+    `aqtlite.quantization.second_moment`."""
 
 
 def has_smoothing_state(cfg: config.DotGeneral) -> bool:
@@ -105,6 +111,9 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     out_shape = operation.output_shape(lhs.shape, rhs.shape)
     smoothed: Any = ()
     first: Any = ()
+    moment: Any = ()
+    if cfg.fwd.rhs.rounding is not None:
+        moment = second_moment.init(operation, tuple(rhs.shape))
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         dims = smoothing.dims_of(operation)
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
@@ -125,6 +134,7 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
         gradient_statistics.init(cfg.drhs.lhs, len(out_shape)),
         smoothed,
         init_output(cfg.out, out_shape),
+        moment,
     )
 
 
@@ -188,11 +198,14 @@ def merge_states(cfg: config.DotGeneral, states: States, others: States) -> Stat
         lhs=merge_state(cfg.fwd.lhs, states.lhs, others.lhs, "fwd.lhs"),
         rhs=merge_state(cfg.fwd.rhs, states.rhs, others.rhs, "fwd.rhs"),
         out=merge_state(cfg.out, states.out, others.out, "out"),
+        moment=merge_state(cfg.fwd.rhs, states.moment, others.moment, "fwd.rhs"),
     )
 
 
 def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any:
     """Merges the states of one operand, as `merge_states` does."""
+    if isinstance(state, SecondMoment):
+        return second_moment.merged(state, other)
     if not tensor.gathers_statistics:
         return state
     if isinstance(state, FixedScale) or isinstance(other, FixedScale):
@@ -207,7 +220,7 @@ def counts_of(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_record(x: Any) -> bool:
-    return isinstance(x, Statistics | smoothing.SmoothingStatistics)
+    return isinstance(x, Statistics | smoothing.SmoothingStatistics | SecondMoment)
 
 
 def _fixed(tensor: config.Tensor, path: str) -> str:
@@ -238,7 +251,9 @@ def update_states(
     """
     operation = _operation(contraction, lhs, rhs)
     lhs_axes, rhs_axes = map(operation.axes, SIDES)
-    smoothed = states.smoothing
+    smoothed, moment = states.smoothing, states.moment
+    if cfg.fwd.rhs.rounding is not None:
+        moment = second_moment.update(moment, operation, lhs, rhs)
     if cfg.fwd.smoothing is not None:
         dims = smoothing.dims_of(operation)
         if cfg.fwd.smoothing.has_state:
@@ -251,6 +266,7 @@ def update_states(
         lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs"),
         rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_axes, "fwd.rhs"),
         smoothing=smoothed,
+        moment=moment,
     )
 
 

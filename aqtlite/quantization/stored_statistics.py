@@ -10,6 +10,7 @@ from typing import Any
 
 from aqtlite.calibration import Statistics
 from aqtlite.quantization.gradient_statistics import GradientStatistics
+from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.quantization.smoothing import SmoothingStatistics
 
 _BATCHES = "batches"
@@ -50,6 +51,8 @@ def restored_statistics(variables: Any) -> Any:
         return {name: tree[name] for name in tree if name != _BATCHES}
     if fields == {"state"}:
         return Statistics(**tree)
+    if fields == {"moment"}:
+        return SecondMoment(**tree)
     if fields == {"state", "roots", "uses"}:
         return GradientStatistics(**tree)
     if fields & _FACTORS and fields <= _FACTORS | _OPERANDS:

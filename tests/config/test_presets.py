@@ -163,7 +163,8 @@ def test_presets_are_listed():
         ]
         found = [cfg.fwd.smoothing.lhs_calibration] if cfg.fwd.smoothing else []
         found += [tensor.calibration for tensor in tensors]
-        assert any(c.has_state for c in found) == ("statistics" in one.needs)
+        gathers = any(c.has_state for c in found) or cfg.fwd.rhs.rounding is not None
+        assert gathers == ("statistics" in one.needs)
         assert any(c.is_learned for c in found) == ("learns" in one.needs)
     assert "lsq_weight_only  int4 weights with learned steps" in repr(listed)
     assert listed._repr_html_().count("<tr>") == len(listed) + 1

@@ -62,7 +62,8 @@ def convert(
         - a `FrozenKernel` (a pytree node without leaves) in place of each parameter
           that nothing else reads;
         - fixed scales of static ranges (`FixedScale`) in "aqt_stats", in place of the
-          statistics they were computed from; gather all statistics before.
+          statistics they were computed from; gather all statistics before. Statistics
+          by which weights were rounded (`config.Gptq`) are left out.
 
         Partitioning metadata carries over to the integers and, with None for the axes
         that share a scale, to the scales.

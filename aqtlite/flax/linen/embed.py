@@ -106,6 +106,12 @@ def _rows(table: Any, indices: Any, tensor: config.Tensor) -> jax.Array:
 
 def _check_scale_is_its_own(cfg: config.DotGeneral) -> None:
     tensor = cfg.fwd.rhs
+    if tensor.rounding is not None:
+        raise ValueError(
+            f"{_PATH}.rounding={tensor.rounding!r} rounds weights by the inputs that "
+            f"they are contracted with, and a lookup has none: set {_PATH}.rounding to "
+            "None"
+        )
     stated = tensor.calibration.has_state or tensor.calibration.is_learned
     if cfg.fwd.smoothing is not None or (tensor.is_quantized and stated):
         what = (

@@ -28,6 +28,7 @@ from aqtlite.program.serving.frozen_record import (
     frozen_entries,
 )
 from aqtlite.quantization.state_collections import (
+    OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
@@ -246,7 +247,7 @@ def _states_of(
     found: dict[str, Any] = {}
     for collection, fields in collections_of(one.cfg).items():
         node = _entry(variables, collection, path)
-        if set(fields) - set(node):
+        if set(fields) - set(node) - OF_CONVERSION:
             if collection == OF_GRADIENTS:
                 continue  # Only needed for gradients.
             raise ValueError(
@@ -261,7 +262,7 @@ def _states_of(
                 )
             )
         node = nn.meta.unbox(node)
-        found.update({field: node[field] for field in fields})
+        found.update({field: node[field] for field in fields if field in node})
     return States(**found)
 
 

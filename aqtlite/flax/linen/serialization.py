@@ -18,6 +18,7 @@ from aqtlite.program.serving.frozen_record import FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.gradient_statistics import GradientStatistics
+from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.quantization.smoothing import SmoothingStatistics
 from aqtlite.quantization.stored_statistics import restored_statistics
 
@@ -25,6 +26,7 @@ _ARRAYS: dict[type, tuple[str, ...]] = {
     QTensor: ("qvalue", "scale", "zero_point", "unrounded", "sums"),
     FixedScale: ("scale", "zero_point"),
     Statistics: ("batches", "state"),
+    SecondMoment: ("batches", "moment"),
     GradientStatistics: ("batches", "state", "roots", "uses"),
     SmoothingStatistics: ("batches", "lhs", "rhs", "lhs_factor", "absorbed"),
 }

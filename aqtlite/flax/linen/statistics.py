@@ -21,6 +21,7 @@ from aqtlite.program.serving.contraction import Contraction
 from aqtlite.program.serving.lookup import Either
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
+    OF_CONVERSION,
     OF_GRADIENTS,
     PARAMETERS,
     STATISTICS,
@@ -101,6 +102,8 @@ def read(call: Contraction, entry: Entry) -> States:
             if not scope.is_mutable_collection(collection):
                 if collection == OF_GRADIENTS and not _is_initializing(scope):
                     continue  # Only needed for gradients.
+                if OF_CONVERSION.issuperset(sides):
+                    continue
                 raise ValueError(_missing(collection, name, scope))
             _put(scope, collection, name, fresh(), sides)
         value = scope.get_variable(collection, name)

@@ -183,7 +183,8 @@ class LinenModel(Model):
             return serving
         found, is_frozen = self.uses_of_statistics, COLLECTION in serving
         fixed = statistics_uses.fix(serving[STATISTICS], found, is_frozen=is_frozen)
-        return {**serving, STATISTICS: fixed}
+        others = {k: v for k, v in serving.items() if k != STATISTICS}
+        return {**others, **({STATISTICS: fixed} if fixed else {})}
 
     def _go_on(self, call: int) -> Callable[[Contraction, _Place], Contraction]:
         """Returns a function that keeps contractions of activations in float."""

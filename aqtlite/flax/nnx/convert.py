@@ -86,9 +86,10 @@ def convert(
             ``"__call__"``.
 
     Returns:
-        A model with results equal to those of `model` bit for bit, in `nnx.jit`. It
-        shares the remaining arrays with `model`, but no variables. `Frozen` variables
-        have the sharding metadata of their parameters.
+        A model with results equal to those of `model` bit for bit, in `nnx.jit`, unless
+        weights are rounded at conversion (`config.Gptq`). It shares the remaining
+        arrays with `model`, but no variables. `Frozen` variables have the sharding
+        metadata of their parameters.
 
     Raises:
         TypeError: if `model` is not an NNX module, `calls` is not a list of calls, or

@@ -14,13 +14,13 @@ from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import padding, quantizer, smoothing
+from aqtlite.quantization import gptq, padding, quantizer, smoothing
 from aqtlite.quantization.statistics import States
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qtensor", "original", "smoothed", "values"],
+    data_fields=["qtensor", "original", "smoothed", "values", "damping"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,9 @@ class WeightOutputs:
 
     values: Any
     """`identity.values_of(original)`."""
+
+    damping: Any = None
+    """`gptq.Rounded.damping`; None for a weight rounded as in training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +108,18 @@ class Contraction:
         operand, x = self.operand(side), self.array(side)
         lhs, rhs = self.smoothed_operands()
         smoothed = lhs if side == "lhs" else rhs
-        qtensor = dataclasses.replace(
-            self._quantized(operand, smoothed), dtype=operand.dtype
-        )
-        return WeightOutputs(qtensor, x, smoothed, identity.values_of(x))
+        qtensor, damping = self._quantized(operand, smoothed)
+        qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
+        return WeightOutputs(qtensor, x, smoothed, identity.values_of(x), damping)
 
-    def _quantized(self, operand: Operand, x: Any) -> QTensor:
-        """Quantizes an operand as the contraction does, in the fastest layout."""
+    def _quantized(self, operand: Operand, x: Any) -> tuple[QTensor, jax.Array | None]:
+        """Quantizes an operand in the fastest layout.
+
+        As the contraction does, but for a rounding at conversion.
+
+        Returns:
+            The quantized operand, and the damping of a rounding by GPTQ.
+        """
         raw, states = self.cfg.fwd, self.states
         tensor, other, state = raw.rhs, raw.lhs, states.rhs
         if operand.side == "lhs":
@@ -124,6 +132,14 @@ class Contraction:
             raise ValueError(f"{path} is not quantized: there is nothing to freeze")
         quantized = quantizer.quantize_array(x, tensor, axes, path, state=state)
         quantizer.check_scale(quantized.scale.shape, tensor, axes, path)
+        damping = None
+        if tensor.rounding is not None:
+            shape, moment = given.shape, states.moment
+            rounded = gptq.round_weights(
+                quantized, x, tensor, self.operation, shape, moment
+            )
+            quantized = dataclasses.replace(quantized, qvalue=rounded.qvalue)
+            damping = rounded.damping
         if tensor.calibration.is_blind:
             marked = x, quantized, tensor, axes, path, state
             quantized = poison.with_poisoned_scale(*marked)
@@ -136,7 +152,7 @@ class Contraction:
         if arithmetic.sums_integers(raw):
             quantized = quantized.stored_in(operand.serving_order())
         values = stored_values.to_save(quantized.qvalue)
-        return dataclasses.replace(quantized, qvalue=values)
+        return dataclasses.replace(quantized, qvalue=values), damping
 
     def _padded(self, operand: Operand, x: Any) -> Any:
         """Returns an operand padded as the contraction pads it."""

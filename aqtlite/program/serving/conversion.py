@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from absl import logging
 
 from aqtlite.jaxpr import axes, slicing
 from aqtlite.program.serving import identity
@@ -18,6 +20,7 @@ from aqtlite.program.serving import report as report_lib
 from aqtlite.program.serving.frozen_record import IDENTITY
 from aqtlite.program.serving.model import (
     Buffer,
+    CallTrace,
     Parameter,
     ParameterAxis,
     StoredWeight,
@@ -25,6 +28,7 @@ from aqtlite.program.serving.model import (
 from aqtlite.program.serving.planning import Plan, Weight
 from aqtlite.program.serving.report import ConversionReport
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import gptq
 
 
 def check_call(
@@ -98,19 +102,18 @@ def freeze(plan: Plan) -> list[StoredWeight]:
         for weight in weights
         for one in weight.inputs
     )
-    run = jax.eval_shape if abstract else _run
+    run = jax.eval_shape if abstract else _Programs()
     values: dict[int, Any] = {}
     origins: dict[int, Callable[[], Any]] = {}
-    traces = {id(weight.recorded.trace): weight.recorded.trace for weight in weights}
-    for trace in traces.values():
-        outputs = {
-            i: weight.outputs
-            for i, weight in enumerate(weights)
-            if weight.recorded.trace is trace
-        }
-        part = slicing.slice_outputs(trace.jaxpr, outputs)
+    dampings: dict[int, Any] = {}
+    for trace, numbers in _programs_of(weights):
+        outputs = {i: weights[i].outputs for i in numbers}
+        of_rounding = {i: weights[i].recorded.outputs.damping for i in numbers}
+        part = slicing.slice_outputs(trace.jaxpr, (outputs, of_rounding))
         inputs = [trace.inputs[i] for i in part.inputs]
-        values.update(run(part, *(variables[one] for one in inputs)))
+        made, damping = run(part, *(variables[one] for one in inputs))
+        values.update(made)
+        dampings.update(damping)
         origin = functools.cache(functools.partial(_origins, part, inputs))
         origins.update(dict.fromkeys(outputs, origin))
     for i, weight in enumerate(weights):
@@ -125,17 +128,58 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             weight.record,
             values[i],
             functools.partial(_axes_of, i, weight, origins[i]),
+            rounding_of(weight, dampings[i]),
         )
         for i, weight in enumerate(weights)
     ]
 
 
+def _programs_of(weights: Sequence[Weight]) -> list[tuple[CallTrace, list[int]]]:
+    """Returns the programs that make weights: their traces, and indices of weights.
+
+    A weight with a rounding of its own is made by a program of its own: its arrays are
+    gone before the next, and equal layers share one compiled program.
+    """
+    together: dict[int, tuple[CallTrace, list[int]]] = {}
+    alone = []
+    for i, weight in enumerate(weights):
+        trace = weight.recorded.trace
+        if weight.recorded.outputs.damping is not None:
+            alone.append((trace, [i]))
+        else:
+            together.setdefault(id(trace), (trace, []))[1].append(i)
+    return [*together.values(), *alone]
+
+
+def rounding_of(weight: Weight, damping: Any) -> str:
+    """Describes how a weight was rounded, if not as in training.
+
+    Logs a warning where it was not rounded as its config asks.
+
+    Args:
+        weight: the weight.
+        damping: its damping, or the shape.
+    """
+    if damping is None:
+        return ""
+    text, how = "rounded by GPTQ at conversion", weight.record.cfg.fwd.rhs.rounding
+    if isinstance(damping, jax.ShapeDtypeStruct | jax.core.Tracer) or how is None:
+        return text
+    found = np.ravel(damping)
+    problem = gptq.problem(how, found)
+    if problem is None:
+        return text
+    logging.warning("%s: %s", "/".join(weight.path), problem)
+    return f"{text}: {problem}"
+
+
 def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
     """Returns the parameter axis behind each axis of the outputs of a slice."""
-    return part.unflatten(
+    outputs, _ = part.unflatten(
         tuple(axis and ParameterAxis(inputs[axis.input], axis.axis) for axis in one)
         for one in axes.output_axes(part.jaxpr)
     )
+    return outputs
 
 
 def _axes_of(
@@ -146,8 +190,21 @@ def _axes_of(
     return found
 
 
-def _run(function: Callable[..., Any], *args: Any) -> Any:
-    return jax.jit(function)(*args)
+class _Programs:
+    """Runs functions, of which those with identical programs are compiled once."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+            return jax.jit(function)(*args)
+        lowered = jax.jit(function).lower(*args)
+        places = (getattr(x, "sharding", None) for x in jax.tree.leaves(args))
+        key = lowered.as_text(), *places
+        if key not in self._compiled:
+            self._compiled[key] = lowered.compile()
+        return self._compiled[key](*args)
 
 
 class FrozenWeight(NamedTuple):
@@ -163,6 +220,9 @@ class FrozenWeight(NamedTuple):
     identity: jax.Array | None = None
     """Values that identify the float operand or parameters that stay beside it."""
 
+    damping: jax.Array | None = None
+    """Damping of a rounding by GPTQ."""
+
 
 class WeightFreezer:
     """Quantizes weights one at a time.
@@ -171,31 +231,30 @@ class WeightFreezer:
     """
 
     def __init__(self):
-        self._compiled: dict[str, Any] = {}
+        self._run = _Programs()
 
     def freeze(self, weight: Weight, *params: Any) -> FrozenWeight:
         """Quantizes a weight from the values of its `inputs`, in order."""
         recorded = weight.recorded
-        outputs = weight.outputs, recorded.outputs.smoothed
+        made = recorded.outputs
+        outputs = weight.outputs, made.smoothed, made.damping
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
         read = recorded.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]
 
         def run(*values: jax.Array) -> FrozenWeight:
-            stored, smoothed = part(*(values[place] for place in places))
+            stored, smoothed, damping = part(*(values[place] for place in places))
             qtensor = stored[weight.record.operand.side]
             measured = signal_and_noise(smoothed, qtensor)
             values_of_floats = stored.get(IDENTITY)
             if weight.compared:
                 stay = [values[weight.inputs.index(one)] for one in weight.compared]
                 values_of_floats = identity.sample_parameters(stay)
-            return FrozenWeight(qtensor, *measured, values_of_floats)
+            return FrozenWeight(qtensor, *measured, values_of_floats, damping)
 
-        lowered = jax.jit(run).lower(*params)
-        text = lowered.as_text()
-        if text not in self._compiled:
-            self._compiled[text] = lowered.compile()
-        return self._compiled[text](*params)
+        frozen: FrozenWeight = self._run(run, *params)
+        rounding_of(weight, frozen.damping)
+        return frozen
 
 
 def signal_and_noise(x: jax.Array, qtensor: QTensor) -> tuple[jax.Array, jax.Array]:

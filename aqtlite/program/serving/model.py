@@ -303,6 +303,9 @@ class StoredWeight:
     """Function that returns, for each axis of the integers, the parameter axis it comes
     from, or None."""
 
+    rounding: str = ""
+    """How it was rounded, if not as in training."""
+
     @property
     def entry(self) -> dict[str, Any]:
         """The entry in the collection of frozen weights."""

@@ -32,6 +32,9 @@ class ParameterReport:
     """Bytes of its floats, if they stay, and of the frozen weights made of it. A weight
     made of several parameters counts with the first."""
 
+    rounding: str = ""
+    """How the frozen weights were rounded, if not as in training."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport:
@@ -100,7 +103,9 @@ _SUMMED_UP = {"others": _NOT_QUANTIZED, "learned": _LEARNED, "unread": _NOT_READ
 
 
 def _outcome(parameter: ParameterReport) -> str:
-    return "frozen" if parameter.is_frozen else f"in float: {parameter.why}"
+    if parameter.is_frozen:
+        return ", ".join(filter(None, ("frozen", parameter.rounding)))
+    return f"in float: {parameter.why}"
 
 
 def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
@@ -112,11 +117,13 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
     """
     frozen_bytes: dict[Parameter, int] = {}
     frozen_beside: set[Parameter] = set()
+    roundings: dict[Parameter, str] = {}
     for weight, one in zip(plan.weights, stored, strict=True):
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one.values))
         first = weight.parameters[0]
         frozen_bytes[first] = frozen_bytes.get(first, 0) + size
         frozen_beside.update(weight.parameters)
+        roundings.update(dict.fromkeys(weight.parameters, one.rounding))
     reasons, others = _reasons(plan)
     elsewhere = plan.model.quantized_elsewhere()
     read = frozenset().union(*(d.read_parameters() for d in plan.discoveries))
@@ -144,6 +151,7 @@ def report_of(plan: Plan, stored: Sequence[StoredWeight]) -> ConversionReport:
                 is_expected=is_expected,
                 bytes_before=parameter.nbytes,
                 bytes_after=frozen_bytes.get(parameter, 0) + kept,
+                rounding=roundings.get(parameter, ""),
             )
         )
     return ConversionReport(tuple(parameters), tuple(others))

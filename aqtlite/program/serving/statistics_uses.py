@@ -18,8 +18,9 @@ from aqtlite.calibration import counting
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.quantization import quantizer
+from aqtlite.quantization import quantizer, second_moment
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.statistics import counts_of
 from aqtlite.shapes.dimension_numbers import Axes
@@ -141,6 +142,17 @@ def note_operands(
                 is_updated=is_updated,
                 needs_frozen=needs_frozen,
             )
+    if raw.rhs.rounding is not None:
+        axes = call.operation.axes("rhs").contracting
+        note(
+            (*place, "moment"),
+            call.rhs,
+            raw.rhs,
+            axes,
+            "fwd.rhs.rounding",
+            states.moment,
+            is_updated=is_updated,
+        )
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -200,7 +212,8 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
     """Replaces statistics by the scales computed from them.
 
     Statistics stay if two contractions use them with different configs, or if the scale
-    also depends on the operand.
+    also depends on the operand. Second moments of inputs, which only the conversion
+    reads, are left out.
 
     Args:
         statistics: the collection, or its shapes.
@@ -210,7 +223,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
     states, functions = {}, {}
     for place, use in uses.items():
         state = at(statistics, place)
-        if use is None or state is None:
+        if use is None or state is None or isinstance(state, SecondMoment):
             continue
         if use.tensor.needs_noise or (use.needs_frozen and not is_frozen):
             continue
@@ -224,7 +237,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
     leaves = jax.tree.leaves(states)
     is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     made = jax.eval_shape(run, states) if is_abstract else jax.jit(run)(states)
-    return replaced(statistics, made)
+    return second_moment.without(replaced(statistics, made))
 
 
 def _scale_of(use: Use, state: Any) -> Any:

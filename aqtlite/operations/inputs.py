@@ -1,0 +1,165 @@
+"""Contractions as products of matrices.
+
+An output of a contraction is a sum of products of a row of inputs with a column of
+weights. Each group (a batch index, a feature group, an expert) has a matrix of its own.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from aqtlite.operations.base import Operation
+from aqtlite.operations.conv_general_dilated import ConvGeneralDilated
+from aqtlite.operations.dot_general import DotGeneral
+from aqtlite.operations.ragged_dot import RaggedDot
+from aqtlite.shapes.dimension_numbers import Axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrices:
+    """The layout of a rhs as matrices of shape ``(groups, inputs, outputs)``.
+
+    >>> matmul = DotGeneral((((1,), (0,)), ((), ())), 2, 2)
+    >>> Matrices.of(matmul, (3, 4)).shape
+    (1, 3, 4)
+    """
+
+    split: tuple[int, ...]
+    """Shape of the rhs, with an axis for the groups of a convolution."""
+
+    order: Axes
+    """Axes of `split`: those of groups, then inputs, then outputs."""
+
+    counts: tuple[int, int]
+    """Number of axes of groups, and of inputs."""
+
+    rhs_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, operation: Operation, rhs_shape: tuple[int, ...]) -> "Matrices":
+        """Returns the layout of the rhs of a contraction.
+
+        Args:
+            operation: forward contraction.
+            rhs_shape: shape of the rhs, which may be padded.
+
+        Raises:
+            ValueError: if the contraction has no such layout.
+        """
+        if isinstance(operation, ConvGeneralDilated):
+            conv = _forward(operation)
+            outputs, *inputs = conv.rhs_spec
+            groups, sizes = conv.feature_groups, list(rhs_shape)
+            sizes[outputs : outputs + 1] = groups, sizes[outputs] // groups
+            inputs = [axis + (axis > outputs) for axis in inputs]
+            order = (outputs, *inputs, outputs + 1)
+            return cls(tuple(sizes), order, (1, len(inputs)), rhs_shape)
+        if not isinstance(operation, DotGeneral | RaggedDot):
+            raise ValueError(_unsupported(type(operation).__name__))
+        axes = operation.axes("rhs")
+        order = (*axes.batch, *axes.contracting, *axes.remaining)
+        counts = len(axes.batch), len(axes.contracting)
+        return cls(tuple(rhs_shape), order, counts, tuple(rhs_shape))
+
+    @property
+    def group_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes that make up the groups."""
+        return tuple(self.split[axis] for axis in self.order[: self.counts[0]])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes that make up the inputs."""
+        groups, inputs = self.counts
+        return tuple(self.split[axis] for axis in self.order[groups : groups + inputs])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Numbers of groups, inputs and outputs."""
+        sizes = [self.split[axis] for axis in self.order]
+        groups, inputs = self.counts
+        cuts = (0, groups, groups + inputs, len(sizes))
+        first, second, third = (
+            math.prod(sizes[start:end]) for start, end in itertools.pairwise(cuts)
+        )
+        return first, second, third
+
+    def rows(self, rhs: jax.Array) -> jax.Array:
+        """Returns a rhs as matrices."""
+        return rhs.reshape(self.split).transpose(self.order).reshape(self.shape)
+
+    def rhs(self, rows: jax.Array) -> jax.Array:
+        """Returns matrices as a rhs: the inverse of `rows`."""
+        sizes = [self.split[axis] for axis in self.order]
+        inverse = [self.order.index(axis) for axis in range(len(self.order))]
+        return rows.reshape(sizes).transpose(inverse).reshape(self.rhs_shape)
+
+
+def second_moment(operation: Operation, lhs: jax.Array, rhs_shape: Axes) -> jax.Array:
+    """Returns the sums of ``x_i x_j`` over the rows of inputs of a contraction.
+
+    Args:
+        operation: forward contraction.
+        lhs: float32.
+        rhs_shape: shape of the rhs, without padding.
+
+    Returns:
+        float32 of shape ``(groups, inputs, inputs)``, with the inputs in the order of
+        `Matrices`.
+
+    Raises:
+        ValueError: as in `Matrices.of`.
+    """
+    groups, inputs, _ = Matrices.of(operation, rhs_shape).shape
+    if isinstance(operation, RaggedDot):
+        # The gradient of the weights of an output that equals the input.
+        def outputs(weights: jax.Array) -> jax.Array:
+            return lax.ragged_dot(
+                lhs, weights, operation.group_sizes, precision="highest"
+            )
+
+        zeros = jnp.zeros((groups, inputs, inputs), jnp.float32)
+        (found,) = jax.vjp(outputs, zeros)[1](lhs)
+        return found
+    if isinstance(operation, ConvGeneralDilated):
+        rows = _patches(operation, lhs).reshape(-1, groups, inputs).swapaxes(0, 1)
+    else:
+        axes = operation.axes("lhs")
+        order = (*axes.batch, *axes.remaining, *axes.contracting)
+        rows = lhs.transpose(order).reshape(groups, -1, inputs)
+    return jnp.einsum("gtk,gtl->gkl", rows, rows, precision="highest")
+
+
+def _patches(operation: ConvGeneralDilated, lhs: jax.Array) -> jax.Array:
+    """Returns the inputs of each position of the result, along the last axis."""
+    conv = _forward(operation)
+    window = [operation.shapes[1][axis] for axis in conv.rhs_spec[2:]]
+    found = lax.conv_general_dilated_patches(
+        lhs.transpose(conv.lhs_spec),
+        window,
+        conv.strides,
+        conv.padding,
+        conv.lhs_dilation,
+        conv.rhs_dilation,
+        precision=lax.Precision.HIGHEST,
+    )
+    return jnp.moveaxis(found, 1, -1)
+
+
+def _forward(operation: ConvGeneralDilated):
+    conv = operation.forward
+    if conv.batch_groups > 1:
+        raise ValueError(
+            _unsupported(f"convolution with batch_group_count={conv.batch_groups}")
+        )
+    return conv
+
+
+def _unsupported(what: str) -> str:
+    return (
+        f"fwd.rhs.rounding: the weights of a {what} are not rounded by GPTQ; set it to "
+        "None for this contraction"
+    )

@@ -1,0 +1,88 @@
+"""Second moments of inputs: the statistics of roundings at conversion (`config.Gptq`).
+
+They are gathered as the statistics of calibrations are, in a record with a number of
+batches, but only a conversion reads them.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.calibration import counting
+from aqtlite.lowering import exact
+from aqtlite.operations import Operation, inputs
+from aqtlite.qtensor.qtensor import QTensor
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SecondMoment:
+    """Sums of products of the inputs of a contraction, over the rows of all batches."""
+
+    batches: jax.Array
+    """Number of batches, float32."""
+
+    moment: jax.Array
+    """Sums of ``x_i x_j``, float32, of shape ``(groups, inputs, inputs)``. The groups
+    are the batch indices, feature groups or experts of the weights."""
+
+
+def init(operation: Operation, rhs_shape: tuple[int, ...]) -> SecondMoment:
+    """Returns the second moment of no rows.
+
+    Args:
+        operation: forward contraction.
+        rhs_shape: shape of the weights.
+
+    Raises:
+        ValueError: if the weights of the contraction cannot be rounded.
+    """
+    groups, count, _ = inputs.Matrices.of(operation, rhs_shape).shape
+    zeros = jnp.zeros((groups, count, count), jnp.float32)
+    return SecondMoment(counting.no_batches(), zeros)
+
+
+def update(state: Any, operation: Operation, lhs: Any, rhs: Any) -> Any:
+    """Returns the second moment after one more batch.
+
+    Args:
+        state: `SecondMoment` of the batches before.
+        operation: forward contraction.
+        lhs: batch of inputs.
+        rhs: weights; with a `QTensor`, frozen weights, the state is unchanged.
+    """
+    if isinstance(rhs, QTensor) or not isinstance(state, SecondMoment):
+        return state
+    if isinstance(lhs, QTensor):
+        lhs = lhs.dequant()
+    fixed = exact.float32(jax.lax.stop_gradient(lhs))
+    found = inputs.second_moment(operation, fixed, rhs.shape)
+    if found.shape != state.moment.shape:
+        raise ValueError(
+            "fwd.rhs.rounding gathers the second moment of the inputs, of shape "
+            f"{state.moment.shape} in the batches before and {found.shape} in this "
+            "one: the operands have another shape. A contraction of two activations "
+            "has no weights to round: set fwd.rhs.rounding to None there"
+        )
+    return SecondMoment(state.batches + 1, state.moment + found)
+
+
+def merged(one: SecondMoment, other: SecondMoment) -> SecondMoment:
+    """Returns the second moment of the batches of both."""
+    return jax.tree.map(jnp.add, one, other)
+
+
+def without(tree: Any) -> Any:
+    """Returns nested mappings of statistics without second moments."""
+    if not isinstance(tree, dict):
+        return tree
+    kept = {
+        name: without(value)
+        for name, value in tree.items()
+        if not isinstance(value, SecondMoment)
+    }
+    return {
+        name: value for name, value in kept.items() if value != {} or tree[name] == {}
+    }
