@@ -1,7 +1,7 @@
 """Calibration states of a quantized function, and evaluation with them."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,6 @@ from jax.extend import core
 
 from aqtlite.jaxpr import rewriting
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
-from aqtlite.program import plan
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.quantization import statistics
@@ -61,7 +60,7 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
             _check_gradients(one)
             made[one.site.location] = _leaving_first_states(one, are_learned)
         elif are_learned:
-            made[one.site.location] = contracting(one, States())
+            made[one.site.location] = one.replacement(States())
     return made
 
 
@@ -79,31 +78,6 @@ def init(closed: core.ClosedJaxpr, planned: Plan, values: Sequence[Any]) -> Aux:
 
     aux: Aux = jax.jit(run)(values)
     return aux
-
-
-def evaluate(
-    closed: core.ClosedJaxpr,
-    planned: Plan,
-    values: Sequence[Any],
-    how: Callable[[PlannedContraction], Replacement],
-) -> tuple[list[Any], Aux]:
-    """Evaluates a program with its quantized contractions replaced.
-
-    Args:
-        closed: the program.
-        planned: its plan.
-        values: its inputs.
-        how: function from a contraction to its replacement.
-
-    Returns:
-        The outputs of the program, and the states that contractions left.
-
-    Raises:
-        ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
-    """
-    plan.check_quantizes(planned)
-    replacements = {one.site.location: how(one) for one in planned.quantized()}
-    return rewriting.evaluate(closed, values, replacements)
 
 
 def left(
@@ -168,15 +142,6 @@ def _states_of_zeros(one: PlannedContraction) -> States:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*steps, *jnp.shape(x))), states)
 
 
-def contracting(one: PlannedContraction, states: States) -> Replacement:
-    """Returns a replacement that contracts quantized and leaves no states."""
-
-    def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
-        return one.contract(one.cfg, one.in_order(values), states), None
-
-    return Replacement(function, states, per_step=one.site.per_step)
-
-
 def updating(one: PlannedContraction, states: States) -> Replacement:
     """Returns a replacement that contracts quantized and leaves updated statistics."""
 
@@ -185,7 +150,7 @@ def updating(one: PlannedContraction, states: States) -> Replacement:
         return one.contract(one.cfg, one.in_order(values), after), after
 
     if STATISTICS not in collections_of(one.cfg):
-        return contracting(one, states)
+        return one.replacement(states)
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 

@@ -13,6 +13,7 @@ from aqtlite import config, operations
 from aqtlite.config import DotGeneral, arithmetic
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import ragged_dot
+from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation, Side
 from aqtlite.quantization.statistics import States
@@ -152,6 +153,14 @@ class PlannedContraction:
         )
         out = contraction.contract(cfg, operation, lhs, rhs, options)
         return [cast(jax.Array, out)]  # Rules quantize no results.
+
+    def replacement(self, states: States) -> Replacement:
+        """Returns the replacement of its equation that contracts quantized."""
+
+        def function(values: Sequence[Any], states: States) -> tuple[Any, None]:
+            return self.contract(self.cfg, self.in_order(values), states), None
+
+        return Replacement(function, states, per_step=self.site.per_step)
 
     def _order(self, lhs_ndim: int) -> tuple[int, ...]:
         """Returns the permutation of an exchanged contraction's result.

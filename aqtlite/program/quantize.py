@@ -117,6 +117,8 @@ class QuantizedFunction:
         Returns:
             The result, and the state updated with the statistics of this call.
         """
+        if not any(state.values()):
+            return self.evaluate(state, args, kwargs), dict(state)
         out, planned, aux = self._evaluate(state, args, kwargs, states_lib.updating)
         return out, states_lib.updated(state, planned, aux)
 
@@ -157,7 +159,7 @@ class QuantizedFunction:
             args: positional arguments of the function.
             kwargs: keyword arguments of the function.
         """
-        return self._evaluate(state, args, kwargs, states_lib.contracting)[0]
+        return self._evaluate(state, args, kwargs, PlannedContraction.replacement)[0]
 
     def _evaluate(
         self,
@@ -167,11 +169,16 @@ class QuantizedFunction:
         how: Callable[[PlannedContraction, States], Replacement],
     ) -> tuple[Any, Plan, Aux]:
         traced, planned = self.traced(args, kwargs)
-        outputs, aux = states_lib.evaluate(
+        outputs, aux = planning.evaluate(
             traced.jaxpr,
             planned,
             traced.values((args, kwargs)),
-            lambda one: how(one, states_lib.states_of(one, state)),
+            lambda one: how(
+                one,
+                states_lib.states_of(one, state)
+                if collections_of(one.cfg)
+                else States(),
+            ),
         )
         # Outputs that are constants of the program may not be arrays.
         out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)

@@ -10,6 +10,9 @@ from aqtlite.config import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program import patterns, rules_json, rules_qwix
 
+ANY_PATH = ".*"
+"""Regular expression of any path."""
+
 Operands = Literal["any", "weight", "activations"]
 
 
@@ -32,7 +35,7 @@ class Rule:
             invalid value, or if `cfg` quantizes results (``cfg.out``).
     """
 
-    path: str = ".*"
+    path: str = ANY_PATH
     """Regular expression for the whole path of a contraction: the name scopes around it
     (`jax.named_scope`; Flax modules add their names), joined by slashes; without any,
     the path of the parameter that it contracts. The second contraction with a path has
@@ -109,7 +112,7 @@ class Rule:
 
 
 def _check_pattern(name: str, pattern: Any) -> None:
-    if pattern is None and name != "path":
+    if (name, pattern) in (("path", ANY_PATH), ("equation", None)):
         return
     if not isinstance(pattern, str):
         raise TypeError(f"Rule.{name} must be a string, got {pattern!r}")

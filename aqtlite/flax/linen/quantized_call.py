@@ -126,14 +126,14 @@ class TracedCall:
         self, how: Callable[[PlannedContraction], Replacement]
     ) -> tuple[list[Any], Aux]:
         jaxpr, planned = self.program.traced.jaxpr, self.program.plan
-        return states_lib.evaluate(jaxpr, planned, self.values, how)
+        return planning.evaluate(jaxpr, planned, self.values, how)
 
     def _updating(self, one: PlannedContraction) -> Replacement:
         return states_lib.updating(one, self.program.states_of(one))
 
     def _contracting(self, one: PlannedContraction) -> Replacement:
         """Returns a replacement that also records the use of statistics."""
-        made = states_lib.contracting(one, self.program.states_of(one))
+        made = one.replacement(self.program.states_of(one))
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
             call = self.program.contraction(one, values, states)
