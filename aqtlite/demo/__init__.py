@@ -3,7 +3,8 @@
 Each step is one file, and an example of using the library:
 
 - `options`: the command line;
-- `corpus`: the text, as bytes, split into training and validation;
+- `corpus`: the text, as tokens, split into training and validation;
+  `stories` writes it, and `tokens` learns what its tokens are;
 - `model`: a transformer whose projections take an `AqtDotGeneral`;
 - `training`: both models trained side by side on the same data;
 - `snapshot`: the state of an interrupted training;

@@ -22,7 +22,7 @@ from aqtlite import config
 from aqtlite.demo import model as model_lib
 from aqtlite.flax import convert
 
-SIZES = ("layers", "width", "heads", "length")
+SIZES = ("layers", "width", "heads", "length", "vocabulary")
 CHECKPOINT = "checkpoint"
 
 

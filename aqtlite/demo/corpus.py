@@ -1,4 +1,4 @@
-"""Text of the demo as bytes, split into training and validation."""
+"""Text as tokens, split into training and validation."""
 
 import dataclasses
 import os
@@ -9,13 +9,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aqtlite.demo import stories
+from aqtlite.demo.tokens import Tokenizer
 from aqtlite.errors import UserError
 
 VOCABULARY = 256
-"""Tokens are bytes."""
+"""Number of tokens of a text whose tokens are its bytes."""
 
 MAX_BYTES = 8 * 2**20
 """Limit on the bytes read, enough for any run of the demo."""
+
+STORIES = 8_000
+"""Number of stories to learn from: more tokens than a run of the demo takes."""
+
+SAMPLE_BYTES = 2**18
+"""Bytes that pairs are counted in."""
 
 HELD_OUT = 10
 """Inverse of the share of the text held out for validation."""
@@ -29,7 +37,7 @@ _SKIPPED_FOLDERS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text as uint8 arrays; the tail is held out for validation."""
+    """A text as arrays of tokens; the tail is held out for validation."""
 
     name: str
     training: np.ndarray
@@ -64,33 +72,47 @@ class Corpus:
         ]
 
 
-def load(text: pathlib.Path | None, length: int) -> Corpus:
-    """Read the text.
+def load(text: pathlib.Path | None, length: int) -> tuple[Corpus, Tokenizer]:
+    """Reads the demo's text, and learns its tokens.
 
     Args:
-        text: file, or None for the source of Python's standard library.
-        length: context length, which must fit into the held-out text.
+        text: file, or None for stories.
+        length: context length in tokens, which must fit into the held-out text.
 
     Raises:
         UserError: if the text cannot be read or is too short.
     """
     if text is None:
-        name, data = "Python standard library", _standard_library()
+        name, data = "short stories", stories.write(STORIES).encode()
     else:
         name, data = text.name, _read(text)
-    held_out = len(data) // HELD_OUT
+    tokenizer = Tokenizer.learn(data[:SAMPLE_BYTES])
+    return _split(name, tokenizer.encode(data), length), tokenizer
+
+
+def standard_library(length: int) -> Corpus:
+    """The bytes of the source of Python's standard library, for benchmarks.
+
+    Args:
+        length: as for `load`.
+    """
+    data = np.frombuffer(_standard_library(), np.uint8)
+    return _split("Python standard library", data, length)
+
+
+def _split(name: str, tokens: np.ndarray, length: int) -> Corpus:
+    held_out = len(tokens) // HELD_OUT
     if held_out < length + 1:
         raise UserError(
-            f"the text ({name}) has {len(data)} bytes; --length {length} needs at "
+            f"the text ({name}) has {len(tokens)} tokens; --length {length} needs at "
             f"least {HELD_OUT * (length + 1)}"
         )
-    tokens = np.frombuffer(data, np.uint8)
     return Corpus(name, training=tokens[:-held_out], validation=tokens[-held_out:])
 
 
-def to_text(tokens: np.ndarray) -> str:
-    """Decode bytes to printable text; other characters become middle dots."""
-    text = bytes(tokens.astype(np.uint8)).decode("utf-8", errors="replace")
+def to_text(data: bytes) -> str:
+    """Decodes bytes to printable text; other characters become middle dots."""
+    text = data.decode("utf-8", errors="replace")
     text = text.replace("\N{REPLACEMENT CHARACTER}", _DOT)
     return "".join(c if c.isprintable() or c == "\n" else _DOT for c in text)
 
@@ -133,8 +155,5 @@ def _standard_library() -> bytes:
         if len(data) >= MAX_BYTES:
             break
     if not data:
-        raise UserError(
-            f"found no source of the Python standard library in {root}; name a text "
-            "with --text FILE"
-        )
+        raise UserError(f"found no source of the Python standard library in {root}")
     return bytes(data[:MAX_BYTES])

@@ -1,4 +1,4 @@
-"""Byte-level transformer, quantized through the `dot_general` of its layers."""
+"""Transformer, quantized through the `dot_general` of its layers."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from aqtlite.flax import AqtDotGeneral, QuantizedCache
 
 
 class Transformer(nn.Module):
-    """A pre-LN causal transformer over bytes.
+    """A pre-LN causal transformer over tokens.
 
     The same object is used to train, evaluate, convert and serve; a clone with
     ``decode=True`` generates token by token from the same variables.
@@ -23,6 +23,8 @@ class Transformer(nn.Module):
     heads: int
     length: int
     """Longest sequence, and size of the KV cache."""
+    vocabulary: int = corpus.VOCABULARY
+    """Number of tokens."""
     cfg: config.DotGeneral | None = None
     """Config of every projection; None leaves them in float."""
     dot_general: Callable | None = None
@@ -34,9 +36,9 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Logits of the next token, ``(batch, length, 256)``."""
+        """Logits of the next token, ``(batch, length, vocabulary)``."""
         dot_general = self.dot_general or AqtDotGeneral(self.cfg)
-        x = nn.Embed(corpus.VOCABULARY, self.width, name="tokens")(tokens)
+        x = nn.Embed(self.vocabulary, self.width, name="tokens")(tokens)
         positions = self._positions(tokens.shape[1])
         x = x + nn.Embed(self.length, self.width, name="positions")(positions)
         mask = None if self.decode else nn.make_causal_mask(tokens)
@@ -57,7 +59,7 @@ class Transformer(nn.Module):
             y = nn.gelu(nn.Dense(4 * self.width, dot_general=dot_general)(y))
             x = x + nn.Dense(self.width, dot_general=dot_general)(y)
         x = nn.LayerNorm()(x)
-        return nn.Dense(corpus.VOCABULARY, dot_general=dot_general, name="logits")(x)
+        return nn.Dense(self.vocabulary, dot_general=dot_general, name="logits")(x)
 
     def _positions(self, count: int) -> jax.Array:
         if not self.decode:

@@ -8,7 +8,7 @@ from typing import Any
 from aqtlite.errors import UserError
 
 DESCRIPTION = """\
-Train a small byte-level transformer twice, side by side: once in float32 and
+Train a small transformer twice, side by side: once in float32 and
 once with every projection in int8, forward and backward (same initial
 weights, same data, same order). Then convert each for serving, save it with
 Orbax, load it in a fresh process, check there that what is served equals what
@@ -18,7 +18,7 @@ same command.
 """
 
 EXAMPLES = """\
-  aqtlite demo                       on the source of Python's own library
+  aqtlite demo                       on short stories
   aqtlite demo --text moby-dick.txt  on a text of yours
   aqtlite demo --smoke               a tiny run that shows every step, quickly
   aqtlite demo --fwd-bits 4          4-bit forward, 8-bit backward
@@ -45,7 +45,7 @@ class Options:
     heads: int = 4
     batch: int = 8
     length: int = 128
-    lr: float = 1e-3
+    lr: float = 3e-3
     seed: int = 0
     fwd_bits: int = 8
     bwd_bits: int = 8
@@ -56,7 +56,7 @@ class Options:
     new_tokens: int | None = None
     """Number of tokens to generate. None: as many as fit after the prompt."""
     text: pathlib.Path | None = None
-    """File to train on. None: the source of Python's standard library."""
+    """File to train on. None: short stories."""
     out: pathlib.Path = pathlib.Path("aqtlite-demo")
     overwrite: bool = False
     """Start over even if an interrupted run could be resumed."""
@@ -148,8 +148,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         type=pathlib.Path,
         metavar="FILE",
-        help="text to train on, any encoding (default: the source of Python's "
-        "standard library, read from this machine); the last tenth is held out",
+        help="text to train on, any encoding (default: short stories that a small "
+        "grammar writes); the last tenth is held out",
     )
     data.add_argument(
         "--out",
@@ -176,7 +176,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training = parser.add_argument_group("training")
     _add(training, "steps", int, "optimizer steps of each model")
     _add(training, "batch", int, "sequences per step")
-    _add(training, "length", int, "bytes per sequence, the model's context")
+    _add(training, "length", int, "tokens per sequence, the model's context")
     _add(training, "lr", float, "peak learning rate of AdamW")
     _add(training, "seed", int, "of the initial weights, the data's order, the sample")
 
@@ -199,7 +199,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--new-tokens",
         type=int,
         metavar="N",
-        help="bytes to generate after the prompt (default: up to the context's end)",
+        help="tokens to generate after the prompt (default: up to the context's end)",
     )
 
 

@@ -13,7 +13,7 @@ import rich.table
 import rich.text
 from rich import filesize
 
-from aqtlite.demo import corpus, training
+from aqtlite.demo import training
 from aqtlite.demo.serving import Served
 
 
@@ -56,7 +56,7 @@ def table(found: Mapping[str, Figures]) -> rich.table.Table:
     for column in (base_name, name, f"{name} / {base_name}"):
         rows.add_column(column, justify="right", no_wrap=True)
     rows.add_row(
-        "validation loss, nats per byte",
+        "validation loss, nats per token",
         f"{base.validation_loss:.4f}",
         f"{other.validation_loss:.4f}",
         f"{other.validation_loss - base.validation_loss:+.4f}",
@@ -88,10 +88,9 @@ def table(found: Mapping[str, Figures]) -> rich.table.Table:
     return rows
 
 
-def sample(title: str, tokens: np.ndarray) -> rich.panel.Panel:
-    """Tokens as text, in a box."""
-    text = rich.text.Text(corpus.to_text(tokens))
-    return rich.panel.Panel(text, title=title, title_align="left")
+def sample(title: str, text: str) -> rich.panel.Panel:
+    """A text in a box."""
+    return rich.panel.Panel(rich.text.Text(text), title=title, title_align="left")
 
 
 def failures(found: Mapping[str, Figures]) -> list[str]:
@@ -116,10 +115,10 @@ def conclusion(found: Mapping[str, Figures]) -> str:
     step = other.step_seconds / base.step_seconds
     token = other.seconds_per_token / base.seconds_per_token
     return (
-        f"{name} ended {abs(loss):.4f} nats per byte {'above' if loss > 0 else 'below'}"
-        f" {base_name}, trained in {step:.2f} of its time, is served in {size:.2f} of "
-        f"its size and {token:.2f} of its time for a token, and serves what was "
-        "trained, bit for bit."
+        f"{name} ended {abs(loss):.4f} nats per token "
+        f"{'above' if loss > 0 else 'below'} {base_name}, trained in {step:.2f} of its "
+        f"time, is served in {size:.2f} of its size and {token:.2f} of its time for a "
+        "token, and serves what was trained, bit for bit."
     )
 
 
@@ -189,7 +188,7 @@ def _plot_losses(
         label="validation",
     )
     differences.axhline(0.0, color="black", linewidth=1)
-    losses.set(ylabel="loss, nats per byte")
+    losses.set(ylabel="loss, nats per token")
     differences.set(xlabel="step", ylabel=f"{name} - {base_name}")
     for axes in (losses, differences):
         axes.grid(alpha=0.3)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import rich.console
-from rich import filesize
 
 from aqtlite import config
 from aqtlite.demo import (
@@ -22,6 +21,7 @@ from aqtlite.demo import (
     snapshot,
     training,
 )
+from aqtlite.demo import tokens as tokens_lib
 from aqtlite.demo.model import Transformer
 from aqtlite.demo.options import Options
 from aqtlite.errors import UserError
@@ -45,7 +45,7 @@ def run(options: Options) -> bool:
     console = rich.console.Console(stderr=True, highlight=False, markup=False)
     artifact.quiet_logging()
     _make_writable(options.out)
-    text = corpus.load(options.text, options.length)
+    text, tokenizer = corpus.load(options.text, options.length)
     models = build_models(options)
     _introduce(console, options, text, models)
 
@@ -61,7 +61,7 @@ def run(options: Options) -> bool:
         )
     try:
         runs = _train(console, options, text, models, validation, kept)
-        found, samples = _serve_all(console, options, runs, validation)
+        found, samples = _serve_all(console, options, runs, validation, tokenizer)
     except KeyboardInterrupt as error:
         if kept.step:
             error.add_note(f"The same command goes on after step {kept.step}")
@@ -105,29 +105,34 @@ def _serve_all(
     options: Options,
     runs: Mapping[str, training.Trained],
     validation: list[np.ndarray],
-) -> tuple[dict[str, report.Figures], dict[str, np.ndarray]]:
+    tokenizer: tokens_lib.Tokenizer,
+) -> tuple[dict[str, report.Figures], dict[str, str]]:
     """Figures and samples of every model, served from a fresh process."""
     tokens = validation[0][:, :-1]
     prompt = tokens[0, : options.prompt_length]
-    found, samples = {}, {"prompt, from the held-out text": prompt}
+
+    def text(tokens: np.ndarray) -> str:
+        return corpus.to_text(tokenizer.decode(tokens))
+
+    found, samples = {}, {"prompt, from the held-out text": text(prompt)}
     for name, trained in runs.items():
         folder = options.out / name
         with progress.working(console, f"serving {name} from a fresh process"):
             served = _serve(folder, trained, tokens, prompt, options)
         found[name] = report.figures(trained, artifact.checkpoint_bytes(folder), served)
-        samples[f"{name}, served, goes on"] = np.array(served.sample)
+        samples[f"{name}, served, goes on"] = text(np.array(served.sample))
     return found, samples
 
 
 def _print_results(
     options: Options,
-    samples: Mapping[str, np.ndarray],
+    samples: Mapping[str, str],
     found: Mapping[str, report.Figures],
     problems: list[str],
 ) -> None:
     console = rich.console.Console(highlight=False, markup=False)
-    for title, sample in samples.items():
-        console.print(report.sample(title, sample))
+    for title, text in samples.items():
+        console.print(report.sample(title, text))
     console.print(report.table(found))
     if not problems:
         console.print(report.conclusion(found))
@@ -138,7 +143,13 @@ def _print_results(
 
 def build_models(options: Options) -> dict[str, Transformer]:
     """The two models to compare, which differ only in `cfg`."""
-    sizes = {name: getattr(options, name) for name in artifact.SIZES}
+    sizes: dict[str, Any] = {
+        "layers": options.layers,
+        "width": options.width,
+        "heads": options.heads,
+        "length": options.length,
+        "vocabulary": tokens_lib.VOCABULARY,
+    }
     cfg = config.fully_quantized(fwd_bits=options.fwd_bits, bwd_bits=options.bwd_bits)
     return {
         "float32": Transformer(**sizes),
@@ -188,14 +199,14 @@ def _introduce(
     weights = sum(x.size for x in jax.tree.leaves(abstract))
     progress.say(
         console,
-        f"{text.name}: {filesize.decimal(len(text.training))} to train on, "
-        f"{filesize.decimal(len(text.validation))} held out",
+        f"{text.name}: {len(text.training):,} tokens to train on, "
+        f"{len(text.validation):,} held out",
     )
     progress.say(
         console,
         f"{' and '.join(models)}: {options.layers} layers of width {options.width}, "
         f"{weights / 1e6:.2f} million weights; {options.steps} steps of "
-        f"{options.batch} x {options.length} bytes",
+        f"{options.batch} x {options.length} tokens",
     )
 
 

@@ -69,7 +69,7 @@ def optimizer(lr: float, steps: int) -> optax.GradientTransformation:
 
 
 def loss_fn(model: Transformer, variables: Any, batch: jax.Array) -> jax.Array:
-    """Mean cross-entropy, in nats per byte, of predicting each row's next byte."""
+    """Mean cross-entropy, in nats per token, of predicting each row's next token."""
     logits = model.apply(variables, batch[:, :-1])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 

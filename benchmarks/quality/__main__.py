@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = dataclasses.replace(
         training.QUICK if asked.quick else training.Options(), **given
     )
-    corpus = corpus_lib.load(None, options.length)
+    corpus = corpus_lib.standard_library(options.length)
     names = list(dict.fromkeys(asked.presets))
     chosen = [presets.select(name) for name in names]
     hashes = {p.name: records.run_hash(p, options, corpus) for p in chosen}

@@ -117,7 +117,7 @@ def cache_bytes(decoder: Transformer) -> int:
 
 def losses(model: Transformer, steps: int) -> dict[str, float]:
     """The loss of the trained model on held-out text, with each cache."""
-    text = corpus.load(None, model.length)
+    text = corpus.standard_library(model.length)
     validation = text.validation_batches(VALIDATION_BATCHES, BATCH, model.length)
     runs = training.train_side_by_side(
         {"trained": model},

@@ -40,7 +40,7 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     sizes = training.QUICK if options.quick else training.Options()
     names = list(presets.CONFIGS)[: QUICK_PRESETS if options.quick else None]
     report(f"{len(names)} presets, {sizes.layers} layers of width {sizes.width}")
-    corpus = corpus_lib.load(None, sizes.length)
+    corpus = corpus_lib.standard_library(sizes.length)
     spreads = timing.alternate(
         {name: program(name, sizes, corpus) for name in names},
         repeats=options.repeats,

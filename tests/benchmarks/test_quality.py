@@ -206,7 +206,7 @@ def test_differences_are_those_of_the_same_seed():
 
 def test_a_collection_with_gradients_becomes_them():
     options = training.QUICK
-    corpus = corpus_lib.load(None, options.length)
+    corpus = corpus_lib.standard_library(options.length)
     preset = presets.select("float32")
     step, _ = training.programs(preset, options)
     variables, opt_state = training.initial(preset, options, corpus, seed=0)

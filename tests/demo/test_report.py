@@ -5,7 +5,6 @@ import json
 import sys
 
 import matplotlib
-import numpy as np
 import rich.console
 
 from aqtlite.demo import report, training
@@ -51,8 +50,7 @@ def test_failures_say_what_went_wrong():
 
 
 def test_sample_shows_brackets_as_they_are():
-    tokens = np.frombuffer(b"a[bold]b", np.uint8)
-    assert "a[bold]b" in _shown(report.sample("int8", tokens))
+    assert "a[bold]b" in _shown(report.sample("int8", "a[bold]b"))
 
 
 def test_figures_are_plain_data_unrounded():
@@ -65,7 +63,7 @@ def test_the_conclusion_is_one_sentence():
     slower = dataclasses.replace(GOOD, step_seconds=0.25, validation_loss=2.4)
     found = {"float32": GOOD, "int8": slower}
     assert report.conclusion(found) == (
-        "int8 ended 0.1000 nats per byte below float32, trained in 1.25 of its time, "
+        "int8 ended 0.1000 nats per token below float32, trained in 1.25 of its time, "
         "is served in 1.00 of its size and 1.00 of its time for a token, and serves "
         "what was trained, bit for bit."
     )

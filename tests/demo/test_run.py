@@ -161,7 +161,7 @@ def test_another_demo_starts_anew(other, tmp_path):
         return options_lib.from_arguments(parser.parse_args(argv))
 
     argv = ["--out", str(tmp_path), "--length", "8"]
-    text = corpus.load(_text(tmp_path), 8)
+    text, _ = corpus.load(_text(tmp_path), 8)
     empty = snapshot.FileSnapshot(options(argv), text)
     empty.keep(3, {}, {}, is_last=True)
     assert snapshot.FileSnapshot(options(argv), text).step == 3
