@@ -37,9 +37,13 @@ def run(args: argparse.Namespace) -> None:
     except (ValueError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        lacks_data = args.preset in STATIC and args.calibrate is None
-        hint = "; or gather them here, by --calibrate data.npz" * lacks_data
-        raise UserError(" ".join(str(error).split()) + hint) from error
+        text = " ".join(str(error).split())
+        if args.preset in STATIC and args.calibrate is None:
+            text += "; or gather them here, with --calibrate data.npz"
+        has_config = args.preset is not None or args.config is not None
+        if "nothing to freeze" in text and not has_config:
+            text += "; a float model needs --preset or --config"
+        raise UserError(text) from error
     if args.json:
         output.print_json(report.to_dict())
     else:

@@ -206,7 +206,7 @@ def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
         ),
         (["float", "out", "--model", "serving_model:wrong"], "has to return"),
         (["float", "out", "--model", "serving_model:no_tuple"], "has to be a tuple"),
-        (["float", "out", "--model", "serving_model:plain"], "nothing to freeze"),
+        (["float", "out", "--model", "serving_model:plain"], "needs --preset or"),
         (["float", "out", "--model", "serving_model:with_flag"], "is missing"),
         (
             [
