@@ -672,6 +672,26 @@ def test_serving_of_weights_over_explicit_axes():
     assert_equal(served, wanted)
 
 
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize(
+    "spec", [P("m", None), P(None, "m")], ids=["inputs", "outputs"]
+)
+def test_rounding_of_sharded_weights_by_sharded_rows(mesh, spec):
+    fn_q = aqtlite.quantize_function(
+        lambda w, x: x @ w, config.gptq(4, size=8), params=0
+    )
+    rows = jnp.concatenate([X, X[:, ::-1] + X])
+
+    def converted(w, x):
+        _, state = jax.jit(fn_q)(fn_q.init_state(w, x), w, x)
+        return aqtlite.convert_function(fn_q, w, x, state=state)[1]["aqt"]
+
+    wanted = converted(W, rows)
+    w = jax.device_put(W, NamedSharding(mesh, spec))
+    found = converted(w, jax.device_put(rows, NamedSharding(mesh, P("d", None))))
+    assert_equal(found, wanted)
+
+
 @pytest.mark.parametrize("is_injected", [True, False])
 def test_serving_of_linen_models_over_explicit_axes(is_injected):
     dot = {"dot_general": AqtDotGeneral(nearest())} if is_injected else {}

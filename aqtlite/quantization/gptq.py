@@ -31,6 +31,7 @@ from aqtlite.quantization import quantizer
 from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
+from aqtlite.shapes.sharding import explicit_sharding, replicated
 
 BLOCK = 128
 """Number of inputs whose errors are passed on by one product of matrices."""
@@ -77,18 +78,21 @@ def round_weights(
     matrices = Matrices.of(operation, tuple(x.shape))
 
     def per_element(scale: jax.Array) -> jax.Array:
-        repeated = block_shapes.repeat(scale, x.shape, range(x.ndim))
+        repeated = block_shapes.repeat(replicated(scale), x.shape, range(x.ndim))
         return matrices.rows(jnp.broadcast_to(repeated, x.shape))
 
-    parts = [x.astype(jnp.float32), nearest.scale]
-    rows = [matrices.rows(parts[0]), per_element(parts[1])]
+    weights = matrices.rows(replicated(x).astype(jnp.float32))
+    rows = [weights, per_element(nearest.scale)]
     if nearest.zero_point is not None:
         rows.append(per_element(nearest.zero_point))
     # Blocks are gone: each element has its scale.
     plain = config.Tensor(numerics=tensor.grid)
     solve = functools.partial(_solve, tensor.rounding, plain)
     stored, damping = jax.vmap(solve)(moment, *rows)
-    return Rounded(matrices.rhs(stored), damping)
+    qvalue, sharding = matrices.rhs(stored), explicit_sharding(x)
+    if sharding is not None:
+        qvalue = jax.sharding.reshard(qvalue, sharding)
+    return Rounded(qvalue, damping)
 
 
 def problem(how: config.Gptq, damping: np.ndarray) -> str | None:
@@ -245,11 +249,11 @@ def _rounded(
             stored, value = round_row(target, *parameters)
             return own.at[i].set(weight - value), stored
 
-        own = jnp.zeros((size, outputs), jnp.float32)
+        own = jnp.zeros_like(weights)
         each = jnp.arange(size), targets, weights, within, *parameters
         own, stored = lax.scan(of_row, own, each)
         return lax.dynamic_update_slice_in_dim(errors, own, start, axis=0), stored
 
-    errors = jnp.zeros((count + padding, outputs), jnp.float32)
+    errors = jnp.zeros_like(blocks[2].reshape(-1, outputs))
     _, stored = lax.scan(of_block, errors, blocks)
     return stored.reshape(-1, outputs)[:count]

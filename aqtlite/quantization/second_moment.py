@@ -14,6 +14,7 @@ from aqtlite.calibration import counting
 from aqtlite.lowering import exact
 from aqtlite.operations import Operation, inputs
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.shapes.sharding import replicated
 
 
 @jax.tree_util.register_dataclass
@@ -58,7 +59,7 @@ def update(state: Any, operation: Operation, lhs: Any, rhs: Any) -> Any:
     if isinstance(lhs, QTensor):
         lhs = lhs.dequant()
     fixed = exact.float32(jax.lax.stop_gradient(lhs))
-    found = inputs.second_moment(operation, fixed, rhs.shape)
+    found = inputs.second_moment(operation, replicated(fixed), rhs.shape)
     if found.shape != state.moment.shape:
         raise ValueError(
             "fwd.rhs.rounding gathers the second moment of the inputs, of shape "

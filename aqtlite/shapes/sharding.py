@@ -103,9 +103,10 @@ def replicated(x: jax.Array) -> jax.Array:
 
     For operations that JAX refuses along sharded axes.
     """
-    if explicit_sharding(x) is None:
+    sharding = explicit_sharding(x)
+    if sharding is None:
         return x
-    return jax.sharding.reshard(x, PartitionSpec())
+    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
 
 
 def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:

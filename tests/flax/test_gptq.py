@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
@@ -110,6 +111,27 @@ def test_checkpoints(serving, tmp_path):
     checkpoint.convert_checkpoint(source, target, MODEL, X, calibrate=BATCHES)
     loaded = checkpoint.load_serving(target, MODEL)
     assert_same(loaded, serving)
+
+
+class NnxMlp(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.up, self.down = nnx.Linear(16, 8, rngs=rngs), nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)))
+
+
+def test_checkpoints_of_nnx_models(tmp_path):
+    source, target = tmp_path / "float", tmp_path / "out"
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(source, nnx.state(NnxMlp()))
+    model = aqtlite_nnx.quantize_model(NnxMlp(), CFG)
+    checkpoint.convert_checkpoint(source, target, model, X, calibrate=BATCHES)
+    aqtlite_nnx.calibrate_in_float(model, BATCHES)
+    wanted = nnx.state(aqtlite_nnx.convert(model, X))
+    fresh = aqtlite_nnx.quantize_model(NnxMlp(), CFG)
+    assert_same(nnx.state(checkpoint.load_serving(target, fresh)), wanted)
 
 
 def test_statistics_of_two_hosts(calibrated):
