@@ -15,7 +15,7 @@ import numpy as np
 from aqtlite import calibration, config
 from aqtlite.contraction.execution import OperandExecution
 from aqtlite.lowering import exact
-from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
 from aqtlite.shapes import block_shapes
 
@@ -51,22 +51,20 @@ class Estimator:
 
 
 def estimator(
-    one: OperandExecution, x: Operand, q: QTensor | None, state: Any
+    one: OperandExecution, x: jax.Array, q: QTensor | None, state: Any
 ) -> Estimator:
     """Makes the estimator of an operand.
 
     Args:
         one: execution of the operand.
-        x: the operand.
+        x: the float operand.
         q: the operand quantized; None if it stayed in floating point.
         state: state of the calibration.
     """
-    if one.is_given:
-        return Estimator(one.tensor, None, None)  # Clipped where it was made.
-    if q is not None and one.tensor.is_learned:
-        return Estimator(one.tensor, None, Learned(state, x, q))
-    if q is None or isinstance(x, QTensor):
+    if q is None or one.is_given:  # A given one was clipped where it was made.
         return Estimator(one.tensor, None, None)
+    if one.tensor.is_learned:
+        return Estimator(one.tensor, None, Learned(state, x, q))
     return Estimator(one.tensor, gradient_mask(x, q), None)
 
 
