@@ -17,11 +17,10 @@ from aqtlite.config.block_formats import (
     mxint8,
     nvfp4,
 )
-from aqtlite.config.blocks import Blocks
+from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
-from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.recipes import (
     fp8,
     fully_quantized,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.config import representation
-from aqtlite.config.local_aqt import LocalAqt
+from aqtlite.config.blocks import LocalAqt
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.numerics import Numerics, fields

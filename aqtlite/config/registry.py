@@ -4,9 +4,8 @@ import dataclasses
 from typing import TypeVar
 
 from aqtlite import calibration, noise, numerics
-from aqtlite.config.blocks import Blocks
+from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
-from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from aqtlite.config import representation
+from aqtlite.config.blocks import LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
-from aqtlite.config.local_aqt import LocalAqt
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 

@@ -4,11 +4,10 @@ A grid is a frozen dataclass, one file each; custom grids derive from `Numerics`
 have no scale: values are divided by the scale before rounding. Read `base` first.
 """
 
-from aqtlite.numerics.base import Numerics
+from aqtlite.numerics.base import NoNumerics, Numerics
 from aqtlite.numerics.float import Float
 from aqtlite.numerics.int_affine import IntAffine
 from aqtlite.numerics.int_symmetric import IntSymmetric
-from aqtlite.numerics.no_numerics import NoNumerics
 from aqtlite.numerics.normal_float import NormalFloat
 
 __all__ = [

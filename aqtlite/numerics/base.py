@@ -1,6 +1,7 @@
-"""The interface of a number grid."""
+"""The interface of a number grid, and the absence of a grid."""
 
 import abc
+import dataclasses
 from typing import Literal
 
 import jax
@@ -166,3 +167,13 @@ class Numerics(abc.ABC):
         """
         del zero_point
         return self.gradient_mask(scaled)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoNumerics:
+    """Leaves the operand unquantized.
+
+    >>> from aqtlite import config, numerics
+    >>> config.weight_only(bits=8).fwd.lhs.numerics == numerics.NoNumerics()
+    True
+    """
