@@ -9,6 +9,7 @@ Read `kinds` first, then `dot`.
 from aqtlite.lowering.contraction import Contraction, DotInput
 from aqtlite.lowering.conv import Conv
 from aqtlite.lowering.dot import Dot
+from aqtlite.lowering.gpu import transposed
 from aqtlite.lowering.kinds import (
     Floats,
     Integers,
@@ -20,7 +21,6 @@ from aqtlite.lowering.kinds import (
 from aqtlite.lowering.ragged import Ragged
 from aqtlite.lowering.reduction import largest_magnitude
 from aqtlite.lowering.target import OnCpu, Target, TargetDependent
-from aqtlite.lowering.transposition import transposed
 from aqtlite.lowering.updates import update_slice
 
 __all__ = [

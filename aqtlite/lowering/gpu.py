@@ -139,3 +139,17 @@ def _missing(shape: tuple[int, ...], axes: dn.Axes) -> int:
         return 0
     multiple = _ALIGNMENT // math.gcd(_ALIGNMENT, math.prod(sizes[:-1]))
     return -sizes[-1] % multiple
+
+
+def transposed(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Computes ``x.transpose(axes)`` for any dtype.
+
+    XLA:GPU (jax 0.11.2) loses integers of 4 bits if a kernel writes them in another
+    order than it reads them: they are transposed as int8, and narrowed by a separate
+    kernel. All platforms take this form, so that analyses of a jaxpr see the
+    permutation.
+    """
+    if x.dtype not in (jnp.int4, jnp.uint4) or not isinstance(x, jax.Array):
+        return x.transpose(axes)
+    wide = lax.optimization_barrier(x.astype(jnp.int8))
+    return lax.optimization_barrier(wide.transpose(axes)).astype(x.dtype)
