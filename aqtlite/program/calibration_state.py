@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from aqtlite.jaxpr import rewriting
 from aqtlite.jaxpr.replacement import Aux, Location, Replacement
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import Program
 from aqtlite.quantization import statistics
 from aqtlite.quantization.state_collections import (
     OF_CONVERSION,
@@ -25,6 +25,9 @@ from aqtlite.quantization.stored_statistics import restored_statistics
 
 State = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """States keyed by collection, contraction path, and field of `statistics.States`."""
+
+Left = Iterator[tuple[PlannedContraction, str, dict[str, Any]]]
+"""Contractions, each with a collection and its states in it."""
 
 
 def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
@@ -64,25 +67,22 @@ def initializing(planned: Plan) -> dict[Location, Replacement]:
     return made
 
 
-def init(closed: core.ClosedJaxpr, planned: Plan, values: Sequence[Any]) -> Aux:
-    """Returns the initial states of a program's contractions, by location.
+def init(program: Program, values: Sequence[Any]) -> Left:
+    """Yields the initial states of a program's contractions, as `left`.
 
     Args:
-        closed: the program.
-        planned: its plan.
-        values: its inputs.
+        program: the program.
+        values: inputs of its jaxpr.
     """
 
     def run(values: Sequence[Any]) -> Aux:
-        return rewriting.evaluate(closed, values, initializing(planned))[1]
+        replacements = initializing(program.plan)
+        return rewriting.evaluate(program.traced.jaxpr, values, replacements)[1]
 
-    aux: Aux = jax.jit(run)(values)
-    return aux
+    return left(program.plan, jax.jit(run)(values))
 
 
-def left(
-    planned: Plan, aux: Aux
-) -> Iterator[tuple[PlannedContraction, str, dict[str, Any]]]:
+def left(planned: Plan, aux: Aux) -> Left:
     """Yields the states that contractions left, each with its collection."""
     for one in planned.quantized():
         for collection, fields in collections_of(one.cfg).items():

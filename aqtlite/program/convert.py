@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite.program import served
-from aqtlite.program.calibration_state import State, states_of
+from aqtlite.program.calibration_state import State
 from aqtlite.program.program import Program
 from aqtlite.program.quantize import QuantizedFunction
 from aqtlite.program.serving import conversion, guards, planning, statistics_uses
@@ -183,18 +183,12 @@ def program_of(
         kwargs: keyword arguments.
         state: state of the calibrations; empty if there is none.
     """
-    traced, planned = function.traced((params, *args), dict(kwargs))
+    program = function.program(state, (params, *args), dict(kwargs))
     # The parameters are the first argument, so their leaves come first.
     found = dict(enumerate(parameters_of(params)))
-    return Program(
-        traced,
-        planned,
-        {i: found[leaf] for i, leaf in enumerate(traced.leaves) if leaf in found},
-        module_of=lambda one: tuple(filter(None, one.module.split("/"))),
-        state=state,
-        states_in=states_of,
-        place_of=lambda one: (one.path,),
-    )
+    leaves = enumerate(program.traced.leaves)
+    parameters = {i: found[leaf] for i, leaf in leaves if leaf in found}
+    return dataclasses.replace(program, parameters=parameters)
 
 
 _QUANTIZED_ELSEWHERE = (

@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import rich.console
@@ -14,8 +13,7 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.contraction import differentiation
-from aqtlite.jaxpr import equations, registry, rewriting, sites
-from aqtlite.jaxpr.replacement import Aux, Replacement
+from aqtlite.jaxpr import equations, registry, sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.operations.inputs import Matrices
 from aqtlite.program import injected, patterns, plan_table
@@ -349,31 +347,6 @@ def report(planned: Plan, *, strict: bool) -> None:
     for one in planned.quantized():
         if one.why_not_smoothed is not None:
             logging.warning("%r is not smoothed: %s", one.path, one.why_not_smoothed)
-
-
-def evaluate(
-    closed: core.ClosedJaxpr,
-    planned: Plan,
-    values: Sequence[Any],
-    how: Callable[[PlannedContraction], Replacement],
-) -> tuple[list[Any], Aux]:
-    """Evaluates a program with its quantized contractions replaced.
-
-    Args:
-        closed: the program.
-        planned: its plan.
-        values: its inputs.
-        how: function from a contraction to its replacement.
-
-    Returns:
-        The outputs of the program, and the states that contractions left.
-
-    Raises:
-        ValueError: if the rules quantize nothing, as in `check_quantizes`.
-    """
-    check_quantizes(planned)
-    replacements = {one.site.location: how(one) for one in planned.quantized()}
-    return rewriting.evaluate(closed, values, replacements)
 
 
 def check_quantizes(planned: Plan) -> None:

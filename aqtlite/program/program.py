@@ -1,4 +1,4 @@
-"""A traced function with its plan, as conversion and serving use it."""
+"""A traced function with its plan: evaluated, converted and served."""
 
 import collections
 import dataclasses
@@ -12,9 +12,10 @@ import numpy as np
 
 from aqtlite.contraction import remat
 from aqtlite.jaxpr import rewriting, sites, tracing
-from aqtlite.jaxpr.replacement import Replacement
+from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.jaxpr.sites import Loop
 from aqtlite.operations import Side
+from aqtlite.program import plan as planning
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving import statistics_uses
@@ -45,7 +46,7 @@ class Program:
     traced: tracing.Traced
     plan: Plan
     parameters: Mapping[int, Parameter]
-    """Inputs of the jaxpr that are parameters, by index."""
+    """Inputs of the jaxpr that are parameters to convert, by index."""
 
     module_of: Callable[[PlannedContraction], Path]
     """Function from a contraction to the path under which its weights are kept."""
@@ -64,7 +65,33 @@ class Program:
 
     def states_of(self, one: PlannedContraction) -> States:
         """Returns the calibration states of a contraction."""
+        if not collections_of(one.cfg):
+            return States()
         return self.states_in(one, self.state)
+
+    def evaluate(
+        self,
+        values: Sequence[Any],
+        how: Callable[[PlannedContraction, States], Replacement],
+    ) -> tuple[list[Any], Aux]:
+        """Evaluates the program with its quantized contractions replaced.
+
+        Args:
+            values: inputs of the jaxpr.
+            how: function from a contraction and its states to its replacement.
+
+        Returns:
+            The outputs of the program, and the states that contractions left.
+
+        Raises:
+            ValueError: if the rules quantize nothing, as in `plan.check_quantizes`.
+        """
+        planning.check_quantizes(self.plan)
+        replacements = {
+            one.site.location: how(one, self.states_of(one))
+            for one in self.plan.quantized()
+        }
+        return rewriting.evaluate(self.traced.jaxpr, values, replacements)
 
     def discovery(self, buffers: Collection[int] = ()) -> Discovery:
         """Returns the quantized operands with their origins.

@@ -16,6 +16,7 @@ from aqtlite.program.calibration_state import State
 from aqtlite.program.naming import Naming, Paths, by_scope, naming_of
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import Program
 from aqtlite.program.rules import Rule
 from aqtlite.quantization.state_collections import (
     OF_GRADIENTS,
@@ -82,7 +83,7 @@ class QuantizedFunction:
             *args: arguments of the function, or `jax.ShapeDtypeStruct`s for arrays.
             **kwargs: as `args`.
         """
-        return self.traced(args, kwargs)[1]
+        return self.program({}, args, kwargs).plan
 
     def init_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns the state before the first call.
@@ -96,11 +97,10 @@ class QuantizedFunction:
             ValueError: if a contraction is where a learned scale, or statistics of
                 gradients, would not get the right gradient.
         """
-
-        traced, planned = self.traced(args, kwargs)
-        aux = states_lib.init(traced.jaxpr, planned, traced.values((args, kwargs)))
+        program = self.program({}, args, kwargs)
+        values = program.traced.values((args, kwargs))
         state: dict[str, Any] = {}
-        for one, collection, entry in states_lib.left(planned, aux):
+        for one, collection, entry in states_lib.init(program, values):
             state.setdefault(collection, {})[one.path] = entry
         return state
 
@@ -168,31 +168,36 @@ class QuantizedFunction:
         kwargs: dict[str, Any],
         how: Callable[[PlannedContraction, States], Replacement],
     ) -> tuple[Any, Plan, Aux]:
-        traced, planned = self.traced(args, kwargs)
-        outputs, aux = planning.evaluate(
-            traced.jaxpr,
-            planned,
-            traced.values((args, kwargs)),
-            lambda one: how(
-                one,
-                states_lib.states_of(one, state)
-                if collections_of(one.cfg)
-                else States(),
-            ),
-        )
+        program = self.program(state, args, kwargs)
+        values = program.traced.values((args, kwargs))
+        outputs, aux = program.evaluate(values, how)
         # Outputs that are constants of the program may not be arrays.
-        out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), traced.outputs)
-        return out, planned, aux
+        out = jax.tree.map(lambda i: jnp.asarray(outputs[i]), program.traced.outputs)
+        return out, program.plan, aux
 
-    def traced(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tracing.Traced, Plan]:
-        """Traces a call and plans its contractions."""
+    def program(
+        self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Program:
+        """Traces a call and plans its contractions.
+
+        Args:
+            state: state of the calibrations; empty if there is none.
+            args: positional arguments of the function, or their shapes.
+            kwargs: keyword arguments of the function, or their shapes.
+        """
         traced = self.trace(args, kwargs)
         parameters = _parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
         planning.report(planned, strict=self.strict)
-        return traced, planned
+        return Program(
+            traced,
+            planned,
+            parameters={},
+            module_of=lambda one: tuple(filter(None, one.module.split("/"))),
+            state=state,
+            states_in=states_lib.states_of,
+            place_of=lambda one: (one.path,),
+        )
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tracing.Traced:
         """Traces a call."""

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,12 +92,9 @@ class TracedCall:
 
     def init_states(self) -> dict[str, Any]:
         """Returns the states before the first call, by collection and path."""
-
-        program = self.program
-        aux = states_lib.init(program.traced.jaxpr, program.plan, self.values)
         states: dict[str, Any] = {}
-        for one, collection, entry in states_lib.left(program.plan, aux):
-            put(states, collection, program.place_of(one), entry)
+        for one, collection, entry in states_lib.init(self.program, self.values):
+            put(states, collection, self.program.place_of(one), entry)
         return states
 
     def lacking(self) -> frozenset[str]:
@@ -118,22 +115,13 @@ class TracedCall:
             frozen = self._frozen()
             outputs = served.serve(self.program, self.values, frozen, guards.LINEN)
         else:
-            how = self._updating if self.updates else self._contracting
-            outputs, aux = self._evaluate(how)
+            how = states_lib.updating if self.updates else self._contracting
+            outputs, aux = self.program.evaluate(self.values, how)
         return self._result(outputs, aux)
 
-    def _evaluate(
-        self, how: Callable[[PlannedContraction], Replacement]
-    ) -> tuple[list[Any], Aux]:
-        jaxpr, planned = self.program.traced.jaxpr, self.program.plan
-        return planning.evaluate(jaxpr, planned, self.values, how)
-
-    def _updating(self, one: PlannedContraction) -> Replacement:
-        return states_lib.updating(one, self.program.states_of(one))
-
-    def _contracting(self, one: PlannedContraction) -> Replacement:
+    def _contracting(self, one: PlannedContraction, states: States) -> Replacement:
         """Returns a replacement that also records the use of statistics."""
-        made = one.replacement(self.program.states_of(one))
+        made = one.replacement(states)
 
         def function(values: Sequence[Any], states: States) -> tuple[Any, Any]:
             call = self.program.contraction(one, values, states)
@@ -146,10 +134,7 @@ class TracedCall:
 
     def gather(self) -> Any:
         """Evaluates the call in float, and updates statistics."""
-        return self._result(*self._evaluate(self._gathering))
-
-    def _gathering(self, one: PlannedContraction) -> Replacement:
-        return states_lib.gathering(one, self.program.states_of(one))
+        return self._result(*self.program.evaluate(self.values, states_lib.gathering))
 
     def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:
         """Returns the result of the call, with statistics if it updates any."""
