@@ -21,17 +21,16 @@ BITS_OF = {
     "qat": "bits",
     "lsq": "bits",
     "lsq_weight_only": "bits",
+    "gptq": "bits",
 }
 """Presets with a bit width, and the name of that argument."""
 
-STATIC = ("static_int8", "smoothquant")
+STATIC = ("gptq", "static_int8", "smoothquant")
 """Presets that need statistics of activations."""
 
-PRESETS = (
-    *BITS_OF,
-    *STATIC,
-    *("w4a8", "fp8", "mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "block_fp8"),
-)
+_OTHERS = ("w4a8", "fp8", "mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "block_fp8")
+
+PRESETS = tuple(dict.fromkeys((*BITS_OF, *STATIC, *_OTHERS)))
 """Quantizing presets of `aqtlite.config`, listed here to avoid importing JAX."""
 
 
