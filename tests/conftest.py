@@ -38,8 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector from looking at what was imported, which stays."""
+    """Keep the collector from looking at what stays, and at what is new so often.
+
+    Tracing makes many objects that live as long as the programs do.
+    """
     gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(scope="session")
