@@ -1,15 +1,18 @@
 """Plugin of pytest: tests by the code that XLA makes of their programs.
 
 Of a test marked ``code("quick")``, programs may be compiled in a quarter of the time,
-to slower code with other last bits: it compares within tolerances, or no results of
-compiled programs. So does a doctest, of which a few digits are printed. All others are
-compiled as users compile. ``--code quick`` and ``--code users`` run the ones and the
-others; without it, all are compiled as users compile. The mark of a function counts
-before the mark of its file.
+to slower code with other last bits. It compares within tolerances, or looks at plans,
+states, errors and files; where it compares bit for bit, it is to see which arrays were
+stored, loaded or read. So does a doctest, of which a few digits are printed. All others
+are compiled as users compile: they show that bits stay what they are when XLA fuses
+programs, as those of rounding, noise and contractions, and of models that are served.
+``--code quick`` and ``--code users`` run the ones and the others; without it, all are
+compiled as users compile. The mark of a function counts before the mark of its file.
 """
 
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -32,16 +35,28 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(
     collection_path: pathlib.Path, config: pytest.Config
 ) -> bool | None:
-    """Leaves out files that hold no test of the group, so that none imports them."""
+    """Leaves out files that hold no test that is asked for, so that none imports them.
+
+    Some import other libraries, and make models and data.
+    """
     asked = config.getoption("code")
     if asked is None or collection_path.suffix != ".py":
         return None
-    holds_tests = collection_path.name.startswith("test_")
-    if asked == "users":
-        return None if holds_tests else True
-    if holds_tests and 'code("quick")' not in collection_path.read_text("utf-8"):
+    if not collection_path.name.startswith("test_"):
+        return True if asked == "users" else None
+    text = collection_path.read_text("utf-8")
+    if config.getoption("markexpr") == "not slow" and _marks_all(text, "slow"):
         return True
-    return None
+    if asked == "quick":
+        return None if 'code("quick")' in text else True
+    has_others = 'code("users")' in text
+    return True if _marks_all(text, 'code("quick")') and not has_others else None
+
+
+def _marks_all(text: str, mark: str) -> bool:
+    """Whether all tests of a file have a mark."""
+    before = r"^pytestmark = (pytest\.mark\.|\[[^\]]*)"
+    return re.search(before + re.escape(mark), text, re.MULTILINE) is not None
 
 
 def pytest_collection_modifyitems(
