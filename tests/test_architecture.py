@@ -9,6 +9,8 @@ import pytest
 
 import aqtlite
 
+pytestmark = pytest.mark.code("quick")
+
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "aqtlite"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()

@@ -2,8 +2,12 @@
 
 import pathlib
 
+import pytest
+
 from aqtlite import config
 from benchmarks.quality import presets
+
+pytestmark = pytest.mark.code("quick")
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 CHOOSE, QUALITY = [(DOCS / name).read_text() for name in ("choose.md", "quality.md")]

@@ -4,6 +4,8 @@ import pytest
 
 from tests import __main__ as command
 
+pytestmark = pytest.mark.code("quick")
+
 
 def pytest_twice(*arguments):
     return [

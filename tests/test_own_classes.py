@@ -12,6 +12,8 @@ from aqtlite import calibration, config, numerics
 from tests.common import MATMUL, normal, tensor
 from tests.extensions import affine, ternary
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((4, 12)), normal((12, 3), 1)
 
 
@@ -43,7 +45,7 @@ def run(grid, how=None):
         fwd=config.DotGeneralRaw(lhs=own, rhs=own), dlhs=backward, drhs=backward
     )
     dot = aqtlite.make_dot_general(cfg)
-    return jax.grad(lambda x: dot(x, W, MATMUL).sum())(X)
+    return jax.jit(jax.grad(lambda x: dot(x, W, MATMUL).sum()))(X)
 
 
 def test_one_that_keeps_it():
@@ -166,13 +168,20 @@ def test_grids_of_16_bits(dtype, products):
         how = calibration.AbsMax()
     own = config.Tensor(numerics=grid_with(**members), calibration=how)
     x, w = normal((4, products)), normal((products, 3), 1)
-    wide = {}
-    for side, a, axis in (("lhs", x, 1), ("rhs", w, 0)):
-        wide[side] = np.asarray(aqtlite.quantize(a, own, axis).dequant(), np.float64)
-    wanted = wide["lhs"] @ wide["rhs"]
-    for lhs, rhs in ((own, own), (own, tensor(8)), (tensor(8), own)):
-        cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs))
-        out = aqtlite.make_dot_general(cfg)(x, w, MATMUL)
+    pairs = (own, own), (own, tensor(8)), (tensor(8), own)
+
+    @jax.jit
+    def dequantized_and_contracted(x, w):
+        def contracted(lhs, rhs):
+            cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs))
+            return aqtlite.make_dot_general(cfg)(x, w, MATMUL)
+
+        wide = [aqtlite.quantize(a, own, i).dequant() for a, i in ((x, 1), (w, 0))]
+        return wide, [contracted(*pair) for pair in pairs]
+
+    (x, w), outs = dequantized_and_contracted(x, w)
+    wanted = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    for (lhs, rhs), out in zip(pairs, outs, strict=True):
         tolerance = 1e-5 if lhs is rhs else 0.03
         np.testing.assert_allclose(
             out, wanted, rtol=0, atol=tolerance * np.abs(wanted).max()

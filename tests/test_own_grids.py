@@ -10,6 +10,8 @@ from aqtlite import config
 from tests.common import MATMUL, normal, tensor
 from tests.extensions import e4m3, ternary
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((4, 64)), normal((64, 3), 1)
 G = normal((4, 3), 2)
 
@@ -26,13 +28,18 @@ def forward(lhs=None, rhs=None):
 def test_equals_the_dequantized_product(grid, other, dtype):
     x, w = X.astype(dtype), W.astype(dtype)
     dot = forward(other, grid.TENSOR)
-    out = dot(x, w, MATMUL, preferred_element_type="float32")
-    wide = x.astype(jnp.float32)
-    if other is not None:
-        wide = aqtlite.quantize(wide, other, 1).dequant()
-    w_q = aqtlite.quantize(w.astype(jnp.float32), grid.TENSOR, 0).dequant()
+
+    @jax.jit
+    def both(x, w):
+        out = dot(x, w, MATMUL, preferred_element_type="float32")
+        wide = x.astype(jnp.float32)
+        if other is not None:
+            wide = aqtlite.quantize(wide, other, 1).dequant()
+        return out, wide, aqtlite.quantize(w.astype(jnp.float32), grid.TENSOR, 0)
+
+    out, wide, w_q = both(x, w)
     # Products of float16 and bfloat16 are exact in float32, and summed there.
-    np.testing.assert_allclose(out, wide @ w_q, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(out, wide @ w_q.dequant(), rtol=2e-5, atol=2e-5)
 
 
 def test_half_operands_are_summed_in_float32():
@@ -52,8 +59,12 @@ def test_gradients(grid, reuse):
     both = config.DotGeneralRaw(lhs=grid.TENSOR, rhs=grid.TENSOR)
     cfg = config.DotGeneral(fwd=both, dlhs=backward, drhs=backward)
     dot = aqtlite.make_dot_general(cfg)
-    _, vjp = jax.vjp(lambda x, w: dot(x, w, MATMUL), X, W)
-    dlhs, drhs = vjp(G)
+
+    @jax.jit
+    def gradients(x, w, g):
+        return jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)[1](g)
+
+    dlhs, drhs = gradients(X, W, G)
     if reuse:
         w_q = aqtlite.quantize(W, grid.TENSOR, 0).dequant()
         x_q = aqtlite.quantize(X, grid.TENSOR, 1).dequant()

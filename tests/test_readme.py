@@ -8,6 +8,8 @@ import shutil
 import pytest
 import setuptools
 
+pytestmark = pytest.mark.code("quick")
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 

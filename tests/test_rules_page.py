@@ -6,6 +6,9 @@ import runpy
 
 import jax
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.code("quick")
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "rules.md"
 

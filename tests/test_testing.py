@@ -17,6 +17,8 @@ from aqtlite.testing import (
 )
 from tests.common import normal, quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 X = normal((3, 8))
 INT8 = AqtDotGeneral(config.fully_quantized())
 

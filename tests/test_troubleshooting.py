@@ -4,6 +4,10 @@ import ast
 import pathlib
 import re
 
+import pytest
+
+pytestmark = pytest.mark.code("quick")
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 

@@ -1,5 +1,8 @@
 """Statistics that are gathered and counted as frameworks do."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 
 from aqtlite.calibration import Statistics
@@ -15,10 +18,14 @@ def after(how, statistics, x, axes, grid):
     return Statistics(statistics.batches + 1, how.update(statistics, x, axes, grid))
 
 
-def gathered(how, batches, axes, grid):
-    """Statistics of batches, and the range that they give."""
+def gathered_eagerly(how, batches, axes, grid):
+    """Statistics of batches, and the range that they give, one operation at a time."""
     shape = (1 if i in axes else size for i, size in enumerate(batches[0].shape))
     statistics = before_first(how, tuple(shape), grid)
     for x in batches:
         statistics = after(how, statistics, x, axes, grid)
     return statistics, how.range(batches[-1], axes, grid, statistics)
+
+
+gathered = functools.partial(jax.jit, static_argnums=(0, 2, 3))(gathered_eagerly)
+"""Statistics of batches, and the range that they give, in one program."""

@@ -52,7 +52,7 @@ def test_equal_under_jit():
 
 
 def after_state(how, x):
-    return gathered.gathered(how, [x], (0,), GRID)[0].state
+    return gathered.gathered_eagerly(how, [x], (0,), GRID)[0].state
 
 
 @pytest.mark.parametrize(

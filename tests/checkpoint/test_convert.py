@@ -18,6 +18,8 @@ from tests.common import quick_jit
 from tests.flax import models
 from tests.flax.support import DG, INT8, XX, X, apply, assert_equal, init
 
+pytestmark = pytest.mark.code("quick")
+
 
 class Gated(nn.Module):
     @nn.compact

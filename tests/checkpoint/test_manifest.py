@@ -180,7 +180,6 @@ def test_sizes_of_arrays_that_the_file_does_not_have(source, tmp_path):
         checkpoint.load_serving(tmp_path / "out")
 
 
-@pytest.mark.code("users")
 def test_sites_that_do_not_say_what_was_taken_away(source, tmp_path):
     """As those of older manifests: they load, with the model and without it."""
     target = tmp_path / "out"

@@ -17,6 +17,8 @@ from aqtlite.flax import AqtDotGeneral, convert
 from tests.checkpoint.support import FORMATS, assert_same, save
 from tests.flax.support import DG, NORMAL, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 
 def dense(dot_general, axes=(None, "model")):
     kernel_init = nn.with_partitioning(NORMAL, axes)

@@ -251,7 +251,6 @@ def test_states(name, tmp_path):
     assert_same(loaded, convert(model, X), X)
 
 
-@pytest.mark.code("users")
 def test_a_weight_that_stays_in_float(source, tmp_path):
     out = tmp_path / "out"
     checkpoint.convert_checkpoint(

@@ -12,6 +12,8 @@ from tests.extensions import affine, e4m3, ternary
 from tests.flax import models
 from tests.flax.support import X, apply, assert_equal
 
+pytestmark = pytest.mark.code("quick")
+
 
 @config.register
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +11,9 @@ from aqtlite import config
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.numerics import IntSymmetric
+from tests.common import normal
+
+pytestmark = pytest.mark.code("quick")
 
 GRIDS = {
     f"{bits} bits, {zero=}, {clip=}": IntSymmetric(
@@ -29,7 +31,7 @@ def info_of(x):
 
 def values(grid, shape):
     """Quantized values, the ends of the grid among them."""
-    x = jax.random.normal(jax.random.key(0), (4096,)) * 20
+    x = normal((4096,)) * 20
     x = x.at[:2].set(jnp.array([-100.0, 100.0]))
     stored = np.asarray(grid.round(x, None))
     return np.resize(np.unique(stored), shape)

@@ -18,6 +18,8 @@ from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import assert_same, refuses, save
 from tests.common import nearest, normal, quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 CFG = nearest()
 X = normal((3, 8))
 

@@ -9,6 +9,8 @@ from tests.checkpoint.support import VARIABLES, assert_same, refuses, save
 from tests.flax import models
 from tests.flax.support import X, apply
 
+pytestmark = pytest.mark.code("quick")
+
 MODEL = models.MlpBlock(config.smoothquant())
 
 

@@ -14,6 +14,8 @@ from aqtlite.checkpoint.report import (
     without_constant_steps,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 LONG = "encoder/layers_{}/multi_head_dot_product_attention/query/kernel"
 ROW = Row("", ("params/w",), (4096, 16, 256), "int8", 4096, 67108864, 16793600, 43.26)
 

@@ -17,6 +17,8 @@ from tests.checkpoint.support import FORMATS, save
 from tests.checkpoint.written_before.model import CONFIGS, SERVED, Layers, Mlp, X
 from tests.common import quick_jit
 
+pytestmark = pytest.mark.code("quick")
+
 FOLDER = pathlib.Path(__file__).parent / "written_before"
 STORED = serialization.msgpack_restore((FOLDER / "linen.msgpack").read_bytes())
 OLD = STORED["variables"]

@@ -13,6 +13,8 @@ from aqtlite import __main__ as program
 from aqtlite import cli
 from aqtlite.errors import UserError
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _exit_code(argv):
     with pytest.raises(SystemExit) as exit_info:

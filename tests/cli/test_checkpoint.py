@@ -17,6 +17,8 @@ from tests.flax import models
 from tests.flax.nnx import models as nnx_models
 from tests.flax.support import INT8, X, init
 
+pytestmark = pytest.mark.code("quick")
+
 VARIABLES = init(models.MlpBlock(INT8), X)
 MODEL = ["float", "out", "--model", "serving_model:factory"]
 FACTORY = """

@@ -15,6 +15,7 @@ from aqtlite import cli, edge
 from aqtlite.cli import edge as edge_command
 from aqtlite.edge.export import TARGETS
 from tests.checkpoint.support import save
+from tests.common import normal
 
 pytestmark = pytest.mark.code("quick")
 
@@ -78,8 +79,8 @@ def hidden():
 ANY: dict = {suffix: () for suffix in TARGETS}
 """Packages that are needed: for errors that come before any file is written."""
 
-X = np.asarray(jax.random.normal(jax.random.key(0), (7, 4)))
-Y = np.asarray(jax.random.normal(jax.random.key(1), (7, 8)))
+X = np.asarray(normal((7, 4)))
+Y = np.asarray(normal((7, 8), 1))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,6 @@ def _interpret(path, *inputs):
     return runner(**dict(zip(names, inputs, strict=True)))["output"]
 
 
-@pytest.mark.code("users")
 @needs_converter
 def test_linen(folder, made, capsys):
     code, out, err = run(capsys, *ARGV, *DATA, "--save-ranges", "out.json")

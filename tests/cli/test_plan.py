@@ -6,6 +6,8 @@ import pytest
 
 from aqtlite import cli
 
+pytestmark = pytest.mark.code("quick")
+
 FACTORY = """
 import jax
 from flax import linen as nn, nnx

@@ -7,6 +7,8 @@ import pytest
 from aqtlite import cli, config
 from aqtlite.cli import shared_options
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_they_are_those_of_the_library():
     assert {"unquantized", *shared_options.PRESETS} == set(config.presets())

@@ -2,6 +2,8 @@ import pytest
 
 from aqtlite import calibration, config, numerics
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = numerics.IntSymmetric(bits=8)
 
 

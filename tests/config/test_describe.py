@@ -5,6 +5,8 @@ from aqtlite import calibration, config, numerics
 from aqtlite.config import describe
 from tests.config import strategies
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _rows(cfg):
     return {line.split()[0]: line for line in describe(cfg).splitlines() if line}

@@ -1,7 +1,10 @@
+import pytest
 from hypothesis import given, settings
 
 from aqtlite import config, numerics
 from tests.config import strategies
+
+pytestmark = pytest.mark.code("quick")
 
 
 @settings(max_examples=15, deadline=None)

@@ -6,6 +6,8 @@ import pytest
 from aqtlite import calibration, config, numerics
 from aqtlite.config import DotGeneral, DotGeneralRaw, LocalAqt, Tensor, describe
 
+pytestmark = pytest.mark.code("quick")
+
 FLOAT = Tensor()
 INT8 = Tensor(numerics=numerics.IntSymmetric(bits=8))
 FAKE = Tensor(numerics=numerics.IntSymmetric(bits=8), use_fake_quant=True)

@@ -6,6 +6,8 @@ from aqtlite import config, edge, rules
 from aqtlite.config import json_text
 from aqtlite.edge import rules as edge_rules
 
+pytestmark = pytest.mark.code("quick")
+
 READERS = {
     "config": (config.from_json, '{"version": 1, "type": "Tensor", "scale_dtype": %s}'),
     "rules": (rules.from_json, '{"version": 1, "rules": [{"cfg": null, "path": %s}]}'),

@@ -5,6 +5,8 @@ import pytest
 from aqtlite import calibration, config, numerics
 from aqtlite.config import block_formats, recipes
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_fully_quantized_default():
     cfg = config.fully_quantized()

@@ -1,10 +1,13 @@
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 
 from aqtlite import config, numerics
 from aqtlite.config import registry, representation
 from tests.config import strategies
+
+pytestmark = pytest.mark.code("quick")
 
 NAMES = {name: registry.find(name) for name in registry.names()}
 

@@ -8,6 +8,8 @@ from aqtlite import calibration, config, numerics
 from aqtlite.config import from_json, to_json
 from tests.config import strategies
 
+pytestmark = pytest.mark.code("quick")
+
 
 @settings(max_examples=30, deadline=None)
 @given(strategies.dot_generals())

@@ -4,6 +4,8 @@ import pytest
 
 from aqtlite import calibration, config
 
+pytestmark = pytest.mark.code("quick")
+
 MAX = calibration.MaxOverBatches()
 CFG = config.update(config.fully_quantized(), {"fwd.smoothing": config.Smoothing()})
 

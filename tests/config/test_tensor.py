@@ -8,6 +8,8 @@ import pytest
 from aqtlite import config, numerics
 from aqtlite.config import Tensor
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = numerics.IntSymmetric(bits=8)
 
 

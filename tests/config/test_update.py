@@ -6,6 +6,8 @@ from aqtlite import calibration, config, numerics
 from aqtlite.config import update
 from tests.config import strategies
 
+pytestmark = pytest.mark.code("quick")
+
 PATHS = [
     f"{name}.{side}" for name in ("fwd", "dlhs", "drhs") for side in ("lhs", "rhs")
 ]

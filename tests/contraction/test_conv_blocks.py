@@ -258,16 +258,21 @@ def test_one_dimension_and_transformations():
     conv = aqtlite.make_conv_general_dilated(cfg)
     x, w = normal((2, 3, 8, 7)), normal((6, 8, 3), 1)
 
+    @jax.jit
     def one(x, w=w):
         return conv(x, w, (2,), "SAME")
 
-    x_q = aqtlite.quantize(x[0], cfg.fwd.lhs, (2, 1), window=(2,)).dequant()
-    w_q = aqtlite.quantize(w, cfg.fwd.rhs, (2, 1), window=(2,)).dequant()
-    assert rms_error(one(x[0]), jax.lax.conv(x_q, w_q, (2,), "SAME")) < 1e-6
+    @jax.jit
+    def of_rounded(x, w):
+        x_q = aqtlite.quantize(x, cfg.fwd.lhs, (2, 1), window=(2,)).dequant()
+        w_q = aqtlite.quantize(w, cfg.fwd.rhs, (2, 1), window=(2,)).dequant()
+        return jax.lax.conv(x_q, w_q, (2,), "SAME")
+
+    assert rms_error(one(x[0]), of_rounded(x[0], w)) < 1e-6
     each = jnp.stack([one(row) for row in x])
-    for got in (jax.vmap(one)(x), jax.lax.map(jax.checkpoint(one), x)):
-        np.testing.assert_array_equal(got, each)
-    both = jax.vmap(one)(x, jnp.stack([w, -w]))
+    for mapped in (jax.vmap(one), lambda x: jax.lax.map(jax.checkpoint(one), x)):
+        np.testing.assert_array_equal(jax.jit(mapped)(x), each)
+    both = jax.jit(jax.vmap(one))(x, jnp.stack([w, -w]))
     np.testing.assert_array_equal(both, each * jnp.array([1, -1])[:, None, None, None])
 
 

@@ -18,6 +18,8 @@ from tests.common import (
     value_and_gradients,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 X, W, G = normal((4, 8)), normal((8, 3), 1), normal((4, 3), 2)
 CFG = config.fully_quantized()
 DOT = aqtlite.make_dot_general(CFG)
@@ -32,19 +34,18 @@ def loss(x, w, dot=matmul):
     return jnp.sum(dot(x, w) * G)
 
 
-GRAD = jax.grad(loss, (0, 1))
-
-
 @functools.cache
 def wanted():
-    return GRAD(X, W)
+    return jax.grad(loss, (0, 1))(X, W)
 
 
+@pytest.mark.code("users")
 def test_jit_equals_eager():
     run = functools.partial(value_and_gradients, DOT, dims=MATMUL, key=KEY)
     assert_same(jax.jit(run)(X, W, cotangent=G), run(X, W, cotangent=G))
 
 
+@pytest.mark.code("users")
 def test_config_as_a_static_argument():
     @functools.partial(jax.jit, static_argnums=0)
     def run(cfg, x, w):
@@ -77,6 +78,7 @@ def test_vmap(in_axes):
             assert relative_error(member[i], alone) < 1e-6
 
 
+@pytest.mark.code("users")
 def test_vmap_over_keys():
     keys = jax.random.split(KEY, 3)
 
@@ -123,7 +125,8 @@ POLICIES = {
 def test_remat(policy):
     """Recomputing gives the same integers, and the same noise."""
     remat = jax.checkpoint(matmul, policy=POLICIES[policy])
-    assert_same(jax.grad(functools.partial(loss, dot=remat), (0, 1))(X, W), wanted())
+    gradient = jax.grad(functools.partial(loss, dot=remat), (0, 1))
+    assert_same(jax.jit(gradient)(X, W), wanted())
 
 
 def test_remat_saves_the_inputs_alone():
@@ -142,6 +145,7 @@ def test_a_policy_that_saves_dots_sees_the_integer_dot():
     assert ("int32", (X.shape[0], W.shape[1])) in saved
 
 
+@pytest.mark.code("users")
 def test_inside_a_custom_vjp():
     @jax.custom_vjp
     def scaled(x, w):

@@ -9,6 +9,8 @@ import aqtlite
 from aqtlite import calibration, config, einsum_states, statistics
 from tests.common import MATMUL, normal, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((2, 4, 8)), normal((8, 3), 1)
 STATIC = config.update(
     config.static_int8(calibration.MaxOverBatches()),

@@ -18,6 +18,8 @@ from aqtlite import calibration, checkpoint, config, noise, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
 from tests.common import MATMUL, assert_same, normal, quick_jit, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 NOISY = tensor(4, grid={"preserve_max_val": True, "stochastic_rounding": True})
 AFFINE = config.Tensor(
     numerics=numerics.IntAffine(bits=4, stochastic_rounding=True),
@@ -82,6 +84,7 @@ def test_operands_of_gradients_that_are_quantized_afresh_have_noise_of_their_own
     np.testing.assert_allclose(dlhs.T, X, atol=0.5)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("with_key", [False, True])
 def test_remat_rounds_to_the_same_integers(with_key):
     key = jax.random.key(0) if with_key else None
@@ -139,6 +142,7 @@ def apply(model, variables, x, key=None):
     return model.apply(variables, x, rngs=None if key is None else {"aqt": key})
 
 
+@pytest.mark.code("users")
 def test_is_served_rounded_to_nearest(variables, serving, wanted):
     q = serving["aqt"]["Dense_0"]["kernel"]["rhs"]
     assert q.numerics == NOISY.to_nearest().numerics

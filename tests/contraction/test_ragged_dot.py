@@ -43,6 +43,7 @@ def operands(draw):
     return x, w, jnp.array(sizes), cotangent
 
 
+@pytest.mark.code("quick")
 @hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
 @hypothesis.given(operands())
 def test_near_float(args):
@@ -109,6 +110,7 @@ def test_a_nan_poisons_its_group_alone():
     assert np.isnan(dw).any()
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize(
     "cfg",
     [

@@ -11,6 +11,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, remat
+from tests.common import normal
 
 DIMS = (((1,), (0,)), ((), ()))
 DOT = aqtlite.make_dot_general(config.fully_quantized())
@@ -42,8 +43,8 @@ def test_save_quantized_keeps_integers_and_scales_alone():
     "policy", [None, remat.save_quantized(), remat.save_quantized(remat.SUMS)]
 )
 def test_policies_change_no_result(policy):
-    w = jax.random.normal(jax.random.key(0), (8, 8))
-    x = jax.random.normal(jax.random.key(1), (4, 8))
+    w = normal((8, 8))
+    x = normal((4, 8), 1)
 
     def linear(w, x):
         # Float code between contractions may be fused in other ways.
@@ -61,8 +62,8 @@ def test_one_traced_layer_is_differentiated_in_several_ways(preset):
     # The input of the first layer takes no gradient, that of the second one does, and
     # JAX traces a layer of one shape once.
     dot = aqtlite.make_dot_general(preset)
-    w = jax.random.normal(jax.random.key(0), (256, 256))
-    x = jax.random.normal(jax.random.key(1), (256, 256))
+    w = normal((256, 256))
+    x = normal((256, 256), 1)
     states = aqtlite.statistics.init_states(preset, x, w, DIMS)
     states = states._replace(dlhs=(), drhs=())
 
@@ -116,11 +117,12 @@ PRESETS = {
 }
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_gradients_of_every_preset_are_the_same_under_every_policy(preset):
     cfg = PRESETS[preset]
-    x = jax.random.normal(jax.random.key(0), (32, 64))
-    w = jax.random.normal(jax.random.key(1), (64, 32))
+    x = normal((32, 64))
+    w = normal((64, 32), 1)
     states = aqtlite.statistics.init_states(cfg, x, w, DIMS)
     states = aqtlite.statistics.update_states(cfg, states, x, w, DIMS)
     dot = aqtlite.make_dot_general(cfg)

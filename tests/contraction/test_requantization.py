@@ -16,6 +16,8 @@ from tests.common import (
     tensor,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 
 def with_out(cfg=None, **fields):
     """A config whose result has 8 bits."""
@@ -29,6 +31,7 @@ def fake_quant(x, out):
     return x + jax.lax.stop_gradient(rounded - x)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     ("fields", "scale_shape"),
     [
@@ -59,6 +62,7 @@ def test_of_a_scalar_and_in_bfloat16():
     assert abs(float(out.dequant()) / float(x @ x) - 1) < 0.02
 
 
+@pytest.mark.code("users")
 def test_of_float_operands():
     """Nothing but the result is quantized."""
     cfg = with_out(config.unquantized())
@@ -132,6 +136,7 @@ def test_a_constant_has_no_gradient():
     assert_same(jax.grad(loss)(w), wanted)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("fake", [False, True])
 def test_einsum_names_the_axes_of_its_own_result(fake):
     """Attention: keys with a scale for each position and head go on as integers."""

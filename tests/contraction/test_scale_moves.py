@@ -10,6 +10,8 @@ from aqtlite import calibration, config, numerics, operations
 from aqtlite.contraction import execution
 from tests.common import MATMUL, assert_same, nearest, normal, relative_error, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = nearest()
 PV = "bhqk,bkhd->bqhd"
 P = jax.nn.softmax(2 * normal((2, 3, 5, 8)))
@@ -26,6 +28,7 @@ def scale_of_positions(scale):
     return jnp.einsum("bkhd->bhdk", scale)
 
 
+@pytest.mark.code("users")
 def test_the_integers_are_those_of_the_product():
     moved = P * scale_of_positions(CACHE.scale)
     p = aqtlite.quantize(moved, tensor(8), 3)

@@ -10,6 +10,8 @@ from aqtlite import config, numerics
 from tests.common import MATMUL, normal, tensor
 from tests.extensions.affine import TENSOR, AffineUint8
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = jax.nn.relu(normal((6, 24))), normal((24, 10), 1) + 0.3
 INT8 = tensor(8)
 
@@ -23,6 +25,7 @@ def integers(x, axis, how):
     )
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("lhs", [TENSOR, INT8], ids=["affine", "symmetric"])
 @pytest.mark.parametrize("rhs", [TENSOR, INT8], ids=["affine", "symmetric"])
 @pytest.mark.parametrize("fields", [{}, {"dg_in_dtype": "float32"}], ids=str)
@@ -66,6 +69,7 @@ def test_zeros_and_one_element():
     np.testing.assert_allclose(q.dequant(), [3.0], rtol=1e-6)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("reuse", [True, False])
 def test_gradients_are_those_of_the_integers(reuse):
     g8 = tensor(8)

@@ -26,7 +26,6 @@ def made(cfg):
     return model, variables, artifact.serving_variables(model, variables)
 
 
-@pytest.mark.code("users")
 @pytest.mark.parametrize("cfg", [None, INT8])
 def test_restores_what_was_saved(cfg, tmp_path):
     model, variables, serving = made(cfg)

@@ -7,6 +7,8 @@ from aqtlite.demo import corpus, stories
 from aqtlite.demo.tokens import Tokenizer
 from aqtlite.errors import UserError
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _file(tmp_path, data):
     path = tmp_path / "text.txt"

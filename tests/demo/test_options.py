@@ -7,6 +7,8 @@ import pytest
 from aqtlite.demo import options as options_lib
 from aqtlite.errors import UserError
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _parse(*argv):
     parser = argparse.ArgumentParser()

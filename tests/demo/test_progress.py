@@ -7,6 +7,8 @@ import rich.console
 
 from aqtlite.demo import progress, training
 
+pytestmark = pytest.mark.code("quick")
+
 RUNS = {"int8": training.Trained(None, None, losses=[2.5])}
 
 NAMES = ["float32", "int8"]

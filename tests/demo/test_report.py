@@ -5,9 +5,12 @@ import json
 import sys
 
 import matplotlib
+import pytest
 import rich.console
 
 from aqtlite.demo import report, training
+
+pytestmark = pytest.mark.code("quick")
 
 GOOD = report.Figures(
     validation_loss=2.5,

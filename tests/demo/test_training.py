@@ -1,6 +1,10 @@
 """What training tells of itself; `test_run.py` has its models learn."""
 
+import pytest
+
 from aqtlite.demo import training
+
+pytestmark = pytest.mark.code("quick")
 
 
 def test_step_time_leaves_out_the_compilation():

@@ -12,7 +12,7 @@ from flax import nnx
 
 from aqtlite import edge
 from aqtlite.edge.arithmetic import rescaling
-from tests.common import quick_jit
+from tests import common
 
 RESOLVERS = {
     "xnnpack": interpreter.OpResolverType.AUTO,
@@ -77,7 +77,7 @@ class Mlp(nnx.Module):
 
 def normal(shape: tuple[int, ...], seed: int = 1) -> jax.Array:
     """Random inputs."""
-    return jax.random.normal(jax.random.key(seed), shape)
+    return common.normal(shape, seed)
 
 
 def trained(model: nn.Module, x: Any) -> Any:
@@ -88,7 +88,7 @@ def trained(model: nn.Module, x: Any) -> Any:
         factors = rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
         return (np.asarray(leaf) + np.float32(0.1)) * factors
 
-    return jax.tree.map(changed, quick_jit(model.init)(jax.random.key(0), x))
+    return jax.tree.map(changed, common.quick_jit(model.init)(jax.random.key(0), x))
 
 
 def run(path: pathlib.Path, *inputs: Any, kernels: str = "xnnpack") -> list[np.ndarray]:

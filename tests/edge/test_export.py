@@ -46,7 +46,7 @@ def test_without_xnnpack(tmp_path):
 
 def test_nnx(tmp_path):
     model = models.Mlp(nnx.Rngs(0))
-    x = models.normal((4, 8))
+    x = models.normal((16, 8))
     report, (found,) = models.assert_simulated(
         tmp_path / "mlp.tflite", model, nnx.state(model), x
     )

@@ -15,6 +15,8 @@ from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal, quick_jit
 from tests.extensions import affine, models, running, ternary
 
+pytestmark = pytest.mark.code("quick")
+
 X = jax.nn.relu(normal((16, 12)))
 Y = jnp.tanh(X @ normal((12, 3), 1))
 each = pytest.mark.parametrize("name", models.CONFIGS)
@@ -60,6 +62,7 @@ def test_trains(trained, name):
     assert losses[-1] < 0.3 * losses[0]
 
 
+@pytest.mark.code("users")
 @each
 def test_is_served_bit_for_bit(trained, name):
     model, variables, _ = trained[name]

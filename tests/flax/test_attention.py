@@ -4,11 +4,14 @@ import functools
 import re
 
 import jax
+import pytest
 from flax import linen as nn
 
 from aqtlite.flax import AqtEinsum
 from tests.common import nearest, rms_error
 from tests.flax.support import DG, XX, init
+
+pytestmark = pytest.mark.code("quick")
 
 EINSUM = functools.partial(AqtEinsum, nearest())
 

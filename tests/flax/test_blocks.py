@@ -8,9 +8,11 @@ from aqtlite import checkpoint, config, numerics
 from aqtlite.calibration import LSQ
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
 from aqtlite.flax import AqtConvGeneralDilated, AqtDotGeneral, convert
-from tests.checkpoint.support import save
+from tests.checkpoint.support import assert_same, save
 from tests.common import normal, rms_error
-from tests.flax.support import apply, assert_equal, check_served, init
+from tests.flax.support import check_served, init
+
+pytestmark = pytest.mark.code("quick")
 
 X = normal((4, 64))
 INT4 = numerics.IntSymmetric(bits=4)
@@ -46,6 +48,7 @@ class Model(nn.Module):
         return nn.DenseGeneral(24, axis=(-2, -1), dot_general=dot_general)(x)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_served_equals_trained(name):
     check_served(Model(CONFIGS[name]), X, frozen=2)
@@ -58,7 +61,7 @@ def test_converted_on_disk(name, tmp_path):
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     loaded = checkpoint.load_serving(tmp_path / "out", model)
-    assert_equal(apply(model, convert(model, variables, X), X), apply(model, loaded, X))
+    assert_same(loaded, convert(model, variables, X))
     weight = loaded["aqt"]["DenseGeneral_1"]["kernel"]["rhs"]
     sizes = {"mxfp8": (1, 16, 1), "padded": (1, 10, 16)}
     assert weight.blocks == sizes.get(name, (1, 16, 8))
@@ -82,6 +85,7 @@ class Cnn(nn.Module):
         return nn.Conv(8, (3, 3), feature_group_count=8, conv_general_dilated=conv)(x)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("name", ["mxfp8", "integers", "learned"])
 def test_convolutions(name, tmp_path):
     cfg = DotGeneral(fwd=DotGeneralRaw(rhs=LEARNED))
@@ -95,14 +99,12 @@ def test_convolutions(name, tmp_path):
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, IMAGES)
     loaded = checkpoint.load_serving(tmp_path / "out", model)
-    serving = convert(model, variables, IMAGES)
-    assert_equal(apply(model, serving, IMAGES), apply(model, loaded, IMAGES))
+    assert_same(loaded, convert(model, variables, IMAGES))
     weight = loaded["aqt"]["Conv_0"]["kernel"]["rhs"]
     wanted = {"mxfp8": (3, 3, 8, 1), "integers": (3, 3, 4, 2)}
     assert weight.blocks == wanted.get(name, (3, 3, 4, 1))
 
 
-@pytest.mark.code("quick")
 def test_trains():
     model = Model(config.mxint8())
     variables = init(model, X)
@@ -124,6 +126,7 @@ class Unsorted(nn.Module):
         return AqtDotGeneral(self.cfg)(x, kernel, (((2, 1), (1, 0)), ((), ())))
 
 
+@pytest.mark.code("users")
 def test_blocks_cut_the_axis_of_the_last_pair():
     weight = Tensor(numerics=INT8, blocks=Blocks(size=2))
     model = Unsorted(DotGeneral(fwd=DotGeneralRaw(rhs=weight)))

@@ -114,7 +114,6 @@ def test_is_served_bit_for_bit(how):
     assert_served_equals_trained(model, variables, X, serving=serving)
 
 
-@pytest.mark.code("users")
 def test_no_reduction_over_activations_is_served():
     """A dynamic scale takes the maximum of each row; a static one is given."""
 
@@ -135,7 +134,6 @@ def test_no_reduction_over_activations_is_served():
     assert kernels < kernels_of_dynamic
 
 
-@pytest.mark.code("users")
 def test_the_order_and_the_steps_do_not_matter():
     model = dense()
     variables = init(model, X)
@@ -192,7 +190,6 @@ class Two(nn.Module):
         return second(jnp.abs(first(x, w, dims)), v, dims)
 
 
-@pytest.mark.code("users")
 def test_two_contractions_of_one_module_need_names():
     with pytest.raises(ValueError, match="makes two contractions of the same axes"):
         Two((None, None)).init(jax.random.key(0), X)
@@ -250,7 +247,6 @@ def test_weights_with_statistics_are_frozen_with_them():
     assert_served_equals_trained(model, variables, X, serving=serving)
 
 
-@pytest.mark.code("users")
 def test_merged_statistics_are_those_of_all_batches():
     by_rules = quantize_model(nn.Dense(8), static(calibration.MaxOverBatches()))
     for model in (by_rules, dense(), Scanned()):

@@ -89,6 +89,7 @@ def test_learned_scales():
     check_served(model, X, variables=variables)
 
 
+@pytest.mark.code("quick")
 def test_converted_on_disk(tmp_path):
     model = layer(config.fully_quantized())
     variables = init(model, X)

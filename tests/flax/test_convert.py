@@ -26,6 +26,8 @@ from tests.flax.support import (
     init,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 MODEL = models.MlpBlock(INT8)
 
 

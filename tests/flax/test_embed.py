@@ -87,7 +87,6 @@ def test_values_and_gradients():
     assert (jnp.abs(rows - table[TOKENS]) <= 0.501 * step_size).all()
 
 
-@pytest.mark.code("users")
 def test_without_a_config_it_is_an_embed():
     variables = nn.Embed(20, 8).init(jax.random.key(0), TOKENS)
     x = jnp.ones((2, 8))
@@ -111,7 +110,6 @@ def test_rows_out_of_range_are_nan():
         assert jnp.isnan(out[1]).all() and not jnp.isnan(out[0]).any()
 
 
-@pytest.mark.code("users")
 def test_converted_on_disk(tmp_path):
     model = Tied()
     variables = init(model, TOKENS)

@@ -119,6 +119,7 @@ class Two(nn.Module):
 INT4 = config.update(INT8, {"fwd.lhs.numerics": numerics.IntSymmetric(bits=4)})
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize(
     ("model", "is_fixed"),
     [
@@ -189,6 +190,7 @@ def test_no_more_batches():
     assert changed["aqt_stats"]["dot_general_ab_bc"]["lhs"].batches == 3
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("where", ["flax", "orbax", "aqtlite"])
 def test_checkpoints(where, tmp_path):
     model = dense(config.update(AFFINE, OF_WEIGHTS))

@@ -8,9 +8,12 @@ from flax import linen as nn
 
 from aqtlite import calibration, config
 from aqtlite.flax import AqtConvGeneralDilated, convert, fold_batch_norm
+from tests.common import normal
 from tests.flax.support import apply, init
 
-X = jax.random.normal(jax.random.key(0), (4, 6, 6, 3))
+pytestmark = pytest.mark.code("quick")
+
+X = normal((4, 6, 6, 3))
 LAYERS = {"BatchNorm_0": "Conv_0", "BatchNorm_1": "Conv_1"}
 
 

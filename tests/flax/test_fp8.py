@@ -8,7 +8,7 @@ from aqtlite import config
 from aqtlite.flax import AqtDotGeneral
 from aqtlite.lowering import processor
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import normal
+from tests.common import normal, quick_jit
 from tests.flax.support import init
 
 
@@ -21,6 +21,6 @@ def test_few_rows_are_summed_in_one_order(per_channel, monkeypatch):
     x = normal((2, 1, 300), 1)
     variables = init(model, x)
     assert_served_equals_trained(model, variables, x)
-    loss = jax.jit(jax.grad(lambda v: (model.apply(v, x) ** 2).sum()))
+    loss = quick_jit(jax.grad(lambda v: (model.apply(v, x) ** 2).sum()))
     gradients = jax.tree.leaves(loss(variables))
     assert all(bool((abs(g) > 0).any()) for g in gradients)

@@ -78,7 +78,6 @@ def train_step(state, scale):
     return state.apply_gradients(grads=gradients), value
 
 
-@pytest.mark.code("users")
 def test_train_state_overwrites_them():
     """Under jit, grad, scan and remat; the range is that of the batches before."""
     model = Model()
@@ -111,7 +110,6 @@ def test_train_state_overwrites_them():
     )
 
 
-@pytest.mark.code("users")
 def test_converts_on_disk(tmp_path):
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
     variables = jax.jit(model.init)(jax.random.key(0), X)
@@ -324,7 +322,6 @@ def test_what_is_averaged_or_summed_is_refused(how, factors):
     assert np.isnan(gradients["params"]["kernel"]).all()
 
 
-@pytest.mark.code("users")
 def test_the_largest_values_are_those_of_the_whole_batch():
     """Of devices by `jax.lax.pmax`, of microbatches by a maximum."""
     variables = dense_variables()

@@ -137,7 +137,6 @@ def test_two_bits_train_better_than_with_absmax():
     assert loss_after_training(config.lsq(2)) < 0.8 * loss_after_training(absmax)
 
 
-@pytest.mark.code("users")
 def test_runs_in_the_same_kernels():
     """The contractions that are compiled are those of `AbsMax`, in both directions."""
     lsq = config.lsq(8)
@@ -167,7 +166,6 @@ def test_is_served_bit_for_bit():
             assert_served_equals_trained(model, variables, x, serving=serving)
 
 
-@pytest.mark.code("users")
 def test_serving_reads_activation_steps_and_reduces_nothing():
     model = dense()
     variables = init(model, X)
@@ -196,7 +194,6 @@ def test_what_is_left_in_serving_trains():
     )
 
 
-@pytest.mark.code("users")
 def test_converts_on_disk(tmp_path):
     model = Mlp()
     variables = init(model, X)
@@ -258,7 +255,6 @@ def test_starts_from_float_parameters(model):
     assert_same(jax.tree.map(jnp.asarray, made), {"params": variables["params"]})
 
 
-@pytest.mark.code("users")
 def test_rules_start_as_injected_models_do():
     """From the batch, as contractions before them give it, and from float weights."""
     cfg = config.lsq(4)
@@ -301,7 +297,6 @@ class Twice(nn.Module):
         return x
 
 
-@pytest.mark.code("users")
 def test_one_weight_on_two_steps_is_not_confused():
     model = Twice(("one", "two"))
     variables = init(model, X)
@@ -311,7 +306,6 @@ def test_one_weight_on_two_steps_is_not_confused():
     np.testing.assert_array_equal(model.apply(serving, X), model.apply(variables, X))
 
 
-@pytest.mark.code("users")
 def test_calls_of_one_name_share_a_step():
     model = Twice(("one", "one"))
     variables = init(model, X)

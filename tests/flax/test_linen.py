@@ -27,6 +27,8 @@ from tests.flax.support import (
     init,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 STOCHASTIC = config.fully_quantized(bwd_bits=4)
 
 

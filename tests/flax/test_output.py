@@ -41,9 +41,13 @@ def test_trains_and_serves_the_same_integers():
     model, x = Chain(nearest()), normal((2, 3, 8))
     variables = quick_jit(model.init)(jax.random.key(0), x)
     assert_served_equals_trained(model, variables, x)
-    gradients = jax.jit(jax.grad(lambda v: jnp.sum(model.apply(v, x) ** 2)))(variables)
+    gradients = quick_jit(jax.grad(lambda v: jnp.sum(model.apply(v, x) ** 2)))(
+        variables
+    )
     simulated = Chain(config.update(nearest(), {"fwd.*.use_fake_quant": True}))
-    exact = jax.jit(jax.grad(lambda v: jnp.sum(simulated.apply(v, x) ** 2)))(variables)
+    exact = quick_jit(jax.grad(lambda v: jnp.sum(simulated.apply(v, x) ** 2)))(
+        variables
+    )
     for got, wanted in zip(*map(jax.tree.leaves, (gradients, exact)), strict=True):
         assert np.linalg.norm(got - wanted) < 0.1 * np.linalg.norm(wanted)
 

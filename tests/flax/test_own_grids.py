@@ -5,12 +5,15 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 from flax import serialization
 
 from aqtlite.flax import AqtDotGeneral, convert
 from tests.extensions import affine
 from tests.flax.support import INT8, X, apply, assert_equal, check_served, init
+
+pytestmark = pytest.mark.code("quick")
 
 AFFINE = dataclasses.replace(INT8, fwd=dataclasses.replace(INT8.fwd, rhs=affine.TENSOR))
 MODEL = nn.Dense(

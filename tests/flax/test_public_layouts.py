@@ -18,6 +18,8 @@ from aqtlite import Rule, config
 from aqtlite.flax import convert, quantize_model
 from tests.common import quick_jit, relative_error
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = config.fully_quantized()
 TOKENS = jnp.arange(8).reshape(2, 4)
 

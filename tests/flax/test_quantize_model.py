@@ -20,7 +20,9 @@ from aqtlite.flax import (
     quantize_model,
 )
 from aqtlite.quantization.fixed_scale import FixedScale
-from tests.common import quick_jit
+from tests.common import normal, quick_jit
+
+pytestmark = pytest.mark.code("quick")
 
 INT8 = config.fully_quantized()
 
@@ -127,7 +129,7 @@ def test_mapped_layers_and_layers_called_twice_equal_injected_ones():
     cfg = config.fully_quantized(use_stochastic_rounding=False)
     injected = Experts(AqtDotGeneral(cfg))
     quantized = quantize_model(Experts(), cfg, strict=True)
-    x = jax.random.normal(jax.random.key(1), (4, 8))
+    x = normal((4, 8), 1)
     variables = quick_jit(Experts().init)(jax.random.key(0), x)
     paths = [one.path for one in quantized.plan(variables, x).quantized()]
     assert paths == ["Experts/experts", "Experts/shared", "Experts/shared#1"]
@@ -157,6 +159,7 @@ def _arrays(serving):
     return {jax.tree_util.keystr(path): np.asarray(x).tolist() for path, x in flat}
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("is_scanned", [False, True])
 def test_every_contraction_trains_and_serves(is_scanned):
     quantized = quantize_model(Model(is_scanned), INT8, strict=True)
@@ -239,7 +242,7 @@ class EncoderDecoder(nn.Module):
 
 
 def test_one_conversion_serves_methods_that_the_call_calls():
-    x = jax.random.normal(jax.random.key(1), (2, 8))
+    x = normal((2, 8), 1)
     quantized = quantize_model(EncoderDecoder(), INT8)
     variables = quick_jit(quantized.init)(jax.random.key(0), x)
     serving = convert(quantized, variables, x)
@@ -254,7 +257,6 @@ def test_one_conversion_serves_methods_that_the_call_calls():
     jax.tree.map(np.testing.assert_array_equal, methods(serving), methods(variables))
 
 
-@pytest.mark.code("quick")
 @pytest.mark.parametrize("cfg", [INT8, config.static_int8()], ids=["int8", "static"])
 def test_init_makes_caches_anew(cfg):
     """In a call that finds a cache, attention takes a token at a time."""
@@ -267,7 +269,6 @@ def test_init_makes_caches_anew(cfg):
     jax.tree.map(np.testing.assert_array_equal, kept, dict(expected))
 
 
-@pytest.mark.code("quick")
 def test_dropout_draws_from_the_rngs_of_the_call():
     class Net(nn.Module):
         @nn.compact
@@ -302,7 +303,6 @@ def test_static_ranges_are_gathered_and_served(is_scanned):
     np.testing.assert_array_equal(apply(serving, TOKENS), apply(variables, TOKENS))
 
 
-@pytest.mark.code("quick")
 def test_learned_scales_are_parameters_of_a_train_state():
     quantized = quantize_model(
         Model(), [Rule(path=".*/(up|down)", cfg=config.lsq(bits=8))]
@@ -333,7 +333,7 @@ def test_learned_scales_are_parameters_of_a_train_state():
 
 
 def test_convolutions_equal_injected_ones():
-    x = jax.random.normal(jax.random.key(1), (2, 6, 6, 3))
+    x = normal((2, 6, 6, 3), 1)
     layer = nn.Conv(4, (3, 3), strides=2)
     injected = nn.Conv(
         4, (3, 3), strides=2, conv_general_dilated=AqtConvGeneralDilated(INT8)
@@ -358,7 +358,6 @@ def test_refuses_what_is_no_model_and_explains_what_it_lacks():
         )
 
 
-@pytest.mark.code("quick")
 def test_all_that_a_served_call_changes_is_returned():
     """But for parameters, which are frozen."""
     model = quantize_model(nn.Dense(4), config.fully_quantized())

@@ -11,11 +11,14 @@ from jax import lax
 from aqtlite import calibration, config
 from aqtlite.flax import AqtRaggedDot, convert
 from benchmarks.workloads.moe import MixtureOfExperts, training_step
+from tests.common import normal, quick_jit
 from tests.flax.support import apply, assert_equal, init, placeholders
+
+pytestmark = pytest.mark.code("quick")
 
 STEPS, TOKENS, WIDTH, HIDDEN = 60, 64, 8, 16
 CFG = config.fully_quantized()
-X = jax.random.normal(jax.random.key(0), (TOKENS, WIDTH))
+X = normal((TOKENS, WIDTH))
 # A function that no single expert has: another permutation for each sign.
 Y = jnp.where(X[:, :1] > 0, jnp.tanh(2 * X[:, ::-1]), -X)
 
@@ -31,7 +34,7 @@ def trained(cfg):
     step = training_step(model, optimizer)
     params = init(model, X)["params"]
 
-    @jax.jit
+    @quick_jit
     def run(params):
         def body(carry, _):
             *carry, loss = step(*carry, X, Y)
@@ -57,6 +60,7 @@ def test_it_trains_as_in_float(int8):
     assert losses[-5:].mean() == pytest.approx(wanted[-5:].mean(), rel=0.1)
 
 
+@pytest.mark.code("users")
 def test_served_equals_trained(int8):
     variables, _ = int8
     # Without noise, which serving does not have.

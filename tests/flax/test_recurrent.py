@@ -11,6 +11,8 @@ from aqtlite.flax import convert, inject_dot_general
 from tests.common import rms_error
 from tests.flax.support import DG, XX, apply, assert_equal, init
 
+pytestmark = pytest.mark.code("quick")
+
 
 class Injected(nn.Module):
     """Calls a module with quantized layers inside."""
@@ -40,6 +42,7 @@ def loop_body(text):
     return "\n".join(seen.values())
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("cell", [nn.LSTMCell(8), nn.GRUCell(8)], ids=["lstm", "gru"])
 def test_served_equals_trained(cell):
     model = rnn(cell)

@@ -12,6 +12,8 @@ from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal, quick_jit
 from tests.flax.support import assert_equal, init
 
+pytestmark = pytest.mark.code("quick")
+
 SMOOTHQUANT = config.smoothquant()
 DYNAMIC = config.update(config.fully_quantized(), {"fwd.smoothing": config.Smoothing()})
 X = normal((4, 8)).at[:, 2].multiply(50)
@@ -61,6 +63,7 @@ def norm_and_dense(cfg):
     return nn.Sequential([nn.RMSNorm(), nn.Dense(4, dot_general=AqtDotGeneral(cfg))])
 
 
+@pytest.mark.code("users")
 def test_is_folded_into_frozen_weights(block, serving):
     model, variables = block
     assert_served_equals_trained(model, variables, X, serving=serving)
@@ -79,6 +82,7 @@ def test_serving_leaves_the_statistics_as_they_are(block, serving):
     assert int(changed["aqt_stats"]["q"]["dot_general_ab_bc"]["smoothing"].batches) == 3
 
 
+@pytest.mark.code("users")
 def test_is_absorbed_by_what_comes_before(block, absorbed):
     """Query and key share scales, so that the norm before them can hold these."""
     model, variables = block
@@ -94,6 +98,7 @@ def test_is_absorbed_by_what_comes_before(block, absorbed):
     np.testing.assert_array_equal(shared, jnp.maximum(*scales))
 
 
+@pytest.mark.code("users")
 def test_absorbed_it_costs_nothing():
     """Not a product in the compiled program, which reads no scale of a smoothing."""
     model, plain = norm_and_dense(SMOOTHQUANT), norm_and_dense(config.fully_quantized())
@@ -175,6 +180,7 @@ class Scanned(nn.Module):
         return body(name="layers")(x, None)[0]
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_under_a_scan_each_layer_has_its_own(dtype):
     x = normal((2, 4, 8), dtype=dtype)

@@ -14,6 +14,8 @@ from aqtlite.flax import AqtDotGeneral, convert, widen_int4
 from aqtlite.quantization.quantize import quantize
 from tests.common import assert_same, normal
 
+pytestmark = pytest.mark.code("quick")
+
 
 @pytest.mark.parametrize("place", [lambda x: x, jax.device_get], ids=["jax", "numpy"])
 def test_int4_of_either_library(place):

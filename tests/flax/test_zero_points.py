@@ -10,10 +10,12 @@ from flax import serialization
 from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from tests.checkpoint.support import save
-from tests.common import quick_jit
+from tests.common import normal, quick_jit
 from tests.flax.support import apply, assert_equal, check_served, init
 
-X = jnp.abs(jax.random.normal(jax.random.key(0), (4, 16)))
+pytestmark = pytest.mark.code("quick")
+
+X = jnp.abs(normal((4, 16)))
 UINT8 = config.Tensor(numerics=numerics.IntAffine(), calibration=calibration.MinMax())
 STATIC = config.Tensor(
     numerics=numerics.IntAffine(),
@@ -29,6 +31,7 @@ def model_of(lhs, rhs):
     return nn.Dense(8, dot_general=AqtDotGeneral(cfg), kernel_init=kernel_init)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("rhs", [INT8, UINT8], ids=["symmetric", "affine"])
 def test_its_sums_are_frozen_with_a_weight(rhs):
     model = model_of(UINT8, rhs)

@@ -5,6 +5,8 @@ from jax import lax
 
 from aqtlite.jaxpr import axes
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _scan(x, w):
     """A carry that comes back as it was, and stacked slices along a new axis."""

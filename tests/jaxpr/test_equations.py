@@ -10,6 +10,8 @@ from jax.sharding import Mesh, PartitionSpec
 from aqtlite.jaxpr import analysis, equations, rewriting
 from aqtlite.jaxpr.replacement import Replacement
 
+pytestmark = pytest.mark.code("quick")
+
 X = jnp.arange(6.0).reshape(3, 2)
 
 

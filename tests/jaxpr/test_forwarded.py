@@ -2,9 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from aqtlite.jaxpr.analysis import forwarded_inputs
+
+pytestmark = pytest.mark.code("quick")
 
 X, Y = jnp.ones((3, 2)), jnp.zeros((3, 2))
 

@@ -15,6 +15,8 @@ import aqtlite
 from tests.common import nearest, normal
 from tests.replacing import assert_bits, replaced
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((3, 4)), normal((4, 4), 1)
 
 

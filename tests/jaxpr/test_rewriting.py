@@ -20,6 +20,8 @@ from aqtlite.jaxpr.replacement import Replacement
 from tests.common import normal
 from tests.replacing import assert_bits, evaluated_with, itself, replaced
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((3, 4)), normal((4, 4), 1)
 WS = normal((3, 4, 4), 2)
 

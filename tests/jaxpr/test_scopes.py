@@ -5,6 +5,8 @@ import pytest
 
 from aqtlite.jaxpr import scopes
 
+pytestmark = pytest.mark.code("quick")
+
 
 def paths(function, *args):
     """The scopes of the contractions of a function, which have no bodies around."""

@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 from aqtlite.jaxpr import higher_order, rewriting, sites
 from aqtlite.jaxpr.sites import Loop
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = jnp.ones((3, 4)), jnp.ones((4, 4))
 WS = jnp.ones((2, 4, 4))
 MESH = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))

@@ -6,6 +6,8 @@ from jax import lax
 
 from aqtlite.jaxpr import slicing
 
+pytestmark = pytest.mark.code("quick")
+
 
 def _trace(function, *args):
     return jax.make_jaxpr(function)(*args)

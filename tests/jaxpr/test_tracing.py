@@ -5,6 +5,8 @@ import pytest
 
 from aqtlite.jaxpr import tracing
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_tables_of_inputs_and_outputs():
     def function(tree, number):

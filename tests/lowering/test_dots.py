@@ -127,6 +127,7 @@ def contractions(draw):
     return [named[i][1] for i in lhs], [named[i][1] for i in rhs], dims, order
 
 
+@pytest.mark.code("quick")
 @settings(
     max_examples=30,
     deadline=None,
@@ -190,6 +191,7 @@ def test_long_contraction_over_two_axes():
     np.testing.assert_allclose(got, np.full((1, 2), 127.0**2 * 300_000), rtol=2e-7)
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_lowers_for_every_platform(dtype, monkeypatch):
     """From a CPU host, integers to the dot on each of them."""
@@ -296,6 +298,7 @@ def test_which_processors_multiply_unsigned(flags, expected, tmp_path):
     assert not processor.reads_as_unsigned(tmp_path / "missing")
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
 def test_tpus_get_the_contraction_as_it_is(case):
     lhs_shape, rhs_shape, dims = DIMENSION_NUMBERS[case]
@@ -384,6 +387,7 @@ def test_mixed_dot_of_extreme_magnitudes(magnitude):
     np.testing.assert_allclose(got, lhs @ np.ones((1, 2)), rtol=2e-7, atol=1e-38)
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
 def test_float_dot_of_halves(case, dtype):

@@ -21,6 +21,7 @@ def _multiplies_bfloat16(request, monkeypatch):
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: request.param)
 
 
+@pytest.mark.code("quick")
 @pytest.mark.usefixtures("_multiplies_bfloat16")
 def test_values():
     """Every layout of a matrix product, and all other dimension numbers."""
@@ -72,6 +73,7 @@ def test_which_are_contracted_as_integers(units, largest, wanted):
     assert narrow.units_of_integers(units, largest) == wanted
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
 def test_accelerators_contract_float8(platform):
     """The form that XLA:GPU rewrites into a cuBLASLt matmul of fp8, in all three."""

@@ -177,6 +177,7 @@ def test_gradients_stop_where_values_are_clipped():
     assert grad.tolist() == [[0.0, 1.0, 0.0, 1.0]]
 
 
+@pytest.mark.code("quick")
 @pytest.mark.parametrize("name", ["float4_e2m1fn", "float8_e5m2", "e4m7"])
 def test_contracts_the_values(name):
     """In float32, from operands whose products float32 holds."""
@@ -186,16 +187,22 @@ def test_contracts_the_values(name):
     cfg = config.DotGeneral(fwd=raw, dlhs=backward, drhs=backward)
     dot = aqtlite.make_dot_general(cfg)
     x, w, g = normal((4, 32)), normal((32, 3), 1), normal((4, 3), 2)
-    out, vjp = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
-    x_q = aqtlite.quantize(x, how, 1).dequant()
-    w_q = aqtlite.quantize(w, how, 0).dequant()
+
+    @jax.jit
+    def run(x, w, g):
+        out, vjp = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
+        stacked = jax.vmap(lambda x: dot(x, w, MATMUL))(jnp.stack([x, x]))
+        rounded = aqtlite.quantize(x, how, 1), aqtlite.quantize(w, how, 0)
+        return out, vjp(g), stacked, [q.dequant() for q in rounded]
+
+    out, gradients, stacked, (x_q, w_q) = run(x, w, g)
     np.testing.assert_allclose(out, x_q @ w_q, rtol=1e-5, atol=1e-5)
-    for got, wanted in zip(vjp(g), (g @ w_q.T, x_q.T @ g), strict=True):
+    for got, wanted in zip(gradients, (g @ w_q.T, x_q.T @ g), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-    stacked = jax.vmap(lambda x: dot(x, w, MATMUL))(jnp.stack([x, x]))
     np.testing.assert_allclose(stacked[1], out, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.code("quick")
 def test_gradients_in_e5m2():
     e5m2 = Float(exponent_bits=5, mantissa_bits=2, stochastic_rounding=True)
     forward = config.Tensor(numerics=E4M3)
@@ -207,12 +214,17 @@ def test_gradients_in_e5m2():
     )
     dot = aqtlite.make_dot_general(cfg)
     x, w, g = normal((4, 64)), normal((64, 3), 1), normal((4, 3), 2)
-    _, vjp = jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)
-    for got, wanted in zip(vjp(g), (g @ w.T, x.T @ g), strict=True):
+
+    @jax.jit
+    def gradients(x, w, g):
+        return jax.vjp(lambda x, w: dot(x, w, MATMUL), x, w)[1](g)
+
+    for got, wanted in zip(gradients(x, w, g), (g @ w.T, x.T @ g), strict=True):
         error = jnp.linalg.norm(got - wanted) / jnp.linalg.norm(wanted)
         assert 0.001 < error < 0.2
 
 
+@pytest.mark.code("quick")
 @each
 def test_zeros_one_element_and_what_is_not_finite(name):
     how = config.Tensor(numerics=GRIDS[name])

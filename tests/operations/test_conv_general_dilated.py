@@ -14,6 +14,8 @@ from aqtlite.operations import DotInput
 from aqtlite.shapes import block_shapes
 from tests.convolutions import CASES, Case, integers, reference
 
+pytestmark = pytest.mark.code("quick")
+
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -51,6 +53,7 @@ def check_integers(case):
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.code("users")
 @each_case
 def test_integers_are_exact(case):
     check_integers(case)
@@ -74,6 +77,7 @@ def cases(draw):
     )
 
 
+@pytest.mark.code("users")
 @hypothesis.given(cases())
 @hypothesis.settings(max_examples=3, deadline=None)
 def test_integers_are_exact_for_any_geometry(case):
@@ -173,6 +177,7 @@ def test_gradients_of_gradients_are_the_convolution():
     assert operation.gradient("lhs").gradient("lhs") == operation
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("name", ["strides", "depthwise"])
 def test_zero_points_pad_with_the_real_zero(name):
     case = CASES[name]
@@ -205,6 +210,7 @@ def test_sums_beyond_int32_are_taken_in_pieces():
     np.testing.assert_allclose(got, 300 * 500 * 127.0**2, rtol=1e-6)
 
 
+@pytest.mark.code("users")
 def test_wide_integers_and_floats():
     case = CASES["strides"]
     x, w, _, _, _ = arrays_of(case)

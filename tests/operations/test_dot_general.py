@@ -13,6 +13,8 @@ from aqtlite.operations import DotInput
 from aqtlite.shapes import block_shapes
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 CASES = {
     "matmul": ((3, 4), (4, 5), (((1,), (0,)), ((), ()))),
     "batch": ((2, 3, 4), (2, 4, 5), (((2,), (1,)), ((0,), (0,)))),

@@ -14,6 +14,8 @@ from aqtlite.shapes import block_shapes
 from aqtlite.shapes.ragged_axes import RaggedAxes
 from tests.common import normal
 
+pytestmark = pytest.mark.code("quick")
+
 SIZES = {"m": 40, "g": 4, "k": 20, "n": 12}
 CASES = {
     "forward": ("mk", "gkn", "mn"),
@@ -84,6 +86,7 @@ def test_gradients_are_those_of_jax(axes):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize(
     ("axes", "bits"),
     [

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 import aqtlite
 from tests.common import normal, tensor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 def aqtp_quantize(x, bits, axes, preserve_max_val=False):

@@ -9,7 +9,7 @@ import aqtlite
 from aqtlite import config
 from tests.common import operands, relative_error, tensor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 
 @pytest.mark.parametrize("side", ["lhs", "rhs"])

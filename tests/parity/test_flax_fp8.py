@@ -10,7 +10,7 @@ import aqtlite
 from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, normal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 LENGTH = 3
 E5M2 = numerics.Float(exponent_bits=5, mantissa_bits=2)

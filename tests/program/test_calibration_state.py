@@ -2,11 +2,15 @@
 
 import jax
 import numpy as np
+import pytest
 
 from aqtlite import config, convert_function, quantize_function
+from tests.common import normal
 
-W = jax.random.normal(jax.random.key(0), (8, 4))
-X = jax.random.normal(jax.random.key(1), (2, 8))
+pytestmark = pytest.mark.code("quick")
+
+W = normal((8, 4))
+X = normal((2, 8), 1)
 
 
 def test_learned_scales_of_activations_are_served():

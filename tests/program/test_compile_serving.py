@@ -12,6 +12,8 @@ from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
 from tests import common
 
+pytestmark = pytest.mark.code("quick")
+
 CFG = config.fully_quantized()
 X = common.normal((2, 8))
 

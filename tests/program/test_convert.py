@@ -15,6 +15,8 @@ from aqtlite.quantization.fixed_scale import FixedScale
 from tests.common import nearest, normal
 from tests.replacing import assert_bits
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = nearest()
 X, OTHER = normal((4, 16)), normal((7, 16), 1)
 W, SQUARE = normal((16, 8), 2), normal((16, 16), 3)
@@ -137,6 +139,7 @@ def nbytes(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree) if not isinstance(x, float))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_served_is_what_was_trained(name):
     """Bit for bit, compiled, for another batch than the one that was converted."""

@@ -9,7 +9,9 @@ import pytest
 
 import aqtlite
 from aqtlite import Rule, config
-from tests.common import quick_jit, relative_error
+from tests.common import normal, quick_jit, relative_error
+
+pytestmark = pytest.mark.code("quick")
 
 INT8 = config.fully_quantized()
 
@@ -45,7 +47,7 @@ def function_of(module):
 
 def test_a_transformer_block():
     apply, arrays = function_of(Block(jax.random.key(0)))
-    x = jax.random.normal(jax.random.key(1), (2, 5, 8))
+    x = normal((2, 5, 8), 1)
     quantized = aqtlite.quantize_function(apply, INT8, params=0, strict=True)
     planned = quantized.plan(arrays, x).quantized()
     assert len(planned) == 8
@@ -114,7 +116,7 @@ def test_by_parameters_where_there_are_name_scopes():
 
 def test_an_mlp_learns_its_scales_and_is_served():
     apply, arrays = function_of(eqx.nn.MLP(4, 1, 16, 1, key=jax.random.key(0)))
-    x = jax.random.normal(jax.random.key(1), (16, 4))
+    x = normal((16, 4), 1)
     y = jnp.sin(x.sum(axis=1, keepdims=True))
     quantized = aqtlite.quantize_function(apply, config.lsq(bits=8), params=0)
     state = quantized.init_state(arrays, x)

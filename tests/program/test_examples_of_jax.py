@@ -17,6 +17,8 @@ from aqtlite import Rule, quantize_function
 from tests.common import normal
 from tests.replacing import assert_bits, replaced
 
+pytestmark = pytest.mark.code("quick")
+
 A = normal((3, 3)) / 4 + 2 * jnp.eye(3)
 B, X = normal((3,), 1), normal((4, 3), 2)
 NOTHING = [Rule(cfg=None, is_required=False)]

@@ -6,17 +6,20 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import aqtlite
 from aqtlite import Rule, config
-from tests.common import quick_jit, relative_error
+from tests.common import normal, quick_jit, relative_error
+
+pytestmark = pytest.mark.code("quick")
 
 INT8 = config.fully_quantized()
 
 
 def test_an_mlp():
     model = hk.transform(lambda x: hk.nets.MLP([16, 16, 4])(x))
-    x = jax.random.normal(jax.random.key(1), (8, 8))
+    x = normal((8, 8), 1)
     params = quick_jit(model.init)(jax.random.key(0), x)
     rules = [Rule(path="mlp/linear_[01]", operands="weight", cfg=INT8)]
     planned = aqtlite.plan(model, params, None, x, rules=rules)
@@ -55,7 +58,7 @@ def test_a_recurrent_network():
         return hk.Linear(4)(ys)
 
     model = hk.transform(unroll)
-    xs = jax.random.normal(jax.random.key(1), (5, 2, 8))
+    xs = normal((5, 2, 8), 1)
     params = quick_jit(model.init)(jax.random.key(0), xs)
     quantized = aqtlite.quantize_function(model.apply, INT8, params=0, strict=True)
     planned = quantized.plan(params, None, xs)
@@ -78,7 +81,7 @@ def test_a_model_with_state_and_rngs():
         )(x, x, x)
 
     model = hk.transform_with_state(net)
-    x, rng = jax.random.normal(jax.random.key(1), (2, 5, 8)), jax.random.key(2)
+    x, rng = normal((2, 5, 8), 1), jax.random.key(2)
     params, state = quick_jit(functools.partial(model.init, is_training=True))(
         jax.random.key(0), x
     )

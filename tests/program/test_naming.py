@@ -9,6 +9,8 @@ from aqtlite import Rule, config
 from aqtlite.program import plan
 from aqtlite.program.naming import by_parameter, by_scope
 
+pytestmark = pytest.mark.code("quick")
+
 PARAMS = {
     "first": {"query": {"w": jnp.ones((4, 4))}, "key": {"w": jnp.ones((4, 4))}},
     "last": {"a": jnp.ones((4, 2)), "b": jnp.ones((2, 4))},

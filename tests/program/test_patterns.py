@@ -9,6 +9,8 @@ import pytest
 from aqtlite import Rule, edge
 from aqtlite.program import patterns
 
+pytestmark = pytest.mark.code("quick")
+
 _ATOMS = st.sampled_from(
     [
         *("a", "b", "/", ".", "[ab]", "[^a]", r"\w", r"\W", r"\d", r"\.", "1", "#"),

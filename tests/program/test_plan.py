@@ -16,6 +16,8 @@ import aqtlite.flax.nnx
 from aqtlite import Rule, config, quantize_function
 from tests.common import MATMUL, nearest
 
+pytestmark = pytest.mark.code("quick")
+
 INT8, INT4 = nearest(), config.weight_only(bits=4)
 X, W = jnp.ones((3, 8)), jnp.ones((8, 8))
 

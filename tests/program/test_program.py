@@ -3,9 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import aqtlite
 from aqtlite import Rule, config
+from tests.common import normal
+
+pytestmark = pytest.mark.code("quick")
 
 INT8 = config.fully_quantized()
 
@@ -19,8 +23,8 @@ def test_one_parameter_contracted_in_several_ways():
 
     rules = [Rule(path="#2", cfg=config.w4a8()), Rule(cfg=INT8)]
     quantized = aqtlite.quantize_function(fn, rules, params=0)
-    w = jax.random.normal(jax.random.key(0), (8, 8)) * jnp.arange(1, 9)
-    x = jax.random.normal(jax.random.key(1), (2, 8))
+    w = normal((8, 8)) * jnp.arange(1, 9)
+    x = normal((2, 8), 1)
     serve, serving = aqtlite.convert_function(quantized, w, x)
     assert not jax.tree.leaves(serving["params"])
     jax.tree.map(

@@ -15,6 +15,8 @@ from aqtlite.program.calibration_state import with_gradient_statistics
 from tests.common import MATMUL, nearest, normal
 from tests.replacing import assert_bits
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = nearest()
 MATMUL_INT8 = aqtlite.make_dot_general(INT8)
 DELAYED = config.fp8(delayed=True)

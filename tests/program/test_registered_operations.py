@@ -22,6 +22,8 @@ from aqtlite.flax import convert, quantize_model
 from tests.common import nearest, normal
 from tests.replacing import assert_bits
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = nearest()
 ROWS, EXPERTS, K, N = 6, 3, 16, 8
 SIZES = jnp.array([2, 0, 3])

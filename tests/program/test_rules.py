@@ -6,6 +6,8 @@ import pytest
 from aqtlite import Rule, calibration, config, numerics
 from aqtlite.program import rules as rules_lib
 
+pytestmark = pytest.mark.code("quick")
+
 INT8 = config.fully_quantized()
 
 EVERY_FIELD = Rule(

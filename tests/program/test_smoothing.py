@@ -1,11 +1,14 @@
 """Smoothing of the contractions of a function that it is for."""
 
 import jax
+import pytest
 from jax import lax
 
 import aqtlite
 from aqtlite import config
 from tests.common import normal
+
+pytestmark = pytest.mark.code("quick")
 
 _X = normal((2, 4, 4, 3))
 _PARAMS = {"conv": normal((3, 3, 3, 4)), "head": normal((64, 5))}

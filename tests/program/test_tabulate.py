@@ -2,11 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 
 import aqtlite
 from aqtlite import calibration, config, numerics
 from aqtlite.flax import nnx as aqt_nnx
+
+pytestmark = pytest.mark.code("quick")
 
 
 def test_states_of_nnx_and_zero_points():

@@ -8,6 +8,8 @@ import aqtlite
 from aqtlite import QTensor
 from tests.common import assert_same, normal, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 
 def make(shape=(3, 4, 5), bits=8, axes=(1,)):
     return aqtlite.quantize(normal(shape), tensor(bits), axes)

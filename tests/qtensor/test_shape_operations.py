@@ -17,6 +17,8 @@ from aqtlite import QTensor, numerics
 from aqtlite import shape_operations as ops
 from tests.common import assert_same, normal, tensor
 
+pytestmark = pytest.mark.code("quick")
+
 _GRIDS = {
     "int8": numerics.IntSymmetric(bits=8),
     "int4": numerics.IntSymmetric(bits=4),

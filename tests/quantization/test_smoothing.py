@@ -19,6 +19,8 @@ from tests.common import (
     value_and_gradients,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 OUTLIERS = [3, 17, 40]
 X = normal((16, 64)).at[:, OUTLIERS].multiply(50)
 W = normal((64, 32), 1)
@@ -53,6 +55,7 @@ def errors_of(*cfgs):
     return [rms_error(out, X @ W) for out in run(X, W)]
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("case", DIMENSION_NUMBERS)
 def test_powers_of_two_cancel_bit_for_bit(case):
     lhs, rhs, dims = operands(case)
@@ -164,6 +167,7 @@ def test_a_float_backward_pass_is_exact():
         np.testing.assert_array_equal(got, exact)
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_one_result_in_every_program(dtype):
     dot = aqtlite.make_dot_general(smoothed(nearest()))
@@ -245,6 +249,7 @@ def test_statistics_fix_the_scales():
         np.testing.assert_array_equal(got, one)
 
 
+@pytest.mark.code("users")
 def test_a_frozen_operand_was_smoothed_before():
     cfg = smoothed(nearest(), GATHERED)
     dot, states = aqtlite.make_dot_general(cfg), states_of(cfg, X)

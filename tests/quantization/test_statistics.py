@@ -10,6 +10,8 @@ from aqtlite import calibration, config, numerics, statistics
 from tests.common import MATMUL, normal, tensor
 from tests.extensions.running import TENSOR
 
+pytestmark = pytest.mark.code("quick")
+
 X, W = normal((4, 8)), normal((8, 3), 1)
 CFG = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=TENSOR, rhs=tensor(8)))
 DOT = aqtlite.make_dot_general(CFG)
@@ -59,6 +61,7 @@ def static(how):
     return config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=tensor(8)))
 
 
+@pytest.mark.code("users")
 @pytest.mark.parametrize("how", OVER_BATCHES.values(), ids=OVER_BATCHES)
 def test_any_split_of_the_batches_merges_to_the_same(how):
     """The order of the sums of a mean is that of the parts: here they are exact."""

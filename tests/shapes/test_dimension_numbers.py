@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from aqtlite.shapes import dimension_numbers as dn
 from tests.common import DIMENSION_NUMBERS, MATMUL, operands
 
+pytestmark = pytest.mark.code("quick")
+
 
 @st.composite
 def contractions(draw):

@@ -6,6 +6,8 @@ import pytest
 
 from aqtlite.shapes import block_shapes
 
+pytestmark = pytest.mark.code("quick")
+
 
 @pytest.mark.parametrize(
     ("scale_shape", "split_shape"),

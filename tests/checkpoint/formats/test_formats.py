@@ -8,6 +8,8 @@ from aqtlite.checkpoint.arrays import ArrayInfo, LazyArray
 from aqtlite.checkpoint.formats import open_reader, writer_for
 from tests.checkpoint.support import FORMATS, refuses, save
 
+pytestmark = pytest.mark.code("quick")
+
 ARRAYS = {
     "a/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
     "a/half": jnp.arange(6).astype("bfloat16").reshape(2, 3),

@@ -9,6 +9,8 @@ from aqtlite.checkpoint.formats import open_reader
 from tests.checkpoint.formats.test_formats import ARRAYS, write
 from tests.checkpoint.support import save
 
+pytestmark = pytest.mark.code("quick")
+
 
 @pytest.fixture(autouse=True)
 def warnings_are_logged():

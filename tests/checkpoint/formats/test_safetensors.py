@@ -14,6 +14,8 @@ from aqtlite.checkpoint.formats import open_reader, writer_for
 from tests.checkpoint.formats.test_formats import ARRAYS, write
 from tests.checkpoint.support import refuses
 
+pytestmark = pytest.mark.code("quick")
+
 
 def test_the_library_reads_it(tmp_path):
     path = write(tmp_path / "out.safetensors", ARRAYS, lambda: "the manifest")

@@ -1,4 +1,3 @@
-import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
@@ -7,9 +6,12 @@ import pytest
 from aqtlite import edge
 from aqtlite.edge.deployed import deploy
 from aqtlite.edge.onnx import check, write
+from tests.common import normal
 
-X = jax.random.normal(jax.random.key(0), (2, 4))
-WEIGHT = jax.random.normal(jax.random.key(1), (4, 3))
+pytestmark = pytest.mark.code("quick")
+
+X = normal((2, 4))
+WEIGHT = normal((4, 3), 1)
 
 
 def function(variables, x):

@@ -9,9 +9,12 @@ from jax import lax
 
 from aqtlite import edge
 from aqtlite.edge import Rule
+from tests.common import normal
 
-X = jax.random.normal(jax.random.key(0), (2, 4))
-WEIGHT = jax.random.normal(jax.random.key(1), (4, 3))
+pytestmark = pytest.mark.code("quick")
+
+X = normal((2, 4))
+WEIGHT = normal((4, 3), 1)
 
 
 def export(function, path, rules=(), **options):
@@ -76,8 +79,8 @@ def test_what_has_no_form_is_refused_by_name(tmp_path):
 def test_a_transposed_convolution_in_float(
     tmp_path, groups, strides, padding, dilation
 ):
-    image = jax.random.normal(jax.random.key(2), (2, 5, 4, 4))
-    weight = jax.random.normal(jax.random.key(3), (2, 3, 4 // groups, 6))
+    image = normal((2, 5, 4, 4), 2)
+    weight = normal((2, 3, 4 // groups, 6), 3)
     if isinstance(padding, str):
         # Those that `lax.conv_transpose` has for such a window.
         dilated = jax.make_jaxpr(

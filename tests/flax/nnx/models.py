@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 
 from aqtlite import config
+from tests.common import normal
 
 CFG = config.fully_quantized()
 
@@ -92,5 +93,5 @@ class Scanned(nnx.Module):
         return run(x, self.layers)
 
 
-X = jax.random.normal(jax.random.key(0), (4, 8))
+X = normal((4, 8))
 TOKENS = jnp.array([[3, 1, 4, 1], [5, 9, 2, 6]])

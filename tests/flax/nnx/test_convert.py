@@ -20,6 +20,8 @@ from aqtlite.flax.nnx import (
 )
 from tests.flax.nnx.models import CFG, TOKENS, Mlp, Scanned, Transformer, X, call
 
+pytestmark = pytest.mark.code("quick")
+
 
 @pytest.fixture(scope="module")
 def model():
@@ -35,6 +37,7 @@ def assert_equal(one, other, *args):
     np.testing.assert_array_equal(call(one, *args), call(other, *args))
 
 
+@pytest.mark.code("users")
 class TestServing:
     def test_equals_training(self, model, serving):
         assert_equal(serving, model, X)

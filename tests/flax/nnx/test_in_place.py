@@ -16,6 +16,8 @@ from aqtlite import Rule, config
 from aqtlite.flax.nnx import calibrate, convert, plan, quantize_model
 from tests.flax.nnx.models import CFG, TOKENS, Mlp, Transformer, X, call, values
 
+pytestmark = pytest.mark.code("quick")
+
 FLOAT = Rule(cfg=None)
 
 

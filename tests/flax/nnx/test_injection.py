@@ -19,7 +19,10 @@ from aqtlite.flax.nnx import (
     plan,
     quantize_model,
 )
+from tests.common import normal
 from tests.flax.nnx.models import CFG, Mlp, X, call
+
+pytestmark = pytest.mark.code("quick")
 
 DOT_GENERAL = AqtDotGeneral(CFG)
 
@@ -90,7 +93,7 @@ def test_a_jitted_function_is_traced_anew_inside_of_a_quantized_model():
 
     class Model(nnx.Module):
         def __init__(self):
-            self.kernel = nnx.Param(jax.random.normal(jax.random.key(1), (8, 4)))
+            self.kernel = nnx.Param(normal((8, 4), 1))
 
         def __call__(self, x):
             return double(x, self.kernel[...])

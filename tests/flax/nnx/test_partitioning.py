@@ -10,6 +10,8 @@ from aqtlite import QTensor, config
 from aqtlite.flax.nnx import convert, quantize_model
 from tests.flax.nnx.models import CFG, X, call
 
+pytestmark = pytest.mark.code("quick")
+
 NORMAL = nnx.initializers.normal()
 MESH = jax.make_mesh(
     (1, 1), ("in", "out"), axis_types=(jax.sharding.AxisType.Auto,) * 2

@@ -20,6 +20,8 @@ from tests.flax.nnx.models import (
     values,
 )
 
+pytestmark = pytest.mark.code("quick")
+
 WEIGHTS = Rule(operands="weight", cfg=CFG)
 
 

@@ -10,7 +10,10 @@ from aqtlite import Rule
 from aqtlite.flax.nnx import convert, quantize_model
 from tests.flax.nnx.models import CFG, X, call, values
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+pytestmark = [
+    pytest.mark.code("quick"),
+    pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning"),
+]
 
 
 FLOAT = Rule(cfg=None)

@@ -22,6 +22,8 @@ from aqtlite.flax.nnx import (
 from aqtlite.quantization.fixed_scale import FixedScale
 from tests.flax.nnx.models import CFG, Block, Mlp, X, call, values
 
+pytestmark = pytest.mark.code("quick")
+
 
 class Graph(NamedTuple):
     nodes: jax.Array
