@@ -22,7 +22,7 @@ from aqtlite.program.serving.model import (
     Model,
     Parameter,
     StoredWeight,
-    buffers_in,
+    by_input,
     parameters_of,
 )
 from aqtlite.program.serving.placeholder import Placeholder
@@ -231,7 +231,7 @@ class FunctionModel(Model):
         traced = program.traced_record(self._state, {one.key for one in weights})
         _, state_in = traced.inputs
         read: dict[int, Parameter | Buffer]
-        read = {**program.parameters, **buffers_in(state_in, self.buffers)}
+        read = {**program.parameters, **by_input(state_in, self.buffers)}
         return CallTrace(traced.jaxpr, read, tuple(traced.outputs[1]))
 
     def serving(

@@ -1,12 +1,18 @@
-"""Paths of contractions, from the name scopes around them or from their parameters."""
+"""Names of parameters, and paths of contractions: from name scopes or parameters."""
 
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import jax
+
+from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
+
+Parameters = int | Sequence[int] | Callable[[str], bool] | None
+"""The arguments of a function that are parameters; see `quantize_function`."""
 
 Naming = Callable[[Sequence[Site], Mapping[int, str]], list[str]]
 """Function from contractions, in program order, and the names of parameter inputs, by
@@ -20,6 +26,57 @@ Paths = Literal["scopes", "parameters"]
 # They tell what a contraction is, not which one.
 _CLASS = re.compile(r"eqx\.nn\.\w+")
 _EQUATION = re.compile(r".*->.*")
+
+
+def positions_of(params: Any) -> Parameters:
+    """Returns `params` of `quantize_function` in a hashable form.
+
+    Raises:
+        TypeError: if it is not of a type that `quantize_function` takes.
+    """
+    if params is None or callable(params):
+        return params
+    positions = tuple(params) if isinstance(params, Sequence) else (params,)
+    if isinstance(params, str) or not all(type(one) is int for one in positions):
+        raise TypeError(
+            "params must be the position of an argument, several of them, or a "
+            "function of the path of a leaf, such as "
+            f"lambda path: path.startswith('0/encoder/'), got {params!r}"
+        )
+    return positions if isinstance(params, Sequence) else params
+
+
+def names_of_parameters(
+    params: Parameters,
+    traced: tracing.Traced,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[int, str]:
+    """Returns the names of the jaxpr's inputs that are parameters, by index."""
+    if params is None:
+        return {}
+    if callable(params):
+        is_parameter = params
+    else:
+        positions = (params,) if isinstance(params, int) else tuple(params)
+        wrong = [i for i in positions if not -len(args) <= i < len(args)]
+        if wrong:
+            raise ValueError(
+                f"params={params!r} names the argument {wrong[0]}, and the function "
+                f"was called with {len(args)} positional arguments"
+            )
+        heads = {str(i % len(args)) for i in positions}
+
+        def is_parameter(path: str) -> bool:
+            return path.partition("/")[0] in heads
+
+    flat = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    paths = [jax.tree_util.keystr(p[1:], simple=True, separator="/") for p, _ in flat]
+    return {
+        i: paths[leaf]
+        for i, leaf in enumerate(traced.leaves)
+        if is_parameter(paths[leaf])
+    }
 
 
 def naming_of(paths: Paths) -> Naming:

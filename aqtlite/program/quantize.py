@@ -1,7 +1,7 @@
 """Quantizes the contractions of any function by rules."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,15 @@ from aqtlite.program import calibration_state as states_lib
 from aqtlite.program import plan as planning
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.calibration_state import State
-from aqtlite.program.naming import Naming, Paths, by_scope, naming_of
+from aqtlite.program.naming import (
+    Naming,
+    Parameters,
+    Paths,
+    by_scope,
+    names_of_parameters,
+    naming_of,
+    positions_of,
+)
 from aqtlite.program.plan import Plan
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.program import Program
@@ -25,8 +33,6 @@ from aqtlite.quantization.state_collections import (
     collections_of,
 )
 from aqtlite.quantization.statistics import States
-
-Parameters = int | Sequence[int] | Callable[[str], bool] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +192,7 @@ class QuantizedFunction:
             kwargs: keyword arguments of the function, or their shapes.
         """
         traced = self.trace(args, kwargs)
-        parameters = _parameters(self.params, traced, args, kwargs)
+        parameters = names_of_parameters(self.params, traced, args, kwargs)
         planned = planning.make(traced.jaxpr, self.rules, parameters, self.naming)
         planning.report(planned, strict=self.strict)
         return Program(
@@ -282,26 +288,8 @@ def quantize_function(
         )
     if not callable(fn):
         raise TypeError(f"quantize_function takes a function, got {fn!r}")
-    checked = rules_lib.check(rules)
-    return QuantizedFunction(fn, checked, _positions(params), strict, naming_of(paths))
-
-
-def _positions(params: Any) -> Parameters:
-    """Returns `params` of `quantize_function` in a hashable form.
-
-    Raises:
-        TypeError: if it is not of a type that `quantize_function` takes.
-    """
-    if params is None or callable(params):
-        return params
-    positions = tuple(params) if isinstance(params, Sequence) else (params,)
-    if isinstance(params, str) or not all(type(one) is int for one in positions):
-        raise TypeError(
-            "params must be the position of an argument, several of them, or a "
-            "function of the path of a leaf, such as "
-            f"lambda path: path.startswith('0/encoder/'), got {params!r}"
-        )
-    return positions if isinstance(params, Sequence) else params
+    checked, positions = rules_lib.check(rules), positions_of(params)
+    return QuantizedFunction(fn, checked, positions, strict, naming_of(paths))
 
 
 def plan(
@@ -363,36 +351,3 @@ def _is_state(x: Any) -> bool:
 
 def _is_entry(x: Any) -> bool:
     return isinstance(x, Mapping) and x.keys() <= set(States._fields)
-
-
-def _parameters(
-    params: Parameters,
-    traced: tracing.Traced,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> dict[int, str]:
-    """Returns the names of the jaxpr's inputs that are parameters, by index."""
-    if params is None:
-        return {}
-    if callable(params):
-        is_parameter = params
-    else:
-        positions = (params,) if isinstance(params, int) else tuple(params)
-        wrong = [i for i in positions if not -len(args) <= i < len(args)]
-        if wrong:
-            raise ValueError(
-                f"params={params!r} names the argument {wrong[0]}, and the function "
-                f"was called with {len(args)} positional arguments"
-            )
-        heads = {str(i % len(args)) for i in positions}
-
-        def is_parameter(path: str) -> bool:
-            return path.partition("/")[0] in heads
-
-    flat = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
-    paths = [jax.tree_util.keystr(p[1:], simple=True, separator="/") for p, _ in flat]
-    return {
-        i: paths[leaf]
-        for i, leaf in enumerate(traced.leaves)
-        if is_parameter(paths[leaf])
-    }

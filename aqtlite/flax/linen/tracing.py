@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import caller as callers
-from aqtlite.flax.linen import given_variables, partitioning, quantized_call
+from aqtlite.flax.linen import partitioning, quantized_call
 from aqtlite.flax.linen.caller import Caller, Recorder
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.flax.linen.quantized_call import ModelByRules
@@ -30,7 +30,7 @@ from aqtlite.program.serving.model import (
     Place,
     StoredOperand,
     StoredWeight,
-    buffers_in,
+    by_input,
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
@@ -83,7 +83,7 @@ class LinenModel(Model):
         with statistics_uses.noted_in(self.uses_of_statistics):
             traced = self._traced(call, name, self._variables)
             variables = traced.inputs[0]
-            parameters = given_variables.parameters_in(traced, self._variables)
+            parameters = self._parameters_in(variables)
             buffers = self._buffers_in(variables)
             found = Discovery(traced.jaxpr, parameters, (), 0, frozenset())
             program = self._program(traced)
@@ -138,8 +138,7 @@ class LinenModel(Model):
             stored = [*itertools.chain(*traced.outputs)]
         read: dict[int, Parameter | Buffer] = {}
         for variables in inputs:
-            numbers = jax.tree.leaves(variables["params"])
-            read.update(zip(numbers, self.parameters, strict=True))
+            read.update(self._parameters_in(variables))
             read.update(self._buffers_in(variables))
         return CallTrace(traced.jaxpr, read, tuple(stored))
 
@@ -228,9 +227,13 @@ class LinenModel(Model):
 
         return apply, (variables, self._calls[call].args, kwargs)
 
+    def _parameters_in(self, inputs: Mapping[str, Any]) -> dict[int, Parameter]:
+        """Returns the inputs that are parameters, given the indices of variables."""
+        return by_input(inputs["params"], self.parameters)
+
     def _buffers_in(self, inputs: Mapping[str, Any]) -> dict[int, Buffer]:
-        """Returns the inputs that are buffers, given the input indices of variables."""
-        return buffers_in(_without_params(inputs), self.buffers)
+        """Returns the inputs that are buffers, given the indices of variables."""
+        return by_input(_without_params(inputs), self.buffers)
 
     def _in_float(self, contraction: Contraction) -> Contraction:
         """Returns the contraction in float; unchanged if the model has rules.

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -126,16 +126,19 @@ def buffers_of(others: Any) -> dict[Buffer, Any]:
     return {Buffer(i, key_path): leaf for i, (key_path, leaf) in enumerate(found)}
 
 
-def buffers_in(inputs: Any, buffers: Iterable[Buffer]) -> dict[int, Buffer]:
-    """Returns the buffers keyed by input index.
+Leaf = TypeVar("Leaf", Parameter, Buffer)
+
+
+def by_input(inputs: Any, leaves: Iterable[Leaf]) -> dict[int, Leaf]:
+    """Returns the leaves of variables keyed by input index.
 
     Args:
         inputs: tree of the variables' input indices, as in `jaxpr.tracing.Traced`.
-        buffers: result of `buffers_of` for the variables.
+        leaves: result of `parameters_of` or `buffers_of` for the variables.
     """
     numbers = jax.tree.leaves(inputs, is_leaf=_is_none)
-    pairs = zip(numbers, buffers, strict=True)
-    return {i: buffer for i, buffer in pairs if i is not None}
+    pairs = zip(numbers, leaves, strict=True)
+    return {i: leaf for i, leaf in pairs if i is not None}
 
 
 def _is_none(x: Any) -> bool:

@@ -7,7 +7,7 @@ cannot be frozen are returned with the reason.
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,12 +22,11 @@ from aqtlite.program.serving.model import (
     CallTrace,
     Discovery,
     FoundOperand,
+    Leaf,
     Model,
     Parameter,
 )
 from aqtlite.program.serving.placeholder import Placeholder
-
-_Input = TypeVar("_Input", Parameter, Buffer)
 
 
 class Refusal(NamedTuple):
@@ -209,7 +208,7 @@ def record_weights(
     return result
 
 
-def _sorted(inputs: Iterable[Parameter | Buffer], kind: type[_Input]) -> list[_Input]:
+def _sorted(inputs: Iterable[Parameter | Buffer], kind: type[Leaf]) -> list[Leaf]:
     """Returns the parameters, or the buffers, in ascending order."""
     return sorted(one for one in inputs if isinstance(one, kind))
 
