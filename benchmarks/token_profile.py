@@ -112,7 +112,7 @@ def _model(
     cfg: config.DotGeneral | None, layers: int, width: int
 ) -> tuple[Transformer, Any]:
     """A model and its variables, frozen unless they are float."""
-    model = Transformer(layers, width, HEADS, LENGTH, cfg)
+    model = Transformer(layers, width, HEADS, LENGTH, cfg=cfg)
     tokens = jnp.zeros((1, LENGTH), jnp.int32)
     variables = model.init(jax.random.key(0), tokens)
     if cfg is not None:

@@ -43,7 +43,7 @@ MODELS = {
     "attention": (models.Attention(INT8, "einsum_dot_general"), XX),
     "batch norm": (models.Trained(INT8), X),
     "scanned": (models.scanned(models.Layer)(INT8), X, None),
-    "demo": (Transformer(1, 16, 2, 8, INT8), TOKENS),
+    "demo": (Transformer(1, 16, 2, 8, cfg=INT8), TOKENS),
     "by rules": (quantize_model(models.scanned(models.Layer)(None), INT8), X, None),
     "int4": (models.MlpBlock(config.fully_quantized(fwd_bits=4)), X),
     "ternary": (models.MlpBlock(config.weight_only(bits=2)), X),
