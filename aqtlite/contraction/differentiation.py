@@ -174,12 +174,16 @@ class _Residuals:
     is asked for."""
 
     seed: jax.Array | None
-    scales: tuple[jax.Array, ...]
-    """Scales of the operands, laid out like the output, which give equal gradients
-    different noise; empty if no noise is seeded from them."""
+    scales: tuple[jax.Array | None, jax.Array | None]
+    """Scales of lhs and rhs, which give equal gradients different noise."""
 
     states: States
     """States of the output gradient only."""
+
+    scaled_shapes: tuple[tuple[int, ...], ...] = dataclasses.field(
+        metadata={"static": True}
+    )
+    """Shapes of the operands of `scales`; empty for None."""
 
 
 def _straight_through_fwd(how: Execution, *primals: Any):
@@ -228,17 +232,19 @@ def _straight_through_fwd(how: Execution, *primals: Any):
         saved_rhs, estimators[0] = _absent(saved_rhs), _absent(estimators[0])
     if "rhs" not in differentiated:
         saved_lhs, estimators[1] = _absent(saved_lhs), _absent(estimators[1])
-    scales: tuple[jax.Array, ...] = ()
+    scaled: list[QTensor | None] = [None, None]
     if seed is None and any(how.gradient(side).needs_noise for side in SIDES):
-        scales = _scales_on_output(operation, (lhs_q, rhs_q))
+        scaled = [lhs_q, rhs_q]
+    scales = [None if q is None else q.scale for q in scaled]
     return out, _Residuals(
         operation=operation,
         lhs=saved_lhs,
         rhs=saved_rhs,
         estimators=(estimators[0], estimators[1]),
         seed=seed,
-        scales=scales,
+        scales=(scales[0], scales[1]),
         states=States(dlhs=states.dlhs, drhs=states.drhs),
+        scaled_shapes=tuple(() if q is None else q.qvalue.shape for q in scaled),
     )
 
 
@@ -263,18 +269,19 @@ def _is_absent(tree: Any) -> bool:
     )
 
 
-def _scales_on_output(
-    operation: Operation, operands: tuple[QTensor | None, QTensor | None]
-) -> tuple[jax.Array, ...]:
+def _scales_on_output(saved: _Residuals) -> tuple[jax.Array, ...]:
     """The scales that can multiply the output, in a shape that broadcasts with it."""
-    scales = []
-    for side, q in zip(SIDES, operands, strict=True):
-        contracting = operation.axes(side).contracting
-        if q is not None and all(q.scale.shape[axis] == 1 for axis in contracting):
-            shape = q.qvalue.shape
-            scale = accumulation.of_elements(operation, side, q.scale, shape)
-            scales.append(operation.scale_to_output(side, scale))
-    return tuple(scales)
+    operation = saved.operation
+    return tuple(
+        operation.scale_to_output(
+            side, accumulation.of_elements(operation, side, scale, shape)
+        )
+        for side, scale, shape in zip(
+            SIDES, saved.scales, saved.scaled_shapes, strict=True
+        )
+        if scale is not None
+        and all(scale.shape[axis] == 1 for axis in operation.axes(side).contracting)
+    )
 
 
 def _is_primal(x: Any) -> bool:
@@ -302,6 +309,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
     gradients: dict[str, Any] = {"lhs": None, "rhs": None}
     states: dict[str, Any] = saved.states._asdict() | {"lhs": None, "rhs": None}
     if not isinstance(g, jax.custom_derivatives.SymbolicZero):
+        scales = _scales_on_output(saved)
         others = saved.rhs, saved.lhs
         # Layers of one shape share one trace of the gradient.
         gradient_of = _traced_once if isinstance(g, jax.core.Tracer) else _gradient
@@ -313,7 +321,7 @@ def _straight_through_bwd(how: Execution, saved: _Residuals, g: Any):
                     g,
                     remat.unpacked(other),
                     saved.seed,
-                    saved.scales,
+                    scales,
                     states[f"d{side}"],
                 )
                 gradients[side], states[side] = remat.unpacked(own).gradients(out)
