@@ -104,18 +104,20 @@ def freeze(plan: Plan) -> list[StoredWeight]:
     )
     run = jax.eval_shape if abstract else _Programs()
     values: dict[int, Any] = {}
-    origins: dict[int, Callable[[], Any]] = {}
+    origins: dict[int, Callable[[], Sequence[ParameterAxis | None]]] = {}
     dampings: dict[int, Any] = {}
     for trace, numbers in _programs_of(weights):
-        outputs = {i: weights[i].outputs for i in numbers}
-        of_rounding = {i: weights[i].recorded.outputs.damping for i in numbers}
+        # By position: equal weights have equal programs, down to the names of results.
+        outputs = [weights[i].outputs for i in numbers]
+        of_rounding = [weights[i].recorded.outputs.damping for i in numbers]
         part = slicing.slice_outputs(trace.jaxpr, (outputs, of_rounding))
         inputs = [trace.inputs[i] for i in part.inputs]
         made, damping = run(part, *(variables[one] for one in inputs))
-        values.update(made)
-        dampings.update(damping)
+        values.update(zip(numbers, made, strict=True))
+        dampings.update(zip(numbers, damping, strict=True))
         origin = functools.cache(functools.partial(_origins, part, inputs))
-        origins.update(dict.fromkeys(outputs, origin))
+        for place, i in enumerate(numbers):
+            origins[i] = functools.partial(_axes_of, place, weights[i], origin)
     for i, weight in enumerate(weights):
         if weight.compared:
             stay = [variables[one] for one in weight.compared]
@@ -127,7 +129,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             weight.name,
             weight.record,
             values[i],
-            functools.partial(_axes_of, i, weight, origins[i]),
+            origins[i],
             rounding_of(weight, dampings[i]),
         )
         for i, weight in enumerate(weights)
@@ -183,10 +185,10 @@ def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
 
 
 def _axes_of(
-    number: int, weight: Weight, origins: Callable[[], Any]
+    place: int, weight: Weight, origins: Callable[[], Any]
 ) -> Sequence[ParameterAxis | None]:
     found: Sequence[ParameterAxis | None]
-    found = origins()[number][weight.record.operand.side].qvalue
+    found = origins()[place][weight.record.operand.side].qvalue
     return found
 
 
