@@ -23,8 +23,6 @@ class Transformer(nn.Module):
     heads: int
     length: int
     """Longest sequence, and size of the KV cache."""
-    vocabulary: int = corpus.VOCABULARY
-    """Number of tokens."""
     cfg: config.DotGeneral | None = None
     """Config of every projection; None leaves them in float."""
     dot_general: Callable | None = None
@@ -33,6 +31,8 @@ class Transformer(nn.Module):
     """Take one token per call and continue from the ``cache`` collection."""
     cache: config.DotGeneral | None = None
     """Config of the KV cache for decoding; None keeps Flax's own, in float."""
+    vocabulary: int = corpus.VOCABULARY
+    """Number of tokens."""
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
