@@ -19,11 +19,11 @@ from aqtlite import calibration, config, numerics
 from aqtlite.demo import corpus as corpus_lib
 from aqtlite.demo import training as demo_training
 from aqtlite.demo.model import Transformer
-from aqtlite.flax import AqtDotGeneral, calibrate_in_float, convert
+from aqtlite.flax import calibrate_in_float, convert
 from benchmarks.harness import arguments as arguments_lib
 from benchmarks.quality import presets, training
 
-BITS = (4, 3, 2)
+BITS = (4, 3)
 CALIBRATION_BATCHES = 12
 """Batches of the training text from which statistics are gathered."""
 
@@ -76,7 +76,7 @@ def increases(
             width=options.width,
             heads=options.heads,
             length=options.length,
-            dot_general=AqtDotGeneral(cfg),
+            cfg=cfg,
         )
 
     def loss(model: Any, variables: Any) -> float:
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = training.QUICK
     if not asked.quick:
         options = training.Options(layers=3, width=128, validation_batches=16)
-    corpus = corpus_lib.load(None, options.length)
+    corpus = corpus_lib.standard_library(options.length)
     runs = [increases(options, corpus, seed) for seed in asked.seeds]
     exact = np.mean([run["float32", 32] for run in runs])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")
