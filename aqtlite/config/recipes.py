@@ -121,7 +121,7 @@ def gptq(bits: int = 4, size: int = 128) -> DotGeneral:
 
     >>> gptq(bits=3).fwd.rhs
     Tensor(
-        numerics=IntAffine(bits=3, signed=False),
+        numerics=IntAffine(bits=3),
         calibration=MseSearch(),
         blocks=Blocks(size=128, fit=True),
         rounding=Gptq(),
