@@ -295,9 +295,7 @@ def _dequantized(q: Quantized, dtypes: Sequence[np.dtype | None]) -> Factor:
 # Contractions.
 
 
-def _contract(
-    raw: config.DotGeneralRaw, x: Factor, y: Factor, axes: Axes, is_reused: bool = False
-) -> Interval:
+def _contract(raw: config.DotGeneralRaw, x: Factor, y: Factor, axes: Axes) -> Interval:
     def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.einsum(f"{axes.lhs},{axes.rhs}->{axes.out}", a, b)
 
@@ -308,6 +306,7 @@ def _contract(
     y_radius = full(_radius(y, x, axes.contracting(axes.rhs)), y.values)
     x_size, y_size = np.abs(x.values), np.abs(y.values)
     x_radius, y_radius = np.copy(x_radius), np.copy(y_radius)
+    sums = dot(x_size, y_size)
     tiles = 0.0
     if _is_in_tiles(x, axes.contracting(axes.lhs)) or _is_in_tiles(
         y, axes.contracting(axes.rhs)
@@ -320,10 +319,8 @@ def _contract(
     center = dot(x.values, y.values)
     radius = dot(x_size, y_radius) + dot(x_radius, y_size) + dot(x_radius, y_radius)
     magnitude = dot(x_size + x_radius, y_size + y_radius)
-    # What the forward quantized is contracted in the dtype that suits it.
-    accumulator = None if is_reused else raw.dg_accumulator_dtype
     products = np.prod([x.values.shape[i] for i in axes.contracting(axes.lhs)])
-    radius += _sum_error(raw, accumulator, x, y, magnitude, float(products))
+    radius += _sum_error(raw, x, y, sums, magnitude, float(products))
     radius += 1.01 * (tiles + 3 * (tiles > 0)) * UNIT * magnitude
     roundings = 0
     of_integers = x.is_integer and y.is_integer
@@ -363,14 +360,14 @@ def _radius(x: Factor, other: Factor, contracting: tuple[int, ...]) -> Any:
 
 def _sum_error(
     raw: config.DotGeneralRaw,
-    accumulator: np.dtype | None,
     x: Factor,
     y: Factor,
+    sums: np.ndarray,
     magnitude: np.ndarray,
     products: float,
 ) -> np.ndarray | float:
     """How far the sums may be off, whatever the order in which they are taken."""
-    of_integers = x.is_integer and y.is_integer
+    of_integers, accumulator = x.is_integer and y.is_integer, raw.dg_accumulator_dtype
     is_int32 = accumulator is None and raw.dg_in_dtype is None
     if of_integers and (is_int32 or accumulator == np.dtype("int32")):
         return 0.0
@@ -378,7 +375,7 @@ def _sum_error(
     unit = 2.0**-8 if narrow else UNIT
     error = 1.01 * (products + 1) * unit * magnitude + products * TINY
     # Partial sums of integers that the accumulator holds are exact.
-    return np.where(magnitude <= 1 / unit, 0.0, error) if of_integers else error
+    return np.where(sums <= 1 / unit, 0.0, error) if of_integers else error
 
 
 def _along(scale: np.ndarray, letters: str, target: str) -> np.ndarray:
@@ -441,11 +438,10 @@ def _quantize_and_contract(
 ) -> Interval:
     g_q = _quantize(g, raw.lhs, axes, axes.lhs)
     x = _factor(g, g_q, raw.lhs, raw.dg_in_dtype)
-    is_reused = y is not None
     if y is None:
         other_q = _quantize(other, raw.rhs, axes, axes.rhs)
         y = _factor(other, other_q, raw.rhs, raw.dg_in_dtype)
-    return _contract(raw, x, y, axes, is_reused)
+    return _contract(raw, x, y, axes)
 
 
 def _in_tiles(

@@ -303,7 +303,7 @@ def _contraction(
         rhs=dataclasses.replace(rhs_execution, reuse=reuse),
         kind=arithmetic.kind_of(*forms, raw.dg_in_dtype),
         in_dtype=raw.dg_in_dtype,
-        accumulator=None if reuse else accumulator,
+        accumulator=accumulator,
         out_dtype=out_dtype,
         out_sharding=out_sharding,
         needs_noise=raw.lhs.needs_noise,

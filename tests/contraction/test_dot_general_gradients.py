@@ -62,6 +62,15 @@ def test_reuses_the_forward_integers():
     assert relative_error(drhs, lhs.qvalue.astype("float32").T @ moved) < 2e-6
 
 
+def test_accumulator_of_reused_integers():
+    """The sums are rounded to it before they are scaled; by default they are exact."""
+    cfg = config.update(nearest(), {"drhs.dg_accumulator_dtype": "bfloat16"})
+    (dlhs, drhs), (exact_dlhs, exact_drhs) = gradients(cfg), gradients(nearest())
+    np.testing.assert_array_equal(dlhs, exact_dlhs)
+    assert (drhs != exact_drhs).any()
+    np.testing.assert_allclose(drhs, exact_drhs, rtol=2**-8)
+
+
 @pytest.mark.parametrize("bwd_bits", [8, None])
 def test_saves_integers_and_scales_alone(bwd_bits):
     cfg = config.fully_quantized(bwd_bits=bwd_bits)
