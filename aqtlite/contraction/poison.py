@@ -28,7 +28,7 @@ import numpy as np
 
 from aqtlite import config
 from aqtlite.lowering import exact, reduction
-from aqtlite.lowering.target import TargetDependent
+from aqtlite.lowering.target import OnCpu, TargetDependent
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import granularity
@@ -72,7 +72,9 @@ def marked(
     is_own = not tensor.calibration.has_state and all(
         n in (1, m) for n, m in zip(factor.shape, q.scale.shape, strict=True)
     )
-    return (_with_factor(q, factor), None) if is_weight or is_own else (q, factor)
+    if is_weight or is_own:
+        return _with_factor(q, factor), None
+    return q, _Computed()(factor) if gathers else factor
 
 
 def with_poisoned_scale(
@@ -157,3 +159,18 @@ class _OfEnds(TargetDependent):
         # The ends of a sharded axis would take communication between devices.
         shape = (1 if axis in self.axes else n for axis, n in enumerate(x.shape))
         return jnp.ones(tuple(shape), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computed(OnCpu):
+    """A factor that XLA:CPU computes before the contraction.
+
+    Otherwise it computes the ends of rows again where the result is used, from the sums
+    of this layer and of all layers before, and keeps these sums until then.
+    """
+
+    def reference(self, factor):
+        return factor
+
+    def on_cpu(self, is_whole, factor):
+        return exact.fusion_barrier(factor)

@@ -292,3 +292,23 @@ def test_zeros():
     model = dense()
     variables = calibrate(model, init(model, X), [0 * X])
     assert jnp.isfinite(model.apply(variables, 0 * X)).all()
+
+
+def test_activations_are_not_kept():
+    """The memory of a call does not grow with the number of layers."""
+
+    def temporary(layers):
+        dot_general = AqtDotGeneral(config.static_int8())
+        model = nn.Sequential(
+            [nn.Dense(16, dot_general=dot_general) for _ in range(layers)]
+        )
+        x = jax.ShapeDtypeStruct((4096, 16), "float32")
+        variables = jax.eval_shape(model.init, jax.random.key(0), x)
+
+        def gathered(variables, x):
+            return model.apply(variables, x, mutable=["aqt_stats"])[1]
+
+        compiled = jax.jit(gathered).lower(variables, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(8) < 1.5 * temporary(4)
