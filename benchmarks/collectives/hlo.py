@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Mapping
 
+from benchmarks.collectives import loops
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
@@ -15,12 +17,31 @@ class Collective:
     """Dtype and shape of each result."""
     times: int = 1
     """Executions: the product of the trip counts of the enclosing loops."""
+    devices: int = 2
+    """Devices of a group, which exchange with each other."""
+
+    @property
+    def largest(self) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of the largest result."""
+        return max(self.results, key=lambda one: _bits(one[0]) * math.prod(one[1]))
 
     @property
     def bytes(self) -> int:
         """Bytes of the results on one device, over all executions."""
         sizes = (_bits(dtype) * math.prod(shape) for dtype, shape in self.results)
         return self.times * sum(sizes) // 8
+
+    @property
+    def sent(self) -> int:
+        """Bytes that one device sends over all executions, with rings of devices."""
+        others = self.devices - 1
+        if self.kind == "all-reduce":  # A reduce-scatter, then an all-gather.
+            return 2 * self.bytes * others // self.devices
+        if self.kind == "reduce-scatter":
+            return self.bytes * others
+        if self.kind in ("all-gather", "all-to-all", "ragged-all-to-all"):
+            return self.bytes * others // self.devices
+        return self.bytes
 
 
 def _bits(dtype: str) -> int:
@@ -31,38 +52,100 @@ _KINDS = (
     "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|"
     "collective-broadcast|ragged-all-to-all"
 )
-_COLLECTIVE = re.compile(rf" = (.*?) ({_KINDS})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf" = (.*?) ({_KINDS})(-start)?\(")
 _RESULT = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _CALLED = re.compile(
-    r"(?:to_apply|body|condition|calls|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)"
+    r"(?:to_apply|body|condition|calls|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
-_TRIPS = re.compile(r'known_trip_count.*?"n":"(\d+)"')
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
+_GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_GROUP_IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]")
+_GROUP_MESH = re.compile(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}")
+_MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
+_AXIS_OF_GROUP = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 def count(hlo: str) -> list[Collective]:
     """Collectives of a compiled program, given as `compiled.as_text()`."""
-    found: list[tuple[str, Collective]] = []
+    computations = _computations(hlo)
     callers: dict[str, tuple[str, int]] = {}
-    inside = ""
-    for line in hlo.splitlines():
-        if (header := _COMPUTATION.match(line)) and not line.startswith(" "):
-            inside = header[1]
-            continue
-        trips = int(known[1]) if (known := _TRIPS.search(line)) else 1
-        for called in _CALLED.finditer(line):
-            for name in called[1].replace("%", "").split(", "):
-                callers[name] = inside, trips
-        if collective := _COLLECTIVE.search(line):
-            results = tuple(
-                (dtype, tuple(int(size) for size in sizes.split(",") if size))
-                for dtype, sizes in _RESULT.findall(collective[1])
+    found: dict[tuple[str, str], tuple[str, Collective]] = {}
+    for inside, lines in computations.items():
+        for line in lines:
+            trips = loops.trip_count(line, inside, computations)
+            for called in _CALLED.finditer(line):
+                for name in re.findall(r"[\w.\-]+", called[1]):
+                    callers[name] = inside, trips
+    devices = int(match[1]) if (match := _PARTITIONS.search(hlo)) else 1
+    for inside, lines in computations.items():
+        for number, line in enumerate(lines):
+            if (match := _COLLECTIVE.search(line)) is None:
+                continue
+            # TPU programs repeat an asynchronous collective in each kernel that
+            # overlaps with it.
+            channel = _CHANNEL.search(line)
+            name = channel[1] if channel else f"{inside} {number}"
+            one = Collective(
+                match[2],
+                _results(match),
+                devices=_group(line, devices),
             )
-            found.append((inside, Collective(collective[2], results)))
+            found.setdefault((_loop(inside, callers), name), (inside, one))
     return [
         dataclasses.replace(one, times=_times(computation, callers))
-        for computation, one in found
+        for computation, one in found.values()
     ]
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    computations: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in hlo.splitlines():
+        if (header := _COMPUTATION.match(line)) and not line.startswith(" "):
+            lines = computations.setdefault(header[1], [])
+        else:
+            lines.append(line)
+    return computations
+
+
+def _results(match: re.Match[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    results = tuple(
+        (dtype, tuple(int(size) for size in sizes.split(",") if size))
+        for dtype, sizes in _RESULT.findall(match[1])
+    )
+    _, kind, is_start = match.groups()
+    if is_start and kind == "all-gather":
+        return results[len(results) // 2 :]  # After the operands.
+    if is_start and kind == "collective-permute":
+        return results[1:2]  # Between the operand and the state of the transfer.
+    return results
+
+
+def _group(line: str, devices: int) -> int:
+    """Devices of a group of a collective, among all `devices`."""
+    if named := _GROUP_MESH.search(line):
+        sizes = {axis: int(size) for axis, size in _MESH_AXIS.findall(named[1])}
+        return math.prod(
+            int(part) if part else sizes[axis]
+            for axis, part in _AXIS_OF_GROUP.findall(named[2])
+        )
+    if iota := _GROUP_IOTA.search(line):
+        return int(iota[1])
+    if listed := _GROUP_LIST.search(line):
+        return len(listed[1].split(","))
+    return devices
+
+
+def _loop(computation: str, callers: Mapping[str, tuple[str, int]]) -> str:
+    """The innermost body of a loop around a computation, or the program itself."""
+    while computation in callers:
+        caller, trips = callers[computation]
+        if trips > 1:
+            return computation
+        computation = caller
+    return computation
 
 
 def _times(computation: str, callers: Mapping[str, tuple[str, int]]) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -20,12 +20,15 @@ class Strategy:
     input: P
     weights: Mapping[str, P]
     activations: Mapping[str, P] = dataclasses.field(default_factory=dict)
-    """Sharding constraints in the model, for "input", "hidden" and "output"."""
+    """Sharding constraints in the model, by the names of its activations."""
 
-    def device_mesh(self) -> jax.sharding.Mesh:
-        """Mesh of simulated CPU devices."""
+    def device_mesh(
+        self, devices: Sequence[jax.Device] | None = None
+    ) -> jax.sharding.Mesh:
+        """Mesh of devices; by default, of simulated CPU devices."""
         auto = (jax.sharding.AxisType.Auto,) * 2
-        devices = jax.devices("cpu")[: math.prod(self.mesh)]
+        if devices is None:
+            devices = jax.devices("cpu")[: math.prod(self.mesh)]
         return jax.make_mesh(self.mesh, ("data", "model"), auto, devices=devices)
 
 

@@ -1,11 +1,13 @@
-"""Memory of a training step, against float32 and aqtp.
+"""Memory of a training step, of calibration and of conversion, against float and peers.
 
     python -m benchmarks --only memory
 
 - Temporary memory, reported by XLA, of the compiled training step of an MLP of 8
   blocks: unrolled, and as a scan over rematerialized blocks.
-- Temporary memory of a scan with several `jax.checkpoint` policies, including
-  `aqtlite.remat.save_quantized()`.
+- Temporary memory and results of a training step of a 12-layer transformer, with
+  several policies of `jax.checkpoint`, including `aqtlite.remat.save_quantized()`.
+- Growth of the memory of a process that calibrates or converts a stack of layers,
+  beside their float32 weights (Linux only).
 - Bytes that a stack of 4 plain layers saves for the backward pass, without arguments.
 """
 
@@ -22,13 +24,29 @@ from benchmarks.harness import contestants, figures
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.options import Options
-from benchmarks.workloads import mlp
+from benchmarks.pods.model import Sizes, training_step
+from benchmarks.workloads import mlp, peaks
 
 BLOCKS, LAYERS = 8, 4
-WIDTH, TOKENS, POLICY_TOKENS, SAVED_TOKENS = 256, 1024, 2048, 4096
+WIDTH, TOKENS, SAVED_TOKENS = 256, 1024, 4096
 QUICK_WIDTH, QUICK_TOKENS, QUICK_SAVED_TOKENS = 64, 64, 256
 
 NAMES = (contestants.FLOAT32, contestants.AQTP, contestants.AQTLITE)
+
+TRANSFORMER = Sizes(layers=12, width=256, hidden=1024, heads=4, length=256)
+QUICK_TRANSFORMER = Sizes(layers=2, width=32, hidden=64, heads=2, length=16)
+SEQUENCES = 8
+
+STACK, QUICK_STACK = (16, 2048, 256), (2, 64, 8)
+"""Layers, width and rows of the model that is calibrated and converted."""
+
+STEP_NAMES = (
+    contestants.FLOAT32,
+    contestants.BFLOAT16,
+    contestants.AQTP,
+    contestants.QWIX_STOCHASTIC,
+    contestants.AQTLITE,
+)
 
 
 def unrolled(contestant: Contestant, x: jax.Array, stacked: Any) -> jax.Array:
@@ -48,31 +66,39 @@ def scanned(contestant: Contestant, x: jax.Array, stacked: Any) -> jax.Array:
     return jax.lax.scan(body, x, stacked)[0]
 
 
-POLICIES: dict[str, Callable[..., Any] | None] = {
-    "no checkpoint": None,
-    "dots_saveable": jax.checkpoint_policies.dots_saveable,
-    "save_quantized()": remat.save_quantized(),
-    "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
+CHECKPOINTS: dict[str, Callable[..., Any]] = {
+    "no checkpoint": lambda body: body,
+    "nothing_saveable": jax.checkpoint,
+    **{
+        name: functools.partial(jax.checkpoint, policy=policy)
+        for name, policy in {
+            "save_quantized()": remat.save_quantized(),
+            "dots_with_no_batch_dims_saveable": (
+                jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            ),
+            "dots_saveable": jax.checkpoint_policies.dots_saveable,
+        }.items()
+    },
 }
+"""What the layers of the transformer save for the backward pass."""
 
 
-def layers_in_a_scan(
-    policy: Callable[..., Any] | None,
-    contestant: Contestant,
-    x: jax.Array,
-    stacked: Any,
-) -> jax.Array:
-    """A scan over MLPs with GELU; the policy keeps some activations, None keeps all."""
-    dims = (((1,), (0,)), ((), ()))
+def held_bytes(
+    checkpoint: Callable[..., Any], contestant: Contestant, sizes: Sizes
+) -> int:
+    """Temporary memory and results of a step of `benchmarks.pods.model`.
 
-    def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-        up, down = weights
-        hidden = jax.nn.gelu(contestant.dot_general(x, up, dims))
-        return contestant.dot_general(hidden, down, dims), None
-
-    if policy is not None:
-        body = jax.checkpoint(body, policy=policy)
-    return jax.lax.scan(body, x, stacked)[0]
+    bfloat16 has bfloat16 activations and float32 weights; all others have float32.
+    """
+    weights = {
+        name: jax.ShapeDtypeStruct(shape, jnp.float32)
+        for name, shape in sizes.weights().items()
+    }
+    shape = SEQUENCES, sizes.length, sizes.width
+    x = jax.ShapeDtypeStruct(shape, contestant.dtype)
+    step = training_step(contestant, sizes, checkpoint)
+    analysis: Any = jax.jit(step).lower(weights, x, x).compile().memory_analysis()
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
 def temporary_bytes(
@@ -120,10 +146,10 @@ def layers(contestant: Contestant, x: jax.Array, *kernels: jax.Array) -> jax.Arr
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     """All figures, for each contestant."""
-    width, tokens, policy_tokens, saved_tokens = (
-        (QUICK_WIDTH, QUICK_TOKENS, QUICK_TOKENS, QUICK_SAVED_TOKENS)
+    width, tokens, saved_tokens = (
+        (QUICK_WIDTH, QUICK_TOKENS, QUICK_SAVED_TOKENS)
         if options.quick
-        else (WIDTH, TOKENS, POLICY_TOKENS, SAVED_TOKENS)
+        else (WIDTH, TOKENS, SAVED_TOKENS)
     )
     compared = contestants.select(NAMES)
     x = jax.ShapeDtypeStruct((saved_tokens, width), jnp.float32)
@@ -135,15 +161,28 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
         values = {c.name: temporary_bytes(model, c, width, tokens) for c in compared}
         case = {"what": what, "width": width, "tokens": tokens}
         measured += figures.exact("memory", case, values, "bytes")
-    named = contestants.select((contestants.FLOAT32, contestants.AQTLITE))
-    for name, policy in POLICIES.items():
-        what = f"temporary, scan, {name}"
+    sizes = QUICK_TRANSFORMER if options.quick else TRANSFORMER
+    shown = contestants.select(STEP_NAMES)
+    for name, checkpoint in CHECKPOINTS.items():
+        what = f"step, {sizes.layers} layers, {name}"
         report(what)
-        model = functools.partial(layers_in_a_scan, policy)
-        values = {
-            c.name: temporary_bytes(model, c, width, policy_tokens) for c in named
+        values = {c.name: held_bytes(checkpoint, c, sizes) for c in shown}
+        case = {
+            "what": what,
+            "width": sizes.width,
+            "tokens": SEQUENCES * sizes.length,
         }
-        case = {"what": what, "width": width, "tokens": policy_tokens}
+        measured += figures.exact("memory", case, values, "bytes")
+    sizes_of_stack = QUICK_STACK if options.quick else STACK
+    for name, tasks in (("convert", peaks.CONVERT), ("calibrate", peaks.CALIBRATE)):
+        depth, size, rows = sizes_of_stack
+        what = f"peak of {name}, {depth} layers"
+        report(what)
+        values = {"the weights": depth * 4 * size * (size + 1)} | {
+            contestant: peaks.grown(task, *sizes_of_stack)
+            for contestant, task in tasks.items()
+        }
+        case = {"what": what, "width": size, "tokens": rows}
         measured += figures.exact("memory", case, values, "bytes")
     what = f"saved, {LAYERS} layers"
     report(what)

@@ -1,0 +1,1 @@
+"""Training of a transformer on a pod, compiled without devices."""

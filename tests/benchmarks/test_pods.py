@@ -1,0 +1,93 @@
+"""The benchmark of pods counts what a training step exchanges."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.collectives import hlo
+from benchmarks.harness.contestants import AQTLITE
+from benchmarks.pods.__main__ import QUICK
+from tests.common import QUICK_FLAGS
+
+PROGRAM = """
+%condition (state: (s32[], s8[4,8])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(7)
+  %state = (s32[]{:T(128)}, s8[4,8]{1,0}) parameter(0)
+  %counter = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %less = pred[]{:T(512)} compare(%counter, %limit), direction=LT
+}
+
+%kernel (x: s8[4,8]) -> s8[8,8] {
+  %x.1 = s8[4,8]{1,0} parameter(0)
+  ROOT %gather = s8[8,8]{1,0} all-gather(%x.1), channel_id=1, \
+replica_groups=mesh['a'=4,'b'=2] {'b'}, dimensions={0}
+}
+
+%body (state: (s32[], s8[4,8])) -> (s32[], s8[4,8]) {
+  %two = s32[] constant(2)
+  %state.1 = (s32[]{:T(128)}, s8[4,8]{1,0}) parameter(0)
+  %x = s8[4,8]{1,0} get-tuple-element(%state.1), index=1
+  %counter.1 = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  %first = s8[8,8]{1,0} fusion(%x), kind=kCustom, calls=%kernel
+  %again = s8[8,8]{1,0} all-gather(%x), channel_id=1, \
+replica_groups=mesh['a'=4,'b'=2] {'b'}, dimensions={0}
+  %start = (s8[4,8]{1,0}, s8[4,8]{1,0}, u32[], u32[]) \
+collective-permute-start(%x), channel_id=2, source_target_pairs={{0,1},{1,0}}
+  %done = s8[4,8]{1,0} collective-permute-done(%start)
+  %next = s32[]{:T(128)} add(%counter.1, %two)
+  ROOT %new = (s32[]{:T(128)}, s8[4,8]{1,0}) tuple(%next, %done)
+}
+
+ENTRY %main (x: s8[4,8]) -> f32[16] {
+  %zero = s32[] constant(0)
+  %x.2 = s8[4,8]{1,0} parameter(0)
+  %before = (s32[]{:T(128)}, s8[4,8]{1,0}) tuple(%zero, %x.2)
+  %after = (s32[]{:T(128)}, s8[4,8]{1,0}) while(%before), \
+condition=%condition, body=%body
+  %y = f32[16]{0} constant({...})
+  ROOT %sum = f32[16]{0} all-reduce(%y), channel_id=3, replica_groups=[2,4]<=[8]
+}
+"""
+
+
+def test_collectives_in_the_loops_of_a_tpu_program():
+    """A loop has the trips of its counter, and a channel is one collective."""
+    found = hlo.count(PROGRAM)
+    assert {(one.kind, one.times, one.sent) for one in found} == {
+        ("all-gather", 4, 4 * 64 // 2),
+        ("collective-permute", 4, 4 * 32),
+        ("all-reduce", 1, 2 * 64 * 3 // 4),
+    }
+    assert len(found) == 3
+
+
+@pytest.mark.slow
+def test_weights_travel_as_integers(tmp_path):
+    written = tmp_path / "pods.json"
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.pods", "--quick"),
+            *("--strategies", "FSDP", "--contestants", AQTLITE),
+            *("--json", str(written)),
+        ],
+        cwd=pathlib.Path(__file__).parents[2],
+        env={**os.environ, "XLA_FLAGS": QUICK_FLAGS},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "all-gather s8" in process.stdout
+    sent = {
+        one["case"].get("collectives"): one["median"]
+        for one in json.loads(written.read_text())["figures"]
+        if one["case"]["phase"] == "sent"
+    }
+    weights = sum(rows * columns for _, rows, columns in QUICK.weights().values())
+    # Once forward and once backward, by 7 of 8 devices.
+    assert sent["all-gather s8"] == 2 * QUICK.layers * weights * 7 / 8
+    assert sum(sent.values()) == 2 * sent[None]
