@@ -23,6 +23,8 @@ from tests.checkpoint.support import assert_same, save
 from tests.common import normal
 from tests.flax.support import apply, init
 
+pytestmark = pytest.mark.code("quick")
+
 CFG = config.gptq(bits=4, size=8)
 NEAREST = config.update(CFG, {"fwd.rhs.rounding": None})
 # Each input is a mixture of four numbers.
@@ -65,6 +67,7 @@ def test_outputs_are_nearer_than_those_of_nearest_weights(serving):
     assert error < 0.7 * jnp.linalg.norm(nearest - exact)
 
 
+@pytest.mark.code("users")
 def test_served_alike_in_every_program(serving):
     assert (apply(MODEL, serving, X) == MODEL.apply(serving, X)).all()
     assert set(serving) == {"params", "aqt"}

@@ -11,6 +11,8 @@ from jax import lax
 import aqtlite
 from aqtlite import calibration, config, numerics
 
+pytestmark = pytest.mark.code("quick")
+
 HOW = config.Gptq()
 MIN_MAX = {"fwd.rhs.calibration": calibration.MinMax()}
 
@@ -216,6 +218,7 @@ def test_inputs_that_are_not_finite_round_to_nearest_and_say_so():
     assert (frozen(serving).qvalue == nearest.qvalue).all()
 
 
+@pytest.mark.code("users")
 def test_the_conversion_and_what_is_served_are_always_the_same():
     x, w = correlated(100, 48), weights(48, 8)
     cfg = config_of(GRIDS["uint4"], blocks=config.Blocks(size=16))
