@@ -46,6 +46,7 @@ def test_every_preset_is_drawn():
     }
     others = {"describe", "differences", "from_json", "register", "to_json", "update"}
     others |= {"presets", "unquantized"}
+    others |= {"gptq"}  # Rounds at conversion: it serves other integers than it trains.
     drawn = {*random_configs.PRESETS, "lsq_weight_only"}  # The last by "lsq".
     assert quantizing - others == drawn
 
