@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from aqtlite.program import patterns, rules_json
+from aqtlite.program import overshadowed, patterns, rules_json
 
 Activations = Literal["int8", "int16"]
 Weights = Literal["int8", "int4", "int2"]
@@ -44,7 +44,8 @@ class Rule:
     """Whether the operator stays in float."""
 
     is_required: bool = True
-    """Whether it is an error if no operator of a program matches."""
+    """Whether it is an error if no operator of a program matches, or if the rule has a
+    `path` or an `op`, and earlier rules decide about all that match."""
 
     def __post_init__(self) -> None:
         for name, options in (("activations", Activations), ("weights", Weights)):
@@ -126,17 +127,28 @@ def of(rules: Sequence[Rule], path: str, *names: str) -> Rule:
 
 
 def check_used(rules: Sequence[Rule], operators: Sequence[tuple[str, str]]) -> None:
-    """Checks that each required rule matches an operator.
+    """Checks that each required rule has an operator to decide about.
 
     Args:
         rules: the rules.
         operators: name scopes and name of each operator.
 
     Raises:
-        ValueError: if a required rule matches none; the message lists similar ones.
+        ValueError: if a required rule matches none (the message lists similar ones), or
+            if it names a path or an operator, and earlier rules decide about all that
+            it matches.
     """
+    fitting = [
+        [index for index, rule in enumerate(rules) if rule.fits(*one)]
+        for one in operators
+    ]
+    used = {indices[0] for indices in fitting if indices}
     for index, rule in enumerate(rules):
-        if rule.is_required and not any(rule.fits(*one) for one in operators):
+        if not rule.is_required or index in used:
+            continue
+        deciding = {indices[0] for indices in fitting if index in indices}
+        overshadowed.check(rules, index, deciding, "any operator")
+        if not deciding:
             known = sorted({f"{path} {name}".strip() for path, name in operators})
             wanted = f"{rule.path} {rule.op or ''}".strip()
             near = difflib.get_close_matches(wanted, known, 5, 0.0)

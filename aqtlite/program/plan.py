@@ -16,7 +16,7 @@ from aqtlite.contraction import differentiation
 from aqtlite.jaxpr import equations, registry, sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.operations.inputs import Matrices
-from aqtlite.program import injected, patterns, plan_table
+from aqtlite.program import injected, overshadowed, patterns, plan_table
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import (
@@ -106,7 +106,9 @@ def make(
         naming: function that gives contractions their paths.
 
     Raises:
-        ValueError: if no contraction meets the conditions of a required rule.
+        ValueError: if no contraction meets the conditions of a required rule, or if
+            such a rule names a path or an operation, and earlier rules decide about all
+            that it matches.
     """
     contents = sites.find(closed, parameters)
     found = [site for site in contents.contractions if not _is_quantized_already(site)]
@@ -115,10 +117,16 @@ def make(
     for site, module in zip(found, naming(found, parameters), strict=True):
         number, counts[module] = counts[module], counts[module] + 1
         planned.append(_planned(site, module, number, rules, parameters))
+    used = {one.rule for one in planned}
     for index, rule in enumerate(rules):
-        if rule.is_required and not any(_fulfils(one, rule) for one in planned):
+        if not rule.is_required or index in used:
+            continue
+        matching = [one for one in planned if _fulfils(one, rule)]
+        if not matching:
             text = _nothing_fulfils(rule, index, planned)
             raise ValueError(text + _not_called(rule, closed))
+        deciding = {one.rule for one in matching if one.rule is not None}
+        overshadowed.check(rules, index, deciding, "any contraction")
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
 
 
@@ -272,13 +280,8 @@ def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
 
 
 def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) -> str:
-    conditions = ", ".join(
-        f"{field.name}={getattr(rule, field.name)!r}"
-        for field in dataclasses.fields(rule)
-        if field.name not in ("cfg", "is_required")
-        and getattr(rule, field.name) != field.default
-    )
-    text = f"rule {index} ({conditions or 'any contraction'}) matches nothing"
+    conditions = overshadowed.conditions(rule, "any contraction")
+    text = f"rule {index} ({conditions}) matches nothing"
     if not planned:
         return f"{text}: the program has no contraction of its own"
     by_path = {one.path: one for one in planned}

@@ -66,7 +66,8 @@ class Rule:
     (`jax.export`) counts as the larger one."""
 
     is_required: bool = True
-    """Whether it is an error if no contraction of a program meets the conditions."""
+    """Whether it is an error if no contraction of a program meets the conditions, or if
+    the rule has a `path` or an `op`, and earlier rules decide about all that do."""
 
     def __post_init__(self) -> None:
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):

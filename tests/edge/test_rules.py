@@ -47,6 +47,22 @@ def test_rules_that_fit_nothing_are_refused():
     assert edge.calibrate(function, w, [x], [optional])
 
 
+def test_a_rule_that_others_leave_nothing_is_refused():
+    def function(w, x):
+        with jax.named_scope("head"):
+            y = x @ w
+        return jnp.tanh(y)
+
+    w, x = jnp.ones((3, 2)), jnp.ones((4, 3))
+    everything, head = edge.Rule(weights="int4"), edge.Rule(path="head", is_float=True)
+    with pytest.raises(ValueError) as caught:
+        edge.calibrate(function, w, [x], [everything, head])
+    assert "rule 1 (path='head') decides nothing: rule 0 (any operator)" in str(
+        caught.value
+    )
+    assert edge.calibrate(function, w, [x], [head, everything]).of_values
+
+
 def test_what_is_no_rule():
     with pytest.raises(TypeError, match="sequence of aqtlite.edge.Rule"):
         rules.check(["int8"])

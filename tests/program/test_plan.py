@@ -154,9 +154,39 @@ def test_a_program_without_contractions():
         planned([Rule(cfg=INT8)], lambda w, x: x)
 
 
-def test_a_rule_whose_contractions_another_rule_takes_is_fine():
-    plan = planned([Rule(cfg=INT8), Rule(path="first", cfg=INT4)])
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (
+            [Rule(cfg=INT8), Rule(path="first", cfg=None)],
+            "rule 1 (path='first') decides nothing: rule 0 (any contraction) matches "
+            "all that it matches, and the first rule that matches decides: put rule 1 "
+            "before rule 0, or set is_required=False",
+        ),
+        (
+            [
+                Rule(path="first", cfg=INT8),
+                Rule(path="second.*", cfg=INT8),
+                Rule(op="dot_general", cfg=None),
+            ],
+            "rule 2 (op='dot_general') decides nothing: rule 0 (path='first') and rule "
+            "1 (path='second.*') match all",
+        ),
+    ],
+)
+def test_a_rule_that_others_leave_nothing_is_refused(rules, words):
+    with pytest.raises(ValueError) as caught:
+        planned(rules)
+    assert words in str(caught.value)
+    optional = dataclasses.replace(rules[-1], is_required=False)
+    assert len(planned([*rules[:-1], optional]).quantized()) == 3
+
+
+def test_a_fallback_that_nothing_is_left_for_is_fine():
+    fallbacks = [Rule(operands="weight", cfg=INT4), Rule(cfg=None)]
+    plan = planned([Rule(path=".*", cfg=INT8), *fallbacks])
     assert {one.rule for one in plan.contractions} == {0}
+    assert planned([Rule(path="first", cfg=INT8), Rule(path=".*", cfg=None)])
 
 
 # --- Operands ------------------------------------------------------------------------

@@ -1,0 +1,52 @@
+"""The message about a rule that earlier rules leave nothing to decide."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+_CONDITIONS = ("path", "op", "operands", "equation", "min_size")
+"""Fields of rules that are conditions; a class of rules may have some of them."""
+
+
+def conditions(rule: Any, anything: str) -> str:
+    """Returns the conditions of a rule that are not the default, as text.
+
+    Args:
+        rule: an `aqtlite.Rule` or `aqtlite.edge.Rule`.
+        anything: text for a rule without conditions.
+    """
+    given = [
+        f"{name}={getattr(rule, name)!r}"
+        for name in _CONDITIONS
+        if getattr(rule, name, None) != getattr(type(rule), name, None)
+    ]
+    return ", ".join(given) or anything
+
+
+def check(
+    rules: Sequence[Any], index: int, deciding: Collection[int], anything: str
+) -> None:
+    """Checks that a rule that decides nothing is a fallback.
+
+    A rule for any path and any operation is one: it may be for what the rules before it
+    leave, which may be nothing.
+
+    Args:
+        rules: the rules.
+        index: index of a required rule that decides nothing.
+        deciding: indices of the rules that decide about what it matches.
+        anything: text for a rule without conditions.
+
+    Raises:
+        ValueError: if the rule names a path or an operation, and matches something.
+    """
+    rule = rules[index]
+    if not deciding or (rule.path == type(rule).path and rule.op is None):
+        return
+    before = sorted(deciding)
+    named = " and ".join(f"rule {i} ({conditions(rules[i], anything)})" for i in before)
+    verb = "matches" if len(before) == 1 else "match"
+    raise ValueError(
+        f"rule {index} ({conditions(rule, anything)}) decides nothing: {named} {verb} "
+        "all that it matches, and the first rule that matches decides: put rule "
+        f"{index} before rule {before[0]}, or set is_required=False if that is meant"
+    )
