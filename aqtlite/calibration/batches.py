@@ -1,6 +1,7 @@
 """Checks of the batches passed to `calibrate`."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _WANTED = (
@@ -52,3 +53,29 @@ def args_of(batch: Any) -> tuple[Any, ...]:
             "data loaders collate into lists, and (batch,) for the latter"
         )
     return batch if type(batch) is tuple else (batch,)
+
+
+@contextlib.contextmanager
+def called_with(batch: Any) -> Iterator[None]:
+    """Explains errors of a call with a batch whose keys are names of arguments.
+
+    A mapping is a single argument, which some models take.
+
+    Args:
+        batch: the batch of the call inside the context.
+
+    Raises:
+        TypeError: if the call raises, and the batch is a mapping.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        if not isinstance(batch, Mapping):
+            raise
+        names = [str(name) for name in batch]
+        raise TypeError(
+            "a batch is an array or a tuple of positional arguments, and the model was "
+            f"given a {type(batch).__name__} of {', '.join(names)} as one argument. It "
+            f"raised {type(error).__name__}: {error}. If the keys are names of "
+            f"arguments, write ({''.join(f'batch[{name!r}], ' for name in names)})"
+        ) from error

@@ -1,10 +1,12 @@
 """Variables of Linen models, matched by name with the arrays of checkpoints."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from flax import errors as flax_errors
 from flax import linen as nn
 
 from aqtlite.checkpoint.errors import CheckpointError
@@ -120,7 +122,8 @@ class LinenVariables(Variables):
         return {STATISTICS: template.get(STATISTICS)}
 
     def gather(self, values: Any, batches: Iterable[Any]) -> dict[str, np.ndarray]:
-        gathered = calibrate_in_float(self.model, values, batches, **self.kwargs)
+        with self._has_collections(values):
+            gathered = calibrate_in_float(self.model, values, batches, **self.kwargs)
         named, _ = jax.tree_util.tree_flatten_with_path(
             {STATISTICS: gathered[STATISTICS]}
         )
@@ -128,7 +131,31 @@ class LinenVariables(Variables):
 
     def plan(self, template: dict[str, Any]) -> Plan:
         call = Call(*self.args, **self.kwargs)
-        return linen_convert.plan(self.model, template, [call])
+        with self._has_collections(template):
+            return linen_convert.plan(self.model, template, [call])
+
+    @contextlib.contextmanager
+    def _has_collections(self, variables: Mapping[str, Any]) -> Iterator[None]:
+        """Turns Flax's error about a missing collection into advice.
+
+        Args:
+            variables: variables of the call inside the context.
+
+        Raises:
+            CheckpointError: if the call reads a collection that they lack.
+        """
+        try:
+            yield
+        except flax_errors.ScopeCollectionNotFound as error:
+            missing = [name for name in self.initial() if name not in variables]
+            if not missing:
+                raise
+            wanted = " ".join(f"--subtree {name}" for name in (*variables, *missing))
+            raise CheckpointError(
+                f"the model reads collections that the source lacks: it holds "
+                f"{', '.join(variables)}, and the model's others are "
+                f"{', '.join(missing)}. Where they are in subtrees, name each: {wanted}"
+            ) from error
 
     def params(self, plan: Plan, names: Collection[str]) -> list[str]:
         del plan

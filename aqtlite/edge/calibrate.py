@@ -81,7 +81,8 @@ def calibrate(
             raise ValueError(f"batch {count} is empty: ranges come from data")
         key = str(jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), args))
         if key not in observers:
-            program = program_lib.make(model, variables, args, rules)
+            with batches_lib.called_with(batch):
+                program = program_lib.make(model, variables, args, rules)
             observers[key] = Observer(program, calibration)
         states = observers[key].update(states, variables, args, count)
         count += 1

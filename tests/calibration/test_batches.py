@@ -56,6 +56,26 @@ def test_a_list_is_no_batch(run):
 
 
 @pytest.mark.parametrize("run", [linen, of_nnx, of_edge])
+def test_a_mapping_is_one_argument(run):
+    message = r"^a batch is an array or a tuple .* a dict of x as .*\(batch\['x'\], \)"
+    with pytest.raises(TypeError, match=message):
+        run([{"x": X}])
+
+
+def test_a_model_of_a_mapping():
+    class OfFeatures(nn.Module):
+        @nn.compact
+        def __call__(self, features):
+            return nn.Dense(4, dot_general=AqtDotGeneral(STATIC))(features["x"])
+
+    model, batch = OfFeatures(), {"x": X}
+    variables = model.init(jax.random.key(0), batch)
+    assert "aqt_stats" in calibrate(model, variables, [batch])
+    with pytest.raises(TypeError, match=r"a dict of y as one .* raised KeyError: 'x'"):
+        calibrate(model, variables, [{"y": X}])
+
+
+@pytest.mark.parametrize("run", [linen, of_nnx, of_edge])
 def test_an_iterator_and_a_sequence(run):
     class Sequence:
         def __getitem__(self, index):

@@ -175,6 +175,15 @@ def test_subtree(folder, capsys):
     assert_same(checkpoint.load_serving("out"), wanted)
 
 
+def test_each_collection_is_a_subtree(folder, capsys):
+    save(folder / "trained", init(models.Trained(INT8), X), "orbax")
+    argv = ["trained", "out", "--model", "serving_model:with_flag"]
+    text = error(capsys, *argv, "--subtree", "params")
+    both = ["--subtree", "params", "--subtree", "batch_stats"]
+    assert " ".join(both) in text and "it holds params" in text
+    assert run(capsys, *argv, *both)[0] == 0
+
+
 def test_an_interruption_names_the_staging_folder(folder, capsys, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt

@@ -45,7 +45,8 @@ def calibrate(
         `variables` with an updated collection "aqt_stats".
 
     Raises:
-        TypeError: if `batches` is an array or a mapping, or cannot be iterated over.
+        TypeError: if `batches` is an array or a mapping, or cannot be iterated over, or
+            if a batch is a mapping that the model does not take.
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
@@ -92,7 +93,8 @@ def calibrate_in_float(
         `variables` with an updated collection "aqt_stats".
 
     Raises:
-        TypeError: if `batches` is an array or a mapping, or cannot be iterated over.
+        TypeError: if `batches` is an array or a mapping, or cannot be iterated over, or
+            if a batch is a mapping that the model does not take.
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
@@ -140,7 +142,7 @@ def _calibrated(
         disable=not console.is_terminal,
     ):
         args = batches_lib.args_of(batch)
-        with given_variables.checked(variables):
+        with batches_lib.called_with(batch), given_variables.checked(variables):
             gathered = flax_core.unfreeze(updated(gathered, others, args))
         count += 1
     if not count:

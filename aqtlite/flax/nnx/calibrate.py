@@ -111,7 +111,8 @@ def _calibrate(
     for batch in batches_lib.check(batches):
         args = batches_lib.args_of(batch)
         if not count:
-            init_state(quantized, *args, method=method, **kwargs)
+            with batches_lib.called_with(batch):
+                init_state(quantized, *args, method=method, **kwargs)
             if not quantized.aqt.statistics:
                 raise ValueError(
                     "no calibration of the model gathers statistics: give a config "
