@@ -81,8 +81,9 @@ def convert_function(
         TypeError: if `fn_q` is not a `QuantizedFunction`, if it does not take the
             arguments, or if `params` holds anything but arrays and numbers.
         ValueError: if `fn_q` was not quantized with ``params=0`` or a predicate, if
-            `state` is missing or superfluous, if no contraction is quantized, or if
-            statistics have seen no batch; with `strict`, if a weight stays in float.
+            `state` is missing or superfluous, if no contraction is quantized or none
+            of those that are has a weight, or if statistics have seen no batch; with
+            `strict`, if a weight stays in float.
     """
     if not isinstance(fn_q, QuantizedFunction):
         raise TypeError(
@@ -115,6 +116,14 @@ def convert_function(
         raise ValueError(
             "nothing to freeze: the rules quantize none of the function's contractions"
             + program.plan.reasons()
+        )
+    kinds = {operand.kind for one in quantized for operand in (one.lhs, one.rhs)}
+    if "weight" not in kinds:
+        raise ValueError(
+            f"nothing to freeze: none of the {len(quantized)} contractions that the "
+            "rules quantize has an operand that depends on parameters alone. Those of "
+            f"params={fn_q.params!r} are parameters; what a function closes over is a "
+            "constant: make it a part of the first argument"
         )
     model = FunctionModel([program], params, state or {})
     plan = planning.plan(model)

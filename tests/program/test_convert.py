@@ -551,6 +551,9 @@ def test_errors():
         convert_function(quantize_function(lambda w, x: x @ w, [], params=0), W, X)
     with pytest.raises(ValueError, match="nothing to freeze(.|\n)*an operand is empty"):
         convert_function(quantized, W, X[:0])
+    closed_over = quantize_function(lambda _, x: x @ W, INT8, params=0)
+    with pytest.raises(ValueError, match="nothing to freeze: none of the 1 contr.*clo"):
+        convert_function(closed_over, {}, X)
     serve, serving = convert_function(quantized, W, X)
     with pytest.raises(TypeError):
         serve(serving)
