@@ -34,15 +34,18 @@ class _Parser(argparse.ArgumentParser):
     """Reports usage errors in one line, without the usage text."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Checks the names of options before argparse finds required ones missing."""
+        """Checks the names of options before argparse finds required ones missing.
+
+        Abbreviations are refused: a script that uses one breaks when another option
+        begins alike.
+        """
         known = list(self._option_string_actions)
         has_commands = self._subparsers is not None
         for word in args or ():
             name = word.partition("=")[0]
             if name == "--" or (has_commands and not name.startswith("-")):
                 break  # Positional arguments, or those of a command, follow.
-            is_option = name.startswith("--")
-            if is_option and not any(one.startswith(name) for one in known):
+            if name.startswith("--") and name not in known:
                 self.error(f"no option {name!r}{did_you_mean(name, known)}")
         return super().parse_known_args(args, namespace)
 

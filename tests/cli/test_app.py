@@ -79,6 +79,7 @@ def test_version(capsys):
         (["demo", "--zzz"], "aqtlite demo: error: no option '--zzz' (see"),
         (["demo", "--stps", "9"], "no option '--stps'; did you mean '--steps'?"),
         (["convert", "in", "out", "--modle=m:f"], "did you mean '--model'?"),
+        (["convert", "in", "out", "--subtre", "a"], "did you mean '--subtree'?"),
         (["presets", "--", "--jsn"], "no preset '--jsn'"),
         (["--versoin"], "did you mean '--version'?"),
     ],

@@ -252,8 +252,8 @@ def refuse_another_config(
     changes = "; ".join(config.differences(converted, called))
     raise ValueError(
         f"the frozen weight {weight!r} was converted with another config than it is "
-        f"called with: {changes}. Serve with the config of the conversion, or convert "
-        f"the float parameters again with {converter}"
+        "called with. Serve with the config of the conversion, or convert the float "
+        f"parameters again with {converter}. Converted and called: {changes}"
     )
 
 

@@ -67,7 +67,10 @@ def test_another_config(way):
     other = way(OTHER)
     frozen = way().frozen(way().convert(way().floats()))
     mixed = other.with_frozen(other.convert(other.floats()), frozen)
-    words = "the frozen weight 'up/kernel' was converted with another config than it"
+    words = (
+        "the frozen weight 'up/kernel' was converted with another config than it is "
+        r"called with\. Serve with the config of the conversion, .* again with .*: fwd"
+    )
     refuses(other, mixed, words)
 
 
