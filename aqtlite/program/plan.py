@@ -283,7 +283,10 @@ def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) 
     conditions = overshadowed.conditions(rule, "any contraction")
     text = f"rule {index} ({conditions}) matches nothing"
     if not planned:
-        return f"{text}: the program has no contraction of its own"
+        return (
+            f"{text}: the program has no contraction of its own, beside any that are "
+            "quantized already"
+        )
     by_path = {one.path: one for one in planned}
     alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
     missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}

@@ -1,6 +1,7 @@
 """Quantizes the contractions of any function by rules."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -319,9 +320,11 @@ def plan(
         **kwargs: as `args`.
 
     Raises:
-        TypeError: if `rules` has another type.
+        TypeError: if `fn` is a model of NNX, or one of Linen without variables, or if
+            `rules` has another type.
         ValueError: if a required rule matches nothing, or `paths` is unknown.
     """
+    _check_can_be_planned(fn, args)
     if hasattr(fn, "apply"):
         fn = fn.apply
         if params is None:
@@ -331,6 +334,29 @@ def plan(
             params = _is_in_params if is_linen else 0
     quantized = quantize_function(fn, rules, params=params, paths=paths)
     return quantized.plan(*args, **kwargs)
+
+
+def _check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
+    """Checks that a model of Flax is one that `plan` takes, with its variables.
+
+    Raises:
+        TypeError: if not.
+    """
+    # Where Flax has not been imported, which takes a while, there is no such model.
+    linen, nnx = map(sys.modules.get, ("flax.linen", "flax.nnx"))
+    if nnx is not None and isinstance(fn, nnx.Module):
+        raise TypeError(
+            f"aqtlite.plan takes functions and Linen models, got the NNX model "
+            f"{type(fn).__name__}: aqtlite.flax.nnx.plan(quantize_model(model, rules), "
+            "*args) takes those of NNX"
+        )
+    is_linen = linen is not None and isinstance(fn, linen.Module)
+    if is_linen and not (args and isinstance(args[0], Mapping)):
+        raise TypeError(
+            "aqtlite.plan takes the variables of a Linen model, or their shapes, "
+            f"before its arguments: plan({type(fn).__name__}(...), variables, *args, "
+            "rules=rules)"
+        )
 
 
 def _is_in_params(path: str) -> bool:

@@ -348,6 +348,8 @@ def test_convolutions_equal_injected_ones():
 def test_refuses_what_is_no_model_and_explains_what_it_lacks():
     with pytest.raises(TypeError, match="aqtlite.quantize_function"):
         quantize_model(lambda x: x, INT8)
+    with pytest.raises(TypeError, match="the model is quantized already"):
+        quantize_model(quantize_model(Model(), INT8), INT8)
     quantized = quantize_model(Model(), INT8)
     assert quantized.is_scanned is False
     with pytest.raises(AttributeError, match="has no 'bind'"):

@@ -189,6 +189,22 @@ def test_a_fallback_that_nothing_is_left_for_is_fine():
     assert planned([Rule(path="first", cfg=INT8), Rule(path=".*", cfg=None)])
 
 
+# --- What is no function, nor a model with variables ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nnx.Linear(8, 2, rngs=nnx.Rngs(0)), r"NNX model Linear: .*nnx\.plan"),
+        (lambda: nn.Dense(2), r"variables of a Linen .* plan\(Dense\(...\), variables"),
+    ],
+    ids=["nnx", "linen"],
+)
+def test_a_model_without_variables(make, words):
+    with pytest.raises(TypeError, match=words):
+        planned(INT8, make(), args=(X,))
+
+
 # --- Operands ------------------------------------------------------------------------
 
 

@@ -188,11 +188,17 @@ def quantize_model(
         A model with `init`, `init_with_output`, `apply` and `plan`.
 
     Raises:
-        TypeError: if `model` is not a Linen module, or `rules` has another type.
+        TypeError: if `model` is not a Linen module, or quantized already, or if `rules`
+            has another type.
         ValueError: when the result is called, if a required rule matches nothing, if no
             rule quantizes anything (unless each has ``cfg=None``), and with `strict` if
             a contraction stays in float.
     """
+    if isinstance(model, QuantizedModel):
+        raise TypeError(
+            "the model is quantized already, by quantize_model: give all rules at "
+            "once, to quantize_model(quantized.model, rules)"
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"quantize_model takes a flax.linen.Module, got {type(model).__name__}; "

@@ -242,7 +242,10 @@ def _check_is_quantized(programs: Sequence[Program]) -> None:
     """
     if any(one.plan.quantized() for one in programs):
         return
-    why = "no rule names a contraction, and no layer has an AqtDotGeneral"
+    why = (
+        "no rule names a contraction, and no layer has an AqtDotGeneral: convert "
+        "quantize_model(model, cfg), if the model is a float model"
+    )
     if any(rule.cfg is not None for rule in programs[0].plan.rules):
         reasons = "; ".join(one.plan.reasons() for one in programs)
         why = f"the rules quantize none of its contractions{reasons}"

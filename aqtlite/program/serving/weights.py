@@ -51,7 +51,8 @@ def check_some(discoveries: Sequence[Discovery]) -> None:
     raise ValueError(
         "nothing to freeze: the method that was called has no AqtDotGeneral or "
         "AqtEinsum with a config that quantizes, and no contraction that a rule "
-        "quantizes (plan says why)"
+        "quantizes (plan says why): convert quantize_model(model, cfg), if the model "
+        "is a float model"
     )
 
 
