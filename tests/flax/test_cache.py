@@ -12,7 +12,7 @@ import pytest
 from flax import serialization
 
 from aqtlite import calibration, config, kv_cache, numerics
-from aqtlite.flax import QuantizedCache
+from aqtlite.flax import QuantizedCache, quantize_model
 from tests.common import assert_same, normal, quick_jit, relative_error
 
 pytestmark = pytest.mark.code("quick")
@@ -216,6 +216,22 @@ class TestBadInput:
         assert outs == [True] * 4 + [False] * 2
         with pytest.raises(ValueError, match="room for 4 positions, 6 of .* 1 more"):
             kv_cache.append(cache, x, x, INT8)
+
+    def test_an_overfull_cache_of_a_model_by_rules(self):
+        """An error after an eager call, though the model is traced."""
+        layer = nn.MultiHeadDotProductAttention(1, attention_fn=QuantizedCache(INT8))
+        model = quantize_model(nn.Sequential([layer]), INT8)
+        variables = model.init(jax.random.key(0), jnp.ones((1, 2, 2)))
+        step = functools.partial(model.apply, mutable=["cache"])
+        x = jnp.ones((1, 1, 2))
+        for call in (jax.jit(step), step):
+            _, changed = call(variables, x)
+            variables = {**variables, **changed}
+        out, _ = jax.jit(step)(variables, x)
+        assert jnp.isnan(out).all()
+        message = "layers_0: the KV cache has room for 2 positions, .* given 3 in all"
+        with pytest.raises(ValueError, match=message):
+            step(variables, x)
 
     @pytest.mark.parametrize("index", [None, 0, 4])
     def test_more_positions_than_a_cache_is_long(self, index):

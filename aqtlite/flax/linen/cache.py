@@ -1,6 +1,7 @@
 """A quantized KV cache for Flax's attention layers."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -163,3 +164,35 @@ def _write(scope: Scope, cache: KVCache) -> None:
     scope.put_variable(COLLECTION, _KEY, cache.key)
     scope.put_variable(COLLECTION, _VALUE, cache.value)
     scope.put_variable(COLLECTION, _INDEX, cache.index)
+
+
+def check_room(collection: Any, path: tuple[str, ...] = ()) -> None:
+    """Checks that no cache was given more positions than it has room for.
+
+    For calls that are traced, in which `kv_cache.append` does not know the index.
+    Caches of scanned layers, whose indices are stacked, are not checked.
+
+    Args:
+        collection: the collection "cache" after the call, or a part of it.
+        path: names of the modules around the part.
+
+    Raises:
+        ValueError: if a cache has an index larger than its length.
+    """
+    if not isinstance(collection, Mapping):
+        return
+    key, index = collection.get(_KEY), collection.get(_INDEX)
+    if (
+        isinstance(key, QTensor)
+        and isinstance(index, jax.Array)
+        and not isinstance(index, jax.core.Tracer)
+        and index.ndim == 0
+        and index > key.shape[-3]
+    ):
+        raise ValueError(
+            f"{'/'.join(path) or 'the root module'}: the KV cache has room for "
+            f"{key.shape[-3]} positions, and was given {index} in all; initialize it "
+            "with a longer sequence"
+        )
+    for name, node in collection.items():
+        check_room(node, (*path, name))

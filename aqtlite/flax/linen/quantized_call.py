@@ -10,7 +10,7 @@ from flax import core as flax_core
 from flax import linen as nn
 
 from aqtlite.flax.call import Call
-from aqtlite.flax.linen import given_variables, statistics
+from aqtlite.flax.linen import cache, given_variables, statistics
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
@@ -139,6 +139,8 @@ class TracedCall:
     def _result(self, outputs: Sequence[Any], aux: Aux) -> Any:
         """Returns the result of the call, with statistics if it updates any."""
         out = jax.tree.map(lambda i: outputs[i], self.program.traced.outputs)
+        if self.is_mutable:
+            cache.check_room(out[1].get(cache.COLLECTION))
         if not self.updates:
             return out
         after: dict[str, Any] = {}
