@@ -74,7 +74,7 @@ def marked(
     )
     if is_weight or is_own:
         return _with_factor(q, factor), None
-    return q, _Computed()(factor) if gathers else factor
+    return q, _Computed()(factor)
 
 
 def with_poisoned_scale(
@@ -166,7 +166,8 @@ class _Computed(OnCpu):
     """A factor that XLA:CPU computes before the contraction.
 
     Otherwise it computes the ends of rows again where the result is used, from the sums
-    of this layer and of all layers before, and keeps these sums until then.
+    of this layer and of all layers before, and keeps these sums until then. In serving
+    as in training, since XLA may order the float sums behind it by what it computes.
     """
 
     def reference(self, factor):
