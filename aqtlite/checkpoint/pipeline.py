@@ -1,15 +1,11 @@
-"""Production of the target's arrays in background threads, with their progress."""
+"""Production of the target's arrays in background threads, while they are written."""
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 
 import numpy as np
-import rich.console
-import rich.progress
-from rich import filesize
 
 from aqtlite.checkpoint import staging as staging_lib
 from aqtlite.checkpoint.arrays import LazyArray, checksum, is_finite
@@ -17,11 +13,7 @@ from aqtlite.checkpoint.errors import CheckpointError
 from aqtlite.checkpoint.formats import Reader
 from aqtlite.checkpoint.job import Job, Task
 from aqtlite.checkpoint.manifest import Stored
-
-OnBytes = Callable[[int, str], None]
-"""Callback that takes a number of bytes read, and the name of their array."""
-
-_LINES = 10
+from aqtlite.checkpoint.progress import OnBytes
 
 
 def work(job: Job, source: Reader) -> int:
@@ -168,49 +160,3 @@ def copied_arrays(
         return LazyArray(name, stored.on_disk, read)
 
     return [lazy(name, origin) for name, origin in job.copies.items()]
-
-
-@contextlib.contextmanager
-def byte_progress(
-    console: rich.console.Console | None, total: int
-) -> Iterator[OnBytes]:
-    """Shows bytes, rate and time left; yields a callback to call for each array."""
-    if console is None:
-        yield lambda count, what: None
-        return
-    if not console.is_terminal:
-        yield _plain_lines(console, total)
-        return
-    with rich.progress.Progress(
-        rich.progress.BarColumn(),
-        rich.progress.DownloadColumn(),
-        rich.progress.TransferSpeedColumn(),
-        rich.progress.TimeRemainingColumn(),
-        rich.progress.TextColumn("{task.description}"),
-        console=console,
-    ) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count, what: progress.update(task, advance=count, description=what)
-
-
-def _plain_lines(console: rich.console.Console, total: int) -> OnBytes:
-    start = time.perf_counter()
-    done = 0
-    shown = 0
-
-    def on_bytes(count: int, what: str) -> None:
-        nonlocal done, shown
-        done += count
-        if done * _LINES // max(total, 1) > shown:
-            shown = done * _LINES // max(total, 1)
-            rate = done / max(time.perf_counter() - start, 1e-9)
-            left = (total - done) / max(rate, 1e-9)
-            console.print(
-                f"{filesize.decimal(done)} of {filesize.decimal(total)}, "
-                f"{filesize.decimal(int(rate))}/s, "
-                f"{left:.0f} s left: {what}",
-                soft_wrap=True,
-                highlight=False,
-            )
-
-    return on_bytes

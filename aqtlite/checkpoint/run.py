@@ -17,6 +17,7 @@ from aqtlite.checkpoint.formats import Reader, Writer, writer_for
 from aqtlite.checkpoint.job import Job
 from aqtlite.checkpoint.manifest import Manifest, completed
 from aqtlite.checkpoint.names import check_tree
+from aqtlite.checkpoint.progress import byte_progress
 from aqtlite.checkpoint.report import Report, report_of, size_of, summary
 
 _MARGIN = 1 << 24  # bytes of disk space for metadata
@@ -97,7 +98,7 @@ def _write(
     logging.info("converting %d bytes of %s to %s", work, source.path, target)
     try:
         with (
-            pipeline.byte_progress(console, work) as on_bytes,
+            byte_progress(console, work) as on_bytes,
             pipeline.freezing(
                 job, source, staging, allow_nonfinite, on_bytes
             ) as frozen,
