@@ -119,6 +119,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
         for place, i in enumerate(numbers):
             origins[i] = functools.partial(_axes_of, place, weights[i], origin)
     for i, weight in enumerate(weights):
+        _warn_of_rounding(weight, dampings[i])
         if weight.compared:
             stay = [variables[one] for one in weight.compared]
             sample = run(lambda *stay: identity.sample_parameters(stay), *stay)
@@ -130,7 +131,7 @@ def freeze(plan: Plan) -> list[StoredWeight]:
             weight.record,
             values[i],
             origins[i],
-            rounding_of(weight, dampings[i]),
+            _rounding_of(weight, dampings[i]),
         )
         for i, weight in enumerate(weights)
     ]
@@ -153,10 +154,8 @@ def _programs_of(weights: Sequence[Weight]) -> list[tuple[CallTrace, list[int]]]
     return [*together.values(), *alone]
 
 
-def rounding_of(weight: Weight, damping: Any) -> str:
+def _rounding_of(weight: Weight, damping: Any) -> str:
     """Describes how a weight was rounded, if not as in training.
-
-    Logs a warning where it was not rounded as its config asks.
 
     Args:
         weight: the weight.
@@ -164,15 +163,25 @@ def rounding_of(weight: Weight, damping: Any) -> str:
     """
     if damping is None:
         return ""
-    text, how = "rounded by GPTQ at conversion", weight.record.cfg.fwd.rhs.rounding
-    if isinstance(damping, jax.ShapeDtypeStruct | jax.core.Tracer) or how is None:
-        return text
-    found = np.ravel(damping)
-    problem = gptq.problem(how, found)
-    if problem is None:
-        return text
-    logging.warning("%s: %s", "/".join(weight.path), problem)
-    return f"{text}: {problem}"
+    text, problem = "rounded by GPTQ at conversion", _problem(weight, damping)
+    return text if problem is None else f"{text}: {problem}"
+
+
+def _warn_of_rounding(weight: Weight, damping: Any) -> None:
+    """Logs where a weight was not rounded as its config asks."""
+    problem = _problem(weight, damping)
+    if problem is not None:
+        logging.warning("%s: %s", "/".join(weight.path), problem)
+
+
+def _problem(weight: Weight, damping: Any) -> str | None:
+    how = weight.record.cfg.fwd.rhs.rounding
+    is_known = isinstance(damping, jax.Array) and not isinstance(
+        damping, jax.core.Tracer
+    )
+    if how is None or not is_known:
+        return None
+    return gptq.problem(how, np.ravel(damping))
 
 
 def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
@@ -255,7 +264,7 @@ class WeightFreezer:
             return FrozenWeight(qtensor, *measured, values_of_floats, damping)
 
         frozen: FrozenWeight = self._run(run, *params)
-        rounding_of(weight, frozen.damping)
+        _warn_of_rounding(weight, frozen.damping)
         return frozen
 
 
