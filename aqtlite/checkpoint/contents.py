@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import rich.box
@@ -60,8 +60,8 @@ class Contents:
         result.add_column("subtree or array", overflow="fold")
         for head in ("holds", "size"):
             result.add_column(head, no_wrap=True, justify="right")
-        result.add_row(*_summed("(all)", self.arrays.values()))
         leaves: dict[str, _Leaf] = {**self.arrays, **self.others}
+        result.add_row(*_summed("(all)", leaves.values()))
         for row in _rows({steps_of(k): v for k, v in leaves.items()}, 0, depth):
             result.add_row(*row)
         return result
@@ -116,12 +116,13 @@ def _rows(leaves: _Leaves, level: int, depth: int | None) -> Iterator[tuple[str,
         elif leaf is not None:
             yield name, leaf, ""
         else:
-            arrays = [one for one in inner.values() if isinstance(one, ArrayInfo)]
-            yield _summed(name, arrays)
+            yield _summed(name, inner.values())
             yield from _rows(inner, level + 1, depth)
 
 
-def _summed(name: str, arrays: Any) -> tuple[str, str, str]:
-    found = list(arrays)
-    size = filesize.decimal(sum(info.nbytes for info in found))
-    return name, f"{len(found)} array{'s' * (len(found) != 1)}", size
+def _summed(name: str, leaves: Iterable[_Leaf]) -> tuple[str, str, str]:
+    found = list(leaves)
+    sizes = [leaf.nbytes for leaf in found if isinstance(leaf, ArrayInfo)]
+    kinds = {"array": len(sizes), "other": len(found) - len(sizes)}
+    holds = ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in kinds.items() if n)
+    return name, holds or "nothing", filesize.decimal(sum(sizes)) if sizes else ""

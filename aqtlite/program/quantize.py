@@ -287,6 +287,12 @@ def quantize_function(
             "give its apply, with params=0; Linen models have "
             "aqtlite.flax.quantize_model"
         )
+    if _is_nnx(fn):
+        raise TypeError(
+            "quantize_function takes a function, got the NNX model "
+            f"{type(fn).__name__}, whose parameters would be constants of the "
+            "program: aqtlite.flax.nnx.quantize_model takes it"
+        )
     if not callable(fn):
         raise TypeError(f"quantize_function takes a function, got {fn!r}")
     checked, positions = rules_lib.check(rules), positions_of(params)
@@ -342,14 +348,13 @@ def _check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
     Raises:
         TypeError: if not.
     """
-    # Where Flax has not been imported, which takes a while, there is no such model.
-    linen, nnx = map(sys.modules.get, ("flax.linen", "flax.nnx"))
-    if nnx is not None and isinstance(fn, nnx.Module):
+    if _is_nnx(fn):
         raise TypeError(
             f"aqtlite.plan takes functions and Linen models, got the NNX model "
             f"{type(fn).__name__}: aqtlite.flax.nnx.plan(quantize_model(model, rules), "
             "*args) takes those of NNX"
         )
+    linen = sys.modules.get("flax.linen")
     is_linen = linen is not None and isinstance(fn, linen.Module)
     if is_linen and not (args and isinstance(args[0], Mapping)):
         raise TypeError(
@@ -357,6 +362,12 @@ def _check_can_be_planned(fn: Any, args: tuple[Any, ...]) -> None:
             f"before its arguments: plan({type(fn).__name__}(...), variables, *args, "
             "rules=rules)"
         )
+
+
+def _is_nnx(fn: Any) -> bool:
+    # Where Flax has not been imported, which takes a while, there is no such model.
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(fn, nnx.Module)
 
 
 def _is_in_params(path: str) -> bool:

@@ -255,7 +255,7 @@ def test_strings_and_lists_of_orbax(tmp_path):
         checkpointer.save(tmp_path / "float", tree)
     with pytest.raises(checkpoint.CheckpointError) as info:
         checkpoint.convert_checkpoint(tmp_path / "float", tmp_path / "out", model, X)
-    assert "l/0 is in a list or a tuple" in str(info.value)
+    assert "l/0 is float64[3] in a list or a tuple" in str(info.value)
     assert "name is a string" in str(info.value)
     assert "nothing" not in str(info.value)
 

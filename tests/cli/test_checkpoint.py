@@ -378,6 +378,16 @@ def test_show_of_a_float_checkpoint(folder, capsys):
     assert data["arrays"][0].keys() == {"path", "shape", "dtype", "bytes"}
 
 
+def test_show_of_an_optimizer_state_in_a_tuple(tmp_path, capsys):
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        state = {"mu": np.ones((3, 2), "float32"), "count": np.int32(0)}
+        checkpointer.save(tmp_path / "run", {"w": np.ones(4), "opt": (state,)})
+    assert cli.main(["show", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "1 array, 2 others  32 bytes" in shown
+    assert "float32[3, 2] in a list or a tuple" in shown
+
+
 def test_show_of_a_manager(folder, capsys):
     with ocp.CheckpointManager(folder / "run") as manager:
         for step in (2, 10):

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import export, lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -391,6 +392,8 @@ def test_errors():
         quantize_function(3, INT8)
     with pytest.raises(TypeError, match="got the model Dense: give its apply"):
         quantize_function(nn.Dense(3), INT8)
+    with pytest.raises(TypeError, match=r"NNX model Linear.*nnx\.quantize_model"):
+        quantize_function(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), INT8)
     for params in ("params", ["w"], 1.5, True):
         with pytest.raises(TypeError, match="params must be the position"):
             quantize_function(mlp, INT8, params=params)

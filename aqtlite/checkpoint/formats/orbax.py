@@ -112,9 +112,9 @@ class OrbaxReader(base.Reader):
     @functools.cached_property
     def arrays(self) -> Mapping[str, ArrayInfo]:
         infos = {
-            name: ArrayInfo(tuple(leaf.shape), np.dtype(leaf.dtype))
+            name: _info(leaf)
             for name, (in_dicts, leaf) in self._leaves.items()
-            if in_dicts and getattr(leaf, "shape", None) is not None
+            if in_dicts and _is_array(leaf)
         }
         declared = sum(info.nbytes for info in infos.values())
         held = sum(file.stat().st_size for file in self.files())
@@ -129,9 +129,7 @@ class OrbaxReader(base.Reader):
     @property
     def others(self) -> Mapping[str, str]:
         return {
-            name: f"a {type(leaf).__name__.removesuffix('Metadata').lower()}"
-            if in_dicts
-            else "in a list or a tuple"
+            name: _description(leaf) + ("" if in_dicts else " in a list or a tuple")
             for name, (in_dicts, leaf) in self._leaves.items()
             if name not in self.arrays
         }
@@ -168,6 +166,20 @@ class OrbaxReader(base.Reader):
 
     def files(self) -> list[pathlib.Path]:
         return sorted(file for file in self.path.rglob("*") if file.is_file())
+
+
+def _is_array(leaf: Any) -> bool:
+    return getattr(leaf, "shape", None) is not None
+
+
+def _info(leaf: Any) -> ArrayInfo:
+    return ArrayInfo(tuple(leaf.shape), np.dtype(leaf.dtype))
+
+
+def _description(leaf: Any) -> str:
+    if _is_array(leaf):
+        return str(_info(leaf))
+    return f"a {type(leaf).__name__.removesuffix('Metadata').lower()}"
 
 
 class OrbaxWriter(base.Writer):

@@ -164,6 +164,7 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
             "convert takes the variables of a Linen model, a mapping with a collection "
             f"'params'; got {type(variables).__name__}"
             + (f" of {sorted(variables)}" if isinstance(variables, Mapping) else "")
+            + "; parameters alone are {'params': params}"
         )
     if jax.tree.leaves(variables.get(COLLECTION, {})):
         raise ValueError(
@@ -173,7 +174,7 @@ def _check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     variables = given_variables.unfrozen(variables)
     statistics_uses.check_gathered(
         variables.get(STATISTICS, {}),
-        f"gather some with model.apply(..., mutable=['{STATISTICS}']), and convert "
-        "these variables",
+        "gather some with aqtlite.flax.calibrate or model.apply(..., "
+        f"mutable=['{STATISTICS}']), and convert these variables",
     )
     return variables

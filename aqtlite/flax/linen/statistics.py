@@ -205,18 +205,19 @@ def _put(
 
 
 def _missing(collection: str, name: str, scope: Scope) -> str:
-    what, remedy = "statistics", "which model.init makes"
+    what, remedy = "statistics", ""
     if collection == PARAMETERS:
         what = "learned parameters"
     if collection == STATISTICS:
-        remedy += (
-            ": gather some with aqtlite.flax.calibrate or model.apply(..., "
-            f"mutable=['{STATISTICS}'])"
+        remedy = (
+            ", and gather statistics with aqtlite.flax.calibrate or model.apply(..., "
+            f"mutable=['{STATISTICS}']), or while training"
         )
     return (
-        f"{path_of(scope)} has no {what} {name!r} in the collection '{collection}', "
-        f"{remedy}. Operands of another rank have {what} of their own; in nn.scan and "
-        f"nn.vmap lift the collection: variable_axes={{..., '{collection}': 0}}"
+        f"{path_of(scope)} has no {what} {name!r} in the collection '{collection}': "
+        f"pass all collections that model.init returns{remedy}. Operands of another "
+        f"rank have {what} of their own; in nn.scan and nn.vmap lift the collection: "
+        f"variable_axes={{..., '{collection}': 0}}"
     )
 
 

@@ -79,4 +79,4 @@ def test_what_it_does_without_the_filter(tmp_path, caplog):
 def test_a_list_is_no_array(tmp_path):
     reader = open_reader(save(tmp_path / "x", {**TREE, "l": [np.ones(3)]}, "orbax"))
     assert list(reader.arrays) == ["params/w"]
-    assert reader.others == {"l/0": "in a list or a tuple"}
+    assert reader.others == {"l/0": "float64[3] in a list or a tuple"}
