@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aqtlite.program.calibration_state import with_gradient_statistics
     from aqtlite.program.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
+    from aqtlite.program.measure import measure_serving, measure_training
     from aqtlite.program.quantize import plan, quantize_function
     from aqtlite.program.rules import Rule
     from aqtlite.program.tabulate import tabulate
@@ -48,6 +49,8 @@ __all__ = [
     "make_conv_general_dilated",
     "make_dot_general",
     "make_ragged_dot",
+    "measure_serving",
+    "measure_training",
     "plan",
     "quantize",
     "quantize_function",
@@ -82,6 +85,8 @@ _PLACES = {
     ),
     "make_dot_general": "contraction.dot_general:make_dot_general",
     "make_ragged_dot": "contraction.ragged_dot:make_ragged_dot",
+    "measure_serving": "program.measure:measure_serving",
+    "measure_training": "program.measure:measure_training",
     "plan": "program.quantize:plan",
     "quantize": "quantization.quantize:quantize",
     "quantize_function": "program.quantize:quantize_function",

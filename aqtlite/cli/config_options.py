@@ -27,12 +27,16 @@ NNX, and a tuple of sample inputs, for which shapes will do. The model may be
 a float one. With --config or --preset the factory is called with that config;
 a float model of a factory without parameters has all of its contractions
 quantized by it.
+
+With --measure, time each distinct contraction on this machine, in float and
+quantized, and print rules that leave in float what is faster so.
 """
 
 PLAN_EXAMPLES = """\
   aqtlite plan --model model.py:factory
   aqtlite plan --model model.py:factory --preset fully_quantized
   aqtlite plan --model package.module:factory --config config.json --json
+  aqtlite plan --model model.py:factory --preset w4a8 --measure serving
 """
 
 
@@ -54,4 +58,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``aqtlite plan``."""
     shared_options.add_model(parser)
     shared_options.add_config(parser, "for the factory")
+    parser.add_argument(
+        "--measure",
+        choices=("serving", "training"),
+        help="time the contractions: forward with frozen weights, or with gradients",
+    )
     shared_options.add_json(parser)

@@ -12,6 +12,7 @@ from aqtlite.cli.configs import config_of
 from aqtlite.errors import UserError
 from aqtlite.flax import nnx as aqt_nnx
 from aqtlite.flax.linen import quantize_model
+from aqtlite.program.measure import measure_serving, measure_training
 from aqtlite.program.plan import Plan
 
 
@@ -27,10 +28,14 @@ def run(args: argparse.Namespace) -> None:
         raise untraceable(
             type(model).__name__, sample_args, sample_kwargs, error
         ) from error
+    shown = plan if args.measure is None else _MEASURES[args.measure](plan)
     if args.json:
-        print(plan.to_json(indent=2))
+        print(shown.to_json(indent=2))
     else:
-        output.results().print(plan)
+        output.results().print(shown, soft_wrap=args.measure is not None)
+
+
+_MEASURES = {"serving": measure_serving, "training": measure_training}
 
 
 def _plan(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

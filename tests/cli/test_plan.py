@@ -95,3 +95,13 @@ def test_a_model_that_raises(planned):
     code, _, err = planned("misshapen")
     assert code == 2
     assert err.startswith("aqtlite plan: error: tracing QuantizedModel with the sample")
+
+
+def test_measured_contractions(planned):
+    code, out, _ = planned("plain", "--preset", "qat", "--measure", "serving", "--json")
+    fields = json.loads(out)
+    assert code == 0 and fields["purpose"] == "serving"
+    paths = [path for one in fields["contractions"] for path in one["paths"]]
+    assert paths == ["Mlp/inside", "Mlp/float"]
+    code, out, _ = planned("plain", "--preset", "qat", "--measure", "training")
+    assert code == 0 and out.startswith("training on ")

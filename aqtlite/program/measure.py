@@ -1,0 +1,272 @@
+"""Measures whether quantizing the contractions of a plan pays on this device."""
+
+import collections
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import rich.console
+import rich.progress
+
+from aqtlite import config
+from aqtlite.program import injected, measurement
+from aqtlite.program.convert import convert_function
+from aqtlite.program.measurement import MeasuredContraction, Measurement
+from aqtlite.program.plan import Plan
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.quantize import QuantizedFunction, quantize_function
+from aqtlite.program.rules import Rule
+
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 500
+
+_NOTHING, _FLOAT, _QUANTIZED, _SERVED = "nothing", "float", "quantized", "served"
+
+Programs = dict[str, Callable[[], Any]]
+
+
+def measure_serving(plan: Plan, *, seconds: float = 0.5) -> Measurement:
+    """Measures the quantized contractions of a plan against float ones, in serving.
+
+    Each distinct contraction (operation, shapes, dtypes, config) is compiled by itself
+    and timed in this process, on JAX's default device, with random operands: in float,
+    quantized with its weight quantized in the call, and with a frozen weight. Their
+    calls alternate. Times are medians, without the time in which a program that
+    computes nothing is called. A terminal shows a progress bar.
+
+    >>> from aqtlite import Rule, config, plan
+    >>> planned = plan(
+    ...     lambda w, x: x @ w, jnp.ones((64, 8)), jnp.ones((2, 64)),
+    ...     rules=Rule(cfg=config.fully_quantized()), params=0,
+    ... )
+    >>> measured = measure_serving(planned, seconds=0.01)
+    >>> [one.served_seconds > 0 for one in measured.contractions]
+    [True]
+
+    Args:
+        plan: the plan, of `aqtlite.plan` or of a quantized model's `plan`. Contractions
+            that it leaves in float are not measured. Sharded ones are measured whole,
+            on one device; weights rounded at conversion (`config.Gptq`) are rounded to
+            nearest.
+        seconds: time for the calls of one contraction, besides its compilation.
+
+    Returns:
+        The times, their sums over the model, and rules that leave in float what is
+        faster in float.
+
+    Raises:
+        ValueError: if the plan quantizes nothing, if a contraction has a symbolic
+            shape, or if `seconds` is not positive.
+    """
+    return _measure(plan, "serving", _serving_programs, seconds)
+
+
+def measure_training(plan: Plan, *, seconds: float = 0.5) -> Measurement:
+    """Measures the quantized contractions of a plan against float ones, in training.
+
+    As `measure_serving`, but times the contraction together with its gradients for both
+    operands, and freezes no weight.
+
+    >>> from aqtlite import Rule, config, plan
+    >>> planned = plan(
+    ...     lambda w, x: x @ w, jnp.ones((64, 8)), jnp.ones((2, 64)),
+    ...     rules=Rule(cfg=config.fully_quantized()), params=0,
+    ... )
+    >>> measured = measure_training(planned, seconds=0.01)
+    >>> [one.quantized_seconds > 0 for one in measured.contractions]
+    [True]
+
+    Args:
+        plan: as in `measure_serving`.
+        seconds: time for the calls of one contraction, besides its compilation.
+
+    Returns:
+        The times, their sums over the model, and rules that leave in float what is
+        faster in float.
+
+    Raises:
+        ValueError: if the plan quantizes nothing, if a contraction has a symbolic
+            shape, or if `seconds` is not positive.
+    """
+    return _measure(plan, "training", _training_programs, seconds)
+
+
+def _measure(
+    plan: Plan,
+    purpose: measurement.Purpose,
+    programs_of: Callable[["_Alone"], Programs],
+    seconds: float,
+) -> Measurement:
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    if not plan.quantized():
+        raise ValueError(
+            "nothing to measure: the plan quantizes no contraction" + plan.reasons()
+        )
+    alike = collections.defaultdict(list)
+    for one in plan.quantized():
+        _check_sizes(one)
+        alike[_key(one)].append(one)
+    console = rich.console.Console(stderr=True)
+    measured = []
+    for several in rich.progress.track(
+        alike.values(), "measuring", console=console, disable=not console.is_terminal
+    ):
+        alone = _Alone(several[0])
+        taken = _alternate(programs_of(alone), seconds)
+        measured.append(
+            MeasuredContraction(
+                tuple(several), taken[_FLOAT], taken[_QUANTIZED], taken.get(_SERVED)
+            )
+        )
+    device = jax.devices()[0].device_kind
+    return Measurement(purpose, device, tuple(measured), plan)
+
+
+def _check_sizes(one: PlannedContraction) -> None:
+    if not all(isinstance(n, int) for n in (*one.lhs.shape, *one.rhs.shape)):
+        raise ValueError(
+            f"the contraction {one.path!r} has a symbolic shape, {one.lhs} by "
+            f"{one.rhs}: plan a call with the sizes to measure"
+        )
+
+
+def _key(one: PlannedContraction) -> Any:
+    """Returns a key that contractions of equal programs share."""
+    eqn = one.site.eqn
+    avals = [(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    params = sorted((name, str(value)) for name, value in eqn.params.items())
+    kinds = (one.lhs.kind, one.rhs.kind)
+    return (one.op, *avals, *params, *kinds, one.cfg, one.is_injected)
+
+
+class _Alone:
+    """A contraction as a function by itself, with random operands."""
+
+    def __init__(self, one: PlannedContraction):
+        cfg = config.update(one.cfg, {"fwd.rhs.rounding": None})
+        kinds = (one.lhs.kind, one.rhs.kind)
+        eqn = one.site.eqn
+        values = _values([atom.aval for atom in eqn.invars])
+        weights = [i for i, kind in enumerate(kinds) if kind == "weight"]
+        self.params = {i: values[i] for i in weights}
+        self.others = {i: x for i, x in enumerate(values) if i not in weights}
+        params = {**eqn.params, "out_sharding": None}
+
+        def contract(weights: Mapping[int, Any], others: Mapping[int, Any]) -> Any:
+            given = {**weights, **others}
+            operands = [given[i] for i in range(len(given))]
+            return eqn.primitive.bind(*operands, **params)
+
+        def marked(*operands: Any) -> Any:
+            with injected.mark(cfg):
+                return contract(*operands)
+
+        self.in_float = contract
+        self.quantized: QuantizedFunction = (
+            quantize_function(marked, (), params=0)
+            if one.is_injected
+            else quantize_function(contract, Rule(cfg=cfg), params=0)
+        )
+        # Empty if the calibrations have no state.
+        self.state = self.quantized.init_state(self.params, self.others)
+
+
+def _values(avals: Sequence[Any]) -> list[jax.Array]:
+    """Returns random operands; the sizes of groups are equal."""
+    keys = jax.random.split(jax.random.key(0), len(avals))
+    values = []
+    for key, aval in zip(keys, avals, strict=True):
+        if jnp.issubdtype(aval.dtype, jnp.integer):
+            rows, groups = avals[0].shape[0], aval.shape[0]
+            values.append(jnp.full((groups,), rows // groups, aval.dtype))
+        else:
+            drawn = jax.random.normal(key, aval.shape, jnp.float32)
+            values.append(drawn.astype(aval.dtype))
+    return values
+
+
+def _serving_programs(alone: _Alone) -> Programs:
+    quantized, params, others = alone.quantized, alone.params, alone.others
+    state = quantized.gather(alone.state, params, others) if alone.state else {}
+    programs = {
+        _NOTHING: _calling(_first_element, params, others),
+        _FLOAT: _calling(alone.in_float, params, others),
+        _QUANTIZED: _calling(
+            lambda state, *operands: quantized.evaluate(state, operands, {}),
+            *(state, params, others),
+        ),
+    }
+    if not params:
+        return programs
+    serve, serving = convert_function(
+        quantized, params, others, state=state if alone.state else None
+    )
+    return {**programs, _SERVED: _calling(serve, serving, others)}
+
+
+def _training_programs(alone: _Alone) -> Programs:
+    operands = (alone.params, alone.others)
+    out = jax.eval_shape(alone.in_float, *operands)
+    (cotangent,) = _values([out])
+
+    def step_in_float(cotangent: Any, *operands: Any) -> Any:
+        return _step(alone.in_float, cotangent, *operands)
+
+    def step(cotangent: Any, state: Any, *operands: Any) -> Any:
+        def run(*operands: Any) -> Any:
+            out, updated = alone.quantized.run(state, operands, {})
+            return out, updated
+
+        out, pull_back, updated = jax.vjp(run, *operands, has_aux=True)
+        return out, pull_back(cotangent), updated
+
+    return {
+        _NOTHING: _calling(_first_element, *operands),
+        _FLOAT: _calling(step_in_float, cotangent, *operands),
+        _QUANTIZED: _calling(step, cotangent, alone.state, *operands),
+    }
+
+
+def _step(function: Callable[..., Any], cotangent: Any, *operands: Any) -> Any:
+    out, pull_back = jax.vjp(function, *operands)
+    return out, pull_back(cotangent)
+
+
+def _first_element(*operands: Any) -> jax.Array:
+    return jax.tree.leaves(operands)[0].reshape(-1)[:1]
+
+
+def _calling(function: Callable[..., Any], *operands: Any) -> Callable[[], Any]:
+    """Returns a call of a compiled function, with arguments that need no flattening."""
+    leaves, structure = jax.tree.flatten(operands)
+
+    @functools.partial(jax.jit, keep_unused=True)
+    def run(*leaves: Any) -> Any:
+        return jax.tree.leaves(function(*jax.tree.unflatten(structure, leaves)))
+
+    return functools.partial(run, *leaves)
+
+
+def _alternate(programs: Programs, seconds: float) -> dict[str, float]:
+    """Returns the median time of each program's calls, less that of `_NOTHING`."""
+    for program in programs.values():
+        jax.block_until_ready(program())
+    taken: dict[str, list[float]] = {name: [] for name in programs}
+    total = 0.0
+    for done in range(_MAX_ROUNDS):
+        if done >= _MIN_ROUNDS and total > seconds:
+            break
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            taken[name].append(time.perf_counter() - start)
+            total += taken[name][-1]
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    calling = medians.pop(_NOTHING)
+    # What is faster than a call takes some time, too.
+    return {name: max(x - calling, math.ulp(x)) for name, x in medians.items()}

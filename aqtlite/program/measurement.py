@@ -1,0 +1,232 @@
+"""Measured times of the contractions of a plan, and the rules that follow from them."""
+
+import dataclasses
+import html
+import json
+import math
+import re
+from collections.abc import Collection
+from typing import Any, Literal
+
+from aqtlite import config
+from aqtlite.config import tables
+from aqtlite.program import patterns, plan_table
+from aqtlite.program import rules as rules_lib
+from aqtlite.program.plan import Plan
+from aqtlite.program.planned import PlannedContraction, smaller_size
+from aqtlite.program.rules import Rule
+
+Purpose = Literal["serving", "training"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredContraction:
+    """Times of one contraction, and of all in a plan that are alike."""
+
+    alike: tuple[PlannedContraction, ...]
+    """Contractions of the plan with equal operations, shapes, dtypes and configs."""
+
+    float_seconds: float
+    """Time in float."""
+
+    quantized_seconds: float
+    """Time with both operands quantized in the call."""
+
+    served_seconds: float | None = None
+    """Time with a frozen weight; None in training, and without a weight."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of such contractions in a call of the model, those of scans counted
+        once for each step."""
+        return sum(math.prod(one.site.lengths) for one in self.alike)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the smaller operand, as in `Rule.min_size`."""
+        return int(smaller_size(self.alike[0].site.eqn))
+
+    @property
+    def seconds(self) -> float:
+        """Time as the model runs it: served if there is a frozen weight."""
+        if self.served_seconds is None:
+            return self.quantized_seconds
+        return self.served_seconds
+
+    @property
+    def gain(self) -> float:
+        """Time in float over `seconds`."""
+        return self.float_seconds / self.seconds
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is faster than in float."""
+        return self.gain > 1
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Measurement:
+    """Times of the quantized contractions of a plan; prints as a table."""
+
+    purpose: Purpose
+    """"serving", or "training": with gradients for both operands."""
+
+    device: str
+    """Kind of the device that ran them."""
+
+    contractions: tuple[MeasuredContraction, ...]
+    """Distinct contractions, in program order."""
+
+    plan: Plan
+
+    @property
+    def float_seconds(self) -> float:
+        """Sum over the contractions of a call of the model, all in float."""
+        return sum(one.num_calls * one.float_seconds for one in self.contractions)
+
+    @property
+    def seconds(self) -> float:
+        """Sum over the contractions of a call of the model, all as planned."""
+        return sum(one.num_calls * one.seconds for one in self.contractions)
+
+    @property
+    def seconds_by_rules(self) -> float:
+        """Sum over the contractions of a call of the model, as by `rules`."""
+        return sum(
+            one.num_calls * (one.float_seconds if _can_be_left(one) else one.seconds)
+            for one in self.contractions
+        )
+
+    @property
+    def float_rules(self) -> tuple[Rule, ...]:
+        """Rules that leave in float what does not pay, and match nothing else.
+
+        Contractions with an injected config are not among them: no rule applies to
+        those.
+        """
+        slower = {
+            one.path
+            for measured in self.contractions
+            if _can_be_left(measured)
+            for one in measured.alike
+        }
+        return _leaving_in_float(self.plan, slower)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """`float_rules`, then the rules of the plan, which may match nothing now."""
+        chosen = self.float_rules
+        if chosen == _ALL_FLOAT:
+            return chosen
+        kept = self.plan.rules
+        if chosen:
+            kept = tuple(dataclasses.replace(one, is_required=False) for one in kept)
+        return (*chosen, *kept)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Writes the measurement as JSON, with the paths of the contractions."""
+        rows = []
+        for one in self.contractions:
+            first = one.alike[0]
+            rows.append(
+                {
+                    "paths": [each.path for each in one.alike],
+                    "op": first.op,
+                    "lhs": dataclasses.asdict(first.lhs),
+                    "rhs": dataclasses.asdict(first.rhs),
+                    "cfg": json.loads(config.to_json(first.cfg)),
+                    "num_calls": one.num_calls,
+                    "size": one.size,
+                    "float_seconds": one.float_seconds,
+                    "quantized_seconds": one.quantized_seconds,
+                    "served_seconds": one.served_seconds,
+                    "pays": one.pays,
+                }
+            )
+        fields: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("purpose", "device", "float_seconds", "seconds")
+        }
+        fields["seconds_by_rules"] = self.seconds_by_rules
+        fields["contractions"] = rows
+        fields["rules"] = json.loads(rules_lib.to_json(self.rules))
+        return json.dumps(fields, indent=indent)
+
+    def __repr__(self) -> str:
+        return f"{self._title()}\n\n{self._table()}\n\n{self._advice()}"
+
+    def _repr_html_(self) -> str:
+        title, advice = html.escape(self._title()), html.escape(self._advice())
+        return f"<p>{title}</p>{self._table()._repr_html_()}<pre>{advice}</pre>"
+
+    def _title(self) -> str:
+        return (
+            f"{self.purpose} on {self.device}, microseconds; float "
+            f"{_us(self.float_seconds)}, as planned {_us(self.seconds)}, by the rules "
+            f"below {_us(self.seconds_by_rules)}"
+        )
+
+    def _advice(self) -> str:
+        chosen = self.float_rules
+        if chosen == _ALL_FLOAT:
+            return "Quantizing pays nowhere."
+        if not chosen:
+            return "Quantizing pays wherever rules decide."
+        lines = [f"  Rule(path={rule.path!r}, cfg=None)" for rule in chosen]
+        return "\n".join(["Rules that leave in float what does not pay:", *lines])
+
+    def _table(self) -> tables.Tables:
+        times = ["float", "quantized"]
+        if self.purpose == "serving":
+            times.append("served")
+        heads = ("path", "lhs", "rhs", "size", "calls", *times, "gain")
+        return tables.Tables([[heads, *map(self._row, self.contractions)]])
+
+    def _row(self, one: MeasuredContraction) -> tuple[str, ...]:
+        first, served = one.alike[0], one.served_seconds
+        path = first.path or plan_table.NO_SCOPE
+        if len(one.alike) > 1:
+            path += f" and {len(one.alike) - 1} more"
+        times = [_us(one.float_seconds), _us(one.quantized_seconds)]
+        if self.purpose == "serving":
+            times.append("-" if served is None else _us(served))
+        counts = f"{one.size:,}", str(one.num_calls)
+        operands = str(first.lhs), str(first.rhs)
+        return (path, *operands, *counts, *times, f"{one.gain:.2f} x")
+
+
+_ALL_FLOAT = (Rule(cfg=None),)
+
+
+def _leaving_in_float(plan: Plan, paths: Collection[str]) -> tuple[Rule, ...]:
+    """Returns rules that leave contractions of a plan in float, and change no others.
+
+    Paths that differ in numbers share a rule if it matches nothing else that the plan
+    quantizes.
+
+    Args:
+        plan: the plan.
+        paths: paths of contractions to leave in float. If nothing else is quantized,
+            one rule leaves everything in float.
+    """
+    quantized = [one.path for one in plan.quantized()]
+    if set(quantized) <= set(paths):
+        return _ALL_FLOAT
+    chosen: list[str] = []
+    for path in quantized:
+        if path not in paths or any(patterns.fullmatch(one, path) for one in chosen):
+            continue
+        exact = re.sub(r"[][.^$*+?{}\\|()]", r"\\\g<0>", path)
+        general = re.sub(r"\d+", r"\\d+", exact)
+        alike = {one for one in quantized if patterns.fullmatch(general, one)}
+        is_shared = len(alike) > 1 and alike <= set(paths)
+        chosen.append(general if is_shared else exact)
+    return tuple(Rule(path=path, cfg=None) for path in chosen)
+
+
+def _can_be_left(one: MeasuredContraction) -> bool:
+    return not one.pays and not one.alike[0].is_injected
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:,.1f}"

@@ -1,0 +1,184 @@
+"""Measured contractions of plans, and the rules that follow; no time is asserted."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax import export, lax
+
+import aqtlite
+import aqtlite.flax.nnx
+from aqtlite import Rule, config, rules
+from tests.common import nearest
+
+pytestmark = pytest.mark.code("quick")
+
+INT8 = nearest()
+
+
+def model(params, x):
+    """Two alike layers, one other, three in a scan, and a product of activations."""
+    for name in ("layer_0", "layer_1", "head.2"):
+        with jax.named_scope(name):
+            x = x @ params[name]
+    with jax.named_scope("layer_7"):
+        x, _ = lax.scan(lambda x, w: (x @ w, None), x, params["scanned"])
+    with jax.named_scope("scores"):
+        return x @ x.T
+
+
+PARAMS = {
+    "layer_0": jnp.ones((8, 8)),
+    "layer_1": jnp.ones((8, 8)),
+    "head.2": jnp.ones((8, 4)),
+    "scanned": jnp.ones((3, 4, 4)),
+}
+X = jnp.ones((2, 8))
+
+
+def planned(given=INT8):
+    return aqtlite.plan(model, PARAMS, X, rules=given, params=0)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return aqtlite.measure_serving(planned(), seconds=1e-3)
+
+
+def slower_at(measurement, paths):
+    """The measurement, had the contractions at some paths been slower than float."""
+
+    def changed(one):
+        seconds = 3.0 if one.alike[0].path in paths else 1.5
+        has_weight = one.served_seconds is not None
+        return dataclasses.replace(
+            one,
+            float_seconds=2.0,
+            quantized_seconds=1.0 if has_weight else seconds,
+            served_seconds=seconds if has_weight else None,
+        )
+
+    changes = tuple(map(changed, measurement.contractions))
+    return dataclasses.replace(measurement, contractions=changes)
+
+
+def test_contractions_that_are_alike_are_measured_once(measured):
+    assert [[c.path for c in one.alike] for one in measured.contractions] == [
+        ["layer_0", "layer_1"],
+        ["head.2"],
+        ["layer_7"],
+        ["scores"],
+    ]
+    assert [one.num_calls for one in measured.contractions] == [2, 1, 3, 1]
+    assert [one.size for one in measured.contractions] == [16, 16, 8, 8]
+
+
+def test_what_is_timed_in_serving_and_in_training(measured):
+    *weights, scores = measured.contractions
+    assert scores.served_seconds is None
+    assert all(one.served_seconds > 0 for one in weights)
+    training = aqtlite.measure_training(planned(), seconds=1e-3).contractions
+    assert {one.served_seconds for one in training} == {None}
+    for one in (*measured.contractions, *training):
+        assert one.float_seconds > 0 and one.quantized_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "given", [INT8, [Rule(path="head.*", cfg=INT8), Rule(cfg=INT8)]]
+)
+@pytest.mark.parametrize(
+    "slower", [{"layer_0"}, {"layer_7"}, {"head.2", "scores"}, {"layer_0", "layer_7"}]
+)
+def test_the_rules_leave_in_float_what_is_slower(measured, given, slower):
+    made = slower_at(dataclasses.replace(measured, plan=planned(given)), slower)
+    left = {one.path for one in planned(made.rules).left_float()}
+    assert left == slower | ({"layer_1"} if "layer_0" in slower else set())
+
+
+def test_paths_that_differ_in_numbers_share_a_rule(measured):
+    all_layers = slower_at(measured, {"layer_0", "layer_7"})
+    assert all_layers.float_rules == (Rule(path=r"layer_\d+", cfg=None),)
+    some = slower_at(measured, {"layer_0"})
+    assert [one.path for one in some.float_rules] == ["layer_0", "layer_1"]
+    assert "  Rule(path='layer_0', cfg=None)" in repr(some).splitlines()
+
+
+def test_where_quantizing_pays_everywhere_the_rules_stay(measured):
+    made = slower_at(measured, set())
+    assert made.float_rules == () and made.rules == measured.plan.rules
+
+
+def test_where_quantizing_pays_nowhere_one_rule_says_so(measured):
+    paths = {one.alike[0].path for one in measured.contractions}
+    made = slower_at(measured, paths)
+    assert made.rules == (Rule(cfg=None),)
+    quantized = aqtlite.quantize_function(model, made.rules, params=0)
+    assert (quantized(PARAMS, X) == model(PARAMS, X)).all()
+
+
+def test_sums_count_calls(measured):
+    made = slower_at(measured, {"layer_7"})
+    assert made.float_seconds == 2.0 * (2 + 1 + 3 + 1)
+    assert made.seconds == 1.5 * (2 + 1) + 3.0 * 3 + 1.5
+    assert made.seconds_by_rules == 1.5 * (2 + 1) + 2.0 * 3 + 1.5
+
+
+def test_the_json_holds_the_times_and_the_rules(measured):
+    made = slower_at(measured, {"head.2"})
+    fields = json.loads(made.to_json())
+    assert rules.from_json(json.dumps(fields["rules"])) == made.rules
+    layers, head, *_ = fields["contractions"]
+    assert layers["paths"] == ["layer_0", "layer_1"] and layers["pays"]
+    assert head["served_seconds"] == 3.0 and not head["pays"]
+    assert "<table>" in made._repr_html_()
+
+
+def all_operations(params, x, sizes):
+    """A convolution, a ragged product, and a product with its weight on the left."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    x = lax.conv_general_dilated(
+        x, params["conv"], (1, 1), "SAME", dimension_numbers=dims
+    )
+    x = lax.ragged_dot(x.reshape(-1, 4), params["ragged"], sizes)
+    return params["left"] @ x
+
+
+@pytest.mark.parametrize("measure", [aqtlite.measure_serving, aqtlite.measure_training])
+def test_every_operation_with_a_state(measure):
+    params = {
+        "conv": jnp.ones((2, 2, 4, 4)),
+        "ragged": jnp.ones((2, 4, 4)),
+        "left": jnp.ones((3, 8)),
+    }
+    args = (params, jnp.ones((2, 2, 2, 4)), jnp.array([5, 3]))
+    plan = aqtlite.plan(all_operations, *args, rules=config.static_int8(), params=0)
+    one, two, three = measure(plan, seconds=1e-3).contractions
+    assert all(0 < each.seconds < math.inf for each in (one, two, three))
+
+
+def test_injected_configs_are_measured_and_no_rule_is_made_for_them():
+    dot_general = aqtlite.flax.nnx.AqtDotGeneral(INT8)
+    layer = nnx.Linear(8, 4, dot_general=dot_general, rngs=nnx.Rngs(0))
+    layer = aqtlite.flax.nnx.quantize_model(layer, [])
+    plan = aqtlite.flax.nnx.plan(layer, X)
+    made = slower_at(
+        aqtlite.measure_serving(plan, seconds=1e-3), {plan.contractions[0].path}
+    )
+    assert not made.contractions[0].pays and made.rules == ()
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="nothing to measure.*\n  layer_0: no rule"):
+        aqtlite.measure_serving(planned([]))
+    with pytest.raises(ValueError, match="seconds must be positive, got 0"):
+        aqtlite.measure_training(planned(), seconds=0)
+    rows = jax.ShapeDtypeStruct(export.symbolic_shape("b, 8"), jnp.float32)
+    plan = aqtlite.plan(
+        jnp.matmul, X.T, rows.update(shape=(2, rows.shape[0])), rules=INT8
+    )
+    with pytest.raises(ValueError, match="has a symbolic shape"):
+        aqtlite.measure_serving(plan)
