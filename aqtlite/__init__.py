@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aqtlite import kv_cache
+    from aqtlite.allocation.sensitivity import sensitivity
     from aqtlite.contraction import einsum_states, remat
     from aqtlite.contraction.conv_general_dilated import (
         make_conv_general_dilated,
@@ -58,6 +59,7 @@ __all__ = [
     "remat",
     "restored_statistics",
     "rules",
+    "sensitivity",
     "shape_operations",
     "statistics",
     "tabulate",
@@ -94,6 +96,7 @@ _PLACES = {
     "remat": "contraction.remat",
     "restored_statistics": "quantization.stored_statistics:restored_statistics",
     "rules": "program.rules",
+    "sensitivity": "allocation.sensitivity:sensitivity",
     "shape_operations": "qtensor.shape_operations",
     "statistics": "quantization.statistics",
     "tabulate": "program.tabulate:tabulate",

@@ -7,15 +7,11 @@ fill bytes from the lowest bit up. The last byte of a row is padded with zeros:
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.formats.base import Sliceable
-from aqtlite.numerics import IntSymmetric, Numerics
-
-_WIDTHS = (1, 2, 4)
-_LOWEST = 16  # bound of abs(lowest), so that int8 holds all values
+from aqtlite.qtensor import codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +37,9 @@ class Packing:
 
     def __post_init__(self):
         fits = (
-            self.bits in _WIDTHS and self.step in (1, 2) and abs(self.lowest) < _LOWEST
+            self.bits in codes.WIDTHS
+            and self.step in (1, 2)
+            and abs(self.lowest) < codes.LOWEST
         )
         if not fits or not all(type(x) is int for x in dataclasses.astuple(self)):
             raise ValueError(f"no packing: {self}")
@@ -107,34 +105,11 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
 
     Args:
         info: shape and dtype of the array.
-        grid: grid of the values; None if unknown. For a custom grid without a zero
-            point, only the storage dtype counts.
+        grid: grid of the values; None if unknown.
 
     Returns:
         The packing; None for scalars and for values of more than 4 bits, which are
         stored unpacked.
     """
-    step = 1
-    if _is_saved_as_int4(info, grid):
-        grid = None
-    if isinstance(grid, Numerics) and grid.zero_point_range is not None:
-        lowest, highest = grid.zero_point_range
-    elif type(grid) is IntSymmetric:
-        lowest, highest = -grid.largest_stored, grid.largest_stored
-        step = 1 if grid.preserve_zero else 2
-    elif jnp.issubdtype(info.dtype, jnp.integer):
-        limits = jnp.iinfo(info.dtype)
-        lowest, highest = int(limits.min), int(limits.max)
-    else:
-        return None
-    codes = (highest - lowest) // step + 1
-    bits = next((bits for bits in _WIDTHS if codes <= 2**bits), None)
-    if bits is None or not info.shape or abs(lowest) >= _LOWEST:
-        return None
-    return Packing(bits, lowest, step)
-
-
-def _is_saved_as_int4(info: ArrayInfo, grid: object) -> bool:
-    """True if int4 values hold the bit patterns of a grid stored as uint4."""
-    stored = grid.storage_dtype if isinstance(grid, Numerics) else None
-    return info.dtype == jnp.int4 and stored == jnp.uint4
+    code = codes.code_of(info.dtype, grid) if info.shape else None
+    return None if code is None else Packing(*code)

@@ -1,0 +1,194 @@
+"""Runs the program of a subject over batches, and sums up what it returns."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.progress
+from absl import logging
+
+from aqtlite.allocation import switches
+from aqtlite.allocation.switches import Program, Switch
+from aqtlite.calibration import batches as batches_lib
+
+CONTROL = 40.0
+"""Signal-to-noise ratio, in dB, of noise on the inputs that shows what the model makes
+of any noise."""
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run of the program gives, over all batches."""
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    noise: float = 0.0
+    """Sum of squares of the difference from the float outputs."""
+
+    signal: float = 0.0
+    """Sum of squares of the float outputs."""
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the losses of the batches; None if there is no function for it."""
+        return float(np.mean(self.losses)) if self.losses else None
+
+    @property
+    def relative_noise(self) -> float:
+        """Power of the error by that of the float outputs; NaN if there are none."""
+        return self.noise / self.signal if self.signal else math.nan
+
+    @property
+    def snr(self) -> float:
+        """Signal-to-noise ratio of the model's output in dB; infinite without noise."""
+        return decibels(self.signal, self.noise)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Returns a ratio of powers in dB: infinite without noise, NaN if one is NaN."""
+    if noise == 0:
+        return math.inf
+    if signal == 0:
+        return -math.inf
+    return 10 * float(np.log10(signal / noise))
+
+
+@dataclasses.dataclass
+class Measured:
+    """The results of a measurement."""
+
+    switches: tuple[Switch, ...] = ()
+    batches: int = 0
+    in_float: Result = dataclasses.field(default_factory=Result)
+    control: Result | None = None
+    """With noise of `CONTROL` on the inputs; None if there are no floats in them."""
+
+    results: list[Result] = dataclasses.field(default_factory=list)
+    """With each of the given choices."""
+
+    errors: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(()))
+    """Sums of squares of each contraction's float result and of its error on float
+    inputs: ``(candidates, switches, 2)``; empty if not measured."""
+
+
+_squares_of_difference = jax.jit(
+    lambda one, other: switches.squares_of(switches.difference(one, other))
+)
+_squares = jax.jit(switches.squares_of)
+
+
+def measure(
+    program: Program,
+    batches: Iterable[Any],
+    choices_of: Callable[[tuple[Switch, ...]], Sequence[Sequence[int]]],
+    *,
+    has_errors: bool = False,
+) -> Measured:
+    """Runs the program with each of several choices on each batch.
+
+    Args:
+        program: the program.
+        batches: the batches.
+        choices_of: function from the switches to the choices to measure.
+        has_errors: whether to measure the error of each contraction, and the control.
+
+    Raises:
+        TypeError: if `batches` is no iterable of batches.
+        ValueError: if there is no batch, or the float model has no finite loss or
+            outputs.
+    """
+    found = Measured()
+    choices: Sequence[Sequence[int]] = ()
+    with _progress(batches) as advance:
+        for batch in batches_lib.check(batches):
+            switched = program.of(batch)
+            if not found.batches:
+                found.switches = switched.switches
+                choices = choices_of(found.switches)
+                found.results = [Result() for _ in choices]
+            passes = _passes(program, batch, found, choices, has_errors=has_errors)
+            count = 1 + len(choices) + has_errors * (len(switched.plans) + 1)
+            for done, _ in enumerate(passes, 1):
+                advance(done / count)
+            found.batches += 1
+    if not found.batches:
+        raise ValueError("there is no batch to measure with: batches is empty")
+    logging.info("measured %d choices on %d batches", len(choices), found.batches)
+    return found
+
+
+def _passes(
+    program: Program,
+    batch: Any,
+    found: Measured,
+    choices: Sequence[Sequence[int]],
+    *,
+    has_errors: bool,
+) -> Iterator[None]:
+    """Runs all that is measured on a batch, and adds the results; yields after each."""
+    values = program.values(batch)
+    num_switches = len(found.switches)
+    exact = program.run(batch, values, [0] * num_switches, is_measured=False)
+    signal = float(_squares(exact.outputs))
+    _check_finite(exact, signal, found.batches)
+
+    def add(result: Result, one: switches.Pass) -> None:
+        result.noise += float(_squares_of_difference(one.outputs, exact.outputs))
+        result.signal += signal
+        if one.loss is not None:
+            result.losses.append(float(one.loss))
+
+    add(found.in_float, exact)
+    yield
+    if has_errors:
+        if switches.has_floats(program.inputs(batch)):
+            noisy = program.values(batch, noise=CONTROL)
+            found.control = found.control or Result()
+            one = program.run(batch, noisy, [0] * num_switches, is_measured=False)
+            add(found.control, one)
+        yield
+        errors = []
+        for i in range(len(found.switches[0].forms)):
+            one = program.run(batch, values, [i + 1] * num_switches, is_measured=True)
+            errors.append(np.stack([one.signals, one.noises], axis=-1))
+            yield
+        found.errors = found.errors + np.stack(errors).astype(np.float64)
+    for result, chosen in zip(found.results, choices, strict=True):
+        add(result, program.run(batch, values, chosen, is_measured=False))
+        yield
+
+
+def _check_finite(exact: switches.Pass, signal: float, number: int) -> None:
+    if exact.loss is not None and not math.isfinite(float(exact.loss)):
+        raise ValueError(
+            f"the loss of the float model is {float(exact.loss)} on batch {number}: "
+            "check the variables, the batch and the function"
+        )
+    if not math.isfinite(signal):
+        raise ValueError(
+            f"the outputs of the float model hold NaN or infinities on batch {number}: "
+            "check the variables and the batch"
+        )
+
+
+@contextlib.contextmanager
+def _progress(batches: Any) -> Iterator[Callable[[float], None]]:
+    """Shows a progress bar in a terminal; yields a function of a batch's progress."""
+    console = rich.console.Console(stderr=True)
+    total = len(batches) if hasattr(batches, "__len__") else None
+    with rich.progress.Progress(
+        console=console, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("measuring", total=total)
+        whole = 0
+
+        def advance(part: float) -> None:
+            nonlocal whole
+            progress.update(task, completed=whole + part)
+            whole += part >= 1
+
+        yield advance

@@ -1,0 +1,337 @@
+"""One compiled program with a switch for each contraction.
+
+A loop over rules would compile the model once for each layer and candidate. Here each
+contraction has all of its alternatives beside its float form, and the program takes the
+index of the one to run as an argument.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite import config
+from aqtlite.allocation import candidates as candidates_lib
+from aqtlite.allocation.candidates import OWN, Candidates
+from aqtlite.allocation.subject import Call, Subject
+from aqtlite.calibration import batches as batches_lib
+from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.jaxpr.replacement import Replacement
+from aqtlite.program import plan as planning
+from aqtlite.program.naming import names_of_parameters
+from aqtlite.program.plan import Plan
+from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.quantization.statistics import States
+from aqtlite.shapes.sharding import describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """A contraction with its alternatives."""
+
+    forms: tuple[PlannedContraction, ...]
+    """The contraction as each candidate plans it."""
+
+    @property
+    def path(self) -> str:
+        """Path of the contraction."""
+        return self.forms[0].path
+
+    @property
+    def is_quantized(self) -> tuple[bool, ...]:
+        """Whether each candidate quantizes the contraction."""
+        return tuple(one.is_quantized for one in self.forms)
+
+    def replacement(self, choice: Any, is_measured: Any) -> Replacement:
+        """Returns the replacement that runs the chosen alternative.
+
+        Args:
+            choice: 0 for the float form, and 1 + i for that of candidate i, int32.
+            is_measured: whether to return the float result, and add the squares of that
+                and of the difference to the alternative's to the auxiliary arrays.
+        """
+        nothing = jnp.zeros((), jnp.float32)
+        return Replacement(
+            self._run,
+            (choice, is_measured, nothing, nothing),
+            has_aux=True,
+            per_step=(False,) * len(self.forms[0].site.lengths),
+        )
+
+    def _run(self, values: Sequence[Any], given: Any) -> tuple[Sequence[Any], Any]:
+        choice, is_measured, signal, noise = given
+        in_float = self.forms[0].in_float
+        out = lax.switch(choice, [in_float, *map(_quantized, self.forms)], values)
+
+        def measured(out: Any) -> Any:
+            exact = in_float(values)
+            squares = squares_of(exact), squares_of(difference(out, exact))
+            return exact, signal + squares[0], noise + squares[1]
+
+        out, signal, noise = lax.cond(
+            is_measured, measured, lambda out: (out, signal, noise), out
+        )
+        return out, (choice, is_measured, signal, noise)
+
+
+def _quantized(one: PlannedContraction) -> Callable[[Sequence[Any]], list[jax.Array]]:
+    """Returns a contraction as it is served, as a function of its inputs."""
+    if not one.is_quantized:
+        return one.in_float
+    # Results that an injected function quantizes are arrays in the traced program.
+    cfg = dataclasses.replace(one.cfg.for_serving(), out=config.Tensor())
+
+    def run(values: Sequence[Any]) -> list[jax.Array]:
+        return one.contract(cfg, one.in_order(values), States())
+
+    return run
+
+
+def squares_of(arrays: Any) -> jax.Array:
+    """Returns the sum of the squares of all elements, float32."""
+    total = jnp.zeros((), jnp.float32)
+    for x in jax.tree.leaves(arrays):
+        total += jnp.sum(jnp.square(x.astype(jnp.float32)))
+    return total
+
+
+def difference(one: Any, other: Any) -> Any:
+    """Returns the difference of two pytrees of floats, float32."""
+    return jax.tree.map(
+        lambda x, y: x.astype(jnp.float32) - y.astype(jnp.float32), one, other
+    )
+
+
+class Pass(NamedTuple):
+    """The results of one run of the program."""
+
+    loss: Any
+    """The loss; None if there is no function for it."""
+
+    outputs: Any
+    """The arrays of floats among the outputs of the model."""
+
+    signals: Any
+    """Sum of squares of each contraction's float result, if measured."""
+
+    noises: Any
+    """Sum of squares of each contraction's error, if measured."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Switched:
+    """A traced call whose contractions are switched."""
+
+    call: Call
+    traced: tracing.Traced
+    plans: Mapping[str, Plan]
+    """Plans of the candidates by name; equal in all but the decisions."""
+
+    switches: tuple[Switch, ...]
+    run: Callable[..., Pass]
+    """Compiled function of the inputs of the jaxpr, the choices (int32), whether
+    contractions are measured (bool), and the batch."""
+
+
+class Program:
+    """The compiled program of a subject: one for each shape of the batches."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        candidates: Candidates | None,
+        loss: Callable[..., Any] | None,
+        num_inputs: int | None,
+    ):
+        """Takes what is measured; `of` traces it.
+
+        Args:
+            subject: the model and its variables.
+            candidates: the candidates; None for what the model does by itself.
+            loss: function of the output of the model and the items of a batch.
+            num_inputs: number of items of a batch that are inputs of the model; None
+                for all.
+        """
+        self._subject, self._candidates = subject, candidates
+        self._loss, self._num_inputs = loss, num_inputs
+        self._found: dict[Any, Switched] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the candidates."""
+        return [OWN] if self._candidates is None else list(self._candidates)
+
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """Returns the items of a batch that are inputs of the model."""
+        items = batches_lib.args_of(batch)
+        count = self._num_inputs
+        if count is not None and not 0 < count <= len(items):
+            raise ValueError(
+                f"num_inputs={count}, and a batch has {len(items)} items: they are the "
+                "arguments of the model, and the rest is for the loss"
+            )
+        return items[:count]
+
+    def of(self, batch: Any) -> Switched:
+        """Returns the program for a batch, traced for the first of its shape.
+
+        Raises:
+            ValueError: if there is nothing to quantize.
+        """
+        key = _shapes_of(batches_lib.args_of(batch))
+        if key not in self._found:
+            with batches_lib.called_with(batch):
+                made = self._traced(self.inputs(batch))
+            before = next(iter(self._found.values()), made)
+            if list(map(_kind, before.switches)) != list(map(_kind, made.switches)):
+                raise ValueError(
+                    "batches of different shapes make the model contract differently: "
+                    "give batches of one shape"
+                )
+            self._found[key] = made
+        return self._found[key]
+
+    def values(self, batch: Any, *, noise: float | None = None) -> list[Any]:
+        """Returns the inputs of the jaxpr for a batch.
+
+        Args:
+            batch: the batch.
+            noise: signal-to-noise ratio in dB of noise to add to all inputs of floats;
+                None for none.
+        """
+        inputs = self.inputs(batch)
+        if noise is not None:
+            inputs = jax.tree.map(lambda x: _with_noise(x, noise), inputs)
+        return self.of(batch).traced.values((self._subject.call(inputs).args, {}))
+
+    def _traced(self, inputs: tuple[Any, ...]) -> Switched:
+        call = self._subject.call(inputs)
+        function = call.function
+        traced = function.trace(call.args, {})
+        names = names_of_parameters(function.params, traced, call.args, {})
+        rules = {OWN: self._subject.rules}
+        if self._candidates is not None:
+            rules = dict(self._candidates)
+        plans = {
+            name: planning.make(traced.jaxpr, one, names, function.naming)
+            for name, one in rules.items()
+        }
+        self._check(plans)
+        columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
+        switches = tuple(
+            Switch(forms)
+            for forms in columns
+            if any(one.is_quantized for one in forms)
+            and "shard_map" not in forms[0].site.around
+        )
+        if not switches:
+            raise ValueError(
+                "all contractions are inside of jax.shard_map, whose bodies take no "
+                "switches: measure the function on one device"
+            )
+        run = jax.jit(self._function(call, traced, switches))
+        return Switched(call, traced, plans, switches, run)
+
+    def _check(self, plans: Mapping[str, Plan]) -> None:
+        for name, plan in plans.items():
+            if not plan.contractions:
+                raise ValueError(
+                    "the model has no contraction of its own, beside any that are "
+                    "quantized already: there is nothing to measure"
+                )
+            planning.check_quantizes(plan)
+            candidates_lib.check_stateless(name, plan)
+            given = [
+                one.path or NO_SCOPE for one in plan.contractions if one.is_injected
+            ]
+            if given and self._candidates is not None:
+                raise ValueError(
+                    f"{', '.join(given[:3])} and others were given configs in the "
+                    "model, which candidates do not change: give the model without "
+                    "them (cfg=None)"
+                )
+
+    def _function(
+        self, call: Call, traced: tracing.Traced, switches: Sequence[Switch]
+    ) -> Callable[..., Pass]:
+        def switched(
+            values: Sequence[Any], choices: Any, is_measured: Any, batch: Any
+        ) -> Pass:
+            replacements = {
+                one.forms[0].site.location: one.replacement(choices[i], is_measured)
+                for i, one in enumerate(switches)
+            }
+            found, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
+            out = call.result(jax.tree.map(lambda i: found[i], traced.outputs))
+            *_, signals, noises = zip(
+                *(aux[location] for location in replacements), strict=True
+            )
+            loss = None if self._loss is None else _scalar(self._loss(out, *batch))
+            return Pass(loss, _floats(out), jnp.stack(signals), jnp.stack(noises))
+
+        return switched
+
+    def run(
+        self, batch: Any, values: Sequence[Any], choices: Any, *, is_measured: bool
+    ) -> Pass:
+        """Runs the program.
+
+        Args:
+            batch: the batch.
+            values: result of `values`.
+            choices: an index for each switch, as in `Switch.replacement`.
+            is_measured: whether all contractions are float, and their errors measured.
+        """
+        items = () if self._loss is None else batches_lib.args_of(batch)
+        chosen = np.asarray(choices, np.int32)
+        return self.of(batch).run(values, chosen, np.bool_(is_measured), items)
+
+
+def _kind(switch: Switch) -> Any:
+    return switch.path, switch.is_quantized
+
+
+def _scalar(loss: Any) -> jax.Array:
+    value = jnp.asarray(loss)
+    if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            "loss(outputs, *batch) must return a scalar float, got "
+            f"{describe(value)}: take the mean over the batch"
+        )
+    return value.astype(jnp.float32)
+
+
+def _is_float(x: Any) -> bool:
+    return tracing.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _floats(out: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(out) if _is_float(x)]
+
+
+def has_floats(inputs: Any) -> bool:
+    """Whether there are arrays of floats among the inputs of a model."""
+    return bool(_floats(inputs))
+
+
+def _with_noise(x: Any, decibels: float) -> Any:
+    """Adds Gaussian noise to an array of floats; returns anything else unchanged."""
+    if not _is_float(x):
+        return x
+    noise = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
+    root_mean_square = jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+    noise *= 10 ** (-decibels / 20)
+    return (x + root_mean_square * noise).astype(x.dtype)
+
+
+def _shapes_of(items: tuple[Any, ...]) -> Any:
+    leaves, treedef = jax.tree.flatten(items)
+    shapes = [
+        (jnp.shape(x), str(x.dtype)) if tracing.is_array(x) else x for x in leaves
+    ]
+    return treedef, tuple(shapes)

@@ -1,0 +1,97 @@
+"""Codes of stored values, and the bytes that checkpoints keep of them."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from aqtlite.numerics import IntSymmetric, Numerics
+from aqtlite.qtensor.qtensor import QTensor
+
+WIDTHS = (1, 2, 4)
+"""Widths of codes, of which several fill a byte."""
+
+LOWEST = 16
+"""Bound of the magnitude of the lowest value, so that int8 holds all values."""
+
+
+class Code(NamedTuple):
+    """A binary code of few bits: the value is ``lowest + step * code``."""
+
+    bits: int
+    """One of `WIDTHS`."""
+
+    lowest: int
+    step: int = 1
+
+
+def code_of(dtype: Any, grid: object = None) -> Code | None:
+    """Selects the narrowest code of stored values.
+
+    >>> from aqtlite import numerics
+    >>> code_of(jnp.int8, numerics.IntSymmetric(bits=2))
+    Code(bits=2, lowest=-1, step=1)
+
+    Args:
+        dtype: dtype in which the values are stored.
+        grid: grid of the values; None if unknown. For a custom grid without a zero
+            point, only the dtype counts.
+
+    Returns:
+        The code; None for values of more than 4 bits, which are stored as they are.
+    """
+    step = 1
+    if _is_saved_as_int4(dtype, grid):
+        grid = None
+    if isinstance(grid, Numerics) and grid.zero_point_range is not None:
+        lowest, highest = grid.zero_point_range
+    elif type(grid) is IntSymmetric:
+        lowest, highest = -grid.largest_stored, grid.largest_stored
+        step = 1 if grid.preserve_zero else 2
+    elif jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        lowest, highest = int(limits.min), int(limits.max)
+    else:
+        return None
+    count = (highest - lowest) // step + 1
+    bits = next((bits for bits in WIDTHS if count <= 2**bits), None)
+    if bits is None or abs(lowest) >= LOWEST:
+        return None
+    return Code(bits, lowest, step)
+
+
+def stored_bytes(values: Any) -> int:
+    """Returns the number of bytes that a checkpoint keeps of arrays.
+
+    >>> stored_bytes(jnp.zeros((3, 5), jnp.int4))
+    9
+
+    Args:
+        values: pytree of arrays or shapes, with `QTensor`s.
+    """
+    nodes = jax.tree.leaves(values, is_leaf=lambda x: isinstance(x, QTensor))
+    return sum(map(_bytes_of_node, nodes))
+
+
+def _bytes_of_node(node: Any) -> int:
+    if not isinstance(node, QTensor):
+        return _bytes_of(node, None)
+    others = sum(_bytes_of(x, None) for x in jax.tree.leaves(node))
+    plain = _bytes_of(node.qvalue, None)
+    return others - plain + _bytes_of(node.qvalue, node.numerics)
+
+
+def _bytes_of(x: Any, grid: object) -> int:
+    shape, dtype = jnp.shape(x), jax.dtypes.result_type(x)
+    code = code_of(dtype, grid) if shape else None
+    if code is None:
+        return math.prod(shape) * dtype.itemsize
+    *rows, size = shape
+    return math.prod(rows) * -(-size * code.bits // 8)
+
+
+def _is_saved_as_int4(dtype: Any, grid: object) -> bool:
+    """True if int4 values hold the bit patterns of a grid stored as uint4."""
+    stored = grid.storage_dtype if isinstance(grid, Numerics) else None
+    return dtype == jnp.int4 and stored == jnp.uint4
