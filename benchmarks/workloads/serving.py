@@ -1,9 +1,10 @@
-"""Serving of frozen weights, against float and aqtp, and time per generated token.
+"""Serving of frozen weights, against others, and time per generated token.
 
     python -m benchmarks --only serving
 
-One layer with square weights and several numbers of rows, and the decoding step of the
-demo's transformer, in float32 and with frozen weights.
+One layer with square weights and several numbers of rows, against float and aqtp;
+layers of several sizes, against onnxruntime if it is installed; and a decoding step of
+the demo's transformer, in float32 and with frozen weights.
 """
 
 import functools
@@ -13,12 +14,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from aqt.jax.v2.flax import aqt_flax
 
+import aqtlite
 from aqtlite.demo import generate
 from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert
-from benchmarks.harness import contestants, figures, floor, timing
+from benchmarks.harness import contestants, figures, floor, mlas, timing
 from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
 from benchmarks.harness.figures import BARE, Figure
 from benchmarks.harness.options import Options
@@ -26,12 +29,24 @@ from benchmarks.harness.options import Options
 WIDTH, ROWS = 4096, (1, 2, 8, 32, 64, 128)
 QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)
 
+SIZES = (
+    (1, 1024, 1024),
+    (1, 4096, 4096),
+    (8, 4096, 4096),
+    (64, 1024, 1024),
+    (64, 4096, 4096),
+    (512, 1024, 4096),
+)
+"""Rows, features and columns of the layers that are compared with onnxruntime's."""
+
+QUICK_SIZES = ((1, 64, 64), (8, 64, 128))
+
 TRANSFORMER = Transformer(layers=4, width=512, heads=8, length=256)
 QUICK_TRANSFORMER = Transformer(layers=2, width=64, heads=4, length=64)
 
 
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
-    """The layer with every number of rows, and one token."""
+    """The layer with every number of rows, layers of all sizes, and one token."""
     width, rows = (QUICK_WIDTH, QUICK_ROWS) if options.quick else (WIDTH, ROWS)
     applies = served_layers(width)
     measured = []
@@ -40,6 +55,12 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
         case = {"program": f"layer, {width} x {width}", "rows": count}
         spreads = measure_layer(applies, width, count, options)
         measured += figures.compare("serving", case, spreads)
+    if mlas.is_installed():
+        for size in QUICK_SIZES if options.quick else SIZES:
+            report(f"{' x '.join(map(str, size))}, beside onnxruntime")
+            rows, features, columns = size
+            case = {"program": f"layer, {features} x {columns}", "rows": rows}
+            measured += figures.compare("serving", case, measure_sizes(*size, options))
     model = QUICK_TRANSFORMER if options.quick else TRANSFORMER
     report(f"{model.layers} layers, width {model.width}, one token")
     case = {"program": f"token, {model.layers} layers, width {model.width}", "rows": 1}
@@ -112,6 +133,29 @@ def measure_layer(
     )
     floor.add(spreads, contractions)
     return spreads
+
+
+def measure_sizes(
+    rows: int, features: int, columns: int, options: Options
+) -> dict[str, timing.Spread]:
+    """Seconds per call of a layer, here and in onnxruntime, in float32 and in int8."""
+    x = jax.random.normal(jax.random.key(1), (rows, features))
+    plain = nn.Dense(columns)
+    ours = nn.Dense(columns, dot_general=AqtDotGeneral(contestants.aqtlite_config()))
+    variables = plain.init(jax.random.key(0), x)
+    weights = jax.tree.map(np.asarray, variables["params"])
+    theirs = mlas.served_layers(weights["kernel"], weights["bias"])
+    models = {FLOAT32: (plain, variables), AQTLITE: (ours, convert(ours, variables, x))}
+    programs: dict[str, Callable[[], Any]] = {
+        name: functools.partial(aqtlite.compile_serving(model.apply, served, x), x)
+        for name, (model, served) in models.items()
+    }
+    programs |= {
+        name: functools.partial(run, np.asarray(x)) for name, run in theirs.items()
+    }
+    return timing.alternate(
+        programs, repeats=4 * options.repeats, seconds=options.seconds
+    )
 
 
 def measure_token(model: Transformer, options: Options) -> dict[str, timing.Spread]:

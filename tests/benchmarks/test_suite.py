@@ -8,11 +8,12 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.harness import figures, floor, phases, suite, tables, timing
+from benchmarks.harness import figures, floor, mlas, phases, suite, tables, timing
 from benchmarks.harness.contestants import NAMES
 from benchmarks.harness.figures import BARE, FLOOR
 from benchmarks.workloads import memory
@@ -70,6 +71,25 @@ def test_json_has_the_documented_keys_and_positive_numbers(quick):
         lower, upper = figure["lower_quartile"], figure["upper_quartile"]
         assert 0 < lower <= figure["median"] <= upper
         assert figure["relative"] > 0
+
+
+def test_layers_are_served_beside_onnxruntime(quick):
+    _, document, _ = quick
+    serving = [one for one in document["figures"] if one["workload"] == "serving"]
+    found = {
+        one["contestant"]
+        for one in serving
+        if one["case"] == {"program": "layer, 64 x 128", "rows": 8}
+    }
+    theirs = {"onnxruntime, float32", "onnxruntime, int8"}
+    assert found == {"float32", "aqtlite", *theirs}
+
+
+def test_the_layers_of_onnxruntime_are_dense_layers():
+    x, kernel = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
+    bias = np.arange(4, dtype=np.float32)
+    for layer in mlas.served_layers(kernel, bias).values():
+        np.testing.assert_allclose(layer(x)[0], x @ kernel + bias, atol=0.2)
 
 
 def test_every_contestant_is_in_every_case(quick):
