@@ -29,8 +29,8 @@ CHECKS = (
     ("mypy",),
 )
 # The tests of a file run in one process, so that what they share, programs and
-# fixtures, is made once; files in the order of their names, after those that
-# tests/conftest.py puts first: that ends with short ones.
+# fixtures, is made once; files in the order of tests/conftest.py, not by their number
+# of tests, which says little of how long they take.
 PYTEST = (
     *("pytest", "-p", "tests.pytest_progress", "-p", "tests.pytest_code", "-q"),
     *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),

@@ -30,11 +30,14 @@ _MOST_PROGRAMS = 1000  # kept from one file to the next, of a few MB each
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the files beside this one, which are long: they start processes.
+    """Begins with the files that are long, which start processes or train.
 
-    At the end of a run one process would wait for the other at such a file.
+    The others follow from the last folder to the first, so that short files are at the
+    end, doctests last of all: there, one process waits for what the other has begun.
     """
-    items.sort(key=lambda item: item.path.parent != _TESTS)
+    long = (_TESTS, _TESTS / "benchmarks")
+    items.sort(key=lambda item: item.path, reverse=True)
+    items.sort(key=lambda item: item.path.parent not in long)
 
 
 def pytest_collection_finish() -> None:

@@ -5,7 +5,8 @@ to slower code with other last bits. It compares within tolerances, or looks at 
 states, errors and files; where it compares bit for bit, it is to see which arrays were
 stored, loaded or read. So does a doctest, of which a few digits are printed. All others
 are compiled as users compile: they show that bits stay what they are when XLA fuses
-programs, as those of rounding, noise and contractions, and of models that are served.
+programs, as those of rounding, noise and contractions, and of models that are served;
+each program on one thread, which gives the machine code of several in less time.
 ``--code quick`` and ``--code users`` run the ones and the others; without it, all are
 compiled as users compile. The mark of a function counts before the mark of its file.
 """
@@ -22,14 +23,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("code") != "quick":
+    code = config.getoption("code")
+    if code is None:
         return
-    from tests.common import QUICK_FLAGS  # imports JAX, which conftest.py sets first
+    from tests import common  # imports JAX, which conftest.py sets first
 
+    flags = common.QUICK_FLAGS if code == "quick" else common.ONE_THREAD_FLAGS
     # XLA reads them at the first compilation, in the processes started from here too.
     given = os.environ.get("XLA_FLAGS", "")
-    if QUICK_FLAGS not in given:
-        os.environ["XLA_FLAGS"] = f"{given} {QUICK_FLAGS}".strip()
+    if flags not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
 
 
 def pytest_ignore_collect(
