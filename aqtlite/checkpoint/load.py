@@ -128,7 +128,7 @@ def _tree(source: Reader, manifest: Manifest) -> dict[str, Any]:
             case Plain():
                 return _read(source, manifest, node.array, {})
             case Frozen():
-                fields = {
+                fields: dict[str, Any] = {
                     field: _read(source, manifest, name, {})
                     for field, name in node.arrays.items()
                 }

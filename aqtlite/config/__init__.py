@@ -36,6 +36,7 @@ from aqtlite.config.recipes import (
 )
 from aqtlite.config.registry import register
 from aqtlite.config.representation import differences
+from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.smoothing import Smoothing
@@ -47,6 +48,7 @@ __all__ = [
     "DotGeneral",
     "DotGeneralRaw",
     "Gptq",
+    "Hadamard",
     "LocalAqt",
     "Preset",
     "Presets",

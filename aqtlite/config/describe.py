@@ -6,6 +6,7 @@ from aqtlite import calibration as calibrations
 from aqtlite import noise, numerics
 from aqtlite.config import arithmetic, representation
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.rotation import Hadamard
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tables import Rows, Tables
 from aqtlite.config.tensor import Tensor
@@ -52,7 +53,8 @@ def describe(cfg: DotGeneral) -> Tables:
       default, and the axes that share noise. Serving rounds forward operands to
       nearest.
 
-    With smoothing, a third table has the scale that divides lhs and multiplies rhs.
+    With smoothing, a further table has the scale that divides lhs and multiplies rhs;
+    with rotations, one has the channels that they mix.
 
     Args:
         cfg: config to describe.
@@ -85,6 +87,13 @@ def describe(cfg: DotGeneral) -> Tables:
     tables: list[Rows] = [operands, contractions]
     if cfg.fwd.smoothing is not None:
         tables.append([("smoothing", "scale"), ("fwd", _smoothing(cfg.fwd.smoothing))])
+    rotations = [
+        (name, _rotation(how))
+        for name in ("fwd", "dlhs", "drhs")
+        if (how := getattr(cfg, name).rotation) is not None
+    ]
+    if rotations:
+        tables.append([("rotation", "mixes"), *rotations])
     return Tables(tables)
 
 
@@ -156,6 +165,13 @@ def _smoothing(smoothing: Smoothing) -> str:
     )
     scale = lhs if rhs == "1" else f"{lhs} / {rhs}"
     return f"{scale} po2" if smoothing.po2_scale else scale
+
+
+def _rotation(how: Hadamard) -> str:
+    mixed = "all channels"
+    if how.size is not None:
+        mixed = f"blocks of {'up to ' if how.fit else ''}{how.size} channels"
+    return f"{mixed}, seed {how.seed}" if how.seed else mixed
 
 
 def _scale(contraction: DotGeneralRaw, tensor: Tensor, default: str) -> str:

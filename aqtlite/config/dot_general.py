@@ -6,8 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.config import representation
+from aqtlite.config import field_checks, representation
 from aqtlite.config.blocks import LocalAqt
+from aqtlite.config.rotation import Hadamard
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.numerics import Numerics, fields
@@ -24,78 +25,6 @@ def _at(cfg: Any, path: str) -> Any:
     for name in path.split("."):
         cfg = getattr(cfg, name)
     return cfg
-
-
-def _as_dtype(name: str, value: Any) -> np.dtype | None:
-    """Normalizes a dtype to native byte order."""
-    if value is None:
-        return None
-    try:
-        dtype: np.dtype = jnp.dtype(jnp.dtype(value).name)
-        return dtype
-    except TypeError as error:
-        raise TypeError(
-            f"{name} must be a dtype such as jnp.float32 or 'int32', or None, "
-            f"got {value!r}"
-        ) from error
-
-
-def _check_int32_accumulator(path: str, tensor: Tensor, prefix: str = "") -> None:
-    if tensor.is_integer:
-        return
-    if tensor.is_quantized and not tensor.use_fake_quant:
-        problem = f"has the grid {tensor.numerics!r}, whose values are no integers"
-        remedy = f"set {path}.numerics to a grid of integers"
-    elif tensor.is_quantized:
-        problem, remedy = "has use_fake_quant=True", f"set {path}.use_fake_quant=False"
-    else:
-        problem, remedy = "is not quantized", f"set {path}.numerics"
-    raise ValueError(
-        f"{prefix}dg_accumulator_dtype='int32' needs two integer operands, but {path} "
-        f"{problem}; {remedy}, or leave {prefix}dg_accumulator_dtype None"
-    )
-
-
-def _check_in_dtype(in_dtype: np.dtype | None, path: str, tensor: Tensor) -> None:
-    # A reused operand is on the forward's grid, not on this tensor's.
-    if in_dtype is None or not tensor.is_integer or tensor.use_fwd_quant:
-        return
-    grid = tensor.grid
-    if 2.0 ** (jnp.finfo(in_dtype).nmant + 1) < grid.largest_stored:
-        raise ValueError(
-            f"dg_in_dtype={in_dtype.name!r} does not hold the "
-            f"{grid.storage_dtype.name} integers of {path} exactly; use 'bfloat16' or "
-            "wider, or a grid of fewer bits"
-        )
-
-
-def _misplaced_use_fwd_quant(path: str) -> str:
-    return (
-        f"{path}.use_fwd_quant=True: only dlhs.rhs and drhs.rhs can reuse what the "
-        f"forward quantized; set {path}.use_fwd_quant=False"
-    )
-
-
-def _check_backward_calibration(path: str, tensor: Tensor) -> None:
-    calibration, is_gradient = tensor.calibration, path.endswith(".lhs")
-    if calibration.has_state and not is_gradient:
-        raise ValueError(
-            f"{path}.calibration={calibration!r} gathers statistics, which only "
-            "fwd.lhs, fwd.rhs, dlhs.lhs and drhs.lhs can; use a calibration that looks "
-            "at the array alone, such as calibration.AbsMax()"
-        )
-    if calibration.is_learned:
-        raise ValueError(
-            f"{path}.calibration={calibration!r} is learned, which only those of "
-            "fwd.lhs and fwd.rhs can be; use one that looks at the array alone, such "
-            "as calibration.AbsMax()"
-        )
-    if tensor.gathers_statistics and tensor.calib_shared_axes != "per_tensor":
-        raise ValueError(
-            f"{path}.calibration={calibration!r} gathers statistics of the output "
-            f"gradient, but {path}.calib_shared_axes is {tensor.calib_shared_axes!r}: "
-            "each row of a batch would have its own. Set it to 'per_tensor'"
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -116,7 +45,8 @@ class DotGeneralRaw(representation.CompactRepr):
         ValueError: if a dtype is of the wrong kind, if an integer accumulator is set
             for operands that are not contracted as integers, if `local_aqt` is combined
             with `calib_shared_axes` or quantizes nothing, if `lhs` has
-            `use_fwd_quant`, or if `smoothing` is set and nothing is quantized.
+            `use_fwd_quant`, if `smoothing` or `rotation` is set and nothing is
+            quantized, or if `rotation` is set and `rhs` has `use_fwd_quant`.
     """
 
     lhs: Tensor = Tensor()
@@ -143,25 +73,39 @@ class DotGeneralRaw(representation.CompactRepr):
     """Scales along the contracting axes, moved from lhs to rhs before quantization, in
     `fwd` only. None: none."""
 
+    rotation: Hadamard | None = None
+    """Rotation of both operands along the contracting axes, before quantization and
+    after smoothing. The gradients of `fwd` are contractions of the rotated operands,
+    and are rotated back. None: none."""
+
     def __post_init__(self) -> None:
         for side in ("lhs", "rhs"):
             _IS_TENSOR(getattr(self, side), side)
         for name in ("dg_in_dtype", "dg_accumulator_dtype"):
-            object.__setattr__(self, name, _as_dtype(name, getattr(self, name)))
+            object.__setattr__(
+                self, name, field_checks.as_dtype(name, getattr(self, name))
+            )
         local, what = LocalAqt | None, "a config.LocalAqt or None"
         fields.instance(local, what)(self.local_aqt, "local_aqt")
         smoothing, what = Smoothing | None, "a config.Smoothing or None"
         fields.instance(smoothing, what)(self.smoothing, "smoothing")
-        if self.smoothing is not None and not (
-            self.lhs.is_quantized or self.rhs.is_quantized
-        ):
+        rotation, what = Hadamard | None, "a config.Hadamard or None"
+        fields.instance(rotation, what)(self.rotation, "rotation")
+        is_quantized = self.lhs.is_quantized or self.rhs.is_quantized
+        for name in ("smoothing", "rotation"):
+            if getattr(self, name) is not None and not is_quantized:
+                raise ValueError(
+                    f"{name} would have no effect, because neither lhs nor rhs is "
+                    "quantized here; set lhs.numerics or rhs.numerics, or leave "
+                    f"{name} None"
+                )
+        if self.rotation is not None and self.rhs.use_fwd_quant:
             raise ValueError(
-                "smoothing would have no effect, because neither lhs nor rhs is "
-                "quantized here; set lhs.numerics or rhs.numerics, or leave smoothing "
-                "None"
+                "rhs.use_fwd_quant=True takes the forward's integers, which cannot be "
+                "rotated; set rhs.use_fwd_quant=False, or leave rotation None"
             )
         if self.lhs.use_fwd_quant:
-            raise ValueError(_misplaced_use_fwd_quant("lhs"))
+            raise ValueError(field_checks.misplaced_use_fwd_quant("lhs"))
         self._check_dtypes()
         self._check_local_aqt()
 
@@ -176,8 +120,8 @@ class DotGeneralRaw(representation.CompactRepr):
             None if dtype is None else dtype.name
             for dtype in (self.dg_in_dtype, self.dg_accumulator_dtype)
         )
-        tiles = self.local_aqt, self.smoothing
-        return self.lhs, self.rhs, in_dtype, accumulator, *tiles
+        others = self.local_aqt, self.smoothing, self.rotation
+        return self.lhs, self.rhs, in_dtype, accumulator, *others
 
     def _check_dtypes(self) -> None:
         in_dtype, accumulator = self.dg_in_dtype, self.dg_accumulator_dtype
@@ -187,7 +131,7 @@ class DotGeneralRaw(representation.CompactRepr):
                 "contraction of the stored integers leave it None"
             )
         for side in ("lhs", "rhs"):
-            _check_in_dtype(in_dtype, side, getattr(self, side))
+            field_checks.check_in_dtype(in_dtype, side, getattr(self, side))
         if accumulator is None:
             return
         if jnp.issubdtype(accumulator, jnp.floating):
@@ -208,9 +152,9 @@ class DotGeneralRaw(representation.CompactRepr):
                 f"dg_in_dtype={in_dtype.name!r} casts them to floating point; leave "
                 "one of the two None"
             )
-        _check_int32_accumulator("lhs", self.lhs)
+        field_checks.check_int32_accumulator("lhs", self.lhs)
         if not self.rhs.use_fwd_quant:  # Else it depends on fwd: see DotGeneral.
-            _check_int32_accumulator("rhs", self.rhs)
+            field_checks.check_int32_accumulator("rhs", self.rhs)
 
     def _check_local_aqt(self) -> None:
         if self.local_aqt is None:
@@ -288,7 +232,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
             is_raw(getattr(self, name), name)
         self._check_out()
         if self.fwd.rhs.use_fwd_quant:
-            raise ValueError(_misplaced_use_fwd_quant("fwd.rhs"))
+            raise ValueError(field_checks.misplaced_use_fwd_quant("fwd.rhs"))
         if self.fwd.local_aqt is not None:
             raise ValueError(
                 "fwd.local_aqt: sub-channel tiles in the forward contraction are not "
@@ -316,7 +260,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "grid for gradients alone (dlhs and drhs)"
                 )
         for path in _BACKWARD:
-            _check_backward_calibration(path, _at(self, path))
+            field_checks.check_backward_calibration(path, _at(self, path))
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 
@@ -338,7 +282,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
     def _check_out(self) -> None:
         _IS_TENSOR(self.out, "out")
         if self.out.use_fwd_quant:
-            raise ValueError(_misplaced_use_fwd_quant("out"))
+            raise ValueError(field_checks.misplaced_use_fwd_quant("out"))
         if self.out.needs_noise:
             raise ValueError(
                 f"out.numerics={self.out.numerics!r} rounds stochastically, and there "
@@ -364,7 +308,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
             )
         if contraction.dg_accumulator_dtype == np.dtype("int32"):
             taken = contraction.rhs if forward.use_fake_quant else forward
-            _check_int32_accumulator(f"{name}.rhs", taken, f"{name}.")
+            field_checks.check_int32_accumulator(f"{name}.rhs", taken, f"{name}.")
 
     @property
     def needs_noise(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TypeVar
 from aqtlite import calibration, noise, numerics
 from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
@@ -13,7 +14,7 @@ from aqtlite.config.tensor import Tensor
 Class = TypeVar("Class", bound=type)
 
 _FAMILIES = numerics.Numerics, calibration.Calibration, noise.Noise
-_PARTS = Blocks, DotGeneral, DotGeneralRaw, Gptq, LocalAqt, Smoothing, Tensor
+_PARTS = Blocks, DotGeneral, DotGeneralRaw, Gptq, Hadamard, LocalAqt, Smoothing, Tensor
 
 _offered = [
     one

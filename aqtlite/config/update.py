@@ -37,7 +37,7 @@ clip_gradient=True, stochastic_rounding=False)
     ...
     ValueError: update path 'fwd.rsh.po2_scale' matches nothing: fwd has no field \
 'rsh'; its fields are: lhs, rhs, dg_in_dtype, dg_accumulator_dtype, local_aqt, \
-smoothing. Did you mean 'rhs'?
+smoothing, rotation. Did you mean 'rhs'?
 
     Args:
         cfg: any config dataclass; not modified.

@@ -21,7 +21,7 @@ from aqtlite.contraction import differentiation, execution, requantization
 from aqtlite.operations import Operation, Side
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import padding, quantizer, smoothing
+from aqtlite.quantization import padding, preparation, quantizer
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import before_transposition, explicit_sharding
@@ -93,11 +93,12 @@ def contract(
     out_dtype = _out_dtype(options.preferred_element_type, lhs, rhs)
     if options.states is not None:
         states = _checked_states(options.states)
+    if cfg.fwd.rotation is not None:
+        _check_rotated(lhs, "fwd.lhs", cfg.fwd.rotation)
+        _check_rotated(rhs, "fwd.rhs", cfg.fwd.rotation)
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
-    if cfg.fwd.smoothing is not None:
-        dims = smoothing.dims_of(operation)
-        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, states.smoothing)
+    lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
     if isinstance(lhs, QTensor):
         operation, lhs = _in_storage(operation, "lhs", lhs, cfg.fwd.lhs)
     if isinstance(rhs, QTensor):
@@ -221,6 +222,16 @@ def _check_qtensor(q: QTensor, tensor: config.Tensor, path: str) -> None:
             f"{path} was given a QTensor of {q.qvalue.dtype} and shape {q.shape}, but "
             f"its config asks for {tensor.grid.storage_dtype}; quantize it with this "
             "config"
+        )
+
+
+def _check_rotated(x: Operand, path: str, how: config.Hadamard) -> None:
+    """Raises ValueError for a `QTensor` that is no frozen weight of the contraction."""
+    if isinstance(x, QTensor) and not x.is_rotated:
+        raise ValueError(
+            f"{path} was given a QTensor of shape {x.shape}, but fwd.rotation={how!r} "
+            "rotates floats before they are quantized: give floats, such as the result "
+            "of .dequant(), or set fwd.rotation to None"
         )
 
 

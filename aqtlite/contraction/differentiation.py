@@ -31,7 +31,13 @@ from aqtlite.contraction.straight_through import Estimator
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import gradient_statistics, padding, quantizer, statistics
+from aqtlite.quantization import (
+    gradient_statistics,
+    padding,
+    preparation,
+    quantizer,
+    statistics,
+)
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
@@ -364,10 +370,11 @@ def _gradient(
         elif how.rhs.reuse == "dequantized":
             other = other.dequant()
     shape = operation.output_shape(g.shape, other.shape)
-    if how.has_blocks:
-        tensors = how.lhs.tensor, how.rhs.tensor
-        padded, other = padding.pad_operands(operation, g, other, tensors, how.path)
-        g = cast(jax.Array, padded)
+    tensors = how.lhs.tensor, how.rhs.tensor
+    prepared, other = preparation.prepare_gradient(
+        how.rotation, operation, g, other, tensors, how.path
+    )
+    g = cast(jax.Array, prepared)
     inner = execution.resolve_gradient(how, operation, g, other)
     states = _NO_STATES
     tensor = how.lhs.tensor

@@ -110,6 +110,9 @@ class ContractionExecution:
     precision: lax.PrecisionLike = None
     """Precision of the contraction, if it is one of floats."""
 
+    rotation: config.Hadamard | None = None
+    """Rotation of the operands of a gradient."""
+
     @property
     def has_blocks(self) -> bool:
         """Whether an operand is quantized in blocks."""
@@ -308,6 +311,7 @@ def _contraction(
         out_sharding=out_sharding,
         needs_noise=raw.lhs.needs_noise,
         precision=precision,
+        rotation=None if path == "fwd" else raw.rotation,
     )
 
 

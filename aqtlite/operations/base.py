@@ -106,6 +106,11 @@ class Operation(abc.ABC):
     """Whether the operation runs on meshes with explicit axes."""
 
     @property
+    def sums_in_groups(self) -> bool:
+        """Whether parts of a contracting axis, known at run time, are summed apart."""
+        return False
+
+    @property
     @abc.abstractmethod
     def name(self) -> str:
         """A Python identifier from the operation's kind and axes, but not its sizes."""

@@ -43,6 +43,10 @@ class RaggedDot(lowering.Ragged, Lowered):
     def name(self) -> str:
         return f"ragged_dot_{self.axes_of.lhs}_{self.axes_of.rhs}"
 
+    @property
+    def sums_in_groups(self) -> bool:
+        return self.axes_of.contracted == "m"
+
     def output_shape(
         self, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]
     ) -> tuple[int, ...]:

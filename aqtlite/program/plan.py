@@ -326,7 +326,8 @@ def report(planned: Plan, *, strict: bool) -> None:
 
     Raises:
         ValueError: if a contraction with an injected config stays in float; with
-            `strict`, if any float contraction does without a rule with ``cfg=None``.
+            `strict`, if any float contraction does without a rule with ``cfg=None``;
+            if the size of a rotation does not divide the channels.
     """
     for one in planned.left_float():
         if one.is_injected:
@@ -353,6 +354,8 @@ def report(planned: Plan, *, strict: bool) -> None:
     for one in planned.quantized():
         if one.why_not_smoothed is not None:
             logging.warning("%r is not smoothed: %s", one.path, one.why_not_smoothed)
+        if one.mixed_channels == 1:
+            logging.warning("%r is not rotated: %s", one.path, plan_table.NO_MATRIX)
 
 
 def check_quantizes(planned: Plan) -> None:

@@ -11,6 +11,7 @@ import rich.text
 from aqtlite.config import tables
 from aqtlite.program.planned import PlannedContraction
 
+NO_MATRIX = "no Hadamard matrix mixes the channels, nor equal parts of them"
 NO_SCOPE = "(no name scope)"
 """Text for the path of a contraction outside all modules and name scopes."""
 
@@ -91,6 +92,10 @@ def _runs_in(one: PlannedContraction) -> str:
     grids = " x ".join(names)
     if one.cfg.fwd.rhs.rounding is not None:
         grids += ", rounded by GPTQ at conversion"
+    mixed = one.mixed_channels
+    if mixed is not None:
+        rotated = f"rotated, {mixed} channels at a time"
+        grids += f", not rotated: {NO_MATRIX}" if mixed == 1 else f", {rotated}"
     if one.why_not_smoothed is None:
         return grids
     return f"{grids}, not smoothed: {one.why_not_smoothed}"

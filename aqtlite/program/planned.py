@@ -16,6 +16,7 @@ from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation, Side
+from aqtlite.quantization import rotation
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes.sharding import describe
 
@@ -130,6 +131,27 @@ class PlannedContraction:
         if self.op == "ragged_dot":
             return self.op
         return self.operation([atom.aval for atom in self.site.eqn.invars]).name
+
+    @property
+    def mixed_channels(self) -> int | None:
+        """Number of channels that its rotation mixes; None without a rotation.
+
+        Raises:
+            ValueError: if it has no rotation of such a size.
+        """
+        how = self.cfg.fwd.rotation
+        if how is None:
+            return None
+        avals = [atom.aval for atom in self.site.eqn.invars]
+        lhs, rhs, *rest = self.in_order(avals)
+        if self.op == "ragged_dot":
+            operation: Operation = operations.RaggedDot(rest[0], lhs.shape[0])
+        else:
+            operation = self.operation(avals)
+        try:
+            return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
+        except ValueError as error:
+            raise ValueError(f"the contraction {self.path!r}: {error}") from error
 
     def contract(
         self, cfg: DotGeneral, operands: Sequence[Any], states: States

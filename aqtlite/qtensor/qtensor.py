@@ -21,7 +21,7 @@ from aqtlite.shapes.sharding import describe
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["qvalue", "scale", "zero_point", "unrounded", "sums"],
-    meta_fields=["dtype", "order", "numerics", "padding"],
+    meta_fields=["dtype", "order", "numerics", "padding", "is_rotated"],
 )
 @dataclasses.dataclass(frozen=True)
 class QTensor:
@@ -79,6 +79,10 @@ class QTensor:
     padding: tuple[int, ...] | None = None
     """Number of zeros appended to `qvalue` along each (trailing) axis of the array, so
     that blocks divide it (``config.Blocks(pad=True)``). None: no zeros."""
+
+    is_rotated: bool = False
+    """Whether these are the values of an array that was rotated as the contraction that
+    is given them asks (`config.Hadamard`); set where frozen weights are served."""
 
     @property
     def shape(self) -> tuple[int, ...]:

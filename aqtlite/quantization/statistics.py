@@ -41,6 +41,7 @@ from aqtlite.quantization import (
     gradient_statistics,
     granularity,
     learned_parameters,
+    preparation,
     second_moment,
     smoothing,
 )
@@ -117,16 +118,17 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         dims = smoothing.dims_of(operation)
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
-    if cfg.fwd.smoothing is not None and has_parameters(cfg):
-        dims = smoothing.dims_of(operation)
+    is_prepared = cfg.fwd.smoothing is not None or cfg.fwd.rotation is not None
+    if is_prepared and has_parameters(cfg):
         for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
             if tensor.is_learned:
                 learned_parameters.check_values(tensor, path, lhs, "fwd.lhs")
                 learned_parameters.check_values(tensor, path, rhs, "fwd.rhs")
-        # Learned parameters start from the smoothed operands, which are quantized.
-        if smoothed:
+        # Learned parameters start from the operands that are quantized.
+        if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+            dims = smoothing.dims_of(operation)
             first = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
-        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, first)
+        lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, first)
     return States(
         _init(cfg.fwd.lhs, lhs, lhs_axes, "fwd.lhs"),
         _init(cfg.fwd.rhs, rhs, rhs_axes, "fwd.rhs"),
@@ -252,16 +254,13 @@ def update_states(
     operation = _operation(contraction, lhs, rhs)
     lhs_axes, rhs_axes = map(operation.axes, SIDES)
     smoothed, moment = states.smoothing, states.moment
+    if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
+        dims = smoothing.dims_of(operation)
+        smoothed = smoothing.update_state(cfg.fwd.smoothing, smoothed, lhs, rhs, dims)
+    # Ranges and moments are those of the operands that are quantized.
+    lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, smoothed)
     if cfg.fwd.rhs.rounding is not None:
         moment = second_moment.update(moment, operation, lhs, rhs)
-    if cfg.fwd.smoothing is not None:
-        dims = smoothing.dims_of(operation)
-        if cfg.fwd.smoothing.has_state:
-            smoothed = smoothing.update_state(
-                cfg.fwd.smoothing, smoothed, lhs, rhs, dims
-            )
-        # The range is of the smoothed operand, which is quantized.
-        lhs, rhs = smoothing.smooth(cfg.fwd, lhs, rhs, dims, smoothed)
     return states._replace(
         lhs=_update(cfg.fwd.lhs, states.lhs, lhs, lhs_axes, "fwd.lhs"),
         rhs=_update(cfg.fwd.rhs, states.rhs, rhs, rhs_axes, "fwd.rhs"),

@@ -109,6 +109,22 @@ def replicated(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
 
 
+def replicated_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """Replicates an array along some axes, as `replicated` does along all."""
+    sharding = explicit_sharding(x)
+    if sharding is None:
+        return x
+    spec = spec_of_axes(sharding, x.ndim)
+    kept = [None if axis in axes else one for axis, one in enumerate(spec)]
+    return jax.sharding.reshard(x, PartitionSpec(*kept))
+
+
+def with_sharding_of(like: jax.Array, x: jax.Array) -> jax.Array:
+    """Shards an array like another one of its shape, on a mesh with explicit axes."""
+    sharding = explicit_sharding(like)
+    return x if sharding is None else jax.sharding.reshard(x, sharding)
+
+
 def whole_where_uneven(x: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Replicates an array along axes that devices could not divide in a new shape.
 

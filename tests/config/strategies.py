@@ -162,6 +162,9 @@ def contractions(draw, backward=False, reuse=False):
     is_quantized = lhs.is_quantized or rhs.is_quantized
     if not backward and is_quantized and draw(_FLAG):
         smoothing = config.Smoothing(lhs_exponent=draw(st.floats(0.1, 1)))
+    rotation = None
+    if is_quantized and not rhs.use_fwd_quant and draw(_FLAG):
+        rotation = config.Hadamard(size=draw(st.sampled_from([None, 12, 16])))
     tiles = tiles and (lhs.is_quantized or is_rhs_quantized)
     any_dtype = _bfloat16_holds(lhs) and _bfloat16_holds(rhs)
     return config.DotGeneralRaw(
@@ -170,6 +173,7 @@ def contractions(draw, backward=False, reuse=False):
         dg_in_dtype=draw(_FLOAT_DTYPES if any_dtype else _WITHOUT_BFLOAT16),
         dg_accumulator_dtype=draw(_FLOAT_DTYPES),
         smoothing=smoothing,
+        rotation=rotation,
         local_aqt=config.LocalAqt(contraction_axis_shard_count=draw(st.integers(1, 9)))
         if tiles
         else None,

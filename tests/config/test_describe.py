@@ -50,8 +50,12 @@ def test_every_mark():
 @given(strategies.dot_generals())
 def test_any_config_has_six_operands_and_three_contractions(cfg):
     rows = _rows(cfg)
-    has_smoothing = cfg.fwd.smoothing is not None  # Its row is named fwd, too.
-    assert len(rows) == 2 + 6 + cfg.out.is_quantized + 3 + has_smoothing
+    # The rows of further tables have the names of contractions, too.
+    has_smoothing = cfg.fwd.smoothing is not None
+    raws = cfg.fwd, cfg.dlhs, cfg.drhs
+    has_rotation = any(raw.rotation is not None for raw in raws)
+    operands = 6 + cfg.out.is_quantized
+    assert len(rows) == 2 + operands + 3 + has_smoothing + has_rotation
 
 
 def test_presets_fit_a_screen():

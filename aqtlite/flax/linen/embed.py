@@ -112,6 +112,12 @@ def _check_scale_is_its_own(cfg: config.DotGeneral) -> None:
             f"they are contracted with, and a lookup has none: set {_PATH}.rounding to "
             "None"
         )
+    if cfg.fwd.rotation is not None:
+        raise ValueError(
+            f"fwd.rotation={cfg.fwd.rotation!r} rotates the table, and a lookup would "
+            "return rotated rows: take the rows of the float table, or set "
+            "fwd.rotation to None"
+        )
     stated = tensor.calibration.has_state or tensor.calibration.is_learned
     if cfg.fwd.smoothing is not None or (tensor.is_quantized and stated):
         what = (

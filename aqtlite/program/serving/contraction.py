@@ -14,13 +14,13 @@ from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import gptq, padding, quantizer, smoothing
+from aqtlite.quantization import gptq, padding, preparation, quantizer
 from aqtlite.quantization.statistics import States
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["qtensor", "original", "smoothed", "values", "damping"],
+    data_fields=["qtensor", "original", "prepared", "values", "damping"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class WeightOutputs:
     original: Any
     """The float operand."""
 
-    smoothed: Any
-    """The operand that is quantized; `original` if nothing is smoothed."""
+    prepared: Any
+    """The operand that is quantized; `original` if it is not smoothed or rotated."""
 
     values: Any
     """`identity.values_of(original)`."""
@@ -73,13 +73,10 @@ class Contraction:
             return self
         return dataclasses.replace(self, cfg=config.unquantized())
 
-    def smoothed_operands(self) -> tuple[Any, Any]:
-        """Returns the operands after smoothing, ready to be quantized."""
-        raw = self.cfg.fwd
-        if raw.smoothing is None:
-            return self.lhs, self.rhs
-        dims = smoothing.dims_of(self.operation)
-        return smoothing.smooth(raw, self.lhs, self.rhs, dims, self.states.smoothing)
+    def prepared_operands(self) -> tuple[Any, Any]:
+        """Returns the operands smoothed and rotated, ready to be quantized."""
+        raw, state = self.cfg.fwd, self.states.smoothing
+        return preparation.prepare(raw, self.operation, self.lhs, self.rhs, state)
 
     def array(self, side: Side) -> Any:
         """Returns the array of one side."""
@@ -106,11 +103,11 @@ class Contraction:
     def weight_outputs(self, side: Side) -> WeightOutputs:
         """Returns what to record of an operand that is a weight."""
         operand, x = self.operand(side), self.array(side)
-        lhs, rhs = self.smoothed_operands()
-        smoothed = lhs if side == "lhs" else rhs
-        qtensor, damping = self._quantized(operand, smoothed)
+        lhs, rhs = self.prepared_operands()
+        prepared = lhs if side == "lhs" else rhs
+        qtensor, damping = self._quantized(operand, prepared)
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
-        return WeightOutputs(qtensor, x, smoothed, identity.values_of(x), damping)
+        return WeightOutputs(qtensor, x, prepared, identity.values_of(x), damping)
 
     def _quantized(self, operand: Operand, x: Any) -> tuple[QTensor, jax.Array | None]:
         """Quantizes an operand in the fastest layout.

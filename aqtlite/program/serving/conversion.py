@@ -248,7 +248,7 @@ class WeightFreezer:
         """Quantizes a weight from the values of its `inputs`, in order."""
         recorded = weight.recorded
         made = recorded.outputs
-        outputs = weight.outputs, made.smoothed, made.damping
+        outputs = weight.outputs, made.prepared, made.damping
         part = slicing.slice_outputs(recorded.trace.jaxpr, outputs)
         read = recorded.trace.inputs
         places = [weight.inputs.index(read[i]) for i in part.inputs]

@@ -232,7 +232,17 @@ def fitting(
             refuse_another_operand(name, entry.record.operand, operand, converter)
         for name, entry in named:
             refuse_another_config(name, entry.record.cfg, cfg, converter)
-    return [entry for _, entry in found]
+    return [_with_rotation(entry) for _, entry in found]
+
+
+def _with_rotation(entry: FrozenEntry) -> FrozenEntry:
+    """Marks a weight whose rotation the config records."""
+    record = entry.record
+    if record.cfg.fwd.rotation is None:
+        return entry
+    side = record.operand.side
+    rotated = dataclasses.replace(entry.values[side], is_rotated=True)
+    return entry._replace(values={**entry.values, side: rotated})
 
 
 def refuse_another_config(
