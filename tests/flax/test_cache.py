@@ -316,6 +316,7 @@ class TestBadInput:
             ({"fwd.rhs.blocks": config.Blocks(size=4)}, "one scale for each position"),
             ({"fwd.lhs.calibration": calibration.MaxOverBatches()}, "needs statistics"),
             ({"fwd.smoothing": config.Smoothing()}, "past keys in integers"),
+            ({"fwd.rotation": config.Hadamard()}, "rotates queries and keys"),
             ({"out": INT8.fwd.lhs}, "would quantize the scores"),
         ],
         ids=lambda x: x if isinstance(x, str) else "",
