@@ -1,11 +1,13 @@
 """Data, small configs and quick compilation that several test files share."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from aqtlite import config, numerics
 
@@ -55,6 +57,18 @@ DIMENSION_NUMBERS = {
     "batch_only": ((4, 3), (4, 5), (((), ()), ((0,), (0,)))),
     "scalar_output": ((7,), (7,), (((0,), (0,)), ((), ()))),
 }
+
+
+def mostly_slow(cases: Iterable[str], *quick: str) -> list[Any]:
+    """Names of the cases of a test, all but `quick` marked slow.
+
+    For models, presets and grids of many kinds: ``python -m tests`` takes some of them,
+    and ``python -m tests slow`` the others.
+    """
+    names = list(cases)
+    assert set(quick) < set(names)
+    slow = pytest.mark.slow
+    return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
 def normal(shape: tuple[int, ...], seed: int = 0, dtype: Any = jnp.float32):

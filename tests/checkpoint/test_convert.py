@@ -14,7 +14,7 @@ from aqtlite import checkpoint, config
 from aqtlite.demo.model import Transformer
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from tests.checkpoint.support import FORMATS, assert_same, save, snapshot
-from tests.common import quick_jit
+from tests.common import mostly_slow, quick_jit
 from tests.flax import models
 from tests.flax.support import DG, INT8, XX, X, apply, assert_equal, init
 
@@ -54,7 +54,9 @@ MODELS = {
 SERVED = ("one instance", "of two parameters", "scanned", "ternary")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(MODELS, "one instance", "scanned", "by rules", "int4")
+)
 def test_equals_convert(name, tmp_path):
     model, *args = MODELS[name]
     variables = init(model, *args)
@@ -80,8 +82,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 @pytest.mark.parametrize(
     ("how", "dtype", "target"),
     [
-        # Either target for every format and for every dtype.
-        (how, dtype, ("out", "out.safetensors")[(i + j) % 2])
+        # Either target for every format and for every dtype. Each format once, and
+        # each dtype, is in the quick part.
+        pytest.param(
+            *(how, dtype, ("out", "out.safetensors")[(i + j) % 2]),
+            marks=[] if i == j else pytest.mark.slow,
+        )
         for i, how in enumerate(FORMATS)
         for j, dtype in enumerate(DTYPES)
     ],

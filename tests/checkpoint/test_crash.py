@@ -18,6 +18,7 @@ from aqtlite import checkpoint
 from aqtlite.checkpoint import staging
 from aqtlite.flax import convert
 from tests.checkpoint.support import assert_same, save, snapshot
+from tests.common import mostly_slow
 from tests.flax import models
 from tests.flax.support import DG, INT8, X, init
 
@@ -60,7 +61,7 @@ def whole(path, wanted):
     assert_same(checkpoint.load_serving(path), wanted)
 
 
-@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+@pytest.mark.parametrize("name", mostly_slow(["out", "out.safetensors"], "out"))
 def test_a_crash_at_every_step(name, tmp_path, monkeypatch):
     model = nn.Dense(8, dot_general=DG)
     variables = init(model, X)
@@ -88,7 +89,9 @@ def test_a_crash_at_every_step(name, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["float.msgpack", name]
 
 
-@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["out", "out.safetensors"], "out.safetensors")
+)
 def test_a_crash_while_replacing(name, tmp_path, tmp_path_factory, monkeypatch):
     """There is always one target that is whole: the old one or the new one."""
     model = nn.Dense(8, dot_general=DG)

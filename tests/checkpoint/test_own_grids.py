@@ -50,7 +50,11 @@ def model_of(tensor):
 @pytest.mark.parametrize(
     "name, target",
     [(name, "out") for name in TENSORS]
-    + [(name, "out.safetensors") for name in TENSORS if name != "float"],
+    + [
+        pytest.param(name, "out.safetensors", marks=pytest.mark.slow)
+        for name in TENSORS
+        if name != "float"
+    ],
 )
 def test_served_as_converted_in_memory(name, target, tmp_path):
     tensor, bits = TENSORS[name]

@@ -20,7 +20,14 @@ def size(path):
 
 
 @pytest.mark.parametrize("target", ["out", "out.safetensors"])
-@pytest.mark.parametrize("bits, grid", [(8, 8), (4, 4), (3, 4), (2, 2), (1, 1)])
+@pytest.mark.parametrize(
+    "bits, grid",
+    [
+        (3, 4),
+        (2, 2),
+        *(pytest.param(bits, bits, marks=pytest.mark.slow) for bits in (8, 4, 1)),
+    ],
+)
 def test_size_by_bits(bits, grid, target, tmp_path):
     """Of a 512 x 512 float32 kernel: its integers packed, a scale a column, a bias."""
     model = nn.Dense(512, dot_general=AqtDotGeneral(config.weight_only(bits=bits)))

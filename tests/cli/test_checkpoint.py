@@ -318,7 +318,8 @@ def test_a_factory_in_a_file_of_a_float_model(folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("factory", "holds_params_alone"), [("factory", False), ("float_model", True)]
+    ("factory", "holds_params_alone"),
+    [("factory", False), pytest.param("float_model", True, marks=pytest.mark.slow)],
 )
 def test_statistics_by_examples(factory, holds_params_alone, folder, capsys):
     if holds_params_alone:

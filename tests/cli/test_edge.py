@@ -15,7 +15,7 @@ from aqtlite import cli, edge
 from aqtlite.cli import edge as edge_command
 from aqtlite.edge.export import TARGETS
 from tests.checkpoint.support import save
-from tests.common import normal
+from tests.common import mostly_slow, normal
 
 pytestmark = pytest.mark.code("quick")
 
@@ -184,6 +184,7 @@ def test_rules_float_interface_keyword_arguments_and_several_inputs(folder, caps
     assert _interpret("out.tflite", X[:2], Y[:2]).dtype == np.float32
 
 
+@pytest.mark.slow
 @needs_converter
 def test_nnx(folder, capsys):
     from tests.flax.nnx import models
@@ -206,7 +207,10 @@ def test_nnx(folder, capsys):
     assert [one["shape"] for one in shown["outputs"]] == [[4, 16]]
 
 
-@pytest.mark.parametrize("how", ["mean", "average=0.5", "percentile=90", "mse"])
+@pytest.mark.parametrize(
+    "how",
+    mostly_slow(["mean", "average=0.5", "percentile=90", "mse"], "average=0.5", "mse"),
+)
 def test_calibrations(how, folder, capsys, monkeypatch):
     found = {}
     monkeypatch.setattr("aqtlite.cli.edge._PACKAGES", ANY)

@@ -104,7 +104,15 @@ def test_of_statistics_that_can_be_updated_any_element_counts(name):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("cfg", [STATIC, AFFINE, CONSTANT, config.lsq()])
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        STATIC,
+        AFFINE,
+        pytest.param(CONSTANT, marks=pytest.mark.slow),
+        pytest.param(config.lsq(), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("find_nan", [False, True])
 def test_served_rows_are_poisoned_by_themselves(cfg, find_nan):
     cfg = config.update(cfg, {"fwd.lhs.find_nan": find_nan})

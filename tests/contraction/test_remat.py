@@ -11,7 +11,7 @@ import pytest
 
 import aqtlite
 from aqtlite import config, remat
-from tests.common import normal
+from tests.common import mostly_slow, normal
 
 DIMS = (((1,), (0,)), ((), ()))
 DOT = aqtlite.make_dot_general(config.fully_quantized())
@@ -57,7 +57,13 @@ def test_policies_change_no_result(policy):
     np.testing.assert_array_equal(kept, gradient(linear))
 
 
-@pytest.mark.parametrize("preset", [config.fully_quantized(), config.lsq()])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        config.fully_quantized(),
+        pytest.param(config.lsq(), marks=pytest.mark.slow),
+    ],
+)
 def test_one_traced_layer_is_differentiated_in_several_ways(preset):
     # The input of the first layer takes no gradient, that of the second one does, and
     # JAX traces a layer of one shape once.
@@ -118,7 +124,9 @@ PRESETS = {
 
 
 @pytest.mark.code("quick")
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", mostly_slow(PRESETS, "fully_quantized", "static_int8", "fp8", "mxfp4")
+)
 def test_gradients_of_every_preset_are_the_same_under_every_policy(preset):
     cfg = PRESETS[preset]
     x = normal((32, 64))

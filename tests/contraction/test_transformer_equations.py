@@ -14,7 +14,7 @@ import pytest
 import aqtlite
 from aqtlite import numerics
 from aqtlite.config import DotGeneral, DotGeneralRaw, Tensor
-from tests.common import nearest, normal, rms_error
+from tests.common import mostly_slow, nearest, normal, rms_error
 
 pytestmark = pytest.mark.code("quick")
 
@@ -94,7 +94,9 @@ SIZES |= dict(zip("nmdcefrvo", (3, 8, 6, 4, 3, 7, 2, 9, 3), strict=True))
 INT4 = Tensor(numerics=numerics.IntSymmetric(bits=4), use_fake_quant=True)
 ONE_SIDED = DotGeneral(fwd=DotGeneralRaw(lhs=INT4), drhs=DotGeneralRaw(lhs=INT4))
 _QUICKLY_COMPILED = {"xla_backend_optimization_level": 0}
-each_family = pytest.mark.parametrize("family", EQUATIONS)
+each_family = pytest.mark.parametrize(
+    "family", mostly_slow(EQUATIONS, "projections", "experts")
+)
 
 
 def operands(eqn):

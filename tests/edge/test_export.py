@@ -10,6 +10,7 @@ from flax import nnx
 from aqtlite import edge
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.litert import annotations, converter, flatbuffer
+from tests.common import mostly_slow
 from tests.edge import models
 
 pytestmark = pytest.mark.code("quick")
@@ -37,6 +38,7 @@ def test_the_interpreter_computes_what_is_simulated(tmp_path, name):
     assert path.stat().st_size == report.file.size
 
 
+@pytest.mark.slow
 def test_without_xnnpack(tmp_path):
     model, x = MODELS["depthwise"]
     variables = models.trained(model, x)
@@ -345,7 +347,9 @@ def test_arguments_of_a_simulation():
         edge.simulate(jnp.matmul, x, ranges, w)()
 
 
-@pytest.mark.parametrize("op", ["fully_connected", "add", "softmax"])
+@pytest.mark.parametrize(
+    "op", mostly_slow(["fully_connected", "add", "softmax"], "fully_connected")
+)
 def test_int16_of_one_operator(tmp_path, op):
     # What is rescaled for it has its width, though no rule is for that.
     def model(w, x):

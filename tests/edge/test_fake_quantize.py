@@ -25,6 +25,7 @@ class _Convolutions(nn.Module):
         return nn.Dense(6)(x.reshape(x.shape[0], -1))
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_what_is_trained_is_what_the_file_computes(tmp_path, weights):

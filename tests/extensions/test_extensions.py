@@ -1,5 +1,7 @@
 """Grids and calibrations of a user's own, from training to a served checkpoint."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,16 +14,17 @@ import aqtlite
 from aqtlite import checkpoint, cli, config
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import normal, quick_jit
+from tests.common import mostly_slow, normal, quick_jit
 from tests.extensions import affine, models, running, ternary
 
 pytestmark = pytest.mark.code("quick")
 
 X = jax.nn.relu(normal((16, 12)))
 Y = jnp.tanh(X @ normal((12, 3), 1))
-each = pytest.mark.parametrize("name", models.CONFIGS)
+each = pytest.mark.parametrize("name", mostly_slow(models.CONFIGS, "running"))
 
 
+@functools.cache
 def train(name, steps=60):
     """Returns the model, its variables, and its first and last loss."""
     model = models.Mlp(models.CONFIGS[name])
@@ -51,21 +54,16 @@ def train(name, steps=60):
     return model, variables, losses
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return {name: train(name) for name in models.CONFIGS}
-
-
 @each
-def test_trains(trained, name):
-    _, _, losses = trained[name]
+def test_trains(name):
+    _, _, losses = train(name)
     assert losses[-1] < 0.3 * losses[0]
 
 
 @pytest.mark.code("users")
 @each
-def test_is_served_bit_for_bit(trained, name):
-    model, variables, _ = trained[name]
+def test_is_served_bit_for_bit(name):
+    model, variables, _ = train(name)
     serving = convert(model, variables, X)
     for x in (X, X[:1], 2 * X):
         assert_served_equals_trained(model, variables, x, serving=serving)
@@ -94,16 +92,16 @@ def test_describe(name, row, words):
     assert all(word in line for word in words)
 
 
-def test_statistics_are_of_all_batches(trained):
-    _, variables, _ = trained["running"]
+def test_statistics_are_of_all_batches():
+    _, variables, _ = train("running")
     (entry,) = variables["aqt_stats"]["Dense_0"].values()
     assert int(entry["lhs"].batches) == 60
     np.testing.assert_array_equal(entry["lhs"].state["largest"], [[X.max()]])
 
 
-def test_statistics_are_read_in_serving(trained):
+def test_statistics_are_read_in_serving():
     """No reduction over the activations is left in the served program."""
-    model, variables, _ = trained["running"]
+    model, variables, _ = train("running")
     serving = convert(model, variables, X)
     apply = jax.jit(model.apply)
     one, both = apply(serving, X[:1]), apply(serving, jnp.stack([X[0], 9 * X[0]]))
@@ -140,8 +138,8 @@ def test_classes_are_registered_by_name():
 
 
 @each
-def test_converts_on_disk_and_loads(trained, name, tmp_path, capsys):
-    model, variables, _ = trained[name]
+def test_converts_on_disk_and_loads(name, tmp_path, capsys):
+    model, variables, _ = train(name)
     source, target = tmp_path / "source", tmp_path / "target"
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(source, variables)
@@ -167,8 +165,8 @@ def test_statistics_of_no_batch_are_not_converted(tmp_path, capsys):
     assert "the statistics of activations have seen no batch" in capsys.readouterr().err
 
 
-def test_statistics_that_are_closed_over(trained):
-    model, variables, _ = trained["running"]
+def test_statistics_that_are_closed_over():
+    model, variables, _ = train("running")
     out = jax.jit(model.apply)(variables, X)
     closed_over = jax.jit(lambda x: model.apply(variables, x))(X)
     np.testing.assert_allclose(closed_over, out, rtol=1e-5, atol=1e-6)

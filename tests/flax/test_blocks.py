@@ -9,7 +9,7 @@ from aqtlite.calibration import LSQ
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
 from aqtlite.flax import AqtConvGeneralDilated, AqtDotGeneral, convert
 from tests.checkpoint.support import assert_same, save
-from tests.common import normal, rms_error
+from tests.common import mostly_slow, normal, rms_error
 from tests.flax.support import check_served, init
 
 pytestmark = pytest.mark.code("quick")
@@ -49,7 +49,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "mxfp8", "weights of 4 bits"))
 def test_served_equals_trained(name):
     check_served(Model(CONFIGS[name]), X, frozen=2)
 
@@ -86,7 +86,9 @@ class Cnn(nn.Module):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("name", ["mxfp8", "integers", "learned"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["mxfp8", "integers", "learned"], "integers")
+)
 def test_convolutions(name, tmp_path):
     cfg = DotGeneral(fwd=DotGeneralRaw(rhs=LEARNED))
     if name == "integers":

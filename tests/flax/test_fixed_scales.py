@@ -76,7 +76,7 @@ class Lifted(nn.Module):
     ("model", "shape"),
     [
         (dense(AFFINE), (1, 1)),
-        (Lifted("stacked"), (2, 1, 1)),
+        pytest.param(Lifted("stacked"), (2, 1, 1), marks=pytest.mark.slow),
         (Lifted("vmap"), (2, 1, 1)),
     ],
     ids=["zero point", "scan", "vmap"],

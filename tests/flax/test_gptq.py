@@ -67,6 +67,7 @@ def test_outputs_are_nearer_than_those_of_nearest_weights(serving):
     assert error < 0.7 * jnp.linalg.norm(nearest - exact)
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_served_alike_in_every_program(serving):
     assert (apply(MODEL, serving, X) == MODEL.apply(serving, X)).all()

@@ -257,12 +257,17 @@ CLS = functools.partial(AqtDotGeneral, INT8)
     ("model", "args"),
     [
         (nn.Dense(24, dot_general=DG), (X,)),
-        (nn.Dense(8, dot_general=DG, dtype=jnp.bfloat16), (X,)),
-        (
+        pytest.param(
+            nn.Dense(8, dot_general=DG, dtype=jnp.bfloat16),
+            (X,),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             nn.MultiHeadDotProductAttention(
                 2, qkv_dot_general_cls=CLS, out_dot_general=DG
             ),
             (X[None],),
+            marks=pytest.mark.slow,
         ),
         (models.scanned(models.Layer)(INT8), (X, None)),
         (models.Loop(INT8), (X,)),

@@ -75,12 +75,17 @@ TOKENS = jnp.arange(6).reshape(2, 3)
 DENSE = Rule(path=".*/(query|key|value|out|up|down)", cfg=INT8)
 
 
+scanned_or_not = pytest.mark.parametrize(
+    "is_scanned", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+
+
 @functools.cache
 def variables_of(is_scanned: bool):
     return quick_jit(Model(is_scanned).init)(jax.random.key(0), TOKENS)
 
 
-@pytest.mark.parametrize("is_scanned", [False, True])
+@scanned_or_not
 def test_equals_injected_contractions(is_scanned):
     variables = variables_of(is_scanned)
     injected = Model(is_scanned, AqtDotGeneral(INT8))
@@ -160,7 +165,7 @@ def _arrays(serving):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("is_scanned", [False, True])
+@scanned_or_not
 def test_every_contraction_trains_and_serves(is_scanned):
     quantized = quantize_model(Model(is_scanned), INT8, strict=True)
     variables = variables_of(is_scanned)
@@ -284,7 +289,7 @@ def test_dropout_draws_from_the_rngs_of_the_call():
     assert (first != other).any()
 
 
-@pytest.mark.parametrize("is_scanned", [False, True])
+@scanned_or_not
 def test_static_ranges_are_gathered_and_served(is_scanned):
     rules = [Rule(operands="weight", cfg=config.static_int8())]
     quantized = quantize_model(Model(is_scanned), rules)

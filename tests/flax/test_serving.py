@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from aqtlite import config, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, convert, quantize_model
+from tests.common import mostly_slow
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -51,7 +52,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "int8", "weight_only", "po2"))
 def test_one_instance_in_layers_of_one_shape(name):
     serving = check_served(models.MlpBlock(CONFIGS[name]), X, frozen=3)
     kernels = [node["kernel"]["rhs"] for node in serving["aqt"].values()]
@@ -62,11 +63,11 @@ def test_one_instance_in_layers_of_one_shape(name):
 @pytest.mark.parametrize(
     ("param_dtype", "dtype", "x_dtype"),
     [
-        ("bfloat16", "bfloat16", "bfloat16"),
         ("float32", "bfloat16", "float32"),
-        ("float16", "float16", "float16"),
-        ("bfloat16", None, "float32"),
-        ("float32", None, "bfloat16"),
+        pytest.param("bfloat16", "bfloat16", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("float16", "float16", "float16", marks=pytest.mark.slow),
+        pytest.param("bfloat16", None, "float32", marks=pytest.mark.slow),
+        pytest.param("float32", None, "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_dtypes(param_dtype, dtype, x_dtype):
@@ -130,7 +131,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(MODELS, "setup", "attention", "tied", "remat", "nn.vmap")
+)
 def test_models(name):
     model, x, frozen = MODELS[name]
     check_served(model, x, frozen=frozen)
@@ -175,7 +178,11 @@ def test_weights_that_nothing_tells_apart_are_quantized_at_every_call(how):
 
 
 @pytest.mark.parametrize(
-    ("axis", "remat"), [(0, False), (1, False), (-1, False), (1, True)]
+    ("axis", "remat"),
+    [
+        (1, True),
+        *(pytest.param(axis, False, marks=pytest.mark.slow) for axis in (0, 1, -1)),
+    ],
 )
 def test_scan_over_layers(axis, remat):
     layer = nn.remat(models.Layer) if remat else models.Layer

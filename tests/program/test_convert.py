@@ -12,7 +12,7 @@ from aqtlite.flax.nnx import AqtDotGeneral
 from aqtlite.program import injected
 from aqtlite.program.convert import FrozenParameter
 from aqtlite.quantization.fixed_scale import FixedScale
-from tests.common import nearest, normal
+from tests.common import mostly_slow, nearest, normal
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -140,7 +140,10 @@ def nbytes(tree):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(FUNCTIONS, "alone", "tied", "scan", "ragged", "a_product", "integers"),
+)
 def test_served_is_what_was_trained(name):
     """Bit for bit, compiled, for another batch than the one that was converted."""
     function, params, size = FUNCTIONS[name]

@@ -50,7 +50,9 @@ def test_a_remat_policy_saves_quantized_operands():
     assert 0 < max(jax.tree.leaves(errors)) < 0.2
 
 
-@pytest.mark.parametrize("quant", [INT8, MIXED], ids=["int8", "mixed"])
+@pytest.mark.parametrize(
+    "quant", [pytest.param(INT8, marks=pytest.mark.slow), MIXED], ids=["int8", "mixed"]
+)
 def test_what_is_trained_is_served(quant):
     model = Decoder(quant)
     serving = convert(model, variables(), TOKENS)

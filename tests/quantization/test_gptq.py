@@ -10,6 +10,7 @@ from jax import lax
 
 import aqtlite
 from aqtlite import calibration, config, numerics
+from tests.common import mostly_slow
 
 pytestmark = pytest.mark.code("quick")
 
@@ -119,7 +120,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", mostly_slow(GRIDS, "uint4", "nf4"))
 def test_rounds_as_the_paper_does(grid):
     x, w = correlated(300, 40), weights(40, 12)
     cfg = config_of(GRIDS[grid], blocks=config.Blocks(size=8))
@@ -146,7 +147,7 @@ def error(x, w, q):
 
 
 @pytest.mark.parametrize("bits", [3, 4])
-@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_outputs_are_nearer_than_those_of_nearest_weights(bits, size):
     x, w = correlated(512, 64), weights(64, 32)
     cfg = config_of(numerics.IntAffine(bits=bits), blocks=config.Blocks(size=size))

@@ -11,6 +11,7 @@ from aqtlite.quantization import smoothing
 from tests.common import (
     DIMENSION_NUMBERS,
     MATMUL,
+    mostly_slow,
     nearest,
     normal,
     operands,
@@ -56,7 +57,10 @@ def errors_of(*cfgs):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("case", DIMENSION_NUMBERS)
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(DIMENSION_NUMBERS, "one_row", "batch_in_the_middle", "scalar_output"),
+)
 def test_powers_of_two_cancel_bit_for_bit(case):
     lhs, rhs, dims = operands(case)
     lhs = lhs * jnp.exp(3 * normal(lhs.shape, 5))
@@ -168,7 +172,9 @@ def test_a_float_backward_pass_is_exact():
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)]
+)
 def test_one_result_in_every_program(dtype):
     dot = aqtlite.make_dot_general(smoothed(nearest()))
     x, w = X.astype(dtype), W.astype(dtype)

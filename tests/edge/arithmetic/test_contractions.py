@@ -8,6 +8,7 @@ from jax import lax
 
 from aqtlite.edge.arithmetic import contractions
 from aqtlite.edge.grid import Quantized
+from tests.common import mostly_slow
 from tests.edge.arithmetic import interpreter
 from tests.edge.arithmetic.interpreter import Case, constant, grid, integers
 
@@ -108,7 +109,9 @@ def test_fully_connected_equals_the_interpreter(kernels):
     )
 
 
-@pytest.mark.parametrize("kernels", ["xnnpack", "builtin", "reference"])
+@pytest.mark.parametrize(
+    "kernels", mostly_slow(["xnnpack", "builtin", "reference"], "xnnpack")
+)
 def test_convolutions_equal_the_interpreter(kernels):
     case = functools.partial(_conv, kernels=kernels)
     depthwise = functools.partial(case, groups=6, features=6)

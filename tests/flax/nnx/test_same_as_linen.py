@@ -10,7 +10,7 @@ from flax import nnx
 from aqtlite import config
 from aqtlite import flax as aqt_flax
 from aqtlite.flax import nnx as aqt_nnx
-from tests.common import normal, quick_jit
+from tests.common import mostly_slow, normal, quick_jit
 from tests.flax.nnx.models import CFG, Mlp, X, call
 
 # Attention of NNX lays out its products otherwise, and so the noise on gradients.
@@ -68,7 +68,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", mostly_slow(PAIRS, "conv", "mlp"))
 def test_forward_gradients_and_serving(name):
     linen, make, x = PAIRS[name]
     variables = quick_jit(linen.init)(jax.random.key(0), x)
