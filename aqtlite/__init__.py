@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aqtlite import kv_cache
+    from aqtlite.allocation.choose import choose_bits
     from aqtlite.allocation.sensitivity import sensitivity
     from aqtlite.contraction import einsum_states, remat
     from aqtlite.contraction.conv_general_dilated import (
@@ -41,6 +42,7 @@ __all__ = [
     "Rule",
     "ServingProgram",
     "__version__",
+    "choose_bits",
     "compile_serving",
     "convert_function",
     "einsum",
@@ -77,6 +79,7 @@ _PLACES = {
     "QTensor": "qtensor.qtensor:QTensor",
     "Rule": "program.rules:Rule",
     "ServingProgram": "program.compile_serving:ServingProgram",
+    "choose_bits": "allocation.choose:choose_bits",
     "compile_serving": "program.compile_serving:compile_serving",
     "convert_function": "program.convert:convert_function",
     "einsum": "contraction.einsum:einsum",

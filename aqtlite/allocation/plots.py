@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -50,5 +50,42 @@ def bars(
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel(label)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def curve(
+    points: Sequence[tuple[int, float]],
+    others: Mapping[str, tuple[int, float]],
+    chosen: tuple[int, float],
+    in_float: float,
+    label: str,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws a curve by bytes, beside points with names, into a file.
+
+    Args:
+        points: bytes and values of the curve.
+        others: bytes and value of each other point, by name.
+        chosen: bytes and value of the point to mark.
+        in_float: value in float, a line across.
+        label: label of the values.
+        path: name of the file.
+    """
+    figure = _figure(4.5)
+    axes = figure.subplots()
+    axes.plot(*zip(*points, strict=True), "o-", color="C0", label="chosen")
+    axes.plot(*chosen, "o", color="C0", markersize=11, fillstyle="none")
+    for name, (nbytes, value) in others.items():
+        axes.plot(nbytes, value, "s", color="C1")
+        axes.annotate(
+            name, (nbytes, value), xytext=(5, 5), textcoords="offset points", fontsize=8
+        )
+    axes.plot([], [], "s", color="C1", label="uniform")
+    if math.isfinite(in_float):
+        axes.axhline(in_float, color="black", linewidth=1, label="float")
+    axes.grid(alpha=0.3)
+    axes.set_xlabel("bytes")
+    axes.set_ylabel(label)
     axes.legend()
     figure.savefig(path, dpi=120)

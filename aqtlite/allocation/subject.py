@@ -33,6 +33,9 @@ class Call(NamedTuple):
     result: Callable[[Any], Any]
     """Function from what the function returns to the result of the model."""
 
+    others: Any = ()
+    """Variables of the model that are not in the first argument."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
@@ -126,7 +129,8 @@ def _of_nnx(model: nnx.Module, variables: Any, kwargs: dict[str, Any]) -> Subjec
     def call(inputs: tuple[Any, ...]) -> Call:
         one = PureCall(quantized, method, inputs, kwargs)
         function = function_of(quantized, one)
-        return Call(function, one.arguments, lambda out: one.result(out[0]))
+        _, others, *_ = one.arguments
+        return Call(function, one.arguments, lambda out: one.result(out[0]), others)
 
     return Subject(call, quantized.aqt.rules)
 

@@ -6,7 +6,8 @@ index of the one to run as an argument.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from aqtlite.program.plan import Plan
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.quantization.statistics import States
-from aqtlite.shapes.sharding import describe
+from aqtlite.shapes import sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Switch:
 
     forms: tuple[PlannedContraction, ...]
     """The contraction as each candidate plans it."""
+
+    names: tuple[str, ...]
+    """Names of the candidates."""
 
     @property
     def path(self) -> str:
@@ -66,7 +70,7 @@ class Switch:
     def _run(self, values: Sequence[Any], given: Any) -> tuple[Sequence[Any], Any]:
         choice, is_measured, signal, noise = given
         in_float = self.forms[0].in_float
-        out = lax.switch(choice, [in_float, *map(_quantized, self.forms)], values)
+        out = lax.switch(choice, [in_float, *self._quantized()], values)
 
         def measured(out: Any) -> Any:
             exact = in_float(values)
@@ -78,18 +82,38 @@ class Switch:
         )
         return out, (choice, is_measured, signal, noise)
 
+    def check(self) -> None:
+        """Checks that each candidate can quantize the contraction.
 
-def _quantized(one: PlannedContraction) -> Callable[[Sequence[Any]], list[jax.Array]]:
-    """Returns a contraction as it is served, as a function of its inputs."""
+        Raises:
+            ValueError: if one cannot; the message names it.
+        """
+        avals = [sharding.shape_of(x.aval) for x in self.forms[0].site.eqn.invars]
+        for run in self._quantized():
+            jax.eval_shape(run, avals)
+
+    def _quantized(self) -> Iterator[Callable[[Sequence[Any]], list[jax.Array]]]:
+        """Yields the alternatives, as they are served, as functions of the inputs."""
+        for one, name in zip(self.forms, self.names, strict=True):
+            yield functools.partial(_contract, one, name)
+
+
+def _contract(
+    one: PlannedContraction, candidate: str, values: Sequence[Any]
+) -> list[jax.Array]:
     if not one.is_quantized:
-        return one.in_float
+        return one.in_float(values)
     # Results that an injected function quantizes are arrays in the traced program.
     cfg = dataclasses.replace(one.cfg.for_serving(), out=config.Tensor())
-
-    def run(values: Sequence[Any]) -> list[jax.Array]:
+    try:
         return one.contract(cfg, one.in_order(values), States())
-
-    return run
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"the candidate {candidate!r} cannot quantize {one.path or NO_SCOPE!r}: "
+            f"{error}. As rules, a candidate can leave it in float: "
+            f"{{{candidate!r}: [aqtlite.Rule(path=..., cfg=None), "
+            "aqtlite.Rule(cfg=...)]}"
+        ) from error
 
 
 def squares_of(arrays: Any) -> jax.Array:
@@ -224,7 +248,7 @@ class Program:
         self._check(plans)
         columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
         switches = tuple(
-            Switch(forms)
+            Switch(forms, tuple(plans))
             for forms in columns
             if any(one.is_quantized for one in forms)
             and "shard_map" not in forms[0].site.around
@@ -301,7 +325,7 @@ def _scalar(loss: Any) -> jax.Array:
     if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
             "loss(outputs, *batch) must return a scalar float, got "
-            f"{describe(value)}: take the mean over the batch"
+            f"{sharding.describe(value)}: take the mean over the batch"
         )
     return value.astype(jnp.float32)
 

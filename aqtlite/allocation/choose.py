@@ -1,0 +1,272 @@
+"""Chooses a config for each weight of a model, under a budget of bytes."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aqtlite.allocation import knapsack
+from aqtlite.allocation import measure as measuring
+from aqtlite.allocation import weights as weights_lib
+from aqtlite.allocation.candidates import FLOAT
+from aqtlite.allocation.knapsack import Option
+from aqtlite.allocation.measure import Result
+from aqtlite.allocation.result import Allocation, Choice, Point
+from aqtlite.allocation.sensitivity import program_of
+from aqtlite.allocation.switches import Program, Switch
+from aqtlite.allocation.weights import Weights
+from aqtlite.calibration import batches as batches_lib
+from aqtlite.program.rules import Rule
+
+_NUM_POINTS = 8
+"""Number of budgets on the curve, beside those of uniform candidates."""
+
+
+def choose_bits(
+    model: Any,
+    variables: Any,
+    batches: Iterable[Any],
+    *,
+    candidates: Any,
+    budget: int | float,
+    loss: Callable[..., Any] | None = None,
+    num_inputs: int | None = None,
+    **kwargs: Any,
+) -> Allocation:
+    """Chooses a config for each weight of a model, under a budget of bytes.
+
+    Each weight is quantized alone, with each of the candidates, to measure its cost:
+    the change of the loss; without a loss, the power of the output's error. Of all
+    choices within the budget, the one with the least sum of costs is found by integer
+    programming (a multiple-choice knapsack), and measured, as are those under other
+    budgets, and all weights with one candidate. What measures best within the budget is
+    chosen, so that no uniform candidate is better on these batches.
+
+    A weight can stay in float, too. Contractions that read one weight get one choice,
+    and contractions of activations stay in float.
+
+    >>> import flax.linen as nn
+    >>> import jax
+    >>> from aqtlite import config
+    >>> model = nn.Sequential([nn.Dense(16), nn.relu, nn.Dense(4)])
+    >>> x = jax.random.normal(jax.random.key(0), (32, 8))
+    >>> variables = model.init(jax.random.key(1), x)
+    >>> candidates = [config.weight_only(bits=4), config.weight_only(bits=8)]
+    >>> found = choose_bits(
+    ...     model, variables, [x], candidates=candidates, budget=0.4
+    ... )
+    >>> found.chosen.nbytes <= found.budget
+    True
+    >>> from aqtlite.flax import quantize_model
+    >>> quantize_model(model, found.rules).apply(variables, x).shape
+    (32, 4)
+
+    Args:
+        model: a float model of Linen or NNX, or a function, as in `sensitivity`; the
+            rules of a model that is quantized by rules are replaced.
+        variables: the model's variables, or the first argument of the function; None
+            for an NNX model.
+        batches: the inputs, each a tuple of positional arguments or a single argument.
+            All are held in memory.
+        candidates: the configs to choose from, as in `sensitivity`.
+        budget: bound of the bytes of all variables, as a checkpoint keeps them: values
+            of 4 bits, two to a byte. A float below 1 is a part of the bytes in float.
+        loss: function ``loss(outputs, *batch)``, as in `sensitivity`.
+        num_inputs: number of items of a batch that are arguments of the model.
+        **kwargs: other arguments of all calls.
+
+    Returns:
+        The choices, with the rules that quantize the model so, and what was measured.
+
+    Raises:
+        TypeError: as in `sensitivity`, or if `budget` is no number.
+        ValueError: as in `sensitivity`; if no contraction has a weight, or if the
+            budget is too small; the message names the smallest possible.
+    """
+    _check_budget(budget)
+    if candidates is None:
+        raise TypeError("candidates is None: give the configs to choose from")
+    program = program_of(model, variables, candidates, loss, num_inputs, kwargs)
+    held = list(batches_lib.check(batches))
+    if not held:
+        raise ValueError("there is no batch to measure with: batches is empty")
+    return _Search(program, held).allocation(budget)
+
+
+def _check_budget(budget: Any) -> None:
+    is_number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    if not is_number:
+        raise TypeError(
+            f"budget must be a number of bytes, or a part of the bytes in float, such "
+            f"as 0.25, got {budget!r}"
+        )
+    if not budget > 0 or (isinstance(budget, float) and budget > 1):
+        raise ValueError(
+            f"budget must be a positive integer, of bytes, or a float up to 1, a part "
+            f"of the bytes in float, got {budget!r}"
+        )
+
+
+_Chosen = tuple[int | None, ...]
+"""For each weight, the index of a candidate, or None for float."""
+
+
+class _Search:
+    """The weights of a model with their costs, and the choices measured so far."""
+
+    def __init__(self, program: Program, batches: Sequence[Any]):
+        self._program, self._batches = program, batches
+        switched = program.of(batches[0])
+        self._switches: tuple[Switch, ...] = switched.switches
+        try:
+            self._weights: Weights = weights_lib.weights_of(switched)
+        except ValueError:
+            for one in switched.switches:
+                one.check()  # Names the contraction and the candidate.
+            raise
+        if not self._weights.weights:
+            raise ValueError(
+                "no contraction that a candidate quantizes has a weight, an operand "
+                "that depends on parameters alone: there are no bytes to save"
+            )
+        self._results: dict[_Chosen, Result] = {}
+
+    def allocation(self, budget: int | float) -> Allocation:
+        """Returns the choice under a budget, with what was measured."""
+        weights = self._weights
+        in_float: _Chosen = (None,) * len(weights.weights)
+        is_part = isinstance(budget, float)
+        limit = int(budget * weights.total(in_float) if is_part else budget)
+        least = self._least(limit)
+        costs = self._costs()
+        groups = [
+            [
+                Option(costs.get((i, candidate), math.nan), one.nbytes(candidate))
+                for candidate in self._options(i)
+            ]
+            for i, one in enumerate(weights.weights)
+        ]
+        uniform = {FLOAT: in_float}
+        for number, name in enumerate(self._program.names):
+            uniform[name] = self._uniform(number)
+        sizes = [weights.total(one) for one in uniform.values() if one != in_float]
+        spread = np.linspace(least, max(sizes), _NUM_POINTS).astype(int)
+        budgets = {limit, *sizes, *spread.tolist()}
+        found: dict[_Chosen, None] = {}
+        for one in sorted(budgets):
+            solved = knapsack.solve(groups, one - weights.other_bytes)
+            if solved is not None:
+                taken = (self._options(i)[place] for i, place in enumerate(solved))
+                found[tuple(taken)] = None
+        self._measure([*found, *uniform.values()])
+        within = [
+            one
+            for one in dict.fromkeys([*found, *uniform.values()])
+            if weights.total(one) <= limit and math.isfinite(self._cost_of(one))
+        ]
+        if not within:
+            raise ValueError(
+                "no choice within the budget has a finite loss: give other candidates"
+            )
+        best = min(within, key=self._cost_of)
+        curve = sorted((self._point("chosen", x) for x in found), key=_by_bytes)
+        return Allocation(
+            budget=limit,
+            chosen=self._point("chosen", best),
+            choices=tuple(self._choices(best, costs)),
+            uniform=tuple(self._point(name, x) for name, x in uniform.items()),
+            curve=tuple(curve),
+            batches=len(self._batches),
+        )
+
+    def _least(self, limit: int) -> int:
+        """Returns the smallest possible size, after a check of the budget."""
+        weights = self._weights
+        least = weights.other_bytes + sum(
+            min(one.nbytes(candidate) for candidate in self._options(i))
+            for i, one in enumerate(weights.weights)
+        )
+        if least > limit:
+            raise ValueError(
+                f"the budget of {limit:,} bytes is too small: these candidates "
+                f"need at least {least:,}, of which {weights.other_bytes:,} are of "
+                "variables that they do not quantize, and the float model has "
+                f"{weights.total((None,) * len(weights.weights)):,}"
+            )
+        return least
+
+    def _options(self, i: int) -> list[int | None]:
+        sizes = self._weights.weights[i].sizes
+        return [None, *(k for k, size in enumerate(sizes) if size is not None)]
+
+    def _uniform(self, candidate: int) -> _Chosen:
+        return tuple(
+            candidate if candidate in self._options(i) else None
+            for i in range(len(self._weights.weights))
+        )
+
+    def _costs(self) -> dict[tuple[int, int | None], float]:
+        """Measures each weight alone; returns the cost of each option of each."""
+        count = len(self._weights.weights)
+        alone: dict[tuple[int, int | None], _Chosen] = {}
+        for i in range(count):
+            for option in self._options(i):
+                alone[i, option] = tuple(
+                    option if place == i else None for place in range(count)
+                )
+        self._measure(list(alone.values()))
+        in_float = self._cost_of((None,) * count)
+        return {key: self._cost_of(one) - in_float for key, one in alone.items()}
+
+    def _measure(self, several: Iterable[_Chosen]) -> None:
+        """Measures choices that are not measured yet."""
+        missing = [one for one in dict.fromkeys(several) if one not in self._results]
+        choices = [self._choices_of_switches(one) for one in missing]
+        if missing:
+            found = measuring.measure(self._program, self._batches, lambda _: choices)
+            self._results.update(zip(missing, found.results, strict=True))
+
+    def _choices_of_switches(self, chosen: _Chosen) -> list[int]:
+        choices = [0] * len(self._switches)
+        for one, candidate in zip(self._weights.weights, chosen, strict=True):
+            for place in one.places if candidate is not None else ():
+                choices[place] = 1 + (candidate or 0)
+        return choices
+
+    def _cost_of(self, chosen: _Chosen) -> float:
+        result = self._results[chosen]
+        return result.relative_noise if result.loss is None else result.loss
+
+    def _point(self, name: str, chosen: _Chosen) -> Point:
+        result = self._results[chosen]
+        nbytes, rules = self._weights.total(chosen), tuple(self._rules(chosen))
+        return Point(name, nbytes, result.loss, result.snr, rules)
+
+    def _choices(self, chosen: _Chosen, costs: Mapping[Any, float]) -> Iterable[Choice]:
+        pairs = zip(self._weights.weights, chosen, strict=True)
+        for i, (one, candidate) in enumerate(pairs):
+            yield Choice(
+                tuple(self._switches[place].path for place in one.places),
+                FLOAT if candidate is None else self._program.names[candidate],
+                one.nbytes(candidate),
+                one.float_bytes,
+                costs[i, candidate],
+            )
+
+    def _rules(self, chosen: _Chosen) -> Iterable[Rule]:
+        pairs = zip(self._weights.weights, chosen, strict=True)
+        cfgs = {
+            place: None if i is None else self._switches[place].forms[i]
+            for one, i in pairs
+            for place in one.places
+        }
+        for place in sorted(cfgs):
+            form, path = cfgs[place], re.escape(self._switches[place].path)
+            cfg = None if form is None or not form.is_quantized else form.cfg
+            yield Rule(path=path, cfg=cfg)
+
+
+def _by_bytes(point: Point) -> int:
+    return point.nbytes

@@ -1,0 +1,170 @@
+"""The configs of all weights under a budget, and what was measured."""
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import rich.console
+import rich.text
+from rich import filesize
+
+from aqtlite.allocation import plots, tables
+from aqtlite.program import plan_table
+from aqtlite.program import rules as rules_lib
+from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.program.rules import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The choice for one weight."""
+
+    paths: tuple[str, ...]
+    """Paths of the contractions that read it."""
+
+    candidate: str
+    """Name of the candidate, or "float"."""
+
+    nbytes: int
+    """Bytes of the weight, as a checkpoint keeps it."""
+
+    float_bytes: int
+    """Bytes of its parameters."""
+
+    cost: float
+    """Change of the loss with this weight alone quantized; without a loss, power of the
+    error of the output by that of the output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A measured choice for all weights."""
+
+    name: str
+    """Name of the candidate that all weights have, "float", or "chosen"."""
+
+    nbytes: int
+    """Bytes of all variables, as a checkpoint keeps them."""
+
+    loss: float | None
+    """Loss; None without a function for it."""
+
+    snr: float
+    """Signal-to-noise ratio of the output in dB."""
+
+    rules: tuple[Rule, ...] = dataclasses.field(repr=False)
+    """A rule for each contraction of a weight, for `aqtlite.flax.quantize_model`,
+    `aqtlite.quantize_function` and the like."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields, without the rules, as plain data."""
+        fields = dataclasses.fields(self)
+        return {f.name: getattr(self, f.name) for f in fields if f.name != "rules"}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Allocation:
+    """The configs of all weights under a budget; prints as tables."""
+
+    budget: int
+    """The budget in bytes."""
+
+    chosen: Point
+    """The choice under the budget."""
+
+    choices: tuple[Choice, ...]
+    """The choice for each weight, in program order."""
+
+    uniform: tuple[Point, ...]
+    """All weights in float, and with each of the candidates."""
+
+    curve: tuple[Point, ...]
+    """The choices under other budgets, by increasing bytes, with rules of their own."""
+
+    batches: int
+    """Number of batches."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of the choice under the budget; see `Point.rules`."""
+        return self.chosen.rules
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Writes all of it as JSON: the rules as `aqtlite.rules.to_json` does."""
+        figures = {
+            "budget": self.budget,
+            "batches": self.batches,
+            "chosen": self.chosen.to_dict(),
+            "choices": [dataclasses.asdict(one) for one in self.choices],
+            "uniform": [one.to_dict() for one in self.uniform],
+            "curve": [one.to_dict() for one in self.curve],
+        }
+        rules = json.loads(rules_lib.to_json(self.rules))
+        return json.dumps({**tables.finite(figures), "rules": rules}, indent=indent)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the loss by bytes, of choices and of uniform candidates, into a file.
+
+        Without a loss, the signal-to-noise ratio of the output.
+
+        Args:
+            path: name of the file, which ends in ".png", ".svg" or ".pdf".
+
+        Raises:
+            ModuleNotFoundError: if Matplotlib is not installed.
+        """
+        label = "loss"
+        if self.chosen.loss is None:
+            label = "signal-to-noise ratio of the output, dB"
+        in_float, *others = self.uniform
+        plots.curve(
+            [(one.nbytes, _value(one)) for one in self.curve],
+            {one.name: (one.nbytes, _value(one)) for one in others},
+            (self.chosen.nbytes, _value(self.chosen)),
+            _value(in_float),
+            label,
+            path,
+        )
+
+    def summary(self) -> str:
+        """Returns the budget and the number of weights with each candidate as text."""
+        names = [one.candidate for one in self.choices]
+        counts = ", ".join(f"{names.count(n)} {n}" for n in dict.fromkeys(names))
+        return (
+            f"{filesize.decimal(self.chosen.nbytes)} of at most "
+            f"{filesize.decimal(self.budget)}; {len(names)} weights: {counts}"
+        )
+
+    def _tables(self) -> list[tables.Rows]:
+        rows = [self.chosen, *sorted(self.uniform, key=lambda one: one.nbytes)]
+        heads = ["all weights", "bytes", "output dB"]
+        points = [heads + ["loss"] * (self.chosen.loss is not None)]
+        for point in rows:
+            cells = [point.name, f"{point.nbytes:,}", f"{point.snr:.1f}"]
+            points.append(cells + [f"{x:.6g}" for x in (point.loss,) if x is not None])
+        weights = [["weight of", "choice", "bytes", "in float", "cost alone"]]
+        for one in self.choices:
+            paths = ", ".join(path or NO_SCOPE for path in one.paths)
+            sizes = [f"{one.nbytes:,}", f"{one.float_bytes:,}"]
+            weights.append([paths, one.candidate, *sizes, f"{one.cost:+.3g}"])
+        return [weights, points]
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        weights, points = self._tables()
+        yield rich.text.Text(self.summary())
+        yield tables.layout(weights, num_texts=2)
+        yield tables.layout(points, num_texts=1)
+
+    def _repr_html_(self) -> str:
+        weights, points = self._tables()
+        return tables.as_html(self.summary(), weights) + tables.as_html("", points)
+
+    def __repr__(self) -> str:
+        return plan_table.as_text(self)
+
+
+def _value(point: Point) -> float:
+    return point.snr if point.loss is None else point.loss

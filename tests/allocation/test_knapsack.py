@@ -1,0 +1,50 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aqtlite.allocation import knapsack
+from aqtlite.allocation.knapsack import Option
+
+pytestmark = pytest.mark.code("quick")
+
+COSTS = st.one_of(
+    st.floats(-1, 10, allow_subnormal=False), st.integers(0, 3).map(float)
+)
+OPTIONS = st.lists(st.builds(Option, COSTS, st.integers(0, 40)), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(OPTIONS, min_size=1, max_size=4), st.integers(0, 120))
+def test_it_is_as_good_as_trying_all(groups, limit):
+    def totals(choice):
+        taken = [options[i] for options, i in zip(groups, choice, strict=True)]
+        return sum(one.cost for one in taken), sum(one.size for one in taken)
+
+    all_of_them = itertools.product(*(range(len(options)) for options in groups))
+    fitting = [cost for cost, size in map(totals, all_of_them) if size <= limit]
+    solved = knapsack.solve(groups, limit)
+    if not fitting:
+        assert solved is None
+        assert knapsack.smallest(groups) > limit
+        return
+    cost, size = totals(solved)
+    assert size <= limit
+    assert cost <= min(fitting) + 1e-6 * max(1.0, *map(abs, fitting))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_scale_of_costs_and_sizes_does_not_matter(scale):
+    sizes = 7_000_000_001, 3_500_000_000
+    group = [Option(0.0, sizes[0]), Option(scale, sizes[1])]
+    close = [Option(0.0, sizes[0]), Option(1.01 * scale, sizes[1])]
+    assert knapsack.solve([group, close], sum(sizes)) == [1, 0]
+    assert knapsack.solve([group, close], sum(sizes) - 1) == [1, 1]
+
+
+def test_options_without_a_finite_cost_are_not_taken():
+    group = [Option(math.nan, 1), Option(math.inf, 2), Option(5.0, 9)]
+    assert knapsack.solve([group], 100) == [2]
+    assert knapsack.solve([group], 8) is None
