@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import cpu, digits, gpu, narrow, plain
+from aqtlite.lowering import cpu, digits, gpu, narrow, plain, tpu
 from aqtlite.lowering.contraction import Contraction
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
@@ -54,10 +54,12 @@ class Dot(Contraction):
         return self._plain(lhs, rhs, precision)
 
     def on_target(self, target, lhs, rhs, precision):
-        if target.platform == "tpu" and lhs.dtype == rhs.dtype:
-            return self._plain(lhs, rhs, precision)
         # Padding and reshaping would need shardings of their own.
         is_whole = target.partitions == 1 and self.out_sharding is None
+        if target.platform == "tpu" and lhs.dtype == rhs.dtype:
+            if _is_float(lhs) or not is_whole:
+                return self._plain(lhs, rhs, precision)
+            return tpu.dot(lhs, rhs, self.dims, target)
         if _is_float(lhs) or target.platform == "tpu" or not is_whole:
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
-from aqtlite.lowering import plain
+from aqtlite.lowering import layouts, plain
 from aqtlite.lowering.target import Target, TargetDependent
 from aqtlite.shapes import dimension_numbers as dn
 
@@ -31,7 +30,8 @@ def is_plain(
     columns = dn.remaining_axes(len(rhs_shape), rhs_ca, rhs_ba)
     if _missing(lhs_shape, lhs_ca) or _missing(rhs_shape, columns):
         return False
-    is_last = _is_last(len(lhs_shape), lhs_ca) and _is_last(len(rhs_shape), rhs_ca)
+    sides = (len(lhs_shape), lhs_ca), (len(rhs_shape), rhs_ca)
+    is_last = all(layouts.is_last(rank, axes) for rank, axes in sides)
     return is_last or not _is_of_matrices(lhs_shape, rhs_shape, dims)
 
 
@@ -56,8 +56,8 @@ def dot(
     if extra:
         rhs = plain.with_zeros(rhs, columns[-1], extra)
     if target.takes_layouts and _is_of_matrices(lhs.shape, rhs.shape, dims):
-        lhs, lhs_ca, lhs_ba = _contracting_last(lhs, lhs_ca, lhs_ba)
-        rhs, rhs_ca, rhs_ba = _contracting_last(rhs, rhs_ca, rhs_ba)
+        lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
+        rhs, rhs_ca, rhs_ba = layouts.contracting_last(rhs, rhs_ca, rhs_ba)
     dims = (lhs_ca, rhs_ca), (lhs_ba, rhs_ba)
     # Otherwise XLA fuses the next conversion into the product, as an extra pass.
     out = lax.optimization_barrier(plain.dot(lhs, rhs, dims))
@@ -73,7 +73,7 @@ def widened(x: jax.Array, target: Target) -> jax.Array:
     if x.dtype == jnp.int8:
         return x
     if target.takes_layouts:
-        x = _row_major(x)
+        x = layouts.row_major(x)
     return lax.optimization_barrier(x.astype(jnp.int8))
 
 
@@ -93,32 +93,6 @@ class _OfInt4(TargetDependent):
 
     def lowered(self, target, x):
         return self.reference(widened(x, target) if target.is_gpu else x)
-
-
-def _row_major(x: jax.Array) -> jax.Array:
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-
-
-def _contracting_last(
-    x: jax.Array, contracting: dn.Axes, batch: dn.Axes
-) -> tuple[jax.Array, dn.Axes, dn.Axes]:
-    """Moves an operand's contracting axes last; also returns the new axes.
-
-    XLA would choose one layout for an array that two contractions share, fold the
-    transposition into one of them, and transpose the floats before rounding. With both
-    layouts given, rounding writes the integers in both, and the barrier keeps the
-    transposition out of the contraction.
-    """
-    if _is_last(x.ndim, contracting):
-        return x, contracting, batch
-    order = (*batch, *dn.remaining_axes(x.ndim, contracting, batch), *contracting)
-    axes = tuple(range(x.ndim))
-    x = lax.optimization_barrier(_row_major(_row_major(x).transpose(order)))
-    return x, axes[x.ndim - len(contracting) :], axes[: len(batch)]
-
-
-def _is_last(rank: int, contracting: dn.Axes) -> bool:
-    return contracting == tuple(range(rank - len(contracting), rank))
 
 
 def _is_of_matrices(

@@ -3,6 +3,11 @@
 import functools
 import pathlib
 
+import jax
+
+TPUS_THAT_READ_ROWS = ("TPU v5 lite", "TPU v5", "TPU v5e", "TPU v5p")
+"""Kinds of TPUs, as `jax.Device.device_kind` and the public names call them."""
+
 
 @functools.cache
 def multiplies_unsigned() -> bool:
@@ -31,6 +36,18 @@ def multiplies_bfloat16() -> bool:
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(
         _flags(pathlib.Path("/proc/cpuinfo"))
     )
+
+
+@functools.cache
+def tpu_reads_rows() -> bool:
+    """Returns True if the TPU multiplies int8 slower where lhs is not read by rows.
+
+    v5e and v5p do (`aqtlite.lowering.tpu`). False without a TPU in this process, where
+    a program is compiled ahead of time for an unknown one.
+    """
+    if jax.default_backend() != "tpu":
+        return False
+    return jax.devices()[0].device_kind in TPUS_THAT_READ_ROWS
 
 
 def _flags(cpuinfo: pathlib.Path) -> set[str]:
