@@ -41,7 +41,7 @@ def is_fast(
     """Returns True if a plain `lax.dot_general` is on the fast path."""
     of = _Layout.of(lhs_shape, rhs_shape, dims)
     return not (
-        processor.multiplies_unsigned()
+        processor.multiplies_unsigned(of.rows)
         or of.is_transposed
         or of.is_matrix_of_rows
         or of.is_in_the_middle
@@ -114,7 +114,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     if has_one_column and of.is_transposed and rows != 1:
         return dot(rhs, lhs, dn.transpose(dims)).reshape(shape)
     # For one column, reading lhs dominates the time, and the offset reads it once more.
-    is_unsigned = processor.multiplies_unsigned() and not has_one_column
+    is_unsigned = processor.multiplies_unsigned(rows) and not has_one_column
     products = dn.contraction_size(dims, lhs.shape)
     few = _FEW_ROWS if is_unsigned and can_reshape(lhs) else 1
     has_few_rows = isinstance(rows, int) and (
@@ -258,7 +258,7 @@ def _dot_of_transposed(lhs, rhs, contracted):
         return plain.with_zeros(x, 0, -products % _BLOCK)
 
     dims = ((1,), (0,)), ((), ())
-    if processor.multiplies_unsigned():
+    if processor.multiplies_unsigned(math.prod(lhs.shape[contracted:])):
         out = unsigned_dot(_transpose(offset_by_128(matrix(lhs))), matrix(rhs), dims)
     else:
         out = plain.dot(_transpose(matrix(lhs)), matrix(rhs), dims)

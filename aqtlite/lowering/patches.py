@@ -151,11 +151,12 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
     """Contracts all patches with the kernel."""
     kernel = w.reshape(-1, w.shape[-1])
     products, columns = kernel.shape
+    positions = x.shape[0] * math.prod(geometry.result)
     is_unsigned = (
         geometry.is_on_one_cpu
-        and processor.multiplies_unsigned()
+        and processor.multiplies_unsigned(positions)
         and columns > 1
-        and x.shape[0] * math.prod(geometry.result) > 1
+        and positions > 1
     )
     if is_unsigned:
         x = cpu.offset_by_128(x)

@@ -2,26 +2,41 @@
 
 import functools
 import pathlib
+from typing import Any
 
 import jax
+
+# With AVX512-VNNI, XLA:CPU of JAX 0.12 multiplies int8 by int8 as fast as uint8 by
+# int8 from this number of rows on. That of JAX 0.10 does not, however many there are.
+_MANY_ROWS = 17
+_HAS_FAST_SIGNED = jax.__version_info__ >= (0, 12)
 
 TPUS_THAT_READ_ROWS = ("TPU v5 lite", "TPU v5", "TPU v5e", "TPU v5p")
 """Kinds of TPUs, as `jax.Device.device_kind` and the public names call them."""
 
 
-@functools.cache
-def multiplies_unsigned() -> bool:
+def multiplies_unsigned(rows: Any) -> bool:
     """Returns True if XLA:CPU multiplies uint8 by int8 faster than int8 by int8.
 
     This is the case with AVX512-VNNI, which takes one unsigned operand (Intel,
     "vpdpbusd"), unless there is AMX, which takes signed ones, too. Detected on Linux;
     False elsewhere.
+
+    Args:
+        rows: number of rows of the first operand, which may be symbolic (many).
     """
+    has_few = isinstance(rows, int) and rows < _MANY_ROWS
+    return has_unsigned_dots() and (has_few or not _HAS_FAST_SIGNED)
+
+
+@functools.cache
+def has_unsigned_dots() -> bool:
+    """Whether the processor multiplies uint8 by int8, and not int8 by int8."""
     return reads_as_unsigned(pathlib.Path("/proc/cpuinfo"))
 
 
 def reads_as_unsigned(cpuinfo: pathlib.Path) -> bool:
-    """Decides `multiplies_unsigned` from a file like Linux's ``/proc/cpuinfo``."""
+    """Whether there is AVX512-VNNI without AMX, by a file like ``/proc/cpuinfo``."""
     flags = _flags(cpuinfo)
     return "avx512_vnni" in flags and "amx_int8" not in flags
 

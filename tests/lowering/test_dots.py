@@ -35,7 +35,7 @@ def compiled_dot(lhs, rhs, dims):
 @pytest.fixture(params=[False, True], ids=["int8", "uint8"])
 def unsigned(request, monkeypatch):
     """Both kinds of processor, whichever this is."""
-    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: request.param)
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda rows: request.param)
     return request.param
 
 
@@ -88,13 +88,25 @@ def test_a_transposed_operand_by_one_column(column):
 )
 def test_one_row_by_a_matrix_that_threads_would_divide(rows, columns, dot, monkeypatch):
     """It is contracted as a batch of two halves."""
-    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: True)
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda rows: True)
     lhs, rhs = integers((rows, 200), "int8"), integers((columns, 200), "int8", 1)
     dims = ((1,), (1,)), ((), ())
     (line,) = cpu_dots(lhs, rhs, dims)
     assert f"({dot})" in line
     got = compiled_dot(lhs, rhs, dims)
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
+
+
+@pytest.mark.parametrize("rows", [4, 100])
+def test_many_rows_are_unsigned_only_in_old_versions_of_jax(rows, monkeypatch):
+    """XLA:CPU of JAX 0.12 has fast kernels for two signed operands."""
+    monkeypatch.setattr(processor, "has_unsigned_dots", lambda: True)
+    lhs, rhs = integers((rows, 200), "int8"), integers((64, 200), "int8", 1)
+    dims = ((1,), (1,)), ((), ())
+    is_unsigned = rows == 4 or jax.__version_info__ < (0, 12)
+    lines = cpu_dots(lhs, rhs, dims)
+    assert all(("x200xui8>" in line) == is_unsigned for line in lines)
+    np.testing.assert_array_equal(compiled_dot(lhs, rhs, dims), exact(lhs, rhs, dims))
 
 
 @pytest.mark.parametrize("rhs_dtype", ["int4", "int8", "int16"])
@@ -195,7 +207,7 @@ def test_long_contraction_over_two_axes():
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_lowers_for_every_platform(dtype, monkeypatch):
     """From a CPU host, integers to the dot on each of them."""
-    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: False)
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda rows: False)
     lhs, rhs = integers((16, 32), dtype), integers((32, 48), dtype)
     for platform in ("cpu", "cuda", "tpu"):
         exported = jax.export.export(
@@ -272,7 +284,7 @@ def test_inside_shard_map():
 
 def test_unsigned_sums_may_pass_int32_on_the_way(monkeypatch):
     """Raised by 128 they do; only the result has to fit."""
-    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: True)
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda rows: True)
     products = 133_000
     lhs = jnp.full((70, products), 127, jnp.int8)
     rhs = jnp.full((2, products), 127, jnp.int8)

@@ -17,7 +17,7 @@ FLOAT32 = jnp.dtype("float32")
 @pytest.fixture(params=[False, True], ids=["int8", "uint8"])
 def unsigned(request, monkeypatch):
     """Both kinds of processor, whichever this is."""
-    monkeypatch.setattr(processor, "multiplies_unsigned", lambda: request.param)
+    monkeypatch.setattr(processor, "multiplies_unsigned", lambda rows: request.param)
 
 
 @pytest.fixture
