@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from aqtlite.cli import (
     checkpoint_options,
+    choose_options,
     completion,
     config_options,
     edge_options,
@@ -61,6 +62,14 @@ COMMANDS = (
         examples=config_options.PLAN_EXAMPLES,
         add_arguments=config_options.add_plan_arguments,
         run=_runs("plan"),
+    ),
+    Command(
+        name="choose",
+        summary="choose bits for each weight of a trained model, under a budget",
+        description=choose_options.DESCRIPTION,
+        examples=choose_options.EXAMPLES,
+        add_arguments=choose_options.add_arguments,
+        run=_runs("choose"),
     ),
     Command(
         name="convert",

@@ -26,7 +26,7 @@ The factory is that of 'aqtlite convert': it returns the model, of Linen or of
 NNX, and a tuple of sample inputs, for which shapes will do. The model may be
 a float one. With --config or --preset the factory is called with that config;
 a float model of a factory without parameters has all of its contractions
-quantized by it.
+quantized by it. With --rules, the float model is quantized by them.
 
 With --measure, time each distinct contraction on this machine, in float and
 quantized, and print rules that leave in float what is faster so.

@@ -1,21 +1,25 @@
-"""The config selected by ``--config`` or ``--preset``."""
+"""The config or the rules selected by ``--config``, ``--rules`` or ``--preset``."""
 
 import argparse
 import pathlib
 
-from aqtlite import config
+from aqtlite import config, rules
 from aqtlite.cli.shared_options import BITS_OF
 from aqtlite.errors import UserError
 
 
-def config_of(args: argparse.Namespace) -> config.DotGeneral | None:
-    """Returns the config selected by the options, or None.
+def config_of(
+    args: argparse.Namespace,
+) -> config.DotGeneral | tuple[rules.Rule, ...] | None:
+    """Returns the config or the rules selected by the options, or None.
 
     Raises:
-        UserError: if the config is not valid.
+        UserError: if they are not valid.
     """
     if args.config is not None:
-        return _from_file(args.config)
+        return from_file(args.config)
+    if args.rules is not None:
+        return _rules_from(args.rules)
     if args.preset is None:
         return None
     preset = config.presets()[args.preset]
@@ -27,11 +31,13 @@ def config_of(args: argparse.Namespace) -> config.DotGeneral | None:
         raise UserError(f"--fwd-bits {args.fwd_bits}: {error}") from error
 
 
-def _from_file(path: pathlib.Path) -> config.DotGeneral:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+def from_file(path: pathlib.Path) -> config.DotGeneral:
+    """Reads a config.
+
+    Raises:
+        UserError: if the file holds none.
+    """
+    text = _text_of(path)
     try:
         cfg = config.from_json(text)
     except (ValueError, TypeError) as error:
@@ -39,3 +45,18 @@ def _from_file(path: pathlib.Path) -> config.DotGeneral:
     if not isinstance(cfg, config.DotGeneral):
         raise UserError(f"{path} holds a {type(cfg).__name__}")
     return cfg
+
+
+def _rules_from(path: pathlib.Path) -> tuple[rules.Rule, ...]:
+    text = _text_of(path)
+    try:
+        return rules.from_json(text)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} holds no rules: {error}") from error
+
+
+def _text_of(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error

@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> None:
         text = " ".join(str(error).split())
         if args.preset in STATIC and args.calibrate is None:
             text += "; or gather them here, with --calibrate data.npz"
-        has_config = args.preset is not None or args.config is not None
+        selected = args.preset, args.config, args.rules
+        has_config = any(one is not None for one in selected)
         if "nothing to freeze" in text and not has_config:
             text += "; a float model needs --preset or --config"
         raise UserError(text) from error

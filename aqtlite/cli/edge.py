@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     if args.save_ranges is not None:
         if args.calibrate is None:
             raise UserError("--save-ranges goes with --calibrate")
-        _check_free(args.save_ranges, args.overwrite)
+        output.check_free(args.save_ranges, args.overwrite)
     rules = _rules(args.rules)
     model, sample_args, sample_kwargs = factory.call(
         args.model, factory.find(args.model), None
@@ -102,20 +102,13 @@ def _check_target(target: pathlib.Path, overwrite: bool) -> None:
             f"{target} must end in {' or '.join(_PACKAGES)}, which says for which "
             "runtime it is"
         )
-    _check_free(target, overwrite)
+    output.check_free(target, overwrite)
     for package in _PACKAGES[target.suffix]:
         if importlib.util.find_spec(package) is None:
             raise UserError(
                 f"a {target.suffix} file needs the package {package!r}: pip install "
                 f"'aqtlite[{_EXTRAS[target.suffix]}]'"
             )
-
-
-def _check_free(path: pathlib.Path, overwrite: bool) -> None:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} exists; --overwrite replaces it")
 
 
 def _check_model(name: str, model: Any, kwargs: Mapping[str, Any]) -> None:

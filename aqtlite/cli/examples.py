@@ -18,7 +18,14 @@ from aqtlite.jaxpr import tracing
 class Examples:
     """Batches of a file, each a tuple of positional arguments of the model."""
 
-    def __init__(self, path: pathlib.Path, args: tuple[Any, ...], batch_size: int):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        args: tuple[Any, ...],
+        batch_size: int,
+        *,
+        has_others: bool = False,
+    ):
         """Reads the file, and checks it against the arguments of the model.
 
         Args:
@@ -26,6 +33,8 @@ class Examples:
             args: sample arguments, arrays or their shapes. Other arguments are passed
                 unchanged in every batch.
             batch_size: number of examples per batch; the last batch may have fewer.
+            has_others: whether further arrays, such as labels, may follow those of the
+                arguments. They follow the arguments in every batch.
 
         Raises:
             UserError: if the file cannot be read, does not match the arguments, has no
@@ -33,22 +42,26 @@ class Examples:
         """
         if batch_size < 1:
             raise UserError(f"--batch-size must be at least 1, got {batch_size}")
-        self._size = batch_size
+        self.size = batch_size
+        """Number of examples of each batch but the last."""
         self._leaves, self._treedef = jax.tree.flatten(args)
         self._places = [i for i, x in enumerate(self._leaves) if tracing.is_array(x)]
         samples = [self._leaves[i] for i in self._places]
         arrays = _read(path)
         names = sorted(arrays, key=_natural)
-        if len(names) != len(samples):
+        num_others = len(names) - len(samples)
+        if num_others < 0 or (num_others and not has_others):
             raise UserError(
                 f"{path} holds {len(names)} arrays ({', '.join(names)}), and the "
                 f"model takes {len(samples)}: {', '.join(map(_brief, samples))}"
             )
         self._arrays = [
             _checked(f"{path}: {name}", arrays[name], sample)
-            for name, sample in zip(names, samples, strict=True)
+            for name, sample in zip(names, samples, strict=False)
         ]
-        counts = [len(x) for x in self._arrays]
+        others = names[len(samples) :]
+        self._others = [_with_examples(f"{path}: {x}", arrays[x]) for x in others]
+        counts = [len(x) for x in (*self._arrays, *self._others)]
         if len(set(counts)) > 1:
             listed = ", ".join(
                 f"{n} of {c}" for n, c in zip(names, counts, strict=True)
@@ -58,14 +71,16 @@ class Examples:
         """Number of examples."""
 
     def __len__(self) -> int:
-        return -(-self.count // self._size)
+        return -(-self.count // self.size)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        for start in range(0, self.count, self._size):
+        for start in range(0, self.count, self.size):
+            part = slice(start, start + self.size)
             leaves = list(self._leaves)
             for place, x in zip(self._places, self._arrays, strict=True):
-                leaves[place] = jnp.asarray(x[start : start + self._size])
-            yield jax.tree.unflatten(self._treedef, leaves)
+                leaves[place] = jnp.asarray(x[part])
+            args = jax.tree.unflatten(self._treedef, leaves)
+            yield (*args, *(jnp.asarray(x[part]) for x in self._others))
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -112,6 +127,13 @@ def _checked(name: str, x: np.ndarray, sample: Any) -> np.ndarray:
     if _kind(dtype) == "integer" and (cast != x).any():
         raise UserError(f"{name} holds integers that are too large for {dtype.name}")
     return cast
+
+
+def _with_examples(name: str, x: np.ndarray) -> np.ndarray:
+    """Checks that an array for the loss has an axis of examples."""
+    if not x.ndim or not len(x):
+        raise UserError(f"{name} holds no example: its first axis counts them")
+    return x
 
 
 def _kind(dtype: np.dtype) -> str:

@@ -18,17 +18,18 @@ from aqtlite.flax.linen.quantize_model import Model
 from aqtlite.flax.nnx.model import QuantizedModel as QuantizedNnxModel
 
 
-def find(name: str) -> Callable[..., Any]:
-    """Imports a factory.
+def find(name: str, option: str = "--model") -> Callable[..., Any]:
+    """Imports a factory, or another function.
 
     Args:
         name: ``package.module:factory`` or ``path/to/file.py:factory``.
+        option: option that names it, for error messages.
 
     Raises:
-        UserError: if the factory cannot be imported.
+        UserError: if it cannot be imported.
     """
     place, _, attribute = name.rpartition(":")
-    module = _import(place, f"--model {name}")
+    module = _import(place, f"{option} {name}")
     if not hasattr(module, attribute):
         functions = [
             other
@@ -36,7 +37,7 @@ def find(name: str) -> Callable[..., Any]:
             if callable(value) and not other.startswith("_")
         ]
         hint = did_you_mean(attribute, functions)
-        raise UserError(f"--model {name}: {place} has no {attribute!r}{hint}")
+        raise UserError(f"{option} {name}: {place} has no {attribute!r}{hint}")
     factory: Callable[..., Any] = getattr(module, attribute)
     return factory
 
@@ -82,7 +83,8 @@ def call(
         name: ``package.module:factory``, for error messages.
         factory: factory from `find`.
         cfg: config passed to the factory, or to `quantize_model` if the factory takes
-            no argument; None calls the factory without one.
+            no argument; None calls the factory without one. Rules, as a tuple, are
+            for `quantize_model` always.
 
     Returns:
         The model, sample arguments and sample keyword arguments.
@@ -90,7 +92,8 @@ def call(
     Raises:
         UserError: if the factory raises, or returns something else.
     """
-    is_argument = cfg is not None and _takes_argument(factory)
+    is_config = isinstance(cfg, config.DotGeneral)
+    is_argument = is_config and _takes_argument(factory)
     called_with = "the config" if is_argument else "nothing"
     try:
         made = factory(cfg) if is_argument else factory()
@@ -131,12 +134,13 @@ def _takes_argument(factory: Callable[..., Any]) -> bool:
     return True
 
 
-def _quantized(name: str, model: Any, cfg: config.DotGeneral) -> Any:
-    """Quantizes the float model of a factory that takes no config."""
+def _quantized(name: str, model: Any, cfg: Any) -> Any:
+    """Quantizes the float model of a factory by a config or by rules."""
     if isinstance(model, QuantizedModel | QuantizedNnxModel):
         raise UserError(
             f"--model {name} takes no config, and its model is quantized already: "
-            "leave out --preset and --config, or give the factory a parameter for them"
+            "leave out --preset, --config and --rules, or give the factory a parameter "
+            "for a config"
         )
     if isinstance(model, nnx.Module):
         return aqt_nnx.quantize_model(model, cfg)

@@ -28,6 +28,9 @@ BITS_OF = {
 STATIC = ("gptq", "static_int8", "smoothquant")
 """Presets that need statistics of activations."""
 
+LEARNED = ("lsq", "lsq_weight_only")
+"""Presets with scales that training learns."""
+
 _OTHERS = ("w4a8", "fp8", "mxfp8", "mxfp6", "mxfp4", "mxint8", "nvfp4", "block_fp8")
 
 PRESETS = tuple(dict.fromkeys((*BITS_OF, *STATIC, *_OTHERS)))
@@ -51,7 +54,7 @@ def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--model",
         metavar="MODULE:FACTORY",
         required=True,
-        type=_model,
+        type=place,
         help="a function that returns (model, sample_args[, sample_kwargs]), as "
         "package.module:factory or path/to/file.py:factory",
     )
@@ -59,7 +62,7 @@ def add_model(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_config(parser: argparse.ArgumentParser, use: str) -> None:
-    """Adds ``--config``, ``--preset`` and ``--fwd-bits``.
+    """Adds ``--config``, ``--rules``, ``--preset`` and ``--fwd-bits``.
 
     Args:
         parser: parser to extend.
@@ -71,6 +74,13 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
         "--config",
         metavar="FILE.json",
         help=f"a config (aqtlite.config.to_json), {use}",
+    )
+    add_path(
+        how,
+        "--rules",
+        metavar="FILE",
+        help="rules for the float model of the factory (aqtlite.rules.to_json, "
+        "'aqtlite choose')",
     )
     how.add_argument(
         "--preset",
@@ -88,15 +98,19 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
 
 
 def add_examples(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, use: str
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    use: str,
+    **kwargs: Any,
 ) -> None:
     """Adds ``--calibrate``.
 
     Args:
         parser: parser or argument group to extend.
         use: purpose of the examples, for the help.
+        **kwargs: further arguments of `add_argument`.
     """
-    add_path(parser, "--calibrate", metavar="FILE.npz", help=f"examples, {use}")
+    help_text = f"examples, {use}"
+    add_path(parser, "--calibrate", metavar="FILE.npz", help=help_text, **kwargs)
 
 
 def add_batch_size(parser: argparse.ArgumentParser) -> None:
@@ -141,21 +155,27 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         UserError: if a file is missing, or options cannot be combined.
     """
-    for name in ("source", "checkpoint", "config", "calibrate", "ranges", "rules"):
-        path = getattr(args, name, None)
+    names = ("source", "checkpoint", "config", "calibrate", "ranges", "rules")
+    paths = [getattr(args, name, None) for name in names]
+    for path in (*paths, *getattr(args, "configs", ())):
         if path is not None and not path.exists():
             raise UserError(f"{path} does not exist")
     if getattr(args, "fwd_bits", None) is not None and args.preset not in BITS_OF:
         raise UserError(f"--fwd-bits goes with --preset {' or '.join(BITS_OF)}")
 
 
-def _model(name: str) -> str:
-    place, colon, attribute = name.rpartition(":")
-    if not (place and colon and attribute.isidentifier()):
+def place(name: str) -> str:
+    """Checks the name of a function, ``package.module:name`` or ``file.py:name``.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is no such name, or there is no such file.
+    """
+    module, colon, attribute = name.rpartition(":")
+    if not (module and colon and attribute.isidentifier()):
         raise argparse.ArgumentTypeError(
             f"{name!r} names no factory: write package.module:factory, or "
             "path/to/file.py:factory"
         )
-    if place.endswith(".py") and not pathlib.Path(place).is_file():
-        raise argparse.ArgumentTypeError(f"the file {place} does not exist")
+    if module.endswith(".py") and not pathlib.Path(module).is_file():
+        raise argparse.ArgumentTypeError(f"the file {module} does not exist")
     return name

@@ -1,0 +1,97 @@
+"""The command ``aqtlite choose``."""
+
+import argparse
+import importlib.util
+import pathlib
+from typing import Any
+
+from flax import nnx
+
+from aqtlite import config, rules
+from aqtlite.allocation.choose import choose_bits
+from aqtlite.checkpoint.load_float import load_float
+from aqtlite.checkpoint.variables import OF_MODELS, untraceable
+from aqtlite.cli import configs, factory, output
+from aqtlite.cli.examples import Examples
+from aqtlite.cli.shared_options import BITS_OF
+from aqtlite.errors import UserError
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs ``aqtlite choose``."""
+    candidates = _candidates(args.candidates, args.configs)
+    for path in filter(None, (args.out, args.plot)):
+        output.check_free(path, args.overwrite)
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs Matplotlib: pip install 'aqtlite[demo]'")
+    model, sample_args, sample_kwargs = factory.call(
+        args.model, factory.find(args.model), None
+    )
+    loss = None if args.loss is None else factory.find(args.loss, "--loss")
+    examples = Examples(
+        args.calibrate, sample_args, args.batch_size, has_others=loss is not None
+    )
+    variables = load_float(args.source, model, sample_args, sample_kwargs, args.subtree)
+    if isinstance(model, nnx.Module):
+        model, variables = nnx.merge(nnx.graphdef(model), variables), None
+    try:
+        found = choose_bits(
+            model,
+            variables,
+            _whole(examples),
+            candidates=candidates,
+            budget=args.budget,
+            loss=loss,
+            num_inputs=len(sample_args),
+            **sample_kwargs,
+        )
+    except (ValueError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(" ".join(str(error).split())) from error
+    except OF_MODELS as error:
+        raise untraceable(
+            type(model).__name__, sample_args, sample_kwargs, error
+        ) from error
+    if args.out is not None:
+        args.out.write_text(rules.to_json(found.rules, indent=2) + "\n", "utf-8")
+    if args.plot is not None:
+        found.plot(args.plot)
+    if args.json:
+        print(found.to_json(indent=2))
+    else:
+        output.results().print(found)
+
+
+def _candidates(
+    names: list[str], paths: list[pathlib.Path]
+) -> dict[str, config.DotGeneral]:
+    """Returns the candidates by name."""
+    found = {}
+    for name in names:
+        preset, _, bits = name.partition("=")
+        chosen = {BITS_OF[preset]: int(bits)} if bits else {}
+        found[name] = config.presets()[preset].make(**chosen)
+    for path in paths:
+        found[path.stem] = configs.from_file(path)
+    if len(found) < len(names) + len(paths):
+        raise UserError("two candidates have one name: rename a file")
+    if not found:
+        raise UserError("there is nothing to choose from: --candidates or --config")
+    return found
+
+
+def _whole(examples: Examples) -> list[Any]:
+    """Returns the batches, without a last one that is smaller than the others.
+
+    That one would be compiled anew, and weigh as much.
+    """
+    batches = list(examples)
+    left = examples.count % examples.size
+    if left and len(batches) > 1:
+        output.messages().print(
+            f"the last {left} of {examples.count} examples are left out: batches are "
+            f"of {examples.size} (--batch-size)"
+        )
+        batches.pop()
+    return batches
