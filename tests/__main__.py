@@ -27,8 +27,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 CHECKS = (
     ("ruff", "format", "--check", "."),
     ("ruff", "check", "."),
-    ("mypy",),
 )
+# Takes one core for 20 seconds, and the tests that begin meanwhile the other.
+TYPES = ("mypy",)
 # The tests of a file run in one process, so that what they share, programs and
 # fixtures, is made once; files in the order of tests/conftest.py, not by their number
 # of tests, which says little of how long they take.
@@ -53,9 +54,9 @@ def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
         ValueError: if there is no such part.
     """
     if not arguments:
-        return [*CHECKS, *_pytest(*QUICK)]
+        return [*CHECKS, TYPES, *_pytest(*QUICK)]
     if arguments[0] == "all":
-        return [*CHECKS, *_pytest(*arguments[1:])]
+        return [*CHECKS, TYPES, *_pytest(*arguments[1:])]
     if arguments[0] == "slow":
         return _pytest(*SLOW, *arguments[1:])
     options = [i for i, text in enumerate(arguments) if text.startswith("-")]
@@ -85,7 +86,10 @@ def parts() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the checks up to the first that fails, then both groups of tests."""
+    """Run the checks up to the first that fails, then both groups of tests.
+
+    Types are checked beside the first group.
+    """
     if "-h" in arguments or "--help" in arguments:
         print(__doc__)
         return 0
@@ -96,18 +100,23 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if not arguments:
         print(__doc__, flush=True)
-    failed, without_tests = 0, 0
+    failed, without_tests, types = 0, 0, None
     for command in asked:
         print("$", *command, flush=True)
-        status = subprocess.run(
-            (sys.executable, "-m", *command), cwd=ROOT, check=False
-        ).returncode
+        process = subprocess.Popen((sys.executable, "-m", *command), cwd=ROOT)
+        if command == TYPES:
+            types = process
+            continue
+        status = process.wait()
         if command in CHECKS and status:
             return status
         if status == _NO_TESTS:
             without_tests += 1
         else:
             failed = failed or status
+    if types is not None and types.wait():
+        print("mypy has found errors, which are above.", file=sys.stderr)
+        failed = failed or types.returncode
     if failed or without_tests == len(CODES):
         return failed or _NO_TESTS
     if not arguments:

@@ -128,6 +128,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.slow
 def test_recipes_are_those_of_aqt(page):
     """Output and gradients, all recipes in one program."""
     lhs, rhs = normal((6, 32)), normal((32, 5))

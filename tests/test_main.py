@@ -15,11 +15,12 @@ def pytest_twice(*arguments):
 
 def test_no_arguments_run_the_checks_and_the_quick_tests():
     quick = pytest_twice("-m", "not slow")
-    assert command.commands([]) == [*command.CHECKS, *quick]
+    assert command.commands([]) == [*command.CHECKS, command.TYPES, *quick]
 
 
 def test_all_is_what_the_two_parts_are():
-    assert command.commands(["all", "-x"]) == [*command.CHECKS, *pytest_twice("-x")]
+    checks = [*command.CHECKS, command.TYPES]
+    assert command.commands(["all", "-x"]) == [*checks, *pytest_twice("-x")]
     assert command.commands(["slow"]) == pytest_twice("-m", "slow")
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.code("quick")
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "rules.md"
 

@@ -15,7 +15,8 @@ from aqtlite.testing import (
     assert_kernel_equals_reference,
     assert_served_equals_trained,
 )
-from tests.common import normal, quick_jit
+from tests.common import normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -51,7 +52,7 @@ MODEL = Model()
 
 @pytest.fixture(scope="module")
 def variables():
-    return quick_jit(MODEL.init)(jax.random.key(0), X)
+    return init(MODEL, X)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_dtype_shape_and_structure_are_compared(change, message):
             return change(y) if self.has_variable("flags", "is_served") else y
 
     model = Other()
-    variables = quick_jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     serving = {**convert(model, variables, X), "flags": {"is_served": jnp.ones(())}}
     with pytest.raises(AssertionError, match=message):
         assert_served_equals_trained(model, variables, X, serving=serving)
@@ -146,7 +147,7 @@ def test_a_zero_has_a_sign():
             return -zeros if self.has_variable("flags", "is_served") else zeros
 
     model = Zero()
-    variables = quick_jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     serving = {**convert(model, variables, X), "flags": {"is_served": jnp.ones(())}}
     with pytest.raises(AssertionError, match="by up to 0 "):
         assert_served_equals_trained(model, variables, X, serving=serving)
@@ -160,7 +161,7 @@ def test_serving_variables_without_frozen_weights(variables):
 @pytest.mark.parametrize("cfg", [None, config.unquantized()])
 def test_a_float_model_is_said_to_be_one(cfg):
     model = nn.Dense(5, dot_general=AqtDotGeneral(cfg))
-    variables = quick_jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     with pytest.raises(ValueError, match=r"all 1 contractions .* is a float model"):
         assert_served_equals_trained(model, variables, X)
 

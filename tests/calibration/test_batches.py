@@ -1,6 +1,5 @@
 """What `calibrate` takes for batches: in Linen, in NNX and for the edge."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
@@ -10,6 +9,7 @@ import aqtlite.flax.nnx
 from aqtlite import config, edge
 from aqtlite.flax import AqtDotGeneral, calibrate
 from tests.common import normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -18,7 +18,7 @@ X, STATIC = normal((3, 8)), config.static_int8()
 
 def linen(batches):
     model = nn.Dense(4, dot_general=AqtDotGeneral(STATIC))
-    return calibrate(model, model.init(jax.random.key(0), X), batches)
+    return calibrate(model, init(model, X), batches)
 
 
 def of_nnx(batches):
@@ -69,7 +69,7 @@ def test_a_model_of_a_mapping():
             return nn.Dense(4, dot_general=AqtDotGeneral(STATIC))(features["x"])
 
     model, batch = OfFeatures(), {"x": X}
-    variables = model.init(jax.random.key(0), batch)
+    variables = init(model, batch)
     assert "aqt_stats" in calibrate(model, variables, [batch])
     with pytest.raises(TypeError, match=r"a dict of y as one .* raised KeyError: 'x'"):
         calibrate(model, variables, [{"y": X}])

@@ -1,7 +1,6 @@
 """Delayed scaling: ranges of the batches before."""
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.calibration.gathered import after, before_first
 from tests.common import normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -50,9 +50,7 @@ def test_nan_and_zeros():
 )
 def test_trains_and_is_served(cfg):
     model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
-    variables = calibrate(
-        model, jax.jit(model.init)(jax.random.key(0), X), [X, 2 * X, X]
-    )
+    variables = calibrate(model, init(model, X), [X, 2 * X, X])
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)
 

@@ -12,7 +12,7 @@ from aqtlite import config
 from aqtlite.flax import convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.calibration import members
-from tests.common import MATMUL, normal, quick_jit
+from tests.common import MATMUL, mostly_slow, normal, quick_jit
 from tests.extensions import models
 from tests.flax.support import init
 
@@ -78,7 +78,9 @@ def test_one_row_is_served_bit_for_bit(trained):
     assert_served_equals_trained(models.Heads(tuple(heads)), variables, X[:1])
 
 
-@pytest.mark.parametrize("name", members.TENSORS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(members.TENSORS, "rms", "min_max", "constant")
+)
 def test_calibrates_operands_of_gradients(name):
     tensor = members.TENSORS[name]
     raw = config.DotGeneralRaw(lhs=tensor, rhs=tensor)

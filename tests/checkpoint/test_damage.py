@@ -152,7 +152,14 @@ def test_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("how", FORMATS)
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(0.0, marks=pytest.mark.slow),
+        0.5,
+        pytest.param(0.99, marks=pytest.mark.slow),
+    ],
+)
 def test_truncated_source(how, share, tmp_path):
     source = save(tmp_path / "float", VARIABLES, how)
     wanted = convert(MODEL, VARIABLES, X)

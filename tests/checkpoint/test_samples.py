@@ -16,7 +16,8 @@ from aqtlite import checkpoint
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import assert_same, refuses, save
-from tests.common import nearest, normal, quick_jit
+from tests.common import nearest, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -97,7 +98,7 @@ def shapes_of(args):
 @pytest.mark.parametrize("args", INPUTS.values(), ids=INPUTS)
 def test_linen(args, tmp_path):
     model = Layer()
-    variables = quick_jit(model.init)(jax.random.key(1), *args)
+    variables = init(model, *args)
     wanted = convert(model, variables, *args)
     source = save(tmp_path / "float", variables, "msgpack")
     for name, sample in (("values", args), ("shapes", shapes_of(args))):
@@ -145,7 +146,7 @@ def test_rngs_of_linen(tmp_path):
 def test_a_class_that_is_gone(tmp_path, monkeypatch):
     model = Layer()
     (batch,) = args = INPUTS["flax_struct"]
-    variables = model.init(jax.random.key(1), batch)
+    variables = init(model, batch)
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, *args)
     monkeypatch.delitem(globals(), "Batch")

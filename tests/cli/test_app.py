@@ -207,6 +207,7 @@ def test_completion_needs_shtab(capsys, monkeypatch):
     assert "pip install 'aqtlite[completion]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_missing_dependency_says_how_to_get_it():
     code = (
         "import sys; sys.modules['optax'] = None\n"

@@ -16,7 +16,8 @@ import pytest
 import aqtlite
 from aqtlite import calibration, checkpoint, config, noise, numerics
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, QuantMode, convert
-from tests.common import MATMUL, assert_same, normal, quick_jit, tensor
+from tests.common import MATMUL, assert_same, normal, tensor
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -85,7 +86,9 @@ def test_operands_of_gradients_that_are_quantized_afresh_have_noise_of_their_own
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("with_key", [False, True])
+@pytest.mark.parametrize(
+    "with_key", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_remat_rounds_to_the_same_integers(with_key):
     key = jax.random.key(0) if with_key else None
 
@@ -123,7 +126,7 @@ STOCHASTIC, NEAREST = Model(CFG), Model(CFG.for_serving())
 
 @pytest.fixture(scope="module")
 def variables():
-    return quick_jit(NEAREST.init)(jax.random.key(0), X)
+    return init(NEAREST, X)
 
 
 @pytest.fixture(scope="module")

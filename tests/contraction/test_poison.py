@@ -12,7 +12,8 @@ import aqtlite
 from aqtlite import calibration, config, numerics, statistics
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from aqtlite.testing import assert_served_equals_trained
-from tests.common import MATMUL, normal
+from tests.common import MATMUL, mostly_slow, normal, quick_jit
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -63,7 +64,7 @@ class Branches(nn.Module):
 
 def gathered(model):
     """Variables of no batch, and after one."""
-    fresh = jax.jit(model.init)(jax.random.key(0), X)
+    fresh = quick_jit(model.init)(jax.random.key(0), X)
     return fresh, calibrate(model, fresh, [X]) if "aqt_stats" in fresh else fresh
 
 
@@ -73,7 +74,9 @@ def without(variables, fresh):
     return {**variables, "aqt_stats": found}
 
 
-@pytest.mark.parametrize("following", NEXT)
+@pytest.mark.parametrize(
+    "following", mostly_slow(NEXT, "static_int8", "smoothquant", "dynamic")
+)
 def test_missing_statistics_poison_whatever_follows(following):
     """A layer that was added, or renamed, after the calibration."""
     model = Two(NEXT[following])
@@ -158,7 +161,7 @@ class SummedRows(nn.Module):
 def test_a_weight_of_a_learned_range_leaves_no_trace_in_the_trained_program():
     model = SummedRows()
     x = normal((7, 16))
-    variables = jax.jit(model.init)(jax.random.key(0), x)
+    variables = init(model, x)
     assert_served_equals_trained(model, variables, x)
 
 

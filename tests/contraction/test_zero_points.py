@@ -70,7 +70,7 @@ def test_zeros_and_one_element():
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("reuse", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradients_are_those_of_the_integers(reuse):
     g8 = tensor(8)
     backward = config.DotGeneralRaw(

@@ -97,6 +97,7 @@ def test_rules(tmp_path, name):
         assert "GELU" in names and "FULLY_CONNECTED" not in names
 
 
+@pytest.mark.slow
 def test_float_interface(tmp_path):
     model, x = MODELS["conv_net"]
     variables = models.trained(model, x)
@@ -257,6 +258,7 @@ def test_operators_without_int16_are_named(tmp_path):
     assert _no_file(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_channel_that_is_turned_off_keeps_its_bias(tmp_path):
     # Batch normalization leaves tiny weights, or none, of a channel and its bias.
     factors = jnp.array([1.0, 1e-4, 1e-8, 1e-30, 0.0])
@@ -290,6 +292,7 @@ def test_inputs_that_are_not_used_and_known_outputs(tmp_path):
     np.testing.assert_array_equal(known, np.arange(3.0))
 
 
+@pytest.mark.slow
 def test_several_outputs_of_an_equation_of_weights(tmp_path):
     w, x = models.normal((6, 8)), models.normal((4, 6), 2)
 
@@ -317,6 +320,7 @@ def test_nnx_in_training_is_refused():
     edge.calibrate(model, nnx.state(model), [x])
 
 
+@pytest.mark.slow
 def test_convolutions_without_bias(tmp_path):
     x = models.normal((2, 5, 5, 3))
     model = nn.Conv(4, (3, 3), use_bias=False)

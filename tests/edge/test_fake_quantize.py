@@ -56,6 +56,7 @@ def test_what_is_trained_is_what_the_file_computes(tmp_path, weights):
     np.testing.assert_array_equal(trained, served)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_floats_that_are_rounded():
     model, x = _Convolutions(), models.normal((4, 6, 6, 4))
     variables = models.trained(model, x)

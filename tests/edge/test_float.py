@@ -25,6 +25,7 @@ def conv_net():
     return model, variables, x, jax.jit(model.apply)(variables, x)
 
 
+@pytest.mark.slow
 def test_a_file_of_floats(tmp_path, conv_net):
     model, variables, x, expected = conv_net
     path = tmp_path / "float.tflite"
@@ -51,6 +52,7 @@ def test_a_file_of_floats_needs_no_ranges_of_its_own(tmp_path, conv_net):
     assert not {"Mul", "Sub", "Div", "Max"} & report.counts().keys()
 
 
+@pytest.mark.slow
 def test_an_input_of_operators_of_floats_is_not_rounded(tmp_path):
     def model(w, x):
         with jax.named_scope("float"):

@@ -16,6 +16,7 @@ from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import mostly_slow, normal, quick_jit
 from tests.extensions import affine, models, running, ternary
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -28,7 +29,7 @@ each = pytest.mark.parametrize("name", mostly_slow(models.CONFIGS, "running"))
 def train(name, steps=60):
     """Returns the model, its variables, and its first and last loss."""
     model = models.Mlp(models.CONFIGS[name])
-    variables = quick_jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     optimizer = optax.adam(1e-2)
     state = quick_jit(optimizer.init)(variables["params"])
 
@@ -110,7 +111,7 @@ def test_statistics_are_read_in_serving():
 
 def test_before_statistics():
     model, _ = models.make_running()
-    variables = quick_jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     with pytest.raises(ValueError, match="have seen no batch: gather some with"):
         convert(model, variables, X)
     with pytest.raises(ValueError, match="has no statistics yet"):
@@ -156,9 +157,7 @@ def test_converts_on_disk_and_loads(name, tmp_path, capsys):
 def test_statistics_of_no_batch_are_not_converted(tmp_path, capsys):
     model, _ = models.make_running()
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(
-            tmp_path / "source", quick_jit(model.init)(jax.random.key(0), X)
-        )
+        checkpointer.save(tmp_path / "source", init(model, X))
     paths = [str(tmp_path / name) for name in ("source", "target")]
     factory = "tests.extensions.models:make_running"
     assert cli.main(["convert", *paths, "--model", factory]) == 2

@@ -29,9 +29,13 @@ def init(model, *args, **kwargs):
     def init_model():
         return model.init(jax.random.key(7), *args, **kwargs)
 
+    def init_others():
+        made = init_model()
+        return {name: made[name] for name in made if name != "params"}
+
     variables = jax.eval_shape(init_model)
     if set(variables) - {"params", "aqt"}:
-        variables = quick_jit(init_model)()
+        variables = {**variables, **quick_jit(init_others)()}
 
     def fill(path, leaf):
         name = jax.tree_util.keystr(path)

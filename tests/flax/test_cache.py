@@ -14,6 +14,7 @@ from flax import serialization
 from aqtlite import calibration, config, kv_cache, numerics
 from aqtlite.flax import QuantizedCache, quantize_model
 from tests.common import assert_same, normal, quick_jit, relative_error
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -27,7 +28,7 @@ CAUSAL = nn.make_causal_mask(jnp.ones((2, LENGTH)))
 
 @functools.cache
 def variables():
-    return jax.jit(LAYER.init)(jax.random.key(0), X)
+    return init(LAYER, X)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -62,7 +62,7 @@ def test_a_named_tuple_is_one_argument():
         def __call__(self, graph):
             return dense()(graph.nodes)
 
-    variables = OfGraph().init(jax.random.key(0), Graph(X))
+    variables = init(OfGraph(), Graph(X))
     graphs, tuples = [Graph(x) for x in BATCHES], [(Graph(x),) for x in BATCHES]
     found = [calibrate(OfGraph(), variables, one) for one in (graphs, tuples)]
     got, wanted = (high_of(one["aqt_stats"]["Dense_0"]) for one in found)
@@ -196,7 +196,7 @@ def test_two_contractions_of_one_module_need_names():
     with pytest.raises(ValueError, match="makes two contractions of the same axes"):
         Two((None, None)).init(jax.random.key(0), X)
     model = Two(("in", "out"))
-    variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), BATCHES)
+    variables = calibrate(model, init(model, X), BATCHES)
     assert set(variables["aqt_stats"]) == {"in", "out"}
     serving = convert(model, variables, X)
     assert_served_equals_trained(model, variables, X, serving=serving)
@@ -223,7 +223,7 @@ class Scanned(nn.Module):
 @pytest.mark.code("users")
 def test_under_a_scan_each_layer_has_its_own():
     model = Scanned()
-    variables = calibrate(model, jax.jit(model.init)(jax.random.key(0), X), BATCHES)
+    variables = calibrate(model, init(model, X), BATCHES)
     (entry,) = jax.tree.leaves(
         variables["aqt_stats"], is_leaf=lambda node: "lhs" in node
     )

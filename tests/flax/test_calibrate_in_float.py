@@ -20,7 +20,8 @@ from aqtlite.flax import (
     quantize_model,
 )
 from aqtlite.flax import nnx as aqt_nnx
-from tests.common import assert_same, normal, quick_jit
+from tests.common import assert_same, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -64,7 +65,7 @@ each = pytest.mark.parametrize("name", MODELS)
 
 
 def fresh(model):
-    return quick_jit(model.init)(jax.random.key(0), X)
+    return init(model, X)
 
 
 def merged_halves(calibrate, model, variables):
@@ -155,7 +156,7 @@ def test_other_arrays_are_floats():
             x = AqtTake(config.weight_only(bits=2))(rows, indices)
             return nn.Dense(4, dot_general=dot_general)(x)
 
-    variables = Model().init(jax.random.key(0), indices)
+    variables = init(Model(), indices)
     variables = {**variables, "params": {"Dense_0": dense}}
     found = calibrate_in_float(Model(), variables, [indices])["aqt_stats"]
     (entry,) = found["Dense_0"].values()

@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, FrozenKernel, convert
+from tests.common import mostly_slow
 from tests.flax import models
 from tests.flax.support import (
     DG,
@@ -257,7 +258,7 @@ def test_raw_transformations_inside_a_module(how):
     check_served(Model(), X, frozen=1)
 
 
-@pytest.mark.parametrize("name", ["convert", "serve", "rng"])
+@pytest.mark.parametrize("name", mostly_slow(["convert", "serve", "rng"], "convert"))
 def test_jnp_einsum_with_nothing_in_its_cache(name):
     """`jnp.einsum` is jitted: what it traced once it does not trace again."""
     model, x = models.Attention(INT8, "einsum_dot_general"), X[None]

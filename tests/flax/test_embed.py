@@ -88,7 +88,7 @@ def test_values_and_gradients():
 
 
 def test_without_a_config_it_is_an_embed():
-    variables = nn.Embed(20, 8).init(jax.random.key(0), TOKENS)
+    variables = init(nn.Embed(20, 8), TOKENS)
     x = jnp.ones((2, 8))
     for model in (AqtEmbed(20, 8), AqtEmbed(20, 8, take=AqtTake(None))):
         np.testing.assert_array_equal(

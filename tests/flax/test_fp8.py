@@ -12,7 +12,9 @@ from tests.common import normal, quick_jit
 from tests.flax.support import init
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    "per_channel", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_few_rows_are_summed_in_one_order(per_channel, monkeypatch):
     """XLA:CPU's kernels for few rows sum by the layout of the weights."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)

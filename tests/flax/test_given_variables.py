@@ -10,6 +10,7 @@ import aqtlite.flax.nnx
 from aqtlite import config, convert_function, quantize_function
 from aqtlite.flax import AqtDotGeneral, Call, calibrate, convert, quantize_model
 from tests.common import normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -44,14 +45,14 @@ def calls_without_the_level():
 @pytest.mark.parametrize("name", calls_without_the_level())
 @pytest.mark.parametrize("is_nested", [True, False], ids=["model", "layer"])
 def test_parameters_without_their_collection(name, is_nested):
-    params = Model().init(jax.random.key(0), X)["params"]
+    params = init(Model(), X)["params"]
     given = params if is_nested else params["Dense_0"]
     with pytest.raises(ValueError, match="collection 'params'"):
         calls_without_the_level()[name](given)
 
 
 def test_parameters_without_their_collection_say_what_to_give():
-    params = Model().init(jax.random.key(0), X)["params"]
+    params = init(Model(), X)["params"]
     words = r"no collection 'params', but 'Dense_0'.*give {'params': parameters}"
     with pytest.raises(ValueError, match=words):
         quantize_model(Model(), INT8).apply(params, X)
@@ -88,12 +89,12 @@ def test_a_model_without_parameters():
 
 
 def convert_linen(*args, **kwargs):
-    variables = Model().init(jax.random.key(0), X)
+    variables = init(Model(), X)
     return convert(Model(INT8), variables, *args, **kwargs)
 
 
 def convert_by_rules(*args, **kwargs):
-    variables = Model().init(jax.random.key(0), X)
+    variables = init(Model(), X)
     return convert(quantize_model(Model(), INT8), variables, *args, **kwargs)
 
 

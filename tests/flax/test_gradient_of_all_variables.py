@@ -9,6 +9,7 @@ from flax import linen as nn
 from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, quantize_model
 from tests.common import normal, quick_jit
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -42,7 +43,7 @@ def gradient(model, variables):
 @every_model
 def test_statistics_have_a_gradient_of_zero(build, cfg):
     model = build(cfg)
-    variables = gathered(model, quick_jit(model.init)(jax.random.key(0), X))
+    variables = gathered(model, init(model, X))
     found = quick_jit(lambda v: gradient(model, v))(variables)
     of_statistics = jax.tree.leaves(found["aqt_stats"])
     assert of_statistics and not any(leaf.any() for leaf in of_statistics)
@@ -52,7 +53,7 @@ def test_statistics_have_a_gradient_of_zero(build, cfg):
 @every_model
 def test_statistics_that_are_missing_are_named(build, cfg):
     model = build(cfg)
-    variables = quick_jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     with pytest.raises(ValueError, match=r"no statistics yet.*mutable=\['aqt_stats'\]"):
         gradient(model, variables)
 
@@ -60,7 +61,7 @@ def test_statistics_that_are_missing_are_named(build, cfg):
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_statistics_that_an_optimizer_changed_are_refused(build):
     model = build(CONFIGS["static_int8"])
-    variables = gathered(model, quick_jit(model.init)(jax.random.key(0), X))
+    variables = gathered(model, init(model, X))
     decay = optax.adamw(1e-3, weight_decay=1e-2)
     updates, _ = decay.update(
         gradient(model, variables), decay.init(variables), variables

@@ -12,7 +12,8 @@ from aqtlite import calibration, checkpoint, config
 from aqtlite.flax import AqtDotGeneral, convert
 from aqtlite.testing import assert_served_equals_trained
 from tests.checkpoint.support import assert_same, save
-from tests.common import normal
+from tests.common import normal, quick_jit
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -63,7 +64,7 @@ class Model(nn.Module):
 
 
 def train_state(model, learning_rate=0.03):
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = quick_jit(model.init)(jax.random.key(0), X)
     return TrainState.create(
         apply_fn=model.apply, params=variables, tx=optax.sgd(learning_rate)
     )
@@ -112,7 +113,7 @@ def test_train_state_overwrites_them():
 
 def test_converts_on_disk(tmp_path):
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     source = save(tmp_path / "float", variables, "msgpack")
     checkpoint.convert_checkpoint(source, tmp_path / "out", model, X)
     loaded = checkpoint.load_serving(tmp_path / "out", model)
@@ -131,7 +132,7 @@ def test_converts_on_disk(tmp_path):
 def test_statistics_over_batches(how):
     cfg = delayed(how)
     model = nn.Dense(8, dot_general=AqtDotGeneral(cfg))
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
 
     @jax.jit
     def gradient(variables, g):
@@ -165,7 +166,7 @@ def test_the_gradient_is_quantized_by_them():
         },
     )
     model = nn.Dense(8, use_bias=False, dot_general=AqtDotGeneral(cfg))
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
 
     def gradient(variables, g):
         return jax.vjp(lambda v: model.apply(v, X), variables)[1](g)[0]
@@ -208,7 +209,7 @@ def test_a_sum_of_two_is_refused():
 
 def test_a_sum_of_two_raises_outside_of_jit():
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
 
     def loss(variables):
         return model.apply(variables, X).sum()
@@ -222,7 +223,7 @@ def test_errors():
     with pytest.raises(ValueError, match="has no statistics .* '_overwrite_with_grad"):
         Model(lifted="").init(jax.random.key(0), X)
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    variables = jax.jit(model.init)(jax.random.key(0), X)
+    variables = init(model, X)
     with pytest.raises(
         ValueError, match=r"drhs.lhs.calibration=Delayed.* was given no"
     ):
@@ -241,7 +242,7 @@ def dense_gradients(variables):
 
 def dense_variables():
     model = nn.Dense(8, dot_general=AqtDotGeneral(DELAYED))
-    return jax.jit(model.init)(jax.random.key(0), X)
+    return init(model, X)
 
 
 @pytest.mark.parametrize("factor", [0.125, 3.0])

@@ -147,7 +147,14 @@ def _gradient(model, variables, rngs):
     return jax.grad(loss)(variables)["params"]
 
 
-@pytest.mark.parametrize("build", [models.MlpBlock, models.Setup, models.Loop])
+@pytest.mark.parametrize(
+    "build",
+    [
+        models.MlpBlock,
+        pytest.param(models.Setup, marks=pytest.mark.slow),
+        pytest.param(models.Loop, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stream_aqt_drives_stochastic_rounding(build):
     model = build(STOCHASTIC)
     variables = init(model, X)

@@ -239,7 +239,7 @@ def test_a_batch_of_the_size_of_the_kernel_with_a_nan():
     """It is no parameter that was frozen: its row is NaN."""
     model = nn.Dense(8, dot_general=AqtDotGeneral(config.fully_quantized()))
     x = normal((8, 4))
-    serving = convert(model, model.init(jax.random.key(0), x), x)
+    serving = convert(model, init(model, x), x)
     out = model.apply(serving, x.at[3, 1].set(jnp.nan))
     np.testing.assert_array_equal(jnp.isnan(out).all(1), jnp.arange(8) == 3)
     assert not jnp.isnan(out[:3]).any()

@@ -10,6 +10,7 @@ from aqtlite import QTensor, calibration, config, shape_operations
 from aqtlite.flax import AqtDotGeneral, AqtEinsum, calibrate, convert, promote_dtype
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import nearest, normal, quick_jit, tensor
+from tests.flax.support import init
 
 
 class Chain(nn.Module):
@@ -39,7 +40,7 @@ class Chain(nn.Module):
 
 def test_trains_and_serves_the_same_integers():
     model, x = Chain(nearest()), normal((2, 3, 8))
-    variables = quick_jit(model.init)(jax.random.key(0), x)
+    variables = init(model, x)
     assert_served_equals_trained(model, variables, x)
     gradients = quick_jit(jax.grad(lambda v: jnp.sum(model.apply(v, x) ** 2)))(
         variables
@@ -56,7 +57,7 @@ def test_is_frozen_like_any_other_contraction():
     cfg = config.update(nearest(), {"out": tensor(8)})
     layer = nn.Dense(4, use_bias=False, dot_general=AqtDotGeneral(cfg))
     x = normal((2, 8))
-    variables = quick_jit(layer.init)(jax.random.key(0), x)
+    variables = init(layer, x)
     serving = convert(layer, variables, x)
     assert not jax.tree.leaves(serving["params"])
     trained, served = (jax.jit(layer.apply)(v, x) for v in (variables, serving))
@@ -88,7 +89,7 @@ def test_statistics_of_results():
         8, calibration=calibration.MaxOverBatches(), calib_shared_axes="per_tensor"
     )
     model, x = Static(config.update(nearest(), {"out": out})), normal((3, 8))
-    variables = quick_jit(model.init)(jax.random.key(0), x)
+    variables = init(model, x)
     assert set(variables["aqt_stats"]) == {"einsum_bk_kn_nb_out", "Dense_0"}
     with pytest.raises(ValueError, match="no statistics yet"):
         model.apply(variables, x)

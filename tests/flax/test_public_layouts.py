@@ -16,7 +16,8 @@ import pytest
 
 from aqtlite import Rule, config
 from aqtlite.flax import convert, quantize_model
-from tests.common import quick_jit, relative_error
+from tests.common import relative_error
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -256,7 +257,7 @@ def test_every_contraction_is_quantized_and_served(
         Rule(operands="activations", cfg=INT8, is_required=bool(num_of_activations)),
     ]
     quantized = quantize_model(model, rules, strict=True)
-    variables = quick_jit(model.init)(jax.random.key(0), TOKENS)
+    variables = init(model, TOKENS)
     planned = quantized.plan(variables, TOKENS).quantized()
     assert [one.rule for one in planned].count(0) == num_weights
     assert [one.rule for one in planned].count(1) == num_of_activations
@@ -274,7 +275,7 @@ def test_every_contraction_is_quantized_and_served(
 
 def test_a_decoder_with_a_cache_serves_what_the_whole_sequence_froze():
     trained, decoder = (quantize_model(Wmt(one), INT8) for one in (False, True))
-    variables = quick_jit(decoder.init)(jax.random.key(0), TOKENS)
+    variables = init(decoder, TOKENS)
     cache = variables.pop("cache")
     serving = convert(trained, variables, TOKENS)
 

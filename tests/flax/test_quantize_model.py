@@ -21,6 +21,7 @@ from aqtlite.flax import (
 )
 from aqtlite.quantization.fixed_scale import FixedScale
 from tests.common import normal, quick_jit
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -82,7 +83,7 @@ scanned_or_not = pytest.mark.parametrize(
 
 @functools.cache
 def variables_of(is_scanned: bool):
-    return quick_jit(Model(is_scanned).init)(jax.random.key(0), TOKENS)
+    return init(Model(is_scanned), TOKENS)
 
 
 @scanned_or_not
@@ -135,7 +136,7 @@ def test_mapped_layers_and_layers_called_twice_equal_injected_ones():
     injected = Experts(AqtDotGeneral(cfg))
     quantized = quantize_model(Experts(), cfg, strict=True)
     x = normal((4, 8), 1)
-    variables = quick_jit(Experts().init)(jax.random.key(0), x)
+    variables = init(Experts(), x)
     paths = [one.path for one in quantized.plan(variables, x).quantized()]
     assert paths == ["Experts/experts", "Experts/shared", "Experts/shared#1"]
     served = [convert(model, variables, x) for model in (injected, quantized)]
@@ -187,7 +188,7 @@ def test_a_model_may_have_injected_contractions_too():
             return nn.Dense(4, name="other")(x)
 
     quantized, x = quantize_model(Both(), INT8), jnp.ones((2, 8))
-    variables = quick_jit(quantized.init)(jax.random.key(0), x)
+    variables = init(quantized, x)
     assert [one.path for one in quantized.plan(variables, x).quantized()] == [
         "Both/other"
     ]
@@ -215,7 +216,7 @@ def test_mutable_collections_methods_and_rngs():
 
     model = Net()
     quantized, x = quantize_model(model, INT8), jnp.ones((2, 5, 5, 3))
-    variables = quick_jit(quantized.init)(jax.random.key(0), x)
+    variables = init(quantized, x)
     train = functools.partial(quantized.apply, train=True, mutable=["batch_stats"])
     out, changed = jax.eval_shape(train, variables, x)
     assert out.shape == (2, 2)
@@ -249,7 +250,7 @@ class EncoderDecoder(nn.Module):
 def test_one_conversion_serves_methods_that_the_call_calls():
     x = normal((2, 8), 1)
     quantized = quantize_model(EncoderDecoder(), INT8)
-    variables = quick_jit(quantized.init)(jax.random.key(0), x)
+    variables = init(quantized, x)
     serving = convert(quantized, variables, x)
     served = convert(EncoderDecoder(AqtDotGeneral(INT8)), variables, x)
     assert _arrays(serving) == _arrays(served)
@@ -293,7 +294,7 @@ def test_dropout_draws_from_the_rngs_of_the_call():
 def test_static_ranges_are_gathered_and_served(is_scanned):
     rules = [Rule(operands="weight", cfg=config.static_int8())]
     quantized = quantize_model(Model(is_scanned), rules)
-    variables = quick_jit(quantized.init)(jax.random.key(0), TOKENS)
+    variables = init(quantized, TOKENS)
     with pytest.raises(ValueError, match="no statistics yet|aqtlite.flax.calibrate"):
         quantized.apply(variables, TOKENS)
     variables = calibrate(quantized, variables, [TOKENS, TOKENS + 1])
@@ -343,7 +344,7 @@ def test_convolutions_equal_injected_ones():
     injected = nn.Conv(
         4, (3, 3), strides=2, conv_general_dilated=AqtConvGeneralDilated(INT8)
     )
-    variables = quick_jit(layer.init)(jax.random.key(0), x)
+    variables = init(layer, x)
     np.testing.assert_array_equal(
         jax.jit(quantize_model(layer, INT8).apply)(variables, x),
         jax.jit(injected.apply)(variables, x),
@@ -369,7 +370,7 @@ def test_all_that_a_served_call_changes_is_returned():
     """But for parameters, which are frozen."""
     model = quantize_model(nn.Dense(4), config.fully_quantized())
     x = jnp.ones((2, 8))
-    serving = convert(model, model.init(jax.random.key(0), x), x)
+    serving = convert(model, init(model, x), x)
     out, changed = model.apply(serving, x, mutable=True)
     assert np.isfinite(out).all()
     assert "params" not in changed

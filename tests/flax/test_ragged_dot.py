@@ -94,7 +94,7 @@ def test_statistics_of_the_rows():
     model, sizes = Experts(cfg), jnp.array([4, 0, 2])
     # The last rows are in no group.
     x = 3.0 * X[:8].at[1, 1].set(5.0).at[7, 2].set(100.0)
-    variables = model.init(jax.random.key(0), x, sizes)
+    variables = init(model, x, sizes)
     _, updated = model.apply(variables, x, sizes, mutable=["aqt_stats"])
     ((name, states),) = updated["aqt_stats"].items()
     assert name == "ragged_dot_mk_gkn"

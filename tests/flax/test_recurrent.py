@@ -43,7 +43,11 @@ def loop_body(text):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("cell", [nn.LSTMCell(8), nn.GRUCell(8)], ids=["lstm", "gru"])
+@pytest.mark.parametrize(
+    "cell",
+    [nn.LSTMCell(8), pytest.param(nn.GRUCell(8), marks=pytest.mark.slow)],
+    ids=["lstm", "gru"],
+)
 def test_served_equals_trained(cell):
     model = rnn(cell)
     variables = init(model, XX)

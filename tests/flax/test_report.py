@@ -282,7 +282,7 @@ def test_serve_mode_initializes(abstract):
         made = jax.eval_shape(model.init, jax.random.key(0), X)
         assert made["params"]["kernel"].shape == (8, 24)
         return
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     serving = convert(model, variables, X)
     trained = nn.Dense(24, dot_general=DG)
     assert_equal(apply(trained, variables, X), apply(model, serving, X))
@@ -298,7 +298,7 @@ class NnxModel(nnx.Module):
 
 def test_an_nnx_module_behind_the_bridge_stays_in_float():
     model = nnx.bridge.to_linen(NnxModel)
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     reports = []
     serving = convert(model, variables, X, report=reports.append)
     assert_equal(model.apply(variables, X), model.apply(serving, X))

@@ -181,7 +181,9 @@ class Scanned(nn.Module):
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
+)
 def test_under_a_scan_each_layer_has_its_own(dtype):
     x = normal((2, 4, 8), dtype=dtype)
     model = Scanned()

@@ -13,6 +13,7 @@ from aqtlite import Rule, calibration, config, kv_cache, numerics, shape_operati
 from aqtlite.flax import AqtDotGeneral, convert, widen_int4
 from aqtlite.quantization.quantize import quantize
 from tests.common import assert_same, normal
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -67,7 +68,7 @@ def of_uint4(serving):
 @UINT4
 def test_uint4_is_saved_by_orbax_and_served(cfg, tmp_path):
     model, x = nn.Dense(8, dot_general=AqtDotGeneral(cfg)), normal((2, 16))
-    variables = model.init(jax.random.key(0), x)
+    variables = init(model, x)
     serving = convert(model, variables, x)
     assert dtypes(serving["aqt"]) == {"int4"}
     with ocp.StandardCheckpointer() as checkpointer:

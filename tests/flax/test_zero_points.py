@@ -10,7 +10,7 @@ from flax import serialization
 from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, calibrate, convert
 from tests.checkpoint.support import save
-from tests.common import normal, quick_jit
+from tests.common import normal
 from tests.flax.support import apply, assert_equal, check_served, init
 
 pytestmark = pytest.mark.code("quick")
@@ -52,9 +52,7 @@ def test_its_sums_are_frozen_with_a_weight(rhs):
 
 def test_serving_adds_up_neither_operand():
     model = model_of(STATIC, INT8)
-    variables = calibrate(
-        model, nn.meta.unbox(quick_jit(model.init)(jax.random.key(1), X)), [X]
-    )
+    variables = calibrate(model, nn.meta.unbox(init(model, X)), [X])
     serving = convert(model, variables, X)
     assert_equal(apply(model, variables, X), apply(model, serving, X))
     jaxpr = jax.make_jaxpr(model.apply)(serving, X)

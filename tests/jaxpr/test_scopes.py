@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from aqtlite.jaxpr import scopes
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -38,7 +39,7 @@ def test_flax_modules_are_the_path():
             return nn.Dense(4, name="mlp")(nn.Dense(4)(x))
 
     model = Block()
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     found = [one.path for one in paths(model.apply, variables, X)]
     assert found == ["Block/Dense_0", "Block/mlp"]
 

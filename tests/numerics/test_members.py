@@ -11,6 +11,7 @@ import pytest
 from tests.numerics import members
 
 HALF = np.uint32(1 << 31)
+BITS = (0, HALF, 2**32 - 1)
 
 
 def with_noise(grid):
@@ -43,9 +44,11 @@ def _rounded(grid, x, noise):
         return grid.decode(grid.round(x, bits)) * jnp.float32(grid.unit)
 
     near = values(grid, x)
+    of_near, of_negative = values(grid, jnp.stack([near, -x]))
     random = with_noise(grid)
-    bits = [jnp.full_like(noise, n) for n in (0, HALF, 2**32 - 1)]
-    on_grid = values(random, x, bits[1])
+    bits = jnp.stack([noise, *(jnp.full_like(noise, n) for n in BITS)])
+    at_random = values(random, jnp.broadcast_to(x, bits.shape), bits)
+    on_grid = at_random[1 + BITS.index(HALF)]
     if grid.zero_point_range is None:
         mask = clipping(grid).gradient_mask(x)
     else:
@@ -53,11 +56,11 @@ def _rounded(grid, x, noise):
         mask = clipping(grid).gradient_mask_around(x, zero_point)
     return {
         "near": near,
-        "of near": values(grid, near),
-        "of negative": values(grid, -x),
-        "random": [values(random, x, one) for one in (noise, *bits)],
+        "of near": of_near,
+        "of negative": of_negative,
+        "random": at_random,
         "at median": on_grid,
-        "of on grid": [values(random, on_grid, one) for one in (noise, *bits)],
+        "of on grid": values(random, jnp.broadcast_to(on_grid, bits.shape), bits),
         "mask": mask,
     }
 

@@ -11,6 +11,7 @@ from aqtlite import config
 from aqtlite.flax import AqtDotGeneral, convert, quantize_model
 from aqtlite.flax import nnx as aqt_nnx
 from tests import common
+from tests.flax.support import init
 
 pytestmark = pytest.mark.code("quick")
 
@@ -20,12 +21,12 @@ X = common.normal((2, 8))
 
 def injected():
     model = nn.Dense(4, dot_general=AqtDotGeneral(CFG))
-    return model.apply, convert(model, model.init(jax.random.key(0), X), X)
+    return model.apply, convert(model, init(model, X), X)
 
 
 def by_rules():
     model = quantize_model(nn.Dense(4), CFG)
-    return model.apply, convert(model, model.init(jax.random.key(0), X), X)
+    return model.apply, convert(model, init(model, X), X)
 
 
 def of_function():

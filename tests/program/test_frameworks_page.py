@@ -7,7 +7,7 @@ import runpy
 import jax
 import pytest
 
-pytestmark = pytest.mark.code("quick")
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec
 
 from aqtlite import config
 from aqtlite.flax import QuantMode, convert
-from tests.common import quick_jit, relative_error
+from tests.common import relative_error
+from tests.flax.support import init
 from tests.program.maxtext_like import Decoder, Quantization
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 6), 0, 32)
@@ -27,7 +28,7 @@ MIXED = Quantization.of_file(
 
 @functools.cache
 def variables():
-    return quick_jit(Decoder().init)(jax.random.key(1), TOKENS)
+    return init(Decoder(), TOKENS)
 
 
 @pytest.mark.code("quick")
@@ -88,7 +89,7 @@ def test_frozen_weights_keep_logical_axes():
 def test_decoding_with_a_quantized_cache():
     quant = dataclasses.replace(INT8, mode=QuantMode.SERVE)
     model = Decoder(quant, decode=True)
-    cache = quick_jit(model.init)(jax.random.key(1), TOKENS)["cache"]
+    cache = init(model, TOKENS)["cache"]
     serving = convert(Decoder(INT8), variables(), TOKENS)
 
     @jax.jit

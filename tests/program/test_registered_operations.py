@@ -20,6 +20,7 @@ import aqtlite
 from aqtlite import Rule, config
 from aqtlite.flax import convert, quantize_model
 from tests.common import nearest, normal
+from tests.flax.support import init
 from tests.replacing import assert_bits
 
 pytestmark = pytest.mark.code("quick")
@@ -214,7 +215,7 @@ class Experts(nn.Module):
 
 def test_a_linen_model():
     model = quantize_model(Experts(), [Rule(operands="weight", cfg=INT8)])
-    variables = model.init(jax.random.key(0), X)
+    variables = init(model, X)
     serving = convert(model, variables, X)
     (left,) = jax.tree.leaves(serving["params"])
     assert left.shape == (4,)  # The bias.

@@ -73,6 +73,7 @@ class TestServing:
         optimizer.update(model, grads)
         assert (model.down.bias[...] != serving.down.bias[...]).all()
 
+    @pytest.mark.slow
     def test_a_transformer_with_all_that_it_changes(self):
         """Batch statistics, rngs, a tied embedding, and integers in attention."""
         model = quantize_model(Transformer(nnx.Rngs(0), 1), CFG)

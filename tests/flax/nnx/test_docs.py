@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 
-pytestmark = pytest.mark.code("quick")
+pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "nnx.md"
 

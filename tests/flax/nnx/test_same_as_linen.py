@@ -10,8 +10,9 @@ from flax import nnx
 from aqtlite import config
 from aqtlite import flax as aqt_flax
 from aqtlite.flax import nnx as aqt_nnx
-from tests.common import mostly_slow, normal, quick_jit
+from tests.common import mostly_slow, normal
 from tests.flax.nnx.models import CFG, Mlp, X, call
+from tests.flax.support import init
 
 # Attention of NNX lays out its products otherwise, and so the noise on gradients.
 NEAREST = config.fully_quantized(use_stochastic_rounding=False)
@@ -71,7 +72,7 @@ PAIRS = {
 @pytest.mark.parametrize("name", mostly_slow(PAIRS, "conv", "mlp"))
 def test_forward_gradients_and_serving(name):
     linen, make, x = PAIRS[name]
-    variables = quick_jit(linen.init)(jax.random.key(0), x)
+    variables = init(linen, x)
     inner = make(nnx.Rngs(0))
     nnx.update(inner, nnx.State(variables["params"]))
     cfg = NEAREST if name == "attention" else CFG

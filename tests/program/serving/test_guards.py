@@ -15,6 +15,7 @@ from aqtlite import Rule, config, numerics
 from aqtlite.flax import AqtEinsum, convert, quantize_model
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.common import normal
+from tests.flax.support import init
 from tests.program.serving.ways import (
     CFG,
     Function,
@@ -209,7 +210,7 @@ def test_restored_without_a_target_in_linen(tmp_path):
             w = self.param("w", nn.initializers.normal(), (8, 4))
             return AqtEinsum(CFG)("bk,kn->bn", x, w)
 
-    serving = convert(Model(), Model().init(jax.random.key(0), X), X)
+    serving = convert(Model(), init(Model(), X), X)
     for how in ("orbax", "msgpack"):
         found = restored(serving, how, tmp_path / "serving")
         for run in (Model().apply, jax.jit(Model().apply)):
@@ -299,7 +300,7 @@ class Reader(nn.Module):
 
 def _linen_reader():
     model = quantize_model(Reader(), CFG)
-    serving = convert(model, model.init(jax.random.key(0), X, False), X, False)
+    serving = convert(model, init(model, X, False), X, False)
     return functools.partial(model.apply, serving, X)
 
 
@@ -360,7 +361,7 @@ def test_layers_of_nnx_that_were_swapped():
 def test_layers_of_linen_that_were_swapped():
     model = quantize_model(Mlp(names=("a", "b"), width=4), [Rule(cfg=CFG)])
     x = X[:, :4]
-    variables = model.model.init(jax.random.key(0), x)
+    variables = init(model.model, x)
     serving = convert(model, variables, x)
     a, b = serving["params"]["a"], serving["params"]["b"]
     with pytest.raises(ValueError, match=MOVED):
