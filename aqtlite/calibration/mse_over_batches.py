@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.calibration import base, min_max, mse_search
-from aqtlite.calibration.percentile_over_batches import PercentileOverBatches
+from aqtlite.calibration import base, histogram, min_max, mse_search
 from aqtlite.numerics import Numerics, fields
 from aqtlite.shapes.dimension_numbers import Axes
 
-_HISTOGRAM = PercentileOverBatches(100)
+_MANTISSA_BITS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,9 @@ class MseOverBatches(base.Calibration):
                 "MaxOverBatches() and PercentileOverBatches() are for all"
             )
         sides = ("above",) if grid.zero_point_range is None else ("above", "below")
-        return {side: _HISTOGRAM.init_state(shape, grid) for side in sides}
+        return {
+            side: {"counts": histogram.empty(shape, _MANTISSA_BITS)} for side in sides
+        }
 
     def update(
         self, statistics: base.Statistics, x: jax.Array, axes: Axes, grid: Numerics
@@ -69,25 +70,24 @@ class MseOverBatches(base.Calibration):
         if grid.zero_point_range is not None:
             parts["above"], parts["below"] = min_max.both_sides(x)
         return {
-            side: _HISTOGRAM.update(_of(side, statistics), part, axes, grid)
-            for side, part in parts.items()
+            side: {"counts": histogram.add(counts, parts[side], axes, _MANTISSA_BITS)}
+            for side, counts in _counts_of(statistics).items()
         }
 
     def merge(
         self, statistics: base.Statistics, other: base.Statistics, grid: Numerics
     ) -> base.State:
-        return {
-            side: _HISTOGRAM.merge(_of(side, statistics), _of(side, other), grid)
-            for side in statistics.state
-        }
+        del grid
+        return jax.tree.map(histogram.merge, statistics.state, other.state)
 
     def range(
         self, x: jax.Array, axes: Axes, grid: Numerics, statistics: Any
     ) -> base.Range:
-        state = statistics.state
+        del x, axes
+        sides = _counts_of(statistics)
         ends = {
-            side: _HISTOGRAM.range(x, axes, grid, _of(side, statistics)).high
-            for side in state
+            side: histogram.percentile(counts, 100, _MANTISSA_BITS)
+            for side, counts in sides.items()
         }
         fractions = jnp.asarray(self.candidates, jnp.float32)
 
@@ -96,7 +96,7 @@ class MseOverBatches(base.Calibration):
             scale, _ = base.scale_and_zero_point(_range(reached), grid, po2=False)
             step = scale / jnp.float32(grid.unit)
             return sum(
-                (_error(state[side]["counts"], reached[side], step) for side in state),
+                (_error(counts, reached[side], step) for side, counts in sides.items()),
                 start=jnp.float32(0),
             )
 
@@ -108,9 +108,9 @@ class MseOverBatches(base.Calibration):
         )
 
 
-def _of(side: str, statistics: base.Statistics) -> base.Statistics:
-    """Statistics of one of the histograms."""
-    return base.Statistics(statistics.batches, statistics.state[side])
+def _counts_of(statistics: base.Statistics) -> dict[str, jax.Array]:
+    """The histogram of each side."""
+    return {side: state["counts"] for side, state in statistics.state.items()}
 
 
 def _range(ends: dict[str, jax.Array]) -> base.Range:
@@ -126,7 +126,7 @@ def _error(counts: jax.Array, end: jax.Array, step: jax.Array) -> jax.Array:
         end: end of the range.
         step: spacing of the grid's values.
     """
-    edges = _HISTOGRAM.edges().astype(np.float64)
+    edges = histogram.edges(_MANTISSA_BITS).astype(np.float64)
     middles = np.append(0, (edges[:-1] + edges[1:]) / 2).astype(np.float32)
     centers = jnp.asarray(middles).reshape(-1, *[1] * end.ndim)
     beyond = jnp.maximum(centers - end, 0)

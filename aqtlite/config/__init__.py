@@ -1,9 +1,9 @@
 """Quantization configs: frozen, hashable, validated data.
 
 A `DotGeneral` holds a `DotGeneralRaw` for each of three contractions, and each of these
-holds a `Tensor` per operand. `recipes` and `block_formats` build configs (`catalogue`
-lists these presets), `update` changes fields by path, and `serialization` writes
-configs as JSON. Read `tensor` first, then `dot_general`.
+holds a `Tensor` per operand. `recipes`, `post_training` and `block_formats` build
+configs (`catalogue` lists these presets), `update` changes fields by path, and
+`serialization` writes configs as JSON. Read `tensor` first, then `dot_general`.
 """
 
 import difflib
@@ -21,15 +21,13 @@ from aqtlite.config.blocks import Blocks, LocalAqt
 from aqtlite.config.catalogue import Preset, Presets, presets
 from aqtlite.config.describe import describe
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.post_training import gptq, smoothquant, static_int8
 from aqtlite.config.recipes import (
     fp8,
     fully_quantized,
-    gptq,
     lsq,
     lsq_weight_only,
     qat,
-    smoothquant,
-    static_int8,
     unquantized,
     w4a8,
     weight_only,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from types import MappingProxyType
 
-from aqtlite.config import block_formats, recipes
+from aqtlite.config import block_formats, post_training, recipes
 from aqtlite.config.dot_general import DotGeneral
 from aqtlite.config.tables import Tables, as_html
 
@@ -95,7 +95,7 @@ _PRESETS = MappingProxyType(
             "",
         ),
         "gptq": Preset(
-            recipes.gptq,
+            post_training.gptq,
             "int4 or fewer bits for weights rounded by GPTQ, floats for the rest",
             "serving a trained model with the least memory, without training",
             _STATISTICS,
@@ -107,13 +107,13 @@ _PRESETS = MappingProxyType(
             "",
         ),
         "static_int8": Preset(
-            recipes.static_int8,
+            post_training.static_int8,
             "int8 with one fixed range for activations",
             "serving without a reduction over activations",
             _STATISTICS,
         ),
         "smoothquant": Preset(
-            recipes.smoothquant,
+            post_training.smoothquant,
             "int8 with outliers of activations moved into the weights",
             "models whose activations have channels with outliers",
             _STATISTICS,

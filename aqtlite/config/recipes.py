@@ -5,16 +5,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from aqtlite import calibration, numerics
-from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
-from aqtlite.config.rounding import Gptq
-from aqtlite.config.smoothing import Smoothing
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 from aqtlite.numerics import fields
-
-_MOVING_AVERAGE = calibration.MovingAverage()
-_MAX_OVER_BATCHES = calibration.MaxOverBatches()
 
 
 def unquantized() -> DotGeneral:
@@ -110,42 +104,6 @@ def qat(bits: int = 8) -> DotGeneral:
     return fully_quantized(fwd_bits=bits, bwd_bits=None)
 
 
-def gptq(bits: int = 4, size: int = 128) -> DotGeneral:
-    """Weights of few bits, rounded by GPTQ at conversion, and all else in float.
-
-    Frantar et al. 2022, arXiv:2210.17323 (`Gptq`), on a grid with a zero point, with a
-    range for each `size` inputs and output that has the least squared error. Conversion
-    needs statistics of the activations, gathered by `aqtlite.flax.calibrate_in_float`.
-    For models that are trained already: until they are converted, weights are rounded
-    to nearest, and the search for ranges runs at every call.
-
-    >>> gptq(bits=3).fwd.rhs
-    Tensor(
-        numerics=IntAffine(bits=3),
-        calibration=MseSearch(),
-        blocks=Blocks(size=128, fit=True),
-        rounding=Gptq(),
-    )
-
-    Args:
-        bits: width of the weights.
-        size: number of inputs that share a scale; smaller where it does not divide
-            their number.
-
-    Raises:
-        TypeError: if an argument is not an int.
-        ValueError: if `bits` is out of the range of `numerics.IntAffine`, or `size` is
-            below 1.
-    """
-    changes = {
-        "fwd.rhs.numerics": numerics.IntAffine(bits=bits),
-        "fwd.rhs.calibration": calibration.MseSearch(),
-        "fwd.rhs.blocks": Blocks(size=size, fit=True),
-        "fwd.rhs.rounding": Gptq(),
-    }
-    return update(weight_only(), changes)
-
-
 def w4a8(*, bwd_bits: int | None = 8) -> DotGeneral:
     """4-bit weights (the forward's rhs) with 8-bit activations.
 
@@ -162,44 +120,6 @@ def w4a8(*, bwd_bits: int | None = 8) -> DotGeneral:
     """
     int4 = {"fwd.rhs.numerics": numerics.IntSymmetric(bits=4)}
     return update(fully_quantized(bwd_bits=bwd_bits), int4)
-
-
-def static_int8(
-    statistic: calibration.Calibration = _MOVING_AVERAGE,
-    *,
-    bwd_bits: int | None = 8,
-) -> DotGeneral:
-    """8 bits, with a static range for activations (the forward's lhs).
-
-    There is one range per tensor, gathered in training or by `aqtlite.flax.calibrate`,
-    so serving computes no reduction over activations. Weights keep per-channel scales.
-
-    >>> static_int8(calibration.MaxOverBatches()).fwd.lhs.calibration
-    MaxOverBatches(of=AbsMax(clipping_scale=None))
-
-    Args:
-        statistic: calibration that gathers statistics.
-        bwd_bits: width of the gradients, as in `fully_quantized`.
-
-    Raises:
-        TypeError: if `statistic` is not a calibration.
-        ValueError: if `statistic` gathers no statistics.
-    """
-    if not isinstance(statistic, calibration.Calibration):
-        raise TypeError(
-            "static_int8 takes a calibration such as calibration.MovingAverage(), got "
-            f"{statistic!r}"
-        )
-    if not statistic.has_state:
-        raise ValueError(
-            f"static_int8: {statistic!r} gathers no statistics; take one such as "
-            "calibration.MovingAverage()"
-        )
-    changes = {
-        "fwd.lhs.calibration": statistic,
-        "fwd.lhs.calib_shared_axes": "per_tensor",
-    }
-    return update(fully_quantized(bwd_bits=bwd_bits), changes)
 
 
 def fp8(
@@ -274,44 +194,6 @@ def fp8(
 def _check_flags(preset: str, **flags: bool) -> None:
     for name, flag in flags.items():
         fields.flag(flag, f"{preset}: {name}")
-
-
-def smoothquant(
-    alpha: float = 0.5,
-    statistic: calibration.Calibration = _MAX_OVER_BATCHES,
-    *,
-    bwd_bits: int | None = 8,
-) -> DotGeneral:
-    """8 bits, with activation outliers moved into the weights (SmoothQuant).
-
-    Xiao et al. 2023, arXiv:2211.10438. The smoothing scales come from statistics of the
-    activations (the forward's lhs), gathered in training or by
-    `aqtlite.flax.calibrate`; conversion folds them into the frozen weights.
-
-    >>> smoothquant(0.75).fwd.smoothing.rhs_exponent
-    0.25
-
-    Args:
-        alpha: migration strength, above 0 and at most 1: how much of the spread of
-            activation channels moves into the weights.
-        statistic: calibration that finds the magnitude of each activation channel.
-        bwd_bits: width of the gradients, as in `fully_quantized`.
-
-    Raises:
-        TypeError: if `alpha` is not a number, or `statistic` not a calibration.
-        ValueError: if `alpha` is not from 0 to 1, 0 excluded, or `statistic` gathers
-            no statistics.
-    """
-    fields.number(alpha, "smoothquant: alpha")
-    smoothing = Smoothing(
-        lhs_exponent=alpha, rhs_exponent=1 - alpha, lhs_calibration=statistic
-    )
-    if not statistic.has_state:
-        raise ValueError(
-            f"smoothquant: {statistic!r} gathers no statistics; take one such as "
-            "calibration.MaxOverBatches()"
-        )
-    return update(fully_quantized(bwd_bits=bwd_bits), {"fwd.smoothing": smoothing})
 
 
 def lsq(bits: int = 4, *, bwd_bits: int | None = 8) -> DotGeneral:

@@ -35,6 +35,18 @@ def test_against_numpy(percentage, axes):
     assert (found >= wanted).all() and (found <= wanted * (1 + 2.0**-5)).all()
 
 
+@pytest.mark.parametrize("percentage", [80, 99.9])
+def test_each_end_of_a_grid_with_a_zero_point(percentage):
+    batches = [normal((64, 5), seed) + seed for seed in range(3)]
+    how, grid = PercentileOverBatches(percentage), numerics.IntAffine(bits=8)
+    _, (high, low) = gathered(how, batches, (0, 1), grid)
+    options = {"method": "inverted_cdf", "keepdims": True}
+    for end, sign in ((high, 1), (-low, -1)):
+        x = sign * np.concatenate(batches)
+        wanted = np.maximum(np.percentile(x, percentage, **options), 0)
+        assert (end >= wanted).all() and (end <= wanted * (1 + 2.0**-5)).all()
+
+
 @pytest.mark.code("users")
 def test_any_split_of_the_batches_gives_the_same():
     x = normal((12, 7))
@@ -52,6 +64,9 @@ def test_edges_and_values_that_are_none():
     assert np.isnan(run(how, [jnp.array([[1.0, np.nan]])])[1])
     assert np.isnan(run(how, [jnp.array([[1.0, -np.inf]])])[1])
     assert run(how, [jnp.zeros((0, 3))])[1] == 0
+    batch = jnp.array([[1.0, -np.inf]])
+    _, (high, low) = gathered(how, [batch], (0, 1), numerics.IntAffine(bits=8))
+    assert high == 1 and np.isnan(low)
     # The next edge is infinity.
     largest = jnp.finfo(jnp.float32).max
     assert run(how, [jnp.full((2, 2), 3.4e38)])[1] == largest

@@ -1,9 +1,12 @@
 import itertools
 
+import numpy as np
 import pytest
 
-from aqtlite import calibration, config, numerics
-from aqtlite.config import block_formats, recipes
+import aqtlite
+from aqtlite import calibration, config, numerics, statistics
+from aqtlite.config import block_formats, post_training, recipes
+from tests.common import MATMUL, normal
 
 pytestmark = pytest.mark.code("quick")
 
@@ -68,6 +71,19 @@ def test_static_int8():
     assert "MovingAverage" in config.describe(cfg)
 
 
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("name", ["moving_average", "max", "percentile", "mse"])
+def test_static_int8_by_name(name, affine):
+    cfg = config.static_int8(name, affine=affine, bwd_bits=None)
+    x, rhs = normal((16, 8)) + 1, normal((8, 4))
+    dot = aqtlite.make_dot_general(cfg)
+    states = statistics.init_states(cfg, x, rhs, MATMUL)
+    states = statistics.update_states(cfg, states, x, rhs, MATMUL)
+    out = dot(x, rhs, MATMUL, states=states)
+    assert np.abs(out - x @ rhs).mean() < 0.03
+    assert config.from_json(config.to_json(cfg)) == cfg
+
+
 def test_fp8():
     cfg = config.fp8()
     e4m3, e5m2 = (
@@ -110,6 +126,8 @@ def test_unquantized():
         (lambda: config.fp8(gradient="float4_e2m1fn"), ValueError, "gradient must be"),
         (lambda: config.fp8(delayed=1), TypeError, "delayed must be a bool, got 1"),
         (lambda: config.static_int8(8), TypeError, "takes a calibration such as"),
+        (lambda: config.static_int8("mean"), ValueError, "one of moving_average, max"),
+        (lambda: config.static_int8(affine=1), TypeError, "affine must be a bool"),
         (
             lambda: config.static_int8(calibration.AbsMax()),
             ValueError,
@@ -151,7 +169,8 @@ def test_lsq_weight_only_is_weight_only_on_learned_steps():
 
 def test_presets_are_listed():
     listed = config.presets()
-    made_in = {recipes.__name__, block_formats.__name__}
+    modules = recipes, post_training, block_formats
+    made_in = {module.__name__ for module in modules}
     public = [getattr(config, name) for name in config.__all__]
     functions = [x for x in public if getattr(x, "__module__", None) in made_in]
     assert sorted(one.make.__name__ for one in listed.values()) == sorted(
