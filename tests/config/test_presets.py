@@ -80,7 +80,7 @@ def test_static_int8_by_name(name, affine):
     states = statistics.init_states(cfg, x, rhs, MATMUL)
     states = statistics.update_states(cfg, states, x, rhs, MATMUL)
     out = dot(x, rhs, MATMUL, states=states)
-    assert np.abs(out - x @ rhs).mean() < 0.03
+    assert np.abs(out - x @ rhs).mean() < 0.05
     assert config.from_json(config.to_json(cfg)) == cfg
 
 
