@@ -14,8 +14,8 @@ from aqtlite.allocation.candidates import FLOAT
 from aqtlite.allocation.knapsack import Option
 from aqtlite.allocation.measure import Result
 from aqtlite.allocation.result import Allocation, Choice, Point
-from aqtlite.allocation.sensitivity import program_of
-from aqtlite.allocation.switches import Program, Switch
+from aqtlite.allocation.sensitivity import programs_of
+from aqtlite.allocation.switches import Programs, Switch
 from aqtlite.allocation.weights import Weights
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.program.rules import Rule
@@ -88,11 +88,11 @@ def choose_bits(
     _check_budget(budget)
     if candidates is None:
         raise TypeError("candidates is None: give the configs to choose from")
-    program = program_of(model, variables, candidates, loss, num_inputs, kwargs)
+    programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
     held = list(batches_lib.check(batches))
     if not held:
         raise ValueError("there is no batch to measure with: batches is empty")
-    return _Search(program, held).allocation(budget)
+    return _Search(programs, held).allocation(budget)
 
 
 def _check_budget(budget: Any) -> None:
@@ -116,9 +116,9 @@ _Chosen = tuple[int | None, ...]
 class _Search:
     """The weights of a model with their costs, and the choices measured so far."""
 
-    def __init__(self, program: Program, batches: Sequence[Any]):
-        self._program, self._batches = program, batches
-        switched = program.of(batches[0])
+    def __init__(self, programs: Programs, batches: Sequence[Any]):
+        self._programs, self._batches = programs, batches
+        switched = programs.of(batches[0])
         self._switches: tuple[Switch, ...] = switched.switches
         try:
             self._weights: Weights = weights_lib.weights_of(switched)
@@ -149,7 +149,7 @@ class _Search:
             for i, one in enumerate(weights.weights)
         ]
         uniform = {FLOAT: in_float}
-        for number, name in enumerate(self._program.names):
+        for number, name in enumerate(self._programs.names):
             uniform[name] = self._uniform(number)
         sizes = [weights.total(one) for one in uniform.values() if one != in_float]
         spread = np.linspace(least, max(sizes), _NUM_POINTS).astype(int)
@@ -225,7 +225,7 @@ class _Search:
         missing = [one for one in dict.fromkeys(several) if one not in self._results]
         choices = [self._choices_of_switches(one) for one in missing]
         if missing:
-            found = measuring.measure(self._program, self._batches, lambda _: choices)
+            found = measuring.measure(self._programs, self._batches, lambda _: choices)
             self._results.update(zip(missing, found.results, strict=True))
 
     def _choices_of_switches(self, chosen: _Chosen) -> list[int]:
@@ -249,7 +249,7 @@ class _Search:
         for i, (one, candidate) in enumerate(pairs):
             yield Choice(
                 tuple(self._switches[place].path for place in one.places),
-                FLOAT if candidate is None else self._program.names[candidate],
+                FLOAT if candidate is None else self._programs.names[candidate],
                 one.nbytes(candidate),
                 one.float_bytes,
                 costs[i, candidate],

@@ -13,7 +13,7 @@ import rich.progress
 from absl import logging
 
 from aqtlite.allocation import switches
-from aqtlite.allocation.switches import Program, Switch
+from aqtlite.allocation.switches import Programs, Switch
 from aqtlite.calibration import batches as batches_lib
 
 CONTROL = 40.0
@@ -82,7 +82,7 @@ _squares = jax.jit(switches.squares_of)
 
 
 def measure(
-    program: Program,
+    programs: Programs,
     batches: Iterable[Any],
     choices_of: Callable[[tuple[Switch, ...]], Sequence[Sequence[int]]],
     *,
@@ -91,7 +91,7 @@ def measure(
     """Runs the program with each of several choices on each batch.
 
     Args:
-        program: the program.
+        programs: the compiled programs.
         batches: the batches.
         choices_of: function from the switches to the choices to measure.
         has_errors: whether to measure the error of each contraction, and the control.
@@ -105,12 +105,12 @@ def measure(
     choices: Sequence[Sequence[int]] = ()
     with _progress(batches) as advance:
         for batch in batches_lib.check(batches):
-            switched = program.of(batch)
+            switched = programs.of(batch)
             if not found.batches:
                 found.switches = switched.switches
                 choices = choices_of(found.switches)
                 found.results = [Result() for _ in choices]
-            passes = _passes(program, batch, found, choices, has_errors=has_errors)
+            passes = _passes(programs, batch, found, choices, has_errors=has_errors)
             count = 1 + len(choices) + has_errors * (len(switched.plans) + 1)
             for done, _ in enumerate(passes, 1):
                 advance(done / count)
@@ -122,7 +122,7 @@ def measure(
 
 
 def _passes(
-    program: Program,
+    programs: Programs,
     batch: Any,
     found: Measured,
     choices: Sequence[Sequence[int]],
@@ -130,9 +130,9 @@ def _passes(
     has_errors: bool,
 ) -> Iterator[None]:
     """Runs all that is measured on a batch, and adds the results; yields after each."""
-    values = program.values(batch)
+    values = programs.values(batch)
     num_switches = len(found.switches)
-    exact = program.run(batch, values, [0] * num_switches, is_measured=False)
+    exact = programs.run(batch, values, [0] * num_switches, is_measured=False)
     signal = float(_squares(exact.outputs))
     _check_finite(exact, signal, found.batches)
 
@@ -145,20 +145,20 @@ def _passes(
     add(found.in_float, exact)
     yield
     if has_errors:
-        if switches.has_floats(program.inputs(batch)):
-            noisy = program.values(batch, noise=CONTROL)
+        if switches.has_floats(programs.inputs(batch)):
+            noisy = programs.values(batch, noise=CONTROL)
             found.control = found.control or Result()
-            one = program.run(batch, noisy, [0] * num_switches, is_measured=False)
+            one = programs.run(batch, noisy, [0] * num_switches, is_measured=False)
             add(found.control, one)
         yield
         errors = []
         for i in range(len(found.switches[0].forms)):
-            one = program.run(batch, values, [i + 1] * num_switches, is_measured=True)
+            one = programs.run(batch, values, [i + 1] * num_switches, is_measured=True)
             errors.append(np.stack([one.signals, one.noises], axis=-1))
             yield
         found.errors = found.errors + np.stack(errors).astype(np.float64)
     for result, chosen in zip(found.results, choices, strict=True):
-        add(result, program.run(batch, values, chosen, is_measured=False))
+        add(result, programs.run(batch, values, chosen, is_measured=False))
         yield
 
 

@@ -160,7 +160,7 @@ class Allocation:
 
     def _repr_html_(self) -> str:
         weights, points = self._tables()
-        return tables.as_html(self.summary(), weights) + tables.as_html("", points)
+        return tables.as_html(self.summary(), weights, points)
 
     def __repr__(self) -> str:
         return plan_table.as_text(self)

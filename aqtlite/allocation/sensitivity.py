@@ -15,7 +15,7 @@ from aqtlite.allocation import plots, tables
 from aqtlite.allocation.candidates import candidates_of
 from aqtlite.allocation.measure import CONTROL, Measured
 from aqtlite.allocation.subject import subject_of
-from aqtlite.allocation.switches import Program, Switch
+from aqtlite.allocation.switches import Programs, Switch
 from aqtlite.program import plan_table
 from aqtlite.program.plan_table import NO_SCOPE
 
@@ -182,33 +182,33 @@ def sensitivity(
             if one needs statistics or learned scales, if the loss is not a scalar, or
             if the float model's loss or outputs are not finite.
     """
-    program = program_of(model, variables, candidates, loss, num_inputs, kwargs)
+    programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
     found = measuring.measure(
-        program,
+        programs,
         batches,
         lambda switches: [choices for _, _, choices in _alone(switches)],
         has_errors=True,
     )
     return Sensitivity(
-        tuple(_contractions(program, found)),
+        tuple(_contractions(programs, found)),
         found.batches,
         found.in_float.loss,
         None if found.control is None else found.control.snr,
     )
 
 
-def program_of(
+def programs_of(
     model: Any,
     variables: Any,
     candidates: Any,
     loss: Callable[..., Any] | None,
     num_inputs: int | None,
     kwargs: dict[str, Any],
-) -> Program:
+) -> Programs:
     """Returns the program of a model; the arguments are those of `sensitivity`."""
     subject = subject_of(model, variables, kwargs)
     given = None if candidates is None else candidates_of(candidates)
-    return Program(subject, given, loss, num_inputs)
+    return Programs(subject, given, loss, num_inputs)
 
 
 def _alone(switches: tuple[Switch, ...]) -> list[tuple[int, int, list[int]]]:
@@ -224,7 +224,7 @@ def _alone(switches: tuple[Switch, ...]) -> list[tuple[int, int, list[int]]]:
 
 
 def _contractions(
-    program: Program, found: Measured
+    programs: Programs, found: Measured
 ) -> Iterable[ContractionSensitivity]:
     exact = found.in_float.loss
     alone = _alone(found.switches)
@@ -235,7 +235,7 @@ def _contractions(
         yield ContractionSensitivity(
             one.path,
             one.description,
-            program.names[i],
+            programs.names[i],
             measuring.decibels(signal, noise),
             result.snr,
             None if loss is None or exact is None else loss - exact,

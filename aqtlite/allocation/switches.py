@@ -162,8 +162,8 @@ class Switched:
     contractions are measured (bool), and the batch."""
 
 
-class Program:
-    """The compiled program of a subject: one for each shape of the batches."""
+class Programs:
+    """The compiled programs of a subject: one for each shape of the batches."""
 
     def __init__(
         self,

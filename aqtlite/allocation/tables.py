@@ -36,9 +36,9 @@ def layout(rows: Rows, num_texts: int) -> rich.table.Table:
     return table
 
 
-def as_html(title: str, rows: Rows) -> str:
-    """Formats a table as HTML for notebooks."""
-    return f"<p>{title}</p>{tables.as_html(rows)}"
+def as_html(title: str, *several: Rows) -> str:
+    """Formats tables as HTML for notebooks."""
+    return f"<p>{title}</p>" + "".join(map(tables.as_html, several))
 
 
 def finite(data: Any) -> Any:

@@ -1,4 +1,5 @@
 import json
+import logging
 import math
 
 import flax.linen as nn
@@ -123,6 +124,13 @@ def test_a_large_budget_leaves_all_in_float_and_a_small_one_nothing():
     assert {one.candidate for one in choose(budget=least).choices} == {"w4"}
     with pytest.raises(ValueError, match=rf"need at least {least:,}, of which 128"):
         choose(budget=least - 1)
+
+
+def test_it_compiles_the_model_once(caplog):
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        choose(batches=BATCHES, loss=loss, num_inputs=1)
+    compiled = [x for x in caplog.messages if x.startswith("Compiling jit(switched)")]
+    assert len(compiled) == 1
 
 
 # --- Models --------------------------------------------------------------------------
