@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from aqtlite import numerics
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
+from aqtlite.config.rotation import Hadamard
 from aqtlite.config.tensor import Tensor
 from aqtlite.numerics import fields
 
@@ -100,13 +101,13 @@ def mxint8(*, may_clip: bool = False) -> DotGeneral:
     return _in_all(_mx(operand, may_clip), _mx(gradient, may_clip=False))
 
 
-def nvfp4() -> DotGeneral:
+def nvfp4(*, hadamard: bool = False) -> DotGeneral:
     """NVFP4, the four-bit format of NVIDIA's Blackwell GPUs (arXiv:2509.25149).
 
     E2M1 in blocks of 16 elements along the contracting axis, with E4M3 scales times one
     float32 scale per tensor. As in the paper's training recipe, weights (the forward's
-    rhs) have blocks of 16 x 16 and output gradients are rounded stochastically; the
-    recipe's Hadamard transforms are left out.
+    rhs) have blocks of 16 x 16 and output gradients are rounded stochastically. The
+    recipe's Hadamard transforms of the weight gradient are an option.
 
     >>> nvfp4().fwd.rhs
     Tensor(
@@ -114,7 +115,19 @@ def nvfp4() -> DotGeneral:
         blocks=Blocks(size=16, remaining_size=16, fit=True),
         scale_dtype='float8_e4m3fn',
     )
+    >>> nvfp4(hadamard=True).drhs.rotation
+    Hadamard(size=16, fit=True)
+
+    Args:
+        hadamard: rotate both operands of the weight gradient by random Hadamard
+            matrices of order 16, along the rows of the batch, with the same signs in
+            all steps. In small models, the loss is the same with and without.
+
+    Raises:
+        TypeError: if `hadamard` is not a bool.
     """
+    fields.flag(hadamard, "nvfp4: hadamard")
+    rotation = Hadamard(size=16, fit=True) if hadamard else None
     grid = numerics.Float.from_dtype("float4_e2m1fn")
 
     def tensor(grid: numerics.Float, remaining_size: int = 1) -> Tensor:
@@ -126,7 +139,7 @@ def nvfp4() -> DotGeneral:
     return DotGeneral(
         fwd=DotGeneralRaw(lhs=operand, rhs=weight),
         dlhs=DotGeneralRaw(lhs=gradient, rhs=weight),
-        drhs=DotGeneralRaw(lhs=gradient, rhs=operand),
+        drhs=DotGeneralRaw(lhs=gradient, rhs=operand, rotation=rotation),
     )
 
 

@@ -58,6 +58,7 @@ CONFIGS: dict[str, Callable[[], config.DotGeneral]] = {
     "mxfp4": config.mxfp4,
     "mxint8": config.mxint8,
     "nvfp4": config.nvfp4,
+    "nvfp4_hadamard": lambda: config.nvfp4(hadamard=True),
 }
 """Presets of aqtlite by name, as functions without arguments that make the config."""
 

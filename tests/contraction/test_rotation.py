@@ -275,3 +275,17 @@ def test_quantized_operands_are_refused():
     q = aqtlite.quantize(W, INT4.fwd.rhs, (0,))
     with pytest.raises(ValueError, match=r"fwd.rhs was given a QTensor of shape \(24"):
         aqtlite.make_dot_general(INT4)(X, q, MATMUL)
+
+
+@pytest.mark.parametrize("rows", [32, 6])
+def test_nvfp4_rotates_rows_of_the_weight_gradient(rows):
+    """Where a power of two divides them: of 6 rows, it rotates none."""
+    x, g = normal((rows, 24)), normal((rows, 3), 2)
+
+    def weight_gradient(cfg):
+        dot_general = aqtlite.make_dot_general(cfg)
+        return value_and_gradients(dot_general, x, W, MATMUL, g)[2]
+
+    plain, rotated = map(weight_gradient, (config.nvfp4(), config.nvfp4(hadamard=True)))
+    assert (plain == rotated).all() == (rows == 6)
+    assert rms_error(rotated, x.T @ g) < 0.25
