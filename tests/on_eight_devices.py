@@ -322,6 +322,31 @@ def test_blocks_along_a_sharded_contracting_axis(mesh, size):
         assert not kinds & {"all-to-all", "collective-permute"}, kinds
 
 
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("size", [4, None], ids=["on each device", "across devices"])
+def test_rotations_along_a_sharded_contracting_axis(mesh, size):
+    """Blocks that lie on one device stay there."""
+    changes = {
+        "fwd.rotation": config.Hadamard(size=size),
+        "fwd.*.calib_shared_axes": "per_tensor",
+    }
+    dot = aqtlite.make_dot_general(config.update(config.qat(8), changes))
+    run = jax.jit(lambda x, w: dot(x, w, MATMUL, out_sharding=out_sharding))
+    out_sharding = None
+    wanted = jax.device_get(run(X, W))
+    args = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in ((X, P("d", "m")), (W, P("m", None)))
+    ]
+    out_sharding = NamedSharding(mesh, P("d")) if mesh is EXPLICIT else None
+    with jax.set_mesh(mesh):
+        compiled = run.lower(*args).compile()
+        np.testing.assert_array_equal(jax.device_get(compiled(*args)), wanted)
+    if size == 4:
+        kinds = {one.kind for one in hlo.count(compiled.as_text())}
+        assert kinds == {"all-reduce"}, kinds
+
+
 @pytest.mark.parametrize("spec", [P("d", None, None), P(None, "d", None)])
 def test_noise_of_sharded_sequences(spec):
     x = normal((4, 8, 16), 6)
