@@ -1,7 +1,8 @@
 """Private: quantization of one array by one `config.Tensor`.
 
 `quantizer.quantize_array` is the only place where an array is quantized: it finds the
-scale and rounds. `granularity` decides which elements share a scale; `smoothing` and
-`padding` change operands before that. `statistics`, `learned_parameters` and
-`gradient_statistics` hold the states of calibrations. Read `quantizer` first.
+scale and rounds. `granularity` decides which elements share a scale; `preparation`
+(`smoothing`, `rotation`) and `padding` change operands before that. `statistics`,
+`learned_parameters` and `gradient_statistics` hold the states of calibrations. Read
+`quantizer` first.
 """
