@@ -15,7 +15,7 @@ from aqtlite.edge import importing
 from aqtlite.edge import rules as rules_lib
 from aqtlite.edge.graph import Graph, Node
 from aqtlite.edge.operators.base import Equation
-from aqtlite.edge.passes import fuse, patterns, simplify, translate, unify
+from aqtlite.edge.passes import fuse, patterns, roots, simplify, translate, unify
 from aqtlite.edge.passes.unify import Group
 from aqtlite.edge.rules import Rule
 from aqtlite.flax.linen.quantize_model import QuantizedModel
@@ -129,7 +129,7 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
     graph, traced = importing.trace(function_of(model), variables, args)
     _check_not_quantized(graph)
     _check_dtypes(graph)
-    # Taken before patterns, since rules may also name JAX primitives.
+    # Also taken before passes, since rules may name what these replace.
     operators = _operators(graph)
     graph = patterns.recognise(graph)
 
@@ -139,6 +139,8 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
         return rule_of(node).is_float
 
     graph = simplify.simplify(translate.translate(graph, rule_of))
+    operators += _operators(graph)
+    graph = roots.as_exponentials(graph, rule_of)
     graph = fuse.fuse_activations(fuse.fold(graph, is_float), is_float)
     graph = simplify.simplify(graph)
     rules_lib.check_used(checked, [*operators, *_operators(graph)])

@@ -228,36 +228,6 @@ def multiplied(x: np.ndarray, multiplier: int, shift: int) -> np.ndarray:
     return shifted_away(high, np.asarray(max(-shift, 0)))
 
 
-def inverse_square_root(x: int) -> tuple[int, int]:
-    """``1 / sqrt(x)`` as multiplier and shift, by five steps of Newton's method.
-
-    Source: TFLite, ``GetInvSqrtQuantizedMultiplierExp`` in ``internal/common.h``.
-
-    Args:
-        x: from 1 to 2**29 - 1.
-    """
-    if x <= 1:
-        return 2**31 - 1, 0
-    pairs = (32 - x.bit_length() - 1) // 2 - 1
-    shift = 11 - pairs
-    fraction = (x << 2 * pairs) >> 1  # In units of 2**-28, like all numbers below.
-    half = (fraction + 1) >> 1
-    root = 2**28
-    for _ in range(5):
-        cube = _product(_product(root, root), root)  # In units of 2**-22.
-        cube = _clipped(cube << 6)
-        # In units of 2**-25.
-        rest = _product(2**28 + 2**27, root) - _product(half, cube)
-        root = _clipped(rest << 3)
-    root = _product(root, 1518500250)  # sqrt(1 / 2)
-    return (root << -shift, 0) if shift < 0 else (root, -shift)
-
-
-def _saturated(x: np.ndarray) -> np.ndarray:
-    """Clips to the range of int32."""
-    return np.clip(x, -(2**31), 2**31 - 1)
-
-
 def high_product(x: np.ndarray, y: np.ndarray | np.integer) -> np.ndarray:
     """``floor(x * y / 2**31 + 1 / 2)`` for numbers of int32, held in int64."""
     product = x * y
@@ -274,11 +244,3 @@ def shifted_away(x: np.ndarray, amount: np.ndarray) -> np.ndarray:
     mask = np.where(amount > 31, -1, (np.int64(1) << np.minimum(amount, 31)) - 1)
     rounds_up = (x & mask) > (mask >> 1) + (x < 0)
     return (x >> (amount & 31)) + rounds_up
-
-
-def _product(x: int, y: int) -> int:
-    return int(high_product(np.asarray(x), np.asarray(y)))
-
-
-def _clipped(x: int) -> int:
-    return int(_saturated(np.asarray(x)))

@@ -103,25 +103,8 @@ def sqrt(x_grid: Grid, grid: Grid) -> Table:
 
 
 def rsqrt(x_grid: Grid, grid: Grid) -> Table:
-    """RSQRT: for int8 in fixed point with 20 bits between two products.
-
-    The largest integer at the zero point. Integers below the zero point, which LiteRT
-    refuses, are replaced by the zero point. int16: `of_tflite`.
-
-    Source: TFLite, ``RsqrtEvalQuantizedInt8`` in ``kernels/elementwise.cc``.
-    """
-    if x_grid.dtype == "int16":
-        return of_tflite(_inverse_root(grid), x_grid, grid)
-    root = np.float64(np.sqrt(np.float32(x_grid.scale)) * np.float32(grid.scale))
-    multiplier, shift = fixed_point.quantized_multiplier(1 / root)
-    entries = []
-    for integer in np.maximum(_centered(x_grid), 0).tolist():
-        inverse = fixed_point.inverse_square_root(max(integer, 1))
-        one = np.asarray([1], np.int64)
-        data = fixed_point.multiplied(one, inverse[0], inverse[1] + 20)
-        (result,) = fixed_point.multiplied(data, int(multiplier), int(shift) - 20)
-        entries.append(result if integer else np.int64(2**20))
-    return _table(np.asarray(entries), grid)
+    """RSQRT of int16, `of_tflite`. No program has it in int8 (`passes.roots`)."""
+    return of_tflite(_inverse_root(grid), x_grid, grid)
 
 
 def abs(x_grid: Grid, grid: Grid) -> Table:

@@ -69,10 +69,3 @@ def test_constants_and_arrays_are_multiplied_alike(real):
         fixed_point.scaled(x, real),
         fixed_point.rounded_away(x.astype(np.int32), *fixed),
     )
-
-
-def test_inverse_square_roots_are_close():
-    for x in (1, 2, 3, 100, 255, 2**20):
-        multiplier, shift = fixed_point.inverse_square_root(x)
-        found = multiplier * 2.0 ** (shift - 31)
-        assert found == pytest.approx(x**-0.5, rel=1e-4)

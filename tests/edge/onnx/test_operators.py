@@ -106,7 +106,7 @@ CASES = {
         "HardSigmoid Mul",
         "HardSigmoid Mul",
     ),
-    "rsqrt": (lax.rsqrt, [abs(X) + 0.1], "Sqrt Reciprocal", "Reciprocal Sqrt"),
+    "rsqrt": (lax.rsqrt, [abs(X) + 0.1], "Log QLinearMul Exp", "Exp Log"),
 }
 
 
