@@ -13,21 +13,15 @@ from aqtlite import config, numerics
 
 MATMUL = (((1,), (0,)), ((), ()))
 
-# The machine code that users get, compiled on one thread: splitting it over threads
-# takes a fifth more processor time, and the tests run on all cores as it is.
-ONE_THREAD = {"xla_cpu_parallel_codegen_split_count": 1}
 # With these a program is compiled in a quarter of the time, to slower code whose last
 # bits are not those that users get: for what is compared within a tolerance.
-QUICK = {"xla_backend_optimization_level": 0, **ONE_THREAD}
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,  # One module for LLVM, not several.
+}
 if jax.__version_info__ < (0, 11):  # The others have no such option.
     QUICK["xla_cpu_use_fusion_emitters"] = False
-
-
-def _flags(options: dict[str, int]) -> str:
-    return " ".join(f"--{name}={int(value)}" for name, value in options.items())
-
-
-ONE_THREAD_FLAGS, QUICK_FLAGS = _flags(ONE_THREAD), _flags(QUICK)
+QUICK_FLAGS = " ".join(f"--{name}={int(value)}" for name, value in QUICK.items())
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 # One case per way in which dimension numbers can be laid out: shapes of lhs and rhs,

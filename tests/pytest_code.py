@@ -5,8 +5,7 @@ to slower code with other last bits. It compares within tolerances, or looks at 
 states, errors and files; where it compares bit for bit, it is to see which arrays were
 stored, loaded or read. So does a doctest, of which a few digits are printed. All others
 are compiled as users compile: they show that bits stay what they are when XLA fuses
-programs, as those of rounding, noise and contractions, and of models that are served;
-each program on one thread, which gives the machine code of several in less time.
+programs, as those of rounding, noise and contractions, and of models that are served.
 ``--code quick`` and ``--code users`` run the ones and the others; without it, all are
 compiled as users compile. The mark of a function counts before the mark of its file.
 """
@@ -23,16 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    code = config.getoption("code")
-    if code is None:
+    if config.getoption("code") != "quick":
         return
-    from tests import common  # imports JAX, which conftest.py sets first
+    from tests.common import QUICK_FLAGS  # imports JAX, which conftest.py sets first
 
-    flags = common.QUICK_FLAGS if code == "quick" else common.ONE_THREAD_FLAGS
     # XLA reads them at the first compilation, in the processes started from here too.
     given = os.environ.get("XLA_FLAGS", "")
-    if flags not in given:
-        os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
+    if QUICK_FLAGS not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {QUICK_FLAGS}".strip()
 
 
 def pytest_ignore_collect(

@@ -40,11 +40,11 @@ def convert_error(tmp_path, source, model=MODEL, **options):
     ("name", "bad", "dtype"),
     [
         ("kernel", np.nan, "float32"),
-        ("kernel", np.inf, "bfloat16"),
-        ("kernel", -np.inf, "float16"),
-        ("bias", np.nan, "bfloat16"),
+        pytest.param("kernel", np.inf, "bfloat16", marks=pytest.mark.slow),
+        pytest.param("kernel", -np.inf, "float16", marks=pytest.mark.slow),
+        pytest.param("bias", np.nan, "bfloat16", marks=pytest.mark.slow),
         ("bias", np.inf, "float16"),
-        ("bias", -np.inf, "float32"),
+        pytest.param("bias", -np.inf, "float32", marks=pytest.mark.slow),
     ],
 )
 def test_nonfinite(name, bad, dtype, tmp_path):

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from aqtlite import checkpoint, config
 from aqtlite.flax import AqtDotGeneral, convert
 from tests.checkpoint.support import FORMATS, assert_same, save
+from tests.common import mostly_slow
 from tests.flax.support import DG, NORMAL, X, init
 
 pytestmark = pytest.mark.code("quick")
@@ -61,7 +62,7 @@ def test_metadata_comes_from_the_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("how", FORMATS)
+@pytest.mark.parametrize("how", mostly_slow(FORMATS, "msgpack"))
 def test_a_source_without_metadata(how, alone, tmp_path):
     """As `nn.meta.unbox` leaves it; the names of the axes come from the model."""
     variables = init(MODEL, X)

@@ -15,7 +15,7 @@ from aqtlite.flax import absorb_smoothing, calibrate, convert, merge_statistics
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import FORMATS, save
 from tests.checkpoint.written_before.model import CONFIGS, SERVED, Layers, Mlp, X
-from tests.common import quick_jit
+from tests.common import mostly_slow, quick_jit
 
 pytestmark = pytest.mark.code("quick")
 
@@ -117,7 +117,7 @@ def test_smoothing_is_absorbed():
     np.testing.assert_allclose(jax.jit(model.apply)(absorbed, X), wanted, rtol=0.1)
 
 
-@pytest.mark.parametrize("how", FORMATS)
+@pytest.mark.parametrize("how", mostly_slow(FORMATS, "safetensors"))
 def test_is_converted_on_disk(how, tmp_path):
     source = save(tmp_path / "float", of_served(OLD), how)
     checkpoint.convert_checkpoint(source, tmp_path / "out", SERVED, X)

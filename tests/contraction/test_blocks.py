@@ -12,7 +12,7 @@ import pytest
 import aqtlite
 from aqtlite import calibration, config, numerics
 from aqtlite.config import Blocks, DotGeneral, DotGeneralRaw, Tensor
-from tests.common import normal, quick_jit, relative_error
+from tests.common import mostly_slow, normal, quick_jit, relative_error
 
 pytestmark = pytest.mark.code("quick")
 
@@ -237,7 +237,9 @@ class TestContraction:
         )
         assert f"fwd's {stored.name}, {own.numerics.name} " in rows["dlhs.rhs"]
 
-    @pytest.mark.parametrize("name", FORMATS)
+    @pytest.mark.parametrize(
+        "name", mostly_slow(FORMATS, "mxfp8", "nvfp4", "block_fp8")
+    )
     def test_formats(self, name):
         cfg = FORMATS[name]()
         assert config.from_json(config.to_json(cfg)) == cfg

@@ -222,7 +222,7 @@ class TestBadInput:
         """An error after an eager call, though the model is traced."""
         layer = nn.MultiHeadDotProductAttention(1, attention_fn=QuantizedCache(INT8))
         model = quantize_model(nn.Sequential([layer]), INT8)
-        variables = model.init(jax.random.key(0), jnp.ones((1, 2, 2)))
+        variables = init(model, jnp.ones((1, 2, 2)))
         step = functools.partial(model.apply, mutable=["cache"])
         x = jnp.ones((1, 1, 2))
         for call in (jax.jit(step), step):

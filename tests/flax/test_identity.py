@@ -60,8 +60,8 @@ def apply_eagerly(model, *args, **kwargs):
         ([PREFILL], 3, apply),
         ([DECODE], 2, apply),
         ([DECODE], 2, apply_eagerly),
-        ([PREFILL, DECODE], 3, apply),
-        ([DECODE, PREFILL], 3, apply),
+        pytest.param([PREFILL, DECODE], 3, apply, marks=pytest.mark.slow),
+        pytest.param([DECODE, PREFILL], 3, apply, marks=pytest.mark.slow),
         ([DECODE, PREFILL], 3, apply_eagerly),
     ],
 )

@@ -268,8 +268,8 @@ def test_init_makes_caches_anew(cfg):
     """In a call that finds a cache, attention takes a token at a time."""
     attention = nn.MultiHeadDotProductAttention(num_heads=1, decode=True)
     quantized, x = quantize_model(attention, cfg), jnp.ones((1, 3, 4))
-    variables = quantized.init(jax.random.key(0), x)
-    expected = attention.init(jax.random.key(0), x)
+    variables = quick_jit(quantized.init)(jax.random.key(0), x)
+    expected = quick_jit(attention.init)(jax.random.key(0), x)
     assert set(variables) - {"aqt_stats"} == {"params", "cache"}
     kept = {name: variables[name] for name in expected}
     jax.tree.map(np.testing.assert_array_equal, kept, dict(expected))
@@ -299,7 +299,8 @@ def test_static_ranges_are_gathered_and_served(is_scanned):
         quantized.apply(variables, TOKENS)
     variables = calibrate(quantized, variables, [TOKENS, TOKENS + 1])
     apply = jax.jit(quantized.apply)
-    _, changed = quantized.apply(variables, TOKENS, mutable=["aqt_stats"])
+    gather = jax.jit(functools.partial(quantized.apply, mutable=["aqt_stats"]))
+    _, changed = gather(variables, TOKENS)
     up = changed["aqt_stats"]["blocks" if is_scanned else "block"]["up"]
     batches = up["dot_general_abc_cd"]["lhs"].batches
     assert np.unique(batches).tolist() == [3]

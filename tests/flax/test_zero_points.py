@@ -89,6 +89,7 @@ def test_gradients_through_a_frozen_weight(features):
     variables = init(model, X)
     serving = convert(model, variables, X)
 
+    @jax.jit
     def gradient(variables):
         return jax.grad(lambda x: (model.apply(variables, x) ** 2).sum())(X)
 

@@ -13,6 +13,7 @@ from aqtlite.checkpoint.formats import Subtree, open_reader
 from aqtlite.flax import convert
 from tests.checkpoint import support
 from tests.checkpoint.support import MODEL, VARIABLES, assert_same, refuses, save
+from tests.common import mostly_slow
 from tests.flax import models
 from tests.flax.support import INT8, X, init
 
@@ -41,7 +42,9 @@ def save_state(path, how):
     return save(path, STATE, "orbax"), "params"
 
 
-@pytest.mark.parametrize("how", ["orbax", "msgpack", "composite", "nested"])
+@pytest.mark.parametrize(
+    "how", mostly_slow(["orbax", "msgpack", "composite", "nested"], "nested")
+)
 def test_the_refusal_names_the_subtree_that_converts(how, tmp_path):
     source, subtree = save_state(tmp_path / "float", how)
     args = (source, tmp_path / "out", MODEL, X)
