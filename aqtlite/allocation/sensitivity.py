@@ -158,7 +158,8 @@ def sensitivity(
             or by functions injected into its layers. Any other model with an `apply`
             counts as that function.
         variables: the model's variables, or the first argument of the function, with
-            the parameters; None for an NNX model, which holds its own.
+            the parameters; None for an NNX model, which holds its own, and is called
+            in its mode (``model.eval()``).
         batches: the inputs, each a tuple of positional arguments or a single argument.
             A mean over batches gives each the same weight, and another shape is
             another compilation.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from jax import lax
 
 from aqtlite import config
@@ -247,19 +248,21 @@ class Programs:
         }
         self._check(plans)
         columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
-        switches = tuple(
-            Switch(forms, tuple(plans))
-            for forms in columns
-            if any(one.is_quantized for one in forms)
-            and "shard_map" not in forms[0].site.around
-        )
+        switches = []
+        for forms in columns:
+            if not any(one.is_quantized for one in forms):
+                continue
+            if "shard_map" in forms[0].site.around:
+                logging.warning("not measured: %r %s", forms[0].path, _IN_SHARD_MAP)
+            else:
+                switches.append(Switch(forms, tuple(plans)))
         if not switches:
             raise ValueError(
-                "all contractions are inside of jax.shard_map, whose bodies take no "
-                "switches: measure the function on one device"
+                f"there is nothing to measure: every contraction {_IN_SHARD_MAP}; "
+                "measure the function on one device"
             )
         run = jax.jit(self._function(call, traced, switches))
-        return Switched(call, traced, plans, switches, run)
+        return Switched(call, traced, plans, tuple(switches), run)
 
     def _check(self, plans: Mapping[str, Plan]) -> None:
         for name, plan in plans.items():
@@ -291,7 +294,9 @@ class Programs:
                 for i, one in enumerate(switches)
             }
             found, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
-            out = call.result(jax.tree.map(lambda i: found[i], traced.outputs))
+            # Outputs that are constants of the program may not be arrays.
+            outputs = jax.tree.map(lambda i: jnp.asarray(found[i]), traced.outputs)
+            out = call.result(outputs)
             *_, signals, noises = zip(
                 *(aux[location] for location in replacements), strict=True
             )
@@ -314,6 +319,9 @@ class Programs:
         items = () if self._loss is None else batches_lib.args_of(batch)
         chosen = np.asarray(choices, np.int32)
         return self.of(batch).run(values, chosen, np.bool_(is_measured), items)
+
+
+_IN_SHARD_MAP = "is inside of jax.shard_map, whose body takes no switch"
 
 
 def _kind(switch: Switch) -> Any:

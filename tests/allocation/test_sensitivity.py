@@ -379,16 +379,16 @@ def test_losses_that_are_no_scalar_or_not_finite():
         measured(batches=[X, jnp.inf * X], candidates=[INT4])
 
 
-def test_a_contraction_in_shard_map_has_no_switch():
+def test_a_contraction_in_shard_map_is_left_out(caplog):
     mesh = jax.make_mesh((1,), ("x",))
     spec = jax.sharding.PartitionSpec()
-
-    def model(w, x):
-        mapped = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=spec, out_specs=spec)
-        return mapped(x, w)
-
-    with pytest.raises(ValueError, match="inside of jax.shard_map"):
-        measured(model, normal((8, 4)), candidates=[INT4])
+    mapped = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=spec, out_specs=spec)
+    w = normal((8, 8))
+    with pytest.raises(ValueError, match="every contraction is inside of jax.shard_ma"):
+        measured(lambda w, x: mapped(x, w), w, candidates=[INT4])
+    (one,) = measured(lambda w, x: mapped(x @ w, w), w, candidates=[INT4]).contractions
+    assert one.op == "ab,bc->ac"
+    assert "is inside of jax.shard_map" in caplog.text
 
 
 def test_shared_functions_are_one_contraction_for_each_call():
