@@ -30,9 +30,9 @@ _WIDENED_BYTES = 2**18
 # Number of rows that are transposed at a time.
 _BLOCK = 16
 
-# XLA:CPU divides a product of one row by a matrix of this many elements among threads,
-# which take longer than one thread. Larger products gain from it.
-_FEW_PRODUCTS = range(2**17 + 1, 2**18 + 1)
+# XLA:CPU of old versions of JAX divides a product of one row by a matrix of more
+# elements among threads. Up to four times as many take longer than on one thread.
+_UNDIVIDED = 2**17
 
 
 def is_fast(
@@ -138,8 +138,8 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     batch_rank = len(dims[1][0])
     if not is_unsigned:
         out = plain.dot(lhs, rhs, dims)
-    elif rows == 1 and _is_halved(rhs, dims):
-        out = _dot_with_halves(offset_by_128(lhs), rhs)
+    elif rows == 1 and (parts := _parts(rhs, dims)) > 1:
+        out = _dot_with_parts(offset_by_128(lhs), rhs, parts)
     elif has_few_rows:
         out = unsigned_dot_of_zeros(offset_by_128(lhs), rhs, dims)
     else:
@@ -311,22 +311,25 @@ def _with_row_of_zeros(lhs, dims, rows):
     return plain.with_zeros(matrix, row, 1), dims
 
 
-def _is_halved(rhs, dims):
-    """Returns True if `_dot_with_halves` is faster for one row and rhs."""
+def _parts(rhs, dims):
+    """Returns the number of parts of rhs for `_dot_with_parts`; 1 if that is slower."""
     (_, rhs_ca), (batch, _) = dims
     is_matrix = rhs.ndim == 2 and rhs_ca == (1,) and not batch and can_reshape(rhs)
-    return is_matrix and rhs.size in _FEW_PRODUCTS and rhs.shape[0] % 2 == 0
+    if not (is_matrix and processor.HAS_OLD_KERNELS):
+        return 1
+    parts = next((n for n in (1, 2, 4) if rhs.size <= n * _UNDIVIDED), 1)
+    return parts if rhs.shape[0] % parts == 0 else 1
 
 
-def _dot_with_halves(lhs, rhs):
-    """Contracts two rows, the second one zeros, with the halves of a matrix as a batch.
+def _dot_with_parts(lhs, rhs, parts):
+    """Contracts two rows, the second one zeros, with parts of a matrix as a batch.
 
     XLA:CPU does not divide a batch among threads.
     """
     columns, products = rhs.shape
-    halves = rhs.reshape(2, columns // 2, products)
-    rows = jnp.broadcast_to(lhs, (2, 2, products))
-    out = unsigned_dot_of_zeros(rows, halves, (((2,), (2,)), ((0,), (0,))))
+    stack = rhs.reshape(parts, columns // parts, products)
+    rows = jnp.broadcast_to(lhs, (parts, 2, products))
+    out = unsigned_dot_of_zeros(rows, stack, (((2,), (2,)), ((0,), (0,))))
     return out.transpose(1, 0, 2).reshape(2, columns)
 
 

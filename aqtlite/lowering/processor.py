@@ -6,10 +6,14 @@ from typing import Any
 
 import jax
 
-# With AVX512-VNNI, XLA:CPU of JAX 0.12 multiplies int8 by int8 as fast as uint8 by
-# int8 from this number of rows on. That of JAX 0.10 does not, however many there are.
+HAS_OLD_KERNELS = jax.__version_info__ < (0, 12)
+"""Whether XLA:CPU is that of JAX before 0.12.
+
+Its kernels do not use AVX512-VNNI for int8 by int8, however many rows there are, and
+it divides products among threads that one thread computes in less time."""
+
+# Newer ones multiply int8 by int8 as fast as uint8 by int8 from this number of rows on.
 _MANY_ROWS = 17
-_HAS_FAST_SIGNED = jax.__version_info__ >= (0, 12)
 
 TPUS_THAT_READ_ROWS = ("TPU v5 lite", "TPU v5", "TPU v5e", "TPU v5p")
 """Kinds of TPUs, as `jax.Device.device_kind` and the public names call them."""
@@ -26,7 +30,7 @@ def multiplies_unsigned(rows: Any) -> bool:
         rows: number of rows of the first operand, which may be symbolic (many).
     """
     has_few = isinstance(rows, int) and rows < _MANY_ROWS
-    return has_unsigned_dots() and (has_few or not _HAS_FAST_SIGNED)
+    return has_unsigned_dots() and (has_few or HAS_OLD_KERNELS)
 
 
 @functools.cache

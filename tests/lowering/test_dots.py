@@ -77,33 +77,46 @@ def test_a_transposed_operand_by_one_column(column):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "dot"),
+    ("rows", "columns", "parts"),
     [
-        (1, 682, "tensor<2x2x200xui8>, tensor<2x341x200xi8>"),
-        (1, 683, "tensor<2x200xui8>, tensor<683x200xi8>"),
-        (1, 640, "tensor<2x200xui8>, tensor<640x200xi8>"),
-        (1, 2000, "tensor<2x200xui8>, tensor<2000x200xi8>"),
-        (2, 682, "tensor<3x200xui8>, tensor<682x200xi8>"),
+        (1, 640, 1),
+        (1, 682, 2),
+        (1, 683, 1),
+        (1, 2000, 4),
+        (1, 2622, 1),
+        (1, 4000, 1),
+        (2, 682, 1),
     ],
 )
-def test_one_row_by_a_matrix_that_threads_would_divide(rows, columns, dot, monkeypatch):
-    """It is contracted as a batch of two halves."""
+@pytest.mark.parametrize("is_old", [True, False])
+def test_one_row_by_a_matrix_that_threads_would_divide(
+    is_old, rows, columns, parts, monkeypatch
+):
+    """Old versions of JAX get it as a batch of parts."""
     monkeypatch.setattr(processor, "multiplies_unsigned", lambda rows: True)
+    monkeypatch.setattr(processor, "HAS_OLD_KERNELS", is_old)
     lhs, rhs = integers((rows, 200), "int8"), integers((columns, 200), "int8", 1)
     dims = ((1,), (1,)), ((), ())
     (line,) = cpu_dots(lhs, rhs, dims)
-    assert f"({dot})" in line
+    batch = f"{parts}x" if is_old and parts > 1 else ""
+    shapes = (
+        f"{batch}{rows + 1}x200xui8",
+        f"{batch}{columns // (parts if batch else 1)}x200xi8",
+    )
+    assert "(tensor<{}>, tensor<{}>)".format(*shapes) in line
     got = compiled_dot(lhs, rhs, dims)
     np.testing.assert_array_equal(got, exact(lhs, rhs, dims))
 
 
 @pytest.mark.parametrize("rows", [4, 100])
-def test_many_rows_are_unsigned_only_in_old_versions_of_jax(rows, monkeypatch):
+@pytest.mark.parametrize("is_old", [True, False])
+def test_many_rows_are_unsigned_only_in_old_versions_of_jax(is_old, rows, monkeypatch):
     """XLA:CPU of JAX 0.12 has fast kernels for two signed operands."""
+    monkeypatch.setattr(processor, "HAS_OLD_KERNELS", is_old)
     monkeypatch.setattr(processor, "has_unsigned_dots", lambda: True)
     lhs, rhs = integers((rows, 200), "int8"), integers((64, 200), "int8", 1)
     dims = ((1,), (1,)), ((), ())
-    is_unsigned = rows == 4 or jax.__version_info__ < (0, 12)
+    is_unsigned = rows == 4 or is_old
     lines = cpu_dots(lhs, rhs, dims)
     assert all(("x200xui8>" in line) == is_unsigned for line in lines)
     np.testing.assert_array_equal(compiled_dot(lhs, rhs, dims), exact(lhs, rhs, dims))
