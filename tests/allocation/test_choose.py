@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import types
 
 import flax.linen as nn
 import jax
@@ -153,6 +154,24 @@ def test_functions_and_nnx_models():
     exact, out = nnx_models.call(model, X), nnx_models.call(quantized, X)
     snr = 10 * math.log10(jnp.sum(exact**2) / jnp.sum((out - exact) ** 2))
     assert abs(snr - found.chosen.snr) < 0.01
+
+
+def test_other_models_and_paths_of_parameters():
+    def apply(params, x):
+        return jnp.tanh(x @ params["first"]) @ params["second"]
+
+    params = {"first": normal((8, 16)), "second": normal((16, 4))}
+    found = choose(types.SimpleNamespace(apply=apply), params)
+    assert [one.paths for one in found.choices] == [("first",), ("second",)]
+
+    def by_parameters(rules):
+        return quantize_function(apply, rules, params=0, paths="parameters")
+
+    with_scopes = jax.named_scope("all")(apply)
+    fn_q = quantize_function(with_scopes, INT4, params=0, paths="parameters")
+    found = choose(fn_q, params)
+    assert [one.paths for one in found.choices] == [("first",), ("second",)]
+    by_parameters(found.rules).plan(params, X)  # Raises if a rule matches nothing.
 
 
 def test_contractions_of_one_weight_get_one_choice():
