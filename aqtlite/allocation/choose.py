@@ -160,7 +160,7 @@ class _Search:
             if solved is not None:
                 taken = (self._options(i)[place] for i, place in enumerate(solved))
                 found[tuple(taken)] = None
-        self._measure([*found, *uniform.values()])
+        self._measure([*found, *uniform.values()], "choices")
         within = [
             one
             for one in dict.fromkeys([*found, *uniform.values()])
@@ -216,16 +216,18 @@ class _Search:
                 alone[i, option] = tuple(
                     option if place == i else None for place in range(count)
                 )
-        self._measure(list(alone.values()))
+        self._measure(list(alone.values()), "weights alone")
         in_float = self._cost_of((None,) * count)
         return {key: self._cost_of(one) - in_float for key, one in alone.items()}
 
-    def _measure(self, several: Iterable[_Chosen]) -> None:
+    def _measure(self, several: Iterable[_Chosen], what: str) -> None:
         """Measures choices that are not measured yet."""
         missing = [one for one in dict.fromkeys(several) if one not in self._results]
         choices = [self._choices_of_switches(one) for one in missing]
         if missing:
-            found = measuring.measure(self._programs, self._batches, lambda _: choices)
+            found = measuring.measure(
+                self._programs, self._batches, lambda _: choices, what
+            )
             self._results.update(zip(missing, found.results, strict=True))
 
     def _choices_of_switches(self, chosen: _Chosen) -> list[int]:

@@ -85,6 +85,7 @@ def measure(
     programs: Programs,
     batches: Iterable[Any],
     choices_of: Callable[[tuple[Switch, ...]], Sequence[Sequence[int]]],
+    what: str,
     *,
     has_errors: bool = False,
 ) -> Measured:
@@ -94,6 +95,7 @@ def measure(
         programs: the compiled programs.
         batches: the batches.
         choices_of: function from the switches to the choices to measure.
+        what: what the choices are, for the progress bar.
         has_errors: whether to measure the error of each contraction, and the control.
 
     Raises:
@@ -103,7 +105,7 @@ def measure(
     """
     found = Measured()
     choices: Sequence[Sequence[int]] = ()
-    with _progress(batches) as advance:
+    with _progress(batches, what) as advance:
         for batch in batches_lib.check(batches):
             switched = programs.of(batch)
             if not found.batches:
@@ -117,7 +119,7 @@ def measure(
             found.batches += 1
     if not found.batches:
         raise ValueError("there is no batch to measure with: batches is empty")
-    logging.info("measured %d choices on %d batches", len(choices), found.batches)
+    logging.info("measured %s: %d on %d batches", what, len(choices), found.batches)
     return found
 
 
@@ -176,14 +178,14 @@ def _check_finite(exact: switches.Pass, signal: float, number: int) -> None:
 
 
 @contextlib.contextmanager
-def _progress(batches: Any) -> Iterator[Callable[[float], None]]:
+def _progress(batches: Any, what: str) -> Iterator[Callable[[float], None]]:
     """Shows a progress bar in a terminal; yields a function of a batch's progress."""
     console = rich.console.Console(stderr=True)
     total = len(batches) if hasattr(batches, "__len__") else None
     with rich.progress.Progress(
         console=console, disable=not console.is_terminal
     ) as progress:
-        task = progress.add_task("measuring", total=total)
+        task = progress.add_task(f"measuring {what}", total=total)
         whole = 0
 
         def advance(part: float) -> None:

@@ -188,6 +188,7 @@ def sensitivity(
         programs,
         batches,
         lambda switches: [choices for _, _, choices in _alone(switches)],
+        "contractions alone",
         has_errors=True,
     )
     return Sensitivity(

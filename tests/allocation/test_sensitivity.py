@@ -40,6 +40,10 @@ def decibels(exact, other):
     return 10 * math.log10(jnp.sum(exact**2) / jnp.sum((other - exact) ** 2))
 
 
+def matmul(w, x):
+    return x @ w
+
+
 def measured(model=MODEL, variables=VARIABLES, batches=(X,), **kwargs):
     return aqtlite.sensitivity(model, variables, batches, **kwargs)
 
@@ -105,7 +109,7 @@ def test_the_control_is_what_noise_on_the_inputs_does():
     w, x = normal((8, 4)), 100 + X
     found = measured(conditioned, w, [x], candidates=[INT4])
     assert -4 < found.control < 4  # 40 dB of noise are as large as what is left.
-    assert 38 < measured(lambda w, x: x @ w, w, [X], candidates=[INT4]).control < 42
+    assert 38 < measured(matmul, w, [X], candidates=[INT4]).control < 42
 
 
 def test_without_a_float_input_there_is_no_control():
@@ -125,6 +129,15 @@ def test_it_compiles_the_model_once(caplog):
         measured(batches=BATCHES, candidates=CANDIDATES, loss=loss, num_inputs=1)
     compiled = [x for x in caplog.messages if x.startswith("Compiling jit(switched)")]
     assert len(compiled) == 1
+
+
+def test_batches_of_another_shape_are_compiled_once_more():
+    w = normal((8, 4))
+    found = measured(matmul, w, [X, X[:5]], candidates=[INT4])
+    assert found.batches == 2
+    exact = jnp.concatenate([X, X[:5]])
+    (one,) = measured(matmul, w, [exact], candidates=[INT4]).contractions
+    assert close(found.contractions[0].output_snr, one.output_snr)
 
 
 # --- Models --------------------------------------------------------------------------
