@@ -29,8 +29,13 @@ Axes = tuple[int, ...]
 # Bytes of patches at a time, so that they stay in the L2 cache of a core.
 _BLOCK_BYTES = 2**20
 
-# Windows with more positions are not unrolled.
-_LARGEST_WINDOW = 256
+# Windows with more positions are not unrolled, where that is done.
+_UNROLLED = 256
+
+# More slices are written in a loop: XLA:CPU takes a second to compile the concatenation
+# of 30 of them.
+_FEW_SLICES = 4
+_FEW_STRIDED_SLICES = 9
 
 # LLVM unrolls, and then vectorizes, a sum of this many terms.
 _TERMS = 8
@@ -49,9 +54,13 @@ def conv(
     sizes = tuple(rhs.shape[axis] for axis in window)
     # Symbolic sizes (jax.export) cannot be compared.
     is_known = all(isinstance(n, int) for n in (*lhs.shape, *rhs.shape))
-    if not (is_known and window and _is_unrolled(sizes, result)):
+    if not (is_known and window):
         return convolution(lhs, rhs, jnp.int32)
     geometry = _Geometry(convolution, sizes, result, target)
+    groups = max(convolution.feature_groups, convolution.batch_groups)
+    is_unrolled = groups > 1 or not geometry.is_on_one_cpu
+    if is_unrolled and min(map(math.prod, (sizes, result))) > _UNROLLED:
+        return convolution(lhs, rhs, jnp.int32)
     x = lhs.transpose(_features_last(convolution.lhs_spec))
     w = rhs.transpose((*window, i, o))
     if convolution.feature_groups > 1:
@@ -62,10 +71,6 @@ def conv(
         out = _ungrouped(x, w, geometry)
     order = _features_last(convolution.out_spec)
     return out.transpose([order.index(axis) for axis in range(out.ndim)])
-
-
-def _is_unrolled(window: Axes, result: Axes) -> bool:
-    return min(math.prod(window), math.prod(result)) <= _LARGEST_WINDOW
 
 
 def _features_last(spec: Axes) -> Axes:
@@ -116,13 +121,7 @@ class _Geometry:
                 for all.
             by_result: whether to exchange the window and the result.
         """
-        of = self.convolution
-        at, over = (self.window, of.rhs_dilation), (self.result, of.strides)
-        if by_result:
-            at, over = over, at
-        counts = list(over[0])
-        if first is not None:
-            counts[0] = first
+        at, over, counts = self._steps(first, by_result)
         found = []
         for position in itertools.product(*map(range, at[0])):
             starts = [k * step for k, step in zip(position, at[1], strict=True)]
@@ -139,6 +138,45 @@ class _Geometry:
                 )
             )
         return found
+
+    def patches(
+        self, x: jax.Array, first: int, *, by_result: bool = False
+    ) -> jax.Array:
+        """Returns the slices of `slices` side by side, along the last axis."""
+        at, over, counts = self._steps(first, by_result)
+        number, features = math.prod(at[0]), x.shape[-1]
+        few = _FEW_SLICES if max(over[1]) == 1 else _FEW_STRIDED_SLICES
+        if number <= few or not self.is_on_one_cpu:
+            slices = self.slices(x, first, by_result=by_result)
+            return lax.concatenate(slices, x.ndim - 1)
+        pairs = zip(counts, over[1], strict=True)
+        sizes = [(count - 1) * step + 1 for count, step in pairs]
+
+        def write(k: jax.Array, out: jax.Array) -> jax.Array:
+            position = jnp.unravel_index(k, at[0])
+            starts = [i * step for i, step in zip(position, at[1], strict=True)]
+            part = lax.dynamic_slice(x, (0, *starts, 0), (len(x), *sizes, features))
+            part = lax.slice(part, (0,) * x.ndim, part.shape, (1, *over[1], 1))
+            return lax.dynamic_update_slice_in_dim(out, part, k * features, x.ndim - 1)
+
+        shape = (x.shape[0], *counts, number * features)
+        return lax.fori_loop(0, number, write, lax.full_like(x, 0, shape=shape))
+
+    def _steps(
+        self, first: int | None, by_result: bool
+    ) -> tuple[tuple[Axes, Axes], tuple[Axes, Axes], list[int]]:
+        """Returns the numbers and steps of slices, and of elements in a slice.
+
+        The last result are the numbers of elements with `first` of them.
+        """
+        of = self.convolution
+        at, over = (self.window, of.rhs_dilation), (self.result, of.strides)
+        if by_result:
+            at, over = over, at
+        counts = list(over[0])
+        if first is not None:
+            counts[0] = first
+        return at, over, counts
 
 
 def _ungrouped(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Array:
@@ -163,7 +201,7 @@ def _contract_patches(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Ar
     x = geometry.pad(x, 128 if is_unsigned else 0)
 
     def contract(x: jax.Array, rows: int) -> jax.Array:
-        patches = lax.concatenate(geometry.slices(x, rows), x.ndim - 1)
+        patches = geometry.patches(x, rows)
         matrix = patches.reshape(-1, products)
         if is_unsigned:
             return cpu.mixed_dot(matrix, kernel, _MATMUL)
@@ -261,7 +299,7 @@ def _contract_window(x: jax.Array, w: jax.Array, geometry: _Geometry) -> jax.Arr
     first = geometry.window[0]
 
     def contract(x: jax.Array, w: jax.Array, rows: int) -> jax.Array:
-        met = lax.concatenate(geometry.slices(x, rows, by_result=True), x.ndim - 1)
+        met = geometry.patches(x, rows, by_result=True)
         left, right = w.reshape(-1, columns), met.reshape(-1, met.shape[-1])
         if geometry.is_on_one_cpu:
             return cpu.dot(left, right, _LEADING)
