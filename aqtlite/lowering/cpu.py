@@ -30,9 +30,9 @@ _WIDENED_BYTES = 2**18
 # Number of rows that are transposed at a time.
 _BLOCK = 16
 
-# XLA:CPU of old versions of JAX divides a product of one row by a matrix of more
+# XLA:CPU of old versions of JAX divides products of few rows by a matrix of more
 # elements among threads. Up to four times as many take longer than on one thread.
-_UNDIVIDED = 2**17
+_UNDIVIDED, _ROWS_OF_PARTS = 2**17, 8
 
 
 def is_fast(
@@ -138,7 +138,7 @@ def dot(lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers) -> jax.Array:
     batch_rank = len(dims[1][0])
     if not is_unsigned:
         out = plain.dot(lhs, rhs, dims)
-    elif rows == 1 and (parts := _parts(rhs, dims)) > 1:
+    elif has_few_rows and (parts := _parts(rows, rhs, dims)) > 1:
         out = _dot_with_parts(offset_by_128(lhs), rhs, parts)
     elif has_few_rows:
         out = unsigned_dot_of_zeros(offset_by_128(lhs), rhs, dims)
@@ -311,26 +311,26 @@ def _with_row_of_zeros(lhs, dims, rows):
     return plain.with_zeros(matrix, row, 1), dims
 
 
-def _parts(rhs, dims):
+def _parts(rows, rhs, dims):
     """Returns the number of parts of rhs for `_dot_with_parts`; 1 if that is slower."""
     (_, rhs_ca), (batch, _) = dims
     is_matrix = rhs.ndim == 2 and rhs_ca == (1,) and not batch and can_reshape(rhs)
-    if not (is_matrix and processor.HAS_OLD_KERNELS):
+    if rows > _ROWS_OF_PARTS or not (is_matrix and processor.HAS_OLD_KERNELS):
         return 1
     parts = next((n for n in (1, 2, 4) if rhs.size <= n * _UNDIVIDED), 1)
     return parts if rhs.shape[0] % parts == 0 else 1
 
 
 def _dot_with_parts(lhs, rhs, parts):
-    """Contracts two rows, the second one zeros, with parts of a matrix as a batch.
+    """Contracts rows, the last one zeros, with parts of a matrix as a batch.
 
     XLA:CPU does not divide a batch among threads.
     """
     columns, products = rhs.shape
     stack = rhs.reshape(parts, columns // parts, products)
-    rows = jnp.broadcast_to(lhs, (parts, 2, products))
+    rows = jnp.broadcast_to(lhs, (parts, *lhs.shape))
     out = unsigned_dot_of_zeros(rows, stack, (((2,), (2,)), ((0,), (0,))))
-    return out.transpose(1, 0, 2).reshape(2, columns)
+    return out.transpose(1, 0, 2).reshape(-1, columns)
 
 
 def _with_unit_axis(lhs, rhs, dims):

@@ -85,11 +85,12 @@ def test_a_transposed_operand_by_one_column(column):
         (1, 2000, 4),
         (1, 2622, 1),
         (1, 4000, 1),
-        (2, 682, 1),
+        (8, 682, 2),
+        (9, 682, 1),
     ],
 )
 @pytest.mark.parametrize("is_old", [True, False])
-def test_one_row_by_a_matrix_that_threads_would_divide(
+def test_few_rows_by_a_matrix_that_threads_would_divide(
     is_old, rows, columns, parts, monkeypatch
 ):
     """Old versions of JAX get it as a batch of parts."""
