@@ -53,16 +53,15 @@ DIMENSION_NUMBERS = {
 }
 
 
-def mostly_slow(cases: Iterable[str], *quick: str) -> list[Any]:
-    """Names of the cases of a test, all but `quick` marked slow.
+def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """Cases of a test, or their names, all but `quick` marked slow.
 
     For models, presets and grids of many kinds: ``python -m tests`` takes some of them,
     and ``python -m tests slow`` the others.
     """
-    names = list(cases)
-    assert set(quick) < set(names)
-    slow = pytest.mark.slow
-    return [name if name in quick else pytest.param(name, marks=slow) for name in names]
+    every, slow = list(cases), pytest.mark.slow
+    assert set(quick) < set(every)
+    return [one if one in quick else pytest.param(one, marks=slow) for one in every]
 
 
 def normal(shape: tuple[int, ...], seed: int = 0, dtype: Any = jnp.float32):

@@ -98,7 +98,9 @@ def test_subnormal_numbers_are_zeros():
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("how", [ALL, MovingAverage(decay=0.9)])
+@pytest.mark.parametrize(
+    "how", [ALL, pytest.param(MovingAverage(decay=0.9), marks=pytest.mark.slow)]
+)
 def test_averages_are_the_same_in_every_program(how):
     """Products and sums are not contracted."""
     batches = normal((4, 8, 64))

@@ -213,7 +213,14 @@ class TestContraction:
 
     @pytest.mark.code("users")
     @pytest.mark.parametrize("stored", [INT8, E4M3, numerics.NormalFloat()])
-    @pytest.mark.parametrize("own", [INT8, numerics.IntSymmetric(bits=2), E4M3])
+    @pytest.mark.parametrize(
+        "own",
+        [
+            pytest.param(INT8, marks=pytest.mark.slow),
+            numerics.IntSymmetric(bits=2),
+            pytest.param(E4M3, marks=pytest.mark.slow),
+        ],
+    )
     def test_the_own_numerics_beside_use_fwd_quant(self, stored, own):
         """Scales of blocks do not move: what they stand for is quantized anew."""
         weight = Tensor(numerics=stored, blocks=Blocks(size=4))

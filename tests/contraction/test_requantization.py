@@ -36,8 +36,10 @@ def fake_quant(x, out):
     ("fields", "scale_shape"),
     [
         ({}, (4, 1)),
-        ({"calib_shared_axes": "per_tensor"}, (1, 1)),
-        ({"calib_shared_axes": (0,)}, (1, 6)),
+        pytest.param(
+            {"calib_shared_axes": "per_tensor"}, (1, 1), marks=pytest.mark.slow
+        ),
+        pytest.param({"calib_shared_axes": (0,)}, (1, 6), marks=pytest.mark.slow),
         ({"blocks": config.Blocks(size=3)}, (4, 2)),
         ({"po2_scale": True, "calibration": calibration.Constant(2.0)}, (4, 1)),
     ],

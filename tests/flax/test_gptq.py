@@ -126,6 +126,7 @@ class NnxMlp(nnx.Module):
         return self.down(nnx.relu(self.up(x)))
 
 
+@pytest.mark.slow
 def test_checkpoints_of_nnx_models(tmp_path):
     source, target = tmp_path / "float", tmp_path / "out"
     with ocp.StandardCheckpointer() as checkpointer:
@@ -166,6 +167,7 @@ def test_floats_that_change_beside_frozen_weights_are_noticed():
         Tied().apply(changed, X)
 
 
+@pytest.mark.slow
 def test_layers_of_a_scan():
     class Layer(nn.Module):
         @nn.compact

@@ -101,7 +101,11 @@ def test_ties_go_to_even_and_far_values_are_clipped():
 
 
 @each_dtype
-@pytest.mark.parametrize("other", [None, tensor(8), tensor(1)], ids=["own", "8", "1"])
+@pytest.mark.parametrize(
+    "other",
+    [None, pytest.param(tensor(8), marks=pytest.mark.slow), tensor(1)],
+    ids=["own", "8", "1"],
+)
 def test_contracts_like_integers(grid, other):
     lhs, rhs = affine(grid), other or affine(grid)
     cfg = config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=rhs))

@@ -219,6 +219,7 @@ def test_inputs_that_are_not_finite_round_to_nearest_and_say_so():
     assert (frozen(serving).qvalue == nearest.qvalue).all()
 
 
+@pytest.mark.slow
 @pytest.mark.code("users")
 def test_the_conversion_and_what_is_served_are_always_the_same():
     x, w = correlated(100, 48), weights(48, 8)
