@@ -121,7 +121,7 @@ def nvfp4(*, hadamard: bool = False) -> DotGeneral:
     Args:
         hadamard: rotate both operands of the weight gradient by random Hadamard
             matrices of order 16, along the rows of the batch, with the same signs in
-            all steps. In small models, the loss is the same with and without.
+            all steps. Small models gained nothing from it here.
 
     Raises:
         TypeError: if `hadamard` is not a bool.

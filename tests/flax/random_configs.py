@@ -1,8 +1,8 @@
 """Random configs of a kind, for random models.
 
 "presets" draws every function of `aqtlite.config` that builds a config, "grids" a grid
-for the weights and one, or none, for the activations; the others are variants of
-`config.fully_quantized` and `config.weight_only`.
+for the weights and one, or none, for the activations, "rotated" also a rotation; the
+others are variants of `config.fully_quantized` and `config.weight_only`.
 """
 
 from collections.abc import Callable, Mapping
@@ -125,6 +125,18 @@ def _grids(one_of: OneOf) -> config.DotGeneral:
     return config.DotGeneral(fwd=config.DotGeneralRaw(lhs=activation, rhs=weight))
 
 
+_ROTATIONS = (
+    config.Hadamard(),
+    config.Hadamard(size=4, fit=True),
+    config.Hadamard(size=12, fit=True),
+    config.Hadamard(size=64, fit=True, seed=5),
+)
+
+
+def _rotated(one_of: OneOf) -> config.DotGeneral:
+    return config.update(_grids(one_of), {"fwd.rotation": one_of(_ROTATIONS)})
+
+
 CONFIGS: Mapping[str, Callable[[OneOf], config.DotGeneral]] = {
     "integers": _integers,
     "weight_only": _weight_only,
@@ -132,5 +144,6 @@ CONFIGS: Mapping[str, Callable[[OneOf], config.DotGeneral]] = {
     "dg_in_dtype": _dg_in_dtype,
     "presets": _presets,
     "grids": _grids,
+    "rotated": _rotated,
 }
 """A kind of config, and how one is drawn."""
