@@ -109,7 +109,8 @@ class LinenVariables(Variables):
 
     def stored(self, manifest: Manifest) -> dict[str, Any]:
         dtypes = manifest.source_dtypes()
-        collections = {path.split("/")[0] for path in manifest.nodes}
+        # Statistics that only the conversion reads are not stored.
+        collections = {path.split("/")[0] for path in manifest.nodes} | {STATISTICS}
         kept = {k: value for k, value in self.initial().items() if k in collections}
         return jax.tree_util.tree_map_with_path(
             lambda key, leaf: jax.ShapeDtypeStruct(

@@ -72,7 +72,9 @@ class NnxVariables(Variables):
         return type(self.model).__name__
 
     def match(self, source: Reader) -> tuple[QuantizedModel, dict[str, str]]:
-        self._add_states(source.arrays)
+        steps = {step for name in source.arrays for step in steps_of(name)[:2]}
+        if not steps.isdisjoint(ATTRIBUTES.values()):
+            self._add_states()
         leaves = _leaves(self.model)
         arrays = source.arrays
         present = {*arrays, *source.others}
@@ -113,7 +115,8 @@ class NnxVariables(Variables):
                 "load_serving takes the model as it was converted, and this one is "
                 "converted already"
             )
-        self._add_states(manifest.arrays)
+        # Also where only the conversion reads them, so that they are not stored.
+        self._add_states()
         return _as_shapes(self.model, manifest.source_dtypes())
 
     def statistics(self, template: QuantizedModel) -> dict[str, Any]:
@@ -131,11 +134,9 @@ class NnxVariables(Variables):
             if steps_of(name)[0] == first
         }
 
-    def _add_states(self, names: Iterable[str]) -> None:
-        """Adds the states that a source holds to a model that was not given any."""
-        states = set(ATTRIBUTES.values())
-        has = not states.isdisjoint(s for name in names for s in steps_of(name)[:2])
-        if not has or any(getattr(self.model.aqt, state) for state in states):
+    def _add_states(self) -> None:
+        """Adds states of calibrations to a model that has some and was given none."""
+        if _has_states(self.model):
             return
         call, inputs = tracing.close_over_constants(
             lambda args, kwargs: (args, kwargs),
@@ -149,7 +150,9 @@ class NnxVariables(Variables):
             model.aqt.use_running_average = True
             return model
 
-        self.model = nnx.eval_shape(with_states, self.model, inputs)
+        initial = nnx.eval_shape(with_states, self.model, inputs)
+        if _has_states(initial):
+            self.model = initial
 
     def _check_traces(self, template: QuantizedModel) -> None:
         """Raises CheckpointError if the model itself raises with the sample inputs."""
@@ -223,6 +226,10 @@ class NnxVariables(Variables):
                 "them, not in nnx.eval_shape, or take a checkpoint that has them"
             )
         return filled
+
+
+def _has_states(model: QuantizedModel) -> bool:
+    return any(getattr(model.aqt, state) for state in ATTRIBUTES.values())
 
 
 def _variables(

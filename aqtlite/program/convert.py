@@ -27,6 +27,7 @@ from aqtlite.program.serving.model import (
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS, collections_of
 from aqtlite.quantization.stored_statistics import restored_statistics
 
@@ -252,8 +253,11 @@ class FunctionModel(Model):
         collection: dict[str, Any] = {}
         for one in stored:
             collection.setdefault("/".join(one.module), {})[one.name] = one.entry
+        state = dict(self._state)
+        if STATISTICS in state:
+            state[STATISTICS] = second_moment.without(state[STATISTICS])
         return {
-            "state": self._state,
+            "state": state,
             "params": self.with_placeholders(frozen),
             COLLECTION: collection,
         }

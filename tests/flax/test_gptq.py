@@ -113,6 +113,7 @@ def test_checkpoints(serving, tmp_path):
     source = save(tmp_path / "float", VARIABLES, "msgpack")
     target = tmp_path / "out"
     checkpoint.convert_checkpoint(source, target, MODEL, X, calibrate=BATCHES)
+    assert not list(target.glob("*moment*"))
     loaded = checkpoint.load_serving(target, MODEL)
     assert_same(loaded, serving)
 
@@ -133,6 +134,7 @@ def test_checkpoints_of_nnx_models(tmp_path):
         checkpointer.save(source, nnx.state(NnxMlp()))
     model = aqtlite_nnx.quantize_model(NnxMlp(), CFG)
     checkpoint.convert_checkpoint(source, target, model, X, calibrate=BATCHES)
+    assert not list(target.glob("*moment*"))
     aqtlite_nnx.calibrate_in_float(model, BATCHES)
     wanted = nnx.state(aqtlite_nnx.convert(model, X))
     fresh = aqtlite_nnx.quantize_model(NnxMlp(), CFG)

@@ -34,6 +34,7 @@ from aqtlite.program.serving.model import (
 )
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.qtensor.qtensor import QTensor
+from aqtlite.quantization import second_moment
 from aqtlite.quantization.state_collections import STATISTICS
 
 _FIRST_POSITION = 10**6
@@ -171,8 +172,11 @@ class LinenModel(Model):
             for step in one.module:
                 tree = tree.setdefault(step, {})
             tree[one.name] = (partitioning.boxed(one, boxes) if boxes else one).entry
+        kept = dict(self._variables)
+        if STATISTICS in kept:
+            kept[STATISTICS] = second_moment.without(kept[STATISTICS])
         return {
-            **self._variables,
+            **kept,
             "params": with_frozen_kernels(params, frozen),
             **({COLLECTION: collection} if collection else {}),
         }

@@ -30,6 +30,7 @@ from aqtlite.program.serving.model import Parameter, StoredWeight
 from aqtlite.program.serving.placeholder import Placeholder
 from aqtlite.program.serving.planning import Plan
 from aqtlite.program.serving.report import ConversionReport
+from aqtlite.quantization import second_moment
 from aqtlite.quantization.fixed_scale import FixedScale
 from aqtlite.quantization.state_collections import STATISTICS
 
@@ -196,6 +197,7 @@ class NnxModel(FunctionModel):
         self._call.replace_params(self.with_placeholders(frozen))
         aqt, name = self._model.aqt, recipe_name([one.record for one in stored])
         aqt.frozen, aqt.samples = nnx.data(weights), nnx.data(samples)
+        aqt.statistics = nnx.data(second_moment.without(aqt.statistics))
         aqt.recipe = nnx.data(Recipe({name: {}}, eager_sharding=False))
         return self._model
 

@@ -381,6 +381,8 @@ class Model(abc.ABC):
     ) -> Any:
         """Returns the serving variables, or shapes if the model's values are shapes.
 
+        Second moments of inputs, which only a conversion reads, are left out.
+
         Args:
             stored: the frozen weights.
             frozen: placeholders for the parameters that nothing else reads.

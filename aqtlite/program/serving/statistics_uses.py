@@ -18,9 +18,8 @@ from aqtlite.calibration import counting
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.quantization import quantizer, second_moment
+from aqtlite.quantization import quantizer
 from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.statistics import counts_of
 from aqtlite.shapes.dimension_numbers import Axes
@@ -212,8 +211,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
     """Replaces statistics by the scales computed from them.
 
     Statistics stay if two contractions use them with different configs, or if the scale
-    also depends on the operand. Second moments of inputs, which only the conversion
-    reads, are left out.
+    also depends on the operand.
 
     Args:
         statistics: the collection, or its shapes.
@@ -223,7 +221,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
     states, functions = {}, {}
     for place, use in uses.items():
         state = at(statistics, place)
-        if use is None or state is None or isinstance(state, SecondMoment):
+        if use is None or state is None:
             continue
         if use.tensor.needs_noise or (use.needs_frozen and not is_frozen):
             continue
@@ -237,7 +235,7 @@ def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
     leaves = jax.tree.leaves(states)
     is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     made = jax.eval_shape(run, states) if is_abstract else jax.jit(run)(states)
-    return second_moment.without(replaced(statistics, made))
+    return replaced(statistics, made)
 
 
 def _scale_of(use: Use, state: Any) -> Any:
