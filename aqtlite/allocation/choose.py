@@ -1,6 +1,7 @@
 """Chooses a config for each weight of a model, under a budget of bytes."""
 
 import math
+import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -85,7 +86,7 @@ def choose_bits(
         ValueError: as in `sensitivity`; if no contraction has a weight, or if the
             budget is too small; the message names the smallest possible.
     """
-    _check_budget(budget)
+    budget = _checked_budget(budget)
     if candidates is None:
         raise TypeError("candidates is None: give the configs to choose from")
     programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
@@ -95,18 +96,23 @@ def choose_bits(
     return _Search(programs, held).allocation(budget)
 
 
-def _check_budget(budget: Any) -> None:
-    is_number = isinstance(budget, int | float) and not isinstance(budget, bool)
-    if not is_number:
+def _checked_budget(budget: Any) -> int | float:
+    """Returns a budget as an int, of bytes, or a float, a part of those in float."""
+    if not isinstance(budget, numbers.Real) or isinstance(budget, bool):
         raise TypeError(
             f"budget must be a number of bytes, or a part of the bytes in float, such "
             f"as 0.25, got {budget!r}"
         )
-    if not budget > 0 or (isinstance(budget, float) and budget > 1):
+    if isinstance(budget, numbers.Integral):
+        found: int | float = int(budget)
+    else:
+        found = float(budget)
+    if not found > 0 or (isinstance(found, float) and found > 1):
         raise ValueError(
             f"budget must be a positive integer, of bytes, or a float up to 1, a part "
             f"of the bytes in float, got {budget!r}"
         )
+    return found
 
 
 _Chosen = tuple[int | None, ...]

@@ -94,7 +94,11 @@ def job_of(source: Reader, variables: Variables, keep_float: Sequence[str]) -> J
             params[one.number] if isinstance(one, Parameter) else variables.buffer(one)
             for one in weight.inputs
         ]
-        origins = {name: source.arrays[origin[name]] for name in inputs}
+        origins = {
+            name: source.arrays[origin[name]]
+            for name, one in zip(inputs, weight.inputs, strict=True)
+            if isinstance(one, Parameter)
+        }
         nodes[path] = dataclasses.replace(node, origin=origins)
         fields = dict(node.arrays)
         identity = "/".join((COLLECTION, *weight.path[:-1], "identity"))

@@ -19,9 +19,9 @@ from aqtlite.errors import UserError
 
 def run(args: argparse.Namespace) -> None:
     """Runs ``aqtlite choose``."""
-    candidates = _candidates(args.candidates, args.configs)
     for path in filter(None, (args.out, args.plot)):
         output.check_free(path, args.overwrite)
+    candidates = _candidates(args.candidates, args.configs)
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs Matplotlib: pip install 'aqtlite[demo]'")
     model, sample_args, sample_kwargs = factory.call(

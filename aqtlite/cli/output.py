@@ -37,9 +37,11 @@ def check_free(path: pathlib.Path, overwrite: bool) -> None:
         overwrite: whether it may replace another.
 
     Raises:
-        UserError: if it is a folder, or there already.
+        UserError: if it is a folder, or there already, or its folder is not there.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists; --overwrite replaces it")

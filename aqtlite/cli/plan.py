@@ -28,6 +28,11 @@ def run(args: argparse.Namespace) -> None:
         raise untraceable(
             type(model).__name__, sample_args, sample_kwargs, error
         ) from error
+    if args.measure is not None and not plan.quantized():
+        raise UserError(
+            "nothing to measure: the plan quantizes nothing; name a config by "
+            "--preset, --config or --rules"
+        )
     shown = plan if args.measure is None else _MEASURES[args.measure](plan)
     if args.json:
         print(shown.to_json(indent=2))

@@ -44,7 +44,8 @@ class Blocks(representation.CompactRepr):
 
     fit: bool = False
     """On an axis that the blocks do not divide, use the largest smaller size that
-    divides it. Without `fit` and `pad`, such an axis is an error."""
+    divides it; or the smallest larger one, if the former is an eighth of the size or
+    less, and the latter nearer. Without `fit` and `pad`, such an axis is an error."""
 
     pad: bool = False
     """On an axis that the blocks do not divide, make the last block shorter, by padding
@@ -120,9 +121,7 @@ class Blocks(representation.CompactRepr):
         if axis_size == 0:
             return 1
         if self.fit:
-            size = next(
-                one for one in range(min(size, axis_size), 0, -1) if not axis_size % one
-            )
+            size = _fitting(axis_size, size)
         if axis_size % size:
             raise ValueError(f"{what} does not divide an axis of {axis_size}")
         return axis_size // size
@@ -130,6 +129,15 @@ class Blocks(representation.CompactRepr):
     def __str__(self) -> str:
         first = f"{self.count} blocks" if self.size is None else f"{self.size}"
         return first if self.remaining_size == 1 else f"{first} x {self.remaining_size}"
+
+
+def _fitting(axis_size: int, size: int) -> int:
+    """The size of the blocks of an axis, near to `size`."""
+    smaller = next(n for n in range(min(size, axis_size), 0, -1) if axis_size % n == 0)
+    if smaller == axis_size or smaller * 8 > size:
+        return smaller
+    larger = next(n for n in range(size, axis_size + 1) if axis_size % n == 0)
+    return larger if larger * smaller < size**2 else smaller
 
 
 def _check_known(axis_size: Any) -> None:

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,8 @@ def measure_serving(plan: Plan, *, seconds: float = 0.5) -> Measurement:
     and timed in this process, on JAX's default device, with random operands: in float,
     quantized with its weight quantized in the call, and with a frozen weight. Their
     calls alternate. Times are medians, without the time in which a program that
-    computes nothing is called. A terminal shows a progress bar.
+    computes nothing is called, of which they are at least a tenth. A terminal shows a
+    progress bar.
 
     >>> from aqtlite import Rule, config, plan
     >>> planned = plan(
@@ -59,6 +59,7 @@ def measure_serving(plan: Plan, *, seconds: float = 0.5) -> Measurement:
         faster in float.
 
     Raises:
+        TypeError: if `plan` is not a plan.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
             shape, or if `seconds` is not positive.
     """
@@ -89,6 +90,7 @@ def measure_training(plan: Plan, *, seconds: float = 0.5) -> Measurement:
         faster in float.
 
     Raises:
+        TypeError: if `plan` is not a plan.
         ValueError: if the plan quantizes nothing, if a contraction has a symbolic
             shape, or if `seconds` is not positive.
     """
@@ -101,6 +103,11 @@ def _measure(
     programs_of: Callable[["_Alone"], Programs],
     seconds: float,
 ) -> Measurement:
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"measure_{purpose} takes a plan, such as that of model.plan(variables, x) "
+            f"or aqtlite.plan(...), got {type(plan).__name__}"
+        )
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     if not plan.quantized():
@@ -268,5 +275,5 @@ def _alternate(programs: Programs, seconds: float) -> dict[str, float]:
             total += taken[name][-1]
     medians = {name: statistics.median(times) for name, times in taken.items()}
     calling = medians.pop(_NOTHING)
-    # What is faster than a call takes some time, too.
-    return {name: max(x - calling, math.ulp(x)) for name, x in medians.items()}
+    # Less than a tenth of a call cannot be told from its noise.
+    return {name: max(x - calling, calling / 10) for name, x in medians.items()}

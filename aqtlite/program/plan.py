@@ -362,18 +362,21 @@ def check_quantizes(planned: Plan) -> None:
     """Checks that rules quantize something of a program.
 
     Rules with ``cfg=None``, and rules that match nothing and are not required, may
-    leave all of it in float.
+    leave all of it in float. Contractions of empty operands do not count.
 
     Raises:
         ValueError: if no contraction is quantized, there are some, and either there are
             no rules or a contraction meets the conditions of a rule that quantizes.
     """
-    if planned.quantized() or not planned.contractions:
+    contractions = [
+        one for one in planned.contractions if 0 not in one.lhs.shape + one.rhs.shape
+    ]
+    if planned.quantized() or not contractions:
         return
     names_some = any(
         rule.cfg is not None
         and rule.cfg.is_quantized
-        and any(_fulfils(one, rule) for one in planned.contractions)
+        and any(_fulfils(one, rule) for one in contractions)
         for rule in planned.rules
     )
     if planned.rules and not names_some:

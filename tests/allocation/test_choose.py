@@ -51,6 +51,7 @@ def found():
 
 def test_the_choice_is_within_the_budget_and_no_uniform_one_is_better(found):
     assert found.chosen.nbytes <= found.budget == 500
+    assert choose(budget=np.int64(500)).chosen.nbytes <= 500
     assert [one.paths for one in found.choices] == [
         ("Mlp/Dense_0",),
         ("Mlp/Dense_1",),

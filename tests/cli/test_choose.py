@@ -162,6 +162,7 @@ def test_mistakes_are_one_line(made, choose, tmp_path):
         (tmp_path / name).write_text(config.to_json(config.weight_only(4)))
     both = [x for name in names for x in ("--config", tmp_path / name)]
     assert "two candidates have one name" in error(*both, "--budget", "0.5")
+    assert "no folder none" in error("--out", "none/rules.json", "--budget", "0.5")
     missing = error("--config", tmp_path / "none.json", "--budget", "0.5")
     assert "none.json does not exist" in missing
 

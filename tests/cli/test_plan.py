@@ -103,5 +103,7 @@ def test_measured_contractions(planned):
     assert code == 0 and fields["purpose"] == "serving"
     paths = [path for one in fields["contractions"] for path in one["paths"]]
     assert paths == ["Mlp/inside", "Mlp/float"]
+    code, _, err = planned("plain", "--measure", "serving")
+    assert code == 2 and "name a config by --preset" in err
     code, out, _ = planned("plain", "--preset", "qat", "--measure", "training")
     assert code == 0 and out.startswith("training on ")

@@ -15,7 +15,12 @@ def test_counts():
     assert two.remaining_count_of(64) == 4
     assert config.Blocks(size=32, fit=True).count_of(7) == 1
     assert config.Blocks(size=32, fit=True).count_of(34) == 2
-    assert config.Blocks(size=32, fit=True).count_of(37) == 37
+    assert config.Blocks(size=32, fit=True).count_of(37) == 1
+    assert config.Blocks(size=32, fit=True).count_of(2 * 37) == 2
+    assert config.Blocks(size=32, fit=True).count_of(5 * 37) == 37
+    assert config.Blocks(size=32, fit=True).count_of(4099) == 4099
+    assert config.Blocks(size=128, fit=True).count_of(4099) == 1
+    assert config.Blocks(size=1, fit=True).count_of(37) == 37
     assert config.Blocks(count=4, fit=True).count_of(6) == 3
 
 

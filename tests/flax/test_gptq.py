@@ -112,7 +112,9 @@ def test_nnx_models():
 def test_checkpoints(serving, tmp_path):
     source = save(tmp_path / "float", VARIABLES, "msgpack")
     target = tmp_path / "out"
-    checkpoint.convert_checkpoint(source, target, MODEL, X, calibrate=BATCHES)
+    report = checkpoint.convert_checkpoint(source, target, MODEL, X, calibrate=BATCHES)
+    floats = jax.tree.leaves(VARIABLES["params"])
+    assert report.bytes_before == sum(x.nbytes for x in floats)
     assert not list(target.glob("*moment*"))
     loaded = checkpoint.load_serving(target, MODEL)
     assert_same(loaded, serving)

@@ -387,6 +387,10 @@ def test_a_forward_contraction_in_float_keeps_the_precision():
 # --- What is no function, or has no rules --------------------------------------------
 
 
+def test_empty_operands_are_no_mistake():
+    assert by_rules(mlp)(W, X[:0]).shape == (0, 8)
+
+
 def test_errors():
     with pytest.raises(TypeError, match="takes a function, got 3"):
         quantize_function(3, INT8)
