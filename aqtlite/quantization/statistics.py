@@ -26,6 +26,7 @@ target has dictionaries in their place, which `aqtlite.restored_statistics` conv
 records.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,8 +34,9 @@ import jax
 import jax.numpy as jnp
 
 from aqtlite import config
-from aqtlite.calibration import Statistics, counting
+from aqtlite.calibration import Calibration, Statistics, counting
 from aqtlite.lowering import exact
+from aqtlite.numerics import Numerics
 from aqtlite.operations import SIDES, DotGeneral, OperandAxes, Operation
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import (
@@ -305,7 +307,7 @@ def _update(
         return state
     if isinstance(state, FixedScale):
         raise ValueError(_fixed(tensor, path))
-    check_statistics(state, path)
+    check_statistics(tensor, state, path)
     shared = granularity.shared_axes(tensor, x.shape, axes.contracting, path)
     fixed = exact.float32(jax.lax.stop_gradient(x))
     return counting.updated(tensor.calibration, state, fixed, shared, tensor.grid)
@@ -329,18 +331,37 @@ def check_given(tensor: config.Tensor, state: Any, path: str) -> None:
     )
 
 
-def check_statistics(state: Any, path: str) -> None:
-    """Raises TypeError if a state is not `calibration.Statistics`.
+def check_statistics(tensor: config.Tensor, state: Any, path: str) -> None:
+    """Checks that a state is of a calibration that gathers statistics.
 
     Args:
-        state: state of a calibration that gathers statistics.
-        path: config path, for the message.
+        tensor: config of the operand.
+        state: state of the operand.
+        path: path of the config, for the message.
+
+    Raises:
+        TypeError: if it is not `calibration.Statistics`.
+        ValueError: if it is of another calibration, or for another grid.
     """
     if not isinstance(state, Statistics):
         raise TypeError(
             f"{path} takes calibration.Statistics, got {type(state).__name__}: "
             "aqtlite.restored_statistics makes them of what a checkpoint holds"
         )
+    if jax.tree.structure(state.state) != _structure(tensor.calibration, tensor.grid):
+        raise ValueError(
+            f"{path}.calibration={tensor.calibration!r} was given statistics of "
+            f"another calibration, or for another grid than {tensor.grid!r}: gather "
+            "them again with this config"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _structure(calibration: Calibration, grid: Numerics) -> Any:
+    """Structure of the state of a calibration."""
+    return jax.tree.structure(
+        jax.eval_shape(functools.partial(calibration.init_state, (1,), grid))
+    )
 
 
 def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
@@ -354,7 +375,7 @@ def check_ready(tensor: config.Tensor, state: Any, path: str) -> None:
     check_given(tensor, state, path)
     if isinstance(state, FixedScale):
         return
-    check_statistics(state, path)
+    check_statistics(tensor, state, path)
     problem = counting.problem(state.batches)
     if problem is not None:
         raise ValueError(

@@ -61,3 +61,27 @@ def test_bad_input(how):
         dot(usual, W, MATMUL, states=empty)
     unready = jax.jit(lambda states: dot(usual, W, MATMUL, states=states))(empty)
     assert np.isnan(unready).all()
+
+
+@pytest.mark.parametrize("how", MEMBERS.values(), ids=MEMBERS)
+def test_statistics_of_another_calibration(how):
+    other = calibration.MseOverBatches()
+    if getattr(how, "of", None) == calibration.MinMax():
+        other = calibration.MaxOverBatches()
+
+    def cfg_of(one, grid):
+        lhs = config.Tensor(
+            numerics=grid, calibration=one, calib_shared_axes="per_tensor"
+        )
+        return config.DotGeneral(fwd=config.DotGeneralRaw(lhs=lhs, rhs=tensor(8)))
+
+    is_affine = getattr(how, "of", None) == calibration.MinMax()
+    grid = (numerics.IntAffine if is_affine else numerics.IntSymmetric)(bits=8)
+    usual, cfg = jnp.asarray(USUAL), cfg_of(how, grid)
+    others = statistics.init_states(
+        cfg_of(other, numerics.IntSymmetric(bits=8)), usual, W, MATMUL
+    )
+    with pytest.raises(ValueError, match=r"fwd\.lhs\.calibration=.*was given statist"):
+        aqtlite.make_dot_general(cfg)(usual, W, MATMUL, states=others)
+    with pytest.raises(ValueError, match="gather them again with this config"):
+        statistics.update_states(cfg, others, usual, W, MATMUL)
