@@ -271,6 +271,11 @@ class Programs:
                     "the model has no contraction of its own, beside any that are "
                     "quantized already: there is nothing to measure"
                 )
+            if self._candidates is None and not plan.quantized():
+                raise ValueError(
+                    "the model quantizes nothing by itself: give candidates= to "
+                    "measure, such as [aqtlite.config.weight_only(bits=4)]"
+                )
             planning.check_quantizes(plan)
             candidates_lib.check_stateless(name, plan)
             given = [

@@ -190,7 +190,8 @@ def states_of(one: PlannedContraction, state: State) -> States:
             raise ValueError(
                 f"the state has nothing for the contraction {one.path!r} in "
                 f"{collection!r}: make it with init_state and the arguments, rules and "
-                "function of the call"
+                "function of the call; for an NNX model, "
+                "aqtlite.flax.nnx.calibrate(model, batches) makes and gathers it"
             )
         entry = restored_statistics(entry)
         found.update({field: entry[field] for field in fields if field in entry})
