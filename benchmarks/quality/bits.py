@@ -7,11 +7,9 @@ on batches of the training text, and prints the increase of the loss on held-out
 in nats per byte: of uniform candidates, and of what is chosen for as many bytes.
 """
 
-import argparse
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -20,11 +18,8 @@ import optax
 import aqtlite
 from aqtlite import config
 from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import training as demo_training
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import quantize_model
-from benchmarks.harness import arguments as arguments_lib
-from benchmarks.quality import rounding, training
+from benchmarks.quality import after_training, training
 
 BATCHES = 8
 """Batches of the training text that the choice is measured with."""
@@ -66,22 +61,13 @@ def compared(
         The loss in float, and the figures of each candidate beside those of what is
         chosen within as many bytes.
     """
-    variables = rounding.trained(options, corpus, seed)
-    model = Transformer(
-        options.layers, options.width, options.heads, options.length, None
-    )
+    variables = after_training.trained(options, corpus, seed)
+    model = after_training.transformer(options)
     batches = corpus.batches(options.batch, options.length, seed + 1000)
     in_float = jax.jit(functools.partial(model.apply, variables))
     tokens = [next(batches)[:, :-1] for _ in range(BATCHES)]
     held = [(x, in_float(x)) for x in tokens]
-    validation = corpus.validation_batches(
-        options.validation_batches, training.VALIDATION_BATCH, options.length
-    )
-
-    def loss_of(model: Any) -> float:
-        evaluation = jax.jit(functools.partial(demo_training.loss_fn, model))
-        return float(np.mean([evaluation(variables, batch) for batch in validation]))
-
+    loss_of = after_training.validation_loss(options, corpus)
     found = aqtlite.choose_bits(
         model,
         variables,
@@ -91,11 +77,11 @@ def compared(
         loss=divergence,
         num_inputs=1,
     )
-    exact = loss_of(model)
+    exact = loss_of(model, variables)
 
     @functools.cache
     def increase(rules: tuple[aqtlite.Rule, ...]) -> float:
-        return loss_of(quantize_model(model, rules)) - exact
+        return loss_of(quantize_model(model, rules), variables) - exact
 
     figures = {}
     for uniform in found.uniform[1:]:
@@ -112,7 +98,7 @@ def compared(
     return exact, figures
 
 
-def table(runs: Sequence[Mapping[str, tuple[int, float, int, float]]]) -> str:
+def table(runs: Sequence[Figures]) -> str:
     """The means over runs as a table in Markdown, by bytes."""
     rows = ["| all weights | bytes | increase | chosen: bytes | increase |"]
     rows.append("| --- " + "| ---: " * 4 + "|")
@@ -128,9 +114,7 @@ def table(runs: Sequence[Mapping[str, tuple[int, float, int, float]]]) -> str:
     return "\n".join(rows)
 
 
-def draw(
-    runs: Sequence[Mapping[str, tuple[int, float, int, float]]], path: pathlib.Path
-) -> None:
+def draw(runs: Sequence[Figures], path: pathlib.Path) -> None:
     """Draws the means over runs: the increase of the loss by bytes."""
     from matplotlib.figure import Figure
 
@@ -154,20 +138,10 @@ def draw(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, chooses, and prints a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.bits",
-        description=__doc__.splitlines()[0],
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", type=arguments_lib.natural, default=[0, 1, 2]
-    )
+    parser = after_training.parser(__file__, __doc__)
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.png")
-    parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args(arguments)
-    options = training.QUICK
-    if not asked.quick:
-        options = training.Options(layers=3, width=128, validation_batches=16)
-    corpus = corpus_lib.standard_library(options.length)
+    options, corpus = after_training.sizes(asked)
     found = [compared(options, corpus, seed) for seed in asked.seeds]
     runs = [figures for _, figures in found]
     exact = np.mean([one for one, _ in found])

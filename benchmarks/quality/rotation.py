@@ -8,22 +8,16 @@ increase of the validation loss, in nats per byte. Outliers are two channels of 
 input made larger, and compensated exactly in the weights.
 """
 
-import argparse
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import aqtlite
 from aqtlite import config, numerics
 from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import training as demo_training
-from aqtlite.demo.model import Transformer
-from benchmarks.harness import arguments as arguments_lib
-from benchmarks.quality import rounding, training
+from benchmarks.quality import after_training, training
 
 WIDTHS: dict[str, tuple[int | None, int]] = {
     "W16A8": (None, 8),
@@ -78,21 +72,13 @@ def increases(
     options: training.Options, corpus: corpus_lib.Corpus, seed: int
 ) -> dict[tuple[str, float, bool], float]:
     """The increase of the loss by widths, outliers, rotation; of "float", the loss."""
-    variables = rounding.trained(options, corpus, seed)
-    validation = corpus.validation_batches(
-        options.validation_batches, training.VALIDATION_BATCH, options.length
-    )
+    variables = after_training.trained(options, corpus, seed)
+    loss_of = after_training.validation_loss(options, corpus)
 
     def loss(cfg: config.DotGeneral | None, factor: float) -> float:
-        model = Transformer(
-            layers=options.layers,
-            width=options.width,
-            heads=options.heads,
-            length=options.length,
-            dot_general=with_outliers(cfg, factor),
-        )
-        evaluation = jax.jit(functools.partial(demo_training.loss_fn, model))
-        return float(np.mean([evaluation(variables, batch) for batch in validation]))
+        dot_general = with_outliers(cfg, factor)
+        model = after_training.transformer(options, dot_general=dot_general)
+        return loss_of(model, variables)
 
     exact = loss(None, 1)
     found = {("float", 1.0, False): exact}
@@ -106,16 +92,8 @@ def increases(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, quantizes, and prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.rotation")
-    parser.add_argument(
-        "--seeds", nargs="+", type=arguments_lib.natural, default=[0, 1, 2]
-    )
-    parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args(arguments)
-    options = training.QUICK
-    if not asked.quick:
-        options = training.Options(layers=3, width=128, validation_batches=16)
-    corpus = corpus_lib.standard_library(options.length)
+    asked = after_training.parser(__file__, __doc__).parse_args(arguments)
+    options, corpus = after_training.sizes(asked)
     runs = [increases(options, corpus, seed) for seed in asked.seeds]
     exact = np.mean([run["float", 1.0, False] for run in runs])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")
@@ -123,11 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| --- |" + " ---: |" * len(WIDTHS))
     for factor in OUTLIERS:
         for is_rotated in (False, True):
-            cells = []
-            for name in WIDTHS:
-                values = [run[name, factor, is_rotated] for run in runs]
-                spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-                cells.append(f"{np.mean(values):+.4f}{spread}")
+            cells = [
+                after_training.cell([run[name, factor, is_rotated] for run in runs])
+                for name in WIDTHS
+            ]
             what = "as trained" if factor == 1 else f"outliers x {factor}"
             name = f"{what}, rotated" if is_rotated else what
             print(f"| {name} | {' | '.join(cells)} |")

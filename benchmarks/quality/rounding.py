@@ -7,21 +7,15 @@ layers to an affine grid with a scale for each 128 inputs, and prints the increa
 the validation loss, in nats per byte.
 """
 
-import argparse
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from aqtlite import calibration, config, numerics
 from aqtlite.demo import corpus as corpus_lib
-from aqtlite.demo import training as demo_training
-from aqtlite.demo.model import Transformer
 from aqtlite.flax import calibrate_in_float, convert
-from benchmarks.harness import arguments as arguments_lib
-from benchmarks.quality import presets, training
+from benchmarks.quality import after_training, training
 
 BITS = (4, 3)
 CALIBRATION_BATCHES = 12
@@ -47,48 +41,20 @@ def configs(bits: int) -> dict[str, config.DotGeneral]:
     return {name: config.update(search, one) for name, one in changes.items()}
 
 
-def trained(options: training.Options, corpus: corpus_lib.Corpus, seed: int) -> Any:
-    """The variables of a transformer trained in float32."""
-    preset = presets.select(presets.FLOAT32)
-    step, _ = training.programs(preset, options)
-    variables, opt_state = training.initial(preset, options, corpus, seed)
-    batches = corpus.batches(options.batch, options.length, seed)
-    key = jax.random.key(seed)
-    for _ in range(options.steps):
-        variables, opt_state, _ = step(variables, opt_state, next(batches), key)
-    return variables
-
-
 def increases(
     options: training.Options, corpus: corpus_lib.Corpus, seed: int
 ) -> dict[tuple[str, int], float]:
     """The increase of the loss by each method and width, and of "float32" the loss."""
-    variables = trained(options, corpus, seed)
+    variables = after_training.trained(options, corpus, seed)
     batches = corpus.batches(options.batch, options.length, seed + 1000)
     samples = [next(batches)[:, :-1] for _ in range(CALIBRATION_BATCHES)]
-    validation = corpus.validation_batches(
-        options.validation_batches, training.VALIDATION_BATCH, options.length
-    )
-
-    def model_of(cfg: config.DotGeneral | None) -> Any:
-        return Transformer(
-            layers=options.layers,
-            width=options.width,
-            heads=options.heads,
-            length=options.length,
-            cfg=cfg,
-        )
-
-    def loss(model: Any, variables: Any) -> float:
-        evaluation = jax.jit(functools.partial(demo_training.loss_fn, model))
-        return float(np.mean([evaluation(variables, batch) for batch in validation]))
-
-    exact = loss(model_of(None), variables)
+    loss = after_training.validation_loss(options, corpus)
+    exact = loss(after_training.transformer(options), variables)
     found = {("float32", 32): exact}
     statistics = None
     for bits in BITS:
         for name, cfg in configs(bits).items():
-            model, given = model_of(cfg), variables
+            model, given = after_training.transformer(options, cfg=cfg), variables
             if cfg.fwd.rhs.rounding is not None:
                 if statistics is None:
                     calibrated = calibrate_in_float(model, variables, samples)
@@ -101,27 +67,17 @@ def increases(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, rounds, and prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.rounding")
-    parser.add_argument(
-        "--seeds", nargs="+", type=arguments_lib.natural, default=[0, 1, 2]
-    )
-    parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args(arguments)
-    options = training.QUICK
-    if not asked.quick:
-        options = training.Options(layers=3, width=128, validation_batches=16)
-    corpus = corpus_lib.standard_library(options.length)
+    asked = after_training.parser(__file__, __doc__).parse_args(arguments)
+    options, corpus = after_training.sizes(asked)
     runs = [increases(options, corpus, seed) for seed in asked.seeds]
     exact = np.mean([run["float32", 32] for run in runs])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")
     print("| | " + " | ".join(f"{bits} bits" for bits in BITS) + " |")
     print("| --- |" + " ---: |" * len(BITS))
     for name in configs(BITS[0]):
-        cells = []
-        for bits in BITS:
-            values = [run[name, bits] for run in runs]
-            spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):+.4f}{spread}")
+        cells = [
+            after_training.cell([run[name, bits] for run in runs]) for bits in BITS
+        ]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
