@@ -3,7 +3,7 @@
   python -m tests                   format, lint, types, doctests, and the quick tests
   python -m tests slow              the others: training, random models, new processes,
                                     notebooks, comparisons with AQT, Qwix, LiteRT, ONNX,
-                                    and models, presets and grids of many kinds
+                                    and most cases of tests that have many
   python -m tests all               both, as .ci/run does
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
   python -m tests noise -k unbiased  of tests/noise, those named so

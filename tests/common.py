@@ -56,8 +56,8 @@ DIMENSION_NUMBERS = {
 def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
     """Cases of a test, or their names, all but `quick` marked slow.
 
-    For models, presets and grids of many kinds: ``python -m tests`` takes some of them,
-    and ``python -m tests slow`` the others.
+    For models, presets and grids of many kinds, where the first, the middle and the
+    last of all, which ``python -m tests`` would run, are not those that say most.
     """
     every, slow = list(cases), pytest.mark.slow
     assert set(quick) < set(every)

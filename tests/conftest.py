@@ -25,19 +25,45 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Needs eight devices; `test_sharding.py` runs it where there are as many.
 collect_ignore = ["on_eight_devices.py"]
 
+# Of a test with more cases, so many are quick: first, last, and some between.
+_QUICK_CASES = 3
+
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _MOST_PROGRAMS = 1000  # kept from one file to the next, of a few MB each
 
 
+@pytest.hookimpl(tryfirst=True)  # before what is slow is deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the files that are long, which start processes or train.
+    """Leaves most cases of a test to the slow part, and sorts files.
 
-    The others follow from the last folder to the first, so that short files are at the
-    end, doctests last of all: there, one process waits for what the other has begun.
+    Files that start processes or train come first, as they are long. The others follow
+    from the last folder to the first, so that short files are at the end, doctests
+    last of all, from the first folder on: at the end, one process waits for what the
+    other has begun.
     """
+    for item in _most_cases(items):
+        item.add_marker("slow")
     long = (_TESTS, _TESTS / "benchmarks")
-    items.sort(key=lambda item: item.path, reverse=True)
-    items.sort(key=lambda item: item.path.parent not in long)
+    items.sort(key=lambda item: item.path)
+    doctests = [item for item in items if isinstance(item, pytest.DoctestItem)]
+    tests = [item for item in items if not isinstance(item, pytest.DoctestItem)]
+    tests.sort(key=lambda item: item.path, reverse=True)
+    tests.sort(key=lambda item: item.path.parent not in long)
+    items[:] = [*tests, *doctests]
+
+
+def _most_cases(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All but `_QUICK_CASES` of each test's cases that are not slow anyway."""
+    tests = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    most = []
+    for cases in tests.values():
+        last = len(cases) - 1
+        quick = {i * last // (_QUICK_CASES - 1) for i in range(_QUICK_CASES)}
+        most += [case for i, case in enumerate(cases) if i not in quick]
+    return most
 
 
 def pytest_collection_finish() -> None:
