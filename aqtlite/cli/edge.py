@@ -19,8 +19,8 @@ from aqtlite.checkpoint.variables import OF_MODELS, untraceable
 from aqtlite.cli import edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
-from aqtlite.edge.extras import EXTRAS
 from aqtlite.errors import UserError
+from aqtlite.extras import EXTRAS
 from aqtlite.flax.nnx.model import QuantizedModel
 from aqtlite.jaxpr import tracing
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 
 from aqtlite.edge import litert
-from aqtlite.edge.extras import require
+from aqtlite.extras import require
 
 SIGNATURE = "serving_default"
 

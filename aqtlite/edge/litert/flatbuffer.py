@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.edge.extras import package
 from aqtlite.edge.report import File, FileOperator, Tensor
+from aqtlite.extras import package
 
 
 def read(data: bytes) -> File:

@@ -14,11 +14,11 @@ from aqtlite.edge.check import (
     known_operands,
 )
 from aqtlite.edge.deployed import Deployed
-from aqtlite.edge.extras import package
 from aqtlite.edge.graph import Node
 from aqtlite.edge.onnx import runtime
 from aqtlite.edge.onnx.write import layout_of
 from aqtlite.edge.report import Report
+from aqtlite.extras import package
 
 
 def check(data: bytes, deployed: Deployed) -> Report:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.edge.extras import package
 from aqtlite.edge.report import File, FileOperator, Tensor
+from aqtlite.extras import package
 
 _GIVE = {
     "ArgMax": "int64",

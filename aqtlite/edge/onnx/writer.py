@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from aqtlite.edge.check import key_of
-from aqtlite.edge.extras import package
 from aqtlite.edge.grid import Grid
+from aqtlite.extras import package
 
 OPSET = 21
 """First opset with int4 and int16 in QuantizeLinear and DequantizeLinear."""

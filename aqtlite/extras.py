@@ -24,7 +24,7 @@ def require(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         extra = EXTRAS[name]
         raise ModuleNotFoundError(
-            f"{_FILES[extra]} is written and checked with the packages of the extra "
+            f"{_FILES[extra]} is read and written with the packages of the extra "
             f"{extra}: pip install 'aqtlite[{extra}]'",
             name=name,
         )
