@@ -72,7 +72,7 @@ __version__ = "0.1.0"
 
 _MODULES = [
     *("calibration", "checkpoint", "config", "edge", "errors", "flax", "kv_cache"),
-    *("noise", "numerics", "testing"),
+    *("noise", "numerics", "onnx", "testing"),
 ]
 
 _PLACES = {

@@ -1,0 +1,135 @@
+"""Evaluation of graphs: shapes by NumPy in tracing, all else by JAX."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aqtlite.onnx.graph import Graph, Node
+
+Value = Any
+"""NumPy array (known in tracing), JAX array, tuple of values (a sequence) or None."""
+
+
+def is_static(value: Value) -> bool:
+    """Whether a value is known while the program is traced."""
+    return value is None or isinstance(value, np.ndarray)
+
+
+def numpy_of(*values: Value) -> Any:
+    """Returns `numpy` if all values are known in tracing, else `jax.numpy`."""
+    return np if all(map(is_static, values)) else jnp
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One evaluation of a node."""
+
+    node: Node
+    values: Mapping[str, Value]
+    """Values of the graph and of the graphs around it, which bodies can use."""
+
+    parameters: Mapping[str, Value]
+    """Parameters of the network, by key."""
+
+    @property
+    def opset(self) -> int:
+        """Version of the operators of this domain."""
+        return self.node.opset
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Returns an attribute of the node."""
+        return self.node.attributes.get(name, default)
+
+    def has_output(self, position: int) -> bool:
+        """Whether something reads an optional output."""
+        outputs = self.node.outputs
+        return position < len(outputs) and bool(outputs[position])
+
+    def static(self, value: Value, name: str) -> np.ndarray:
+        """Returns a value that has to be known in tracing.
+
+        Raises:
+            ValueError: if it depends on data.
+        """
+        if isinstance(value, np.ndarray):
+            return value
+        raise ValueError(
+            f"{self.node}: its {name} depends on data, and shapes of JAX programs are "
+            "static. An input that decides about shapes becomes known with "
+            "aqtlite.onnx.load(path, constants={name: array})"
+        )
+
+    def integers(self, value: Value, name: str) -> tuple[int, ...]:
+        """Returns integers that have to be known in tracing."""
+        return tuple(int(x) for x in self.static(value, name).reshape(-1))
+
+    def unsupported(self, what: str) -> ValueError:
+        """Returns the error for a variant of the operator that is not supported."""
+        return ValueError(f"{self.node} (opset {self.opset}): {what}")
+
+    def run(self, graph: Graph, *inputs: Value) -> list[Value]:
+        """Evaluates a body."""
+        return evaluate(graph, self.parameters, inputs, self.values)
+
+
+def evaluate(
+    graph: Graph,
+    parameters: Mapping[str, Value],
+    inputs: Sequence[Value],
+    outer: Mapping[str, Value],
+) -> list[Value]:
+    """Evaluates a graph.
+
+    Args:
+        graph: graph to evaluate.
+        parameters: parameters of the network, by key.
+        inputs: values of the inputs.
+        outer: values of the graphs around it.
+
+    Returns:
+        Outputs of the graph.
+    """
+    values = dict(outer)
+    values.update(graph.constants)
+    values.update((name, parameters[key]) for name, key in graph.parameters.items())
+    values.update(zip(graph.inputs, inputs, strict=True))
+    for node in graph.nodes:
+        results = _results(node, parameters, values)
+        values.update(zip(node.outputs, results, strict=False))
+    return [values[name] for name in graph.outputs]
+
+
+def _results(
+    node: Node, parameters: Mapping[str, Value], values: Mapping[str, Value]
+) -> tuple[Value, ...]:
+    inputs = [values[name] if name else None for name in node.inputs]
+    try:
+        with jax.named_scope(scope(node.name)):
+            results = node.operator.function(Call(node, values, parameters), *inputs)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in the {node} of the ONNX network, with {_text(inputs)}")
+        raise
+    results = results if isinstance(results, tuple) else (results,)
+    return tuple(np.asarray(x) if isinstance(x, np.generic) else x for x in results)
+
+
+def _text(inputs: Sequence[Value]) -> str:
+    shapes = (f"{x.dtype}{list(x.shape)}" for x in inputs if hasattr(x, "dtype"))
+    return f"inputs {', '.join(shapes)}"
+
+
+def scope(name: str) -> str:
+    """Returns the name scope of a node.
+
+    Converters of TensorFlow join the names of fused nodes by semicolons, and JAX uses
+    parentheses in scopes for transformations.
+
+    >>> scope("/encoder/layer.0/MatMul"), scope("a/conv;a/bias"), scope("f(x)")
+    ('encoder/layer.0/MatMul', 'a/conv', 'f_x_')
+    """
+    return re.sub(r"[()]", "_", name.partition(";")[0]).strip("/")

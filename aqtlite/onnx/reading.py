@@ -1,0 +1,120 @@
+"""Reading of ONNX files: what is checked before a graph is made."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aqtlite.extras import package
+from aqtlite.onnx import registry
+from aqtlite.onnx.graph import OLDEST_OPSET, Graph, Importer, unsupported, walk
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """An `onnx.ModelProto`, and the folder of its external data."""
+
+    proto: Any
+    directory: str
+
+
+def read(model: Any) -> Source:
+    """Reads a file, or takes an `onnx.ModelProto`.
+
+    Raises:
+        ModuleNotFoundError: if the package onnx is not installed.
+        FileNotFoundError: if the file or external data is missing.
+        ValueError: if the file is no ONNX file.
+    """
+    onnx = package("onnx")
+    if isinstance(model, onnx.ModelProto):
+        return Source(_inlined(model), "")
+    path = os.fspath(model)
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        if not type(error).__module__.startswith("google.protobuf"):
+            raise
+        raise ValueError(f"{path} is no ONNX file, or is cut off: {error}") from error
+    if not proto.graph.node and not proto.graph.output:
+        raise ValueError(f"{path} is no ONNX file: it has no graph")
+    directory = os.path.dirname(os.path.abspath(path))
+    return Source(_inlined(proto), directory)
+
+
+def _inlined(proto: Any) -> Any:
+    """Replaces calls of functions that the file itself defines."""
+    if not proto.functions:
+        return proto
+    return package("onnx.inliner").inline_local_functions(proto)
+
+
+def graph_of(
+    source: Source, constants: Mapping[str, Any]
+) -> tuple[Graph, dict[str, np.ndarray]]:
+    """Returns the graph of a model, and its parameters.
+
+    Raises:
+        ValueError: if operators are unknown or too old, or a constant is no input.
+    """
+    opsets: dict[str, int] = {}
+    for one in source.proto.opset_import:
+        opsets[registry.DOMAINS.get(one.domain, one.domain)] = one.version
+    if opsets.get("", OLDEST_OPSET) < OLDEST_OPSET:
+        raise ValueError(
+            f"the network has operators of version {opsets['']} (opset), and the "
+            f"oldest that is supported is {OLDEST_OPSET}: "
+            "onnx.version_converter.convert_version makes it a newer one"
+        )
+    proto = source.proto.graph
+    unknown = [
+        node
+        for node in walk(proto)
+        if node.op_type != "Constant"
+        and registry.find(node.domain, node.op_type) is None
+    ]
+    if unknown:
+        raise unsupported(unknown, opsets)
+    known = _constants(proto, constants)
+    importer = Importer(opsets, source.directory)
+    return importer.graph(proto, known), importer.parameters
+
+
+def _constants(proto: Any, constants: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    inputs = {one.name: one for one in proto.input}
+    known = {}
+    for name, value in constants.items():
+        if name not in inputs:
+            raise ValueError(
+                f"constants has {name!r}, which is no input of the network; its inputs "
+                f"are {', '.join(inputs)}"
+            )
+        _, dtype = shape_and_dtype(inputs[name])
+        known[name] = np.asarray(value, dtype)
+    return known
+
+
+def shape_and_dtype(
+    proto: Any,
+) -> tuple[tuple[int | str | None, ...] | None, np.dtype[Any]]:
+    """Returns what an `onnx.ValueInfoProto` declares."""
+    onnx = package("onnx")
+    if not proto.type.HasField("tensor_type"):
+        raise ValueError(
+            f"{proto.name!r} is a sequence, an optional value or a map: only arrays "
+            "are supported as inputs and outputs of a network"
+        )
+    tensor = proto.type.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    if not tensor.HasField("shape"):
+        return None, dtype
+    return tuple(_size(one) for one in tensor.shape.dim), dtype
+
+
+def _size(proto: Any) -> int | str | None:
+    if proto.HasField("dim_value") and proto.dim_value >= 0:
+        return int(proto.dim_value)
+    name = proto.dim_param
+    return name if name and name != "?" else None

@@ -1,0 +1,64 @@
+"""Registered ONNX operators: one function of JAX for each."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+Function = Callable[..., Any]
+"""Function of an `evaluation.Call` and the input values; see `operator`."""
+
+DOMAINS = {"ai.onnx": ""}
+"""Other names of a domain."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """What `operator` was told of an ONNX operator."""
+
+    function: Function
+
+    weights: tuple[int, ...] = ()
+    """Inputs that are weights of a layer. A constant with a single element is a
+    parameter only there; elsewhere it is a number of the formula."""
+
+    static: tuple[int, ...] = ()
+    """Inputs of floats that decide about shapes, and are no parameters."""
+
+
+_operators: dict[tuple[str, str], Operator] = {}
+
+
+def operator(
+    *names: str,
+    domain: str = "",
+    weights: tuple[int, ...] = (),
+    static: tuple[int, ...] = (),
+) -> Callable[[Function], Function]:
+    """Registers a function for ONNX operators.
+
+    The function takes a `Call`, which has the attributes and the opset version, and the
+    inputs: arrays, or None for an optional one that is missing at the end or in
+    between. An input that is a NumPy array is known while the program is traced, all
+    others are JAX arrays. It returns an array, or a tuple for several outputs.
+
+    Args:
+        names: operators of ONNX that the function computes.
+        domain: domain of these operators; "" for ONNX's own.
+        weights: positions of inputs that are weights of a layer.
+        static: positions of inputs of floats that have to be known in tracing.
+
+    Returns:
+        A decorator.
+    """
+
+    def register(function: Function) -> Function:
+        for name in names:
+            _operators[domain, name] = Operator(function, weights, static)
+        return function
+
+    return register
+
+
+def find(domain: str, name: str) -> Operator | None:
+    """Returns a registered operator, or None."""
+    return _operators.get((DOMAINS.get(domain, domain), name))
