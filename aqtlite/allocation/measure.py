@@ -101,7 +101,7 @@ def measure(
     Raises:
         TypeError: if `batches` is no iterable of batches.
         ValueError: if there is no batch, or the float model has no finite loss or
-            outputs.
+            outputs, or outputs that are all zero and no loss.
     """
     found = Measured()
     choices: Sequence[Sequence[int]] = ()
@@ -119,6 +119,11 @@ def measure(
             found.batches += 1
     if not found.batches:
         raise ValueError("there is no batch to measure with: batches is empty")
+    if found.in_float.loss is None and not found.in_float.signal:
+        raise ValueError(
+            "the outputs of the float model hold no floats, or zeros alone, on all "
+            "batches: give a loss, or other batches"
+        )
     logging.info("measured %s: %d on %d batches", what, len(choices), found.batches)
     return found
 

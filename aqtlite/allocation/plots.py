@@ -3,8 +3,28 @@
 import importlib.util
 import math
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Checks that a plot can be drawn into a file.
+
+    Args:
+        path: name of the file.
+
+    Raises:
+        ModuleNotFoundError: if Matplotlib is not installed.
+        ValueError: if it does not write files with that ending.
+    """
+    known = _figure(1).canvas.get_supported_filetypes()
+    suffix = pathlib.Path(path).suffix.removeprefix(".")
+    if suffix not in known:
+        raise ValueError(
+            f"{str(path)!r} is no name of a plot: it ends in one of "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _figure(height: float) -> Any:

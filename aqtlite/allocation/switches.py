@@ -181,7 +181,16 @@ class Programs:
             loss: function of the output of the model and the items of a batch.
             num_inputs: number of items of a batch that are inputs of the model; None
                 for all.
+
+        Raises:
+            TypeError: if `loss` is no function, or `num_inputs` no integer.
         """
+        if loss is not None and not callable(loss):
+            raise TypeError(f"loss must be a function or None, got {loss!r}")
+        if num_inputs is not None and not isinstance(num_inputs, int):
+            raise TypeError(
+                f"num_inputs must be an integer or None, got {num_inputs!r}"
+            )
         self._subject, self._candidates = subject, candidates
         self._loss, self._num_inputs = loss, num_inputs
         self._found: dict[Any, Switched] = {}
@@ -210,8 +219,7 @@ class Programs:
         """
         key = _shapes_of(batches_lib.args_of(batch))
         if key not in self._found:
-            with batches_lib.called_with(batch):
-                made = self._traced(self.inputs(batch))
+            made = self._called(batch)
             before = next(iter(self._found.values()), made)
             if list(map(_kind, before.switches)) != list(map(_kind, made.switches)):
                 raise ValueError(
@@ -220,6 +228,21 @@ class Programs:
                 )
             self._found[key] = made
         return self._found[key]
+
+    def _called(self, batch: Any) -> Switched:
+        """Traces the model with a batch, and explains what it does not take."""
+        try:
+            with batches_lib.called_with(batch):
+                return self._traced(self.inputs(batch))
+        except TypeError as error:
+            items = batches_lib.args_of(batch)
+            if self._loss is None or self._num_inputs is not None or len(items) == 1:
+                raise
+            raise TypeError(
+                f"the model was given all {len(items)} items of a batch, and raised "
+                f"TypeError: {error}. If the last ones, such as labels, are for the "
+                "loss, give num_inputs="
+            ) from error
 
     def values(self, batch: Any, *, noise: float | None = None) -> list[Any]:
         """Returns the inputs of the jaxpr for a batch.

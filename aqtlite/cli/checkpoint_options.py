@@ -30,9 +30,10 @@ model of a factory without parameters has all of its contractions quantized by
 it. With --rules, as 'aqtlite choose' writes them, the float model is
 quantized by them. Configs with statistics of activations take them from
 SOURCE, or gather them from examples: --calibrate names an .npz file with an
-array for each positional argument, whose first axis counts examples. This
-needs the memory for the float model. All else converts one weight at a time:
-neither the float model nor the converted one has to fit into memory.
+array for each positional argument, in the order of their names, whose first
+axis counts examples. This needs the memory for the float model. All else
+converts one weight at a time: neither the float model nor the converted one
+has to fit into memory.
 
 TARGET appears only when it is whole. A conversion that fails or is
 interrupted leaves its finished weights in .TARGET.converting: the same

@@ -1,13 +1,13 @@
 """The command ``aqtlite choose``."""
 
 import argparse
-import importlib.util
 import pathlib
 from typing import Any
 
 from flax import nnx
 
 from aqtlite import config, rules
+from aqtlite.allocation import plots
 from aqtlite.allocation.choose import choose_bits
 from aqtlite.checkpoint.load_float import load_float
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> None:
     for path in filter(None, (args.out, args.plot)):
         output.check_free(path, args.overwrite)
     candidates = _candidates(args.candidates, args.configs)
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs Matplotlib: pip install 'aqtlite[demo]'")
+    if args.plot is not None:
+        _check_plot(args.plot)
     model, sample_args, sample_kwargs = factory.call(
         args.model, factory.find(args.model), None
     )
@@ -61,6 +61,14 @@ def run(args: argparse.Namespace) -> None:
         print(found.to_json(indent=2))
     else:
         output.results().print(found)
+
+
+def _check_plot(path: pathlib.Path) -> None:
+    """Checks a plot's file before anything is measured."""
+    try:
+        plots.check_path(path)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise UserError(f"--plot: {error}") from error
 
 
 def _candidates(

@@ -84,7 +84,7 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
     )
     how.add_argument(
         "--preset",
-        type=one_of("preset", PRESETS),
+        type=_preset,
         choices=PRESETS,
         metavar="NAME",
         help=f"a preset of aqtlite.config, {use}; 'aqtlite presets' lists them",
@@ -95,6 +95,20 @@ def add_config(parser: argparse.ArgumentParser, use: str) -> None:
         type=int,
         help=f"bits of the forward contraction, of {', '.join(BITS_OF)}",
     )
+
+
+def _preset(name: str) -> str:
+    """Checks the name of a preset.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none, or has a number of bits.
+    """
+    preset, has_bits, bits = name.partition("=")
+    if has_bits and preset in BITS_OF:
+        raise argparse.ArgumentTypeError(
+            f"{name!r}: write --preset {preset} --fwd-bits {bits}"
+        )
+    return one_of("preset", PRESETS)(name)
 
 
 def add_examples(

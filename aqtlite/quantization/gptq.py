@@ -124,9 +124,9 @@ def _moment(
         raise ValueError(
             f"fwd.rhs.rounding={tensor.rounding!r} rounds weights of shape "
             f"{tuple(shape)} by the second moment of their inputs, of which there are "
-            "no statistics: gather some, in Flax with aqtlite.flax.calibrate, and "
-            "convert the variables that it returns; inside nn.scan and nn.vmap, lift "
-            "the collection 'aqt_stats' along an axis"
+            "no statistics: gather some, in Flax with calibrate_in_float of "
+            "aqtlite.flax, and convert the variables that it returns; inside nn.scan "
+            "and nn.vmap, lift the collection 'aqt_stats' along an axis"
         )
     groups, inputs, _ = Matrices.of(operation, tuple(shape)).shape
     if state.moment.shape != (groups, inputs, inputs):

@@ -348,6 +348,12 @@ def test_wrong_arguments():
         measured(batches=[], candidates=[INT4])
     with pytest.raises(ValueError, match="num_inputs=3, and a batch has 2 items"):
         measured(batches=BATCHES, candidates=[INT4], num_inputs=3)
+    with pytest.raises(TypeError, match="num_inputs must be an integer"):
+        measured(batches=BATCHES, candidates=[INT4], num_inputs="1")
+    with pytest.raises(TypeError, match="all 2 items of a batch.*give num_inputs="):
+        measured(batches=BATCHES, candidates=[INT4], loss=loss)
+    with pytest.raises(TypeError, match="loss must be a function or None, got 'mse'"):
+        measured(candidates=[INT4], loss="mse")
     quantized = quantize_function(jnp.matmul, INT4, params=1)
     with pytest.raises(ValueError, match="quantize it with params=0"):
         measured(quantized, X, [X.T])
@@ -390,6 +396,8 @@ def test_losses_that_are_no_scalar_or_not_finite():
         )
     with pytest.raises(ValueError, match="hold NaN or infinities on batch 1"):
         measured(batches=[X, jnp.inf * X], candidates=[INT4])
+    with pytest.raises(ValueError, match="or zeros alone, on all batches"):
+        measured(matmul, jnp.zeros((X.shape[1], 4)), candidates=[INT4])
 
 
 def test_a_contraction_in_shard_map_is_left_out(caplog):

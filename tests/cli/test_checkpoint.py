@@ -291,6 +291,7 @@ def test_errors_are_one_line(argv, message, folder, capsys):
         (["float", "out", "--model", "serving_model"], "package.module:factory"),
         (["float", "out", "--model", "none.py:f"], "the file none.py does not exist"),
         ([*MODEL, "--preset", "fp9"], "no preset 'fp9'; did you mean 'fp8'?"),
+        ([*MODEL, "--preset", "gptq=4"], "write --preset gptq --fwd-bits 4"),
         ([*MODEL, "--preset", "none_such"], "there are fully_quantized, weight_only"),
     ],
 )

@@ -154,6 +154,9 @@ def test_mistakes_are_one_line(made, choose, tmp_path):
     )
     assert "were given configs in the model" in error(*rest, factory="injected")
     (tmp_path / "rules.json").touch()
+    assert "'bits.txt' is no name of a plot" in error(
+        *CANDIDATES, "--budget", "0.5", "--plot", "bits.txt"
+    )
     wanted = "exists; --overwrite replaces it"
     assert wanted in error(*rest, "--out", tmp_path / "rules.json")
     names = ["a/mine.json", "b/mine.json"]

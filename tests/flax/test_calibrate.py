@@ -8,16 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from aqtlite import calibration, config, numerics
 from aqtlite.flax import (
     AqtDotGeneral,
     AqtEinsum,
     calibrate,
+    calibrate_in_float,
     convert,
     merge_statistics,
     quantize_model,
 )
+from aqtlite.flax.nnx import calibrate as calibrate_nnx
 from aqtlite.testing import assert_served_equals_trained
 from tests.common import normal
 from tests.flax.support import init
@@ -281,6 +284,16 @@ def test_errors():
     )
     with pytest.raises(ValueError, match="each row of a batch would have its own"):
         nn.Dense(8, dot_general=AqtDotGeneral(rows)).init(jax.random.key(0), X)
+
+
+def test_models_of_the_other_framework():
+    of_nnx = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"got Linear; aqtlite.flax.nnx.calibrate tak"):
+        calibrate(of_nnx, {}, BATCHES)
+    with pytest.raises(TypeError, match=r"aqtlite.flax.nnx.calibrate_in_float takes"):
+        calibrate_in_float(of_nnx, {}, BATCHES)
+    with pytest.raises(TypeError, match=r"without any, quantize_model\(model, \(\)\)"):
+        calibrate_nnx(of_nnx, BATCHES)
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])

@@ -12,7 +12,7 @@ from flax import core as flax_core
 
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.flax.linen import caller, given_variables
-from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
+from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.statistics_uses import Uses
 from aqtlite.quantization import statistics
@@ -45,8 +45,9 @@ def calibrate(
         `variables` with an updated collection "aqt_stats".
 
     Raises:
-        TypeError: if `batches` is an array or a mapping, or cannot be iterated over, or
-            if a batch is a mapping that the model does not take.
+        TypeError: if `model` is not one of Linen, if `batches` is an array or a
+            mapping, or cannot be iterated over, or if a batch is a mapping that the
+            model does not take.
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
@@ -63,6 +64,7 @@ def calibrate(
     >>> model.apply(variables, x).shape
     (2, 4)
     """
+    check_model(model, "calibrate")
     return _calibrated(model.apply, variables, batches, kwargs)
 
 
@@ -93,8 +95,9 @@ def calibrate_in_float(
         `variables` with an updated collection "aqt_stats".
 
     Raises:
-        TypeError: if `batches` is an array or a mapping, or cannot be iterated over, or
-            if a batch is a mapping that the model does not take.
+        TypeError: if `model` is not one of Linen, if `batches` is an array or a
+            mapping, or cannot be iterated over, or if a batch is a mapping that the
+            model does not take.
         ValueError: if there is no batch, or nothing gathers statistics.
 
     >>> import flax.linen as nn
@@ -108,6 +111,7 @@ def calibrate_in_float(
     >>> model.apply(variables, x).shape
     (2, 4)
     """
+    check_model(model, "calibrate_in_float")
     call = model.gather if isinstance(model, QuantizedModel) else model.apply
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -149,8 +153,9 @@ def _calibrated(
         raise ValueError("calibrate was given no batch")
     if not gathered:
         raise ValueError(
-            "no calibration of the model gathers statistics: give the config one, such "
-            "as calibration.MeanOverBatches(), in fwd.lhs.calibration"
+            "no calibration of the model gathers statistics: convert it without, or "
+            "give the config one that does, such as calibration.MeanOverBatches(), "
+            "in fwd.lhs.calibration"
         )
     logging.info("calibrated with %d batches", count)
     return {**others, **gathered}

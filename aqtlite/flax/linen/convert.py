@@ -8,7 +8,7 @@ import jax
 
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.linen import given_variables
-from aqtlite.flax.linen.quantize_model import Model, QuantizedModel
+from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.flax.linen.tracing import LinenModel
 from aqtlite.program.serving import conversion, planning, statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION
@@ -89,11 +89,7 @@ def convert(
     True
     """
     calls = calls_of(calls, args, kwargs)
-    if not isinstance(model, Model):
-        raise TypeError(
-            f"convert takes a flax.linen.Module, got {type(model).__name__}; "
-            "aqtlite.flax.nnx.convert takes NNX modules"
-        )
+    check_model(model, "convert")
     if report is not None and not callable(report):
         raise TypeError(
             "report must be a function that takes a ConversionReport, such as "

@@ -152,6 +152,23 @@ Model = nn.Module | QuantizedModel
 """A model that can be called with variables, and converted."""
 
 
+def check_model(model: Any, function: str) -> None:
+    """Checks that a model is one of Linen.
+
+    Args:
+        model: argument of a function of `aqtlite.flax`.
+        function: name of the function, for the message.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"{function} takes a flax.linen.Module, got {type(model).__name__}; "
+            f"aqtlite.flax.nnx.{function} takes NNX modules"
+        )
+
+
 def quantize_model(
     model: nn.Module, rules: Any, *, strict: bool = False
 ) -> QuantizedModel:
@@ -202,7 +219,8 @@ def quantize_model(
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"quantize_model takes a flax.linen.Module, got {type(model).__name__}; "
-            "aqtlite.quantize_function takes any function"
+            "aqtlite.flax.nnx.quantize_model takes NNX modules, and "
+            "aqtlite.quantize_function any function"
         )
     return QuantizedModel(model, rules_lib.check(rules), strict)
 

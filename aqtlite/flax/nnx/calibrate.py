@@ -115,8 +115,9 @@ def _calibrate(
                 init_state(quantized, *args, method=method, **kwargs)
             if not quantized.aqt.statistics:
                 raise ValueError(
-                    "no calibration of the model gathers statistics: give a config "
-                    "one, such as calibration.MeanOverBatches(), in fwd.lhs.calibration"
+                    "no calibration of the model gathers statistics: convert it "
+                    "without, or give the config one that does, such as "
+                    "calibration.MeanOverBatches(), in fwd.lhs.calibration"
                 )
         nnx.update(quantized, updated(quantized, args))
         count += 1

@@ -96,7 +96,8 @@ def quantize_model(model: M, rules: Any = (), *, strict: bool = False) -> M:
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
-            f"quantize_model takes a flax.nnx.Module, got {type(model).__name__}"
+            f"quantize_model takes a flax.nnx.Module, got {type(model).__name__}; "
+            "aqtlite.flax.quantize_model takes Linen modules"
         )
     quantization = Quantization(rules_lib.check(rules), strict=strict)
     if isinstance(model, QuantizedModel):
@@ -178,7 +179,8 @@ def check_quantized(model: nnx.Module, function: str) -> QuantizedModel:
     if not isinstance(model, QuantizedModel):
         raise TypeError(
             f"{function} takes what aqtlite.flax.nnx.quantize_model returned, got "
-            f"{type(model).__name__}"
+            f"{type(model).__name__}: quantize it by rules, or without any, "
+            "quantize_model(model, ()), if its layers were given dot_general=..."
         )
     return model
 
