@@ -160,7 +160,7 @@ def load(
         graph,
         {name: array.shape for name, array in parameters.items()},
     )
-    return network, {name: jnp.asarray(array) for name, array in parameters.items()}
+    return network, jax.device_put(parameters)
 
 
 def _array(proto: Any) -> Array:

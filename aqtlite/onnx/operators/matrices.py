@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from aqtlite.onnx.evaluation import Call, Value, is_static
 from aqtlite.onnx.registry import operator
@@ -9,7 +10,12 @@ from aqtlite.onnx.registry import operator
 
 @operator("MatMul", weights=(0, 1))
 def _matmul(call: Call, a: Value, b: Value) -> Value:
-    return jnp.matmul(a, b)
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    if a.ndim != b.ndim or a.ndim < 3 or a.shape[:-2] != b.shape[:-2]:
+        return jnp.matmul(a, b)
+    batch = tuple(range(a.ndim - 2))  # jnp.matmul would squeeze axes of size 1.
+    axes = (((a.ndim - 1,), (a.ndim - 2,)), (batch, batch))
+    return lax.dot_general(a, b, axes)
 
 
 @operator("Gemm", weights=(0, 1, 2))

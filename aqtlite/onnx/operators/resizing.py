@@ -1,6 +1,7 @@
 """Interpolation of images and volumes."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -93,30 +94,35 @@ def _repeated(x: Value, axis: int, repeats: int) -> Value:
 
 
 def _places(
-    call: Call, size: int, length: int, factor: float, ends: tuple[float, float]
+    call: Call, size: int, length: int, factor: Any, ends: tuple[float, float]
 ) -> np.ndarray:
-    """Coordinates in the input of the elements of the result."""
+    """Coordinates in the input of the elements of the result.
+
+    In float32, as onnxruntime computes them: the nearest element depends on the last
+    bit where a coordinate is in the middle.
+    """
     default = "half_pixel" if call.opset >= 11 else "asymmetric"
     mode = call.attribute("coordinate_transformation_mode", default)
-    out = np.arange(length, dtype=np.float64)
+    out = np.arange(length, dtype=np.float32)
+    factor = np.float32(factor)
     if mode == "asymmetric":
         return out / factor
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and length > 1):
         return (out + 0.5) / factor - 0.5
     if mode == "pytorch_half_pixel":
-        return np.zeros(length)
+        return np.zeros(length, np.float32)
     if mode == "half_pixel_symmetric":
         adjustment = length / (factor * size)
         offset = size / 2 * (1 - adjustment)
         return offset + (out + 0.5) / factor - 0.5
     if mode == "align_corners":
-        return out * (size - 1) / (length - 1) if length > 1 else np.zeros(length)
+        return out * (size - 1) / (length - 1) if length > 1 else 0 * out
     if mode == "tf_half_pixel_for_nn":
         return (out + 0.5) / factor
     if mode == "tf_crop_and_resize":
         start, stop = ends
         if length == 1:
-            return np.full(1, 0.5 * (start + stop) * (size - 1))
+            return np.full(1, 0.5 * (start + stop) * (size - 1), np.float32)
         return start * (size - 1) + out * (stop - start) * (size - 1) / (length - 1)
     raise call.unsupported(f"coordinate_transformation_mode={mode!r}")
 
@@ -146,10 +152,11 @@ def _interpolated(
     distances = [(tap - places) * shrink for tap in taps]
     a = call.attribute("cubic_coeff_a", -0.75)
     weights = [_linear(d) if mode == "linear" else _cubic(d, a) for d in distances]
-    if call.attribute("exclude_outside", 0) or shrink != 1:
+    excludes = call.attribute("exclude_outside", 0)
+    if excludes:
         pairs = zip(weights, taps, strict=True)
         weights = [np.where((t >= 0) & (t < size), w, 0) for w, t in pairs]
-    if call.attribute("exclude_outside", 0) or shrink != 1:
+    if excludes or shrink != 1:
         total = sum(weights)
         weights = [weight / total for weight in weights]
     terms = [
