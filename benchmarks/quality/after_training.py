@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import serialization
 
 from aqtlite.demo import corpus as corpus_lib
 from aqtlite.demo import training as demo_training
 from aqtlite.demo.model import Transformer
 from benchmarks.harness import arguments as arguments_lib
-from benchmarks.quality import presets, training
+from benchmarks.quality import presets, records, training
 
 
 def parser(file: str, doc: str) -> argparse.ArgumentParser:
@@ -26,6 +27,12 @@ def parser(file: str, doc: str) -> argparse.ArgumentParser:
         "--seeds", nargs="+", type=arguments_lib.natural, default=[0, 1, 2]
     )
     result.add_argument("--quick", action="store_true")
+    result.add_argument(
+        "--models",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="where trained models are kept, and found by the next comparison",
+    )
     return result
 
 
@@ -37,9 +44,40 @@ def sizes(asked: argparse.Namespace) -> tuple[training.Options, corpus_lib.Corpu
     return options, corpus_lib.standard_library(options.length)
 
 
-def trained(options: training.Options, corpus: corpus_lib.Corpus, seed: int) -> Any:
-    """The variables of a transformer trained in float32."""
+def trained(
+    options: training.Options,
+    corpus: corpus_lib.Corpus,
+    seed: int,
+    models: pathlib.Path | None = None,
+) -> Any:
+    """The variables of a transformer trained in float32.
+
+    Args:
+        options: sizes of the model and its training.
+        corpus: text.
+        seed: seed of the first weights and of the order of the text.
+        models: folder of models that are trained already, which gets this one.
+    """
     preset = presets.select(presets.FLOAT32)
+    if models is None:
+        return _train(preset, options, corpus, seed)
+    run = records.run_hash(preset, options, corpus)
+    path = models / f"{run}-{seed}.msgpack"
+    if not path.exists():
+        variables = _train(preset, options, corpus, seed)
+        models.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(serialization.msgpack_serialize(variables))
+        partial.rename(path)
+    return serialization.msgpack_restore(path.read_bytes())
+
+
+def _train(
+    preset: presets.Preset,
+    options: training.Options,
+    corpus: corpus_lib.Corpus,
+    seed: int,
+) -> Any:
     step, _ = training.programs(preset, options)
     variables, opt_state = training.initial(preset, options, corpus, seed)
     batches = corpus.batches(options.batch, options.length, seed)

@@ -1,6 +1,7 @@
 """Choose bits for each layer of a trained transformer, and compare with uniform bits.
 
-    python -m benchmarks.quality.bits [--seeds N ...] [--plot FILE.png] [--quick]
+    python -m benchmarks.quality.bits [--seeds N ...] [--models FOLDER]
+        [--plot FILE.png] [--quick]
 
 Trains the demo's transformer in float32 for each seed, chooses configs for its weights
 on batches of the training text, and prints the increase of the loss on held-out text,
@@ -53,7 +54,10 @@ Figures = dict[str, tuple[int, float, int, float]]
 
 
 def compared(
-    options: training.Options, corpus: corpus_lib.Corpus, seed: int
+    options: training.Options,
+    corpus: corpus_lib.Corpus,
+    seed: int,
+    models: pathlib.Path | None = None,
 ) -> tuple[float, Figures]:
     """Trains, chooses, and measures on held-out text.
 
@@ -61,7 +65,7 @@ def compared(
         The loss in float, and the figures of each candidate beside those of what is
         chosen within as many bytes.
     """
-    variables = after_training.trained(options, corpus, seed)
+    variables = after_training.trained(options, corpus, seed, models)
     model = after_training.transformer(options)
     batches = corpus.batches(options.batch, options.length, seed + 1000)
     in_float = jax.jit(functools.partial(model.apply, variables))
@@ -142,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.png")
     asked = parser.parse_args(arguments)
     options, corpus = after_training.sizes(asked)
-    found = [compared(options, corpus, seed) for seed in asked.seeds]
+    found = [compared(options, corpus, seed, asked.models) for seed in asked.seeds]
     runs = [figures for _, figures in found]
     exact = np.mean([one for one, _ in found])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")

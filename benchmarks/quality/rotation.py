@@ -1,6 +1,6 @@
 """Quantize the activations of a trained transformer, rotated or not, and compare.
 
-    python -m benchmarks.quality.rotation [--seeds N ...] [--quick]
+    python -m benchmarks.quality.rotation [--seeds N ...] [--models FOLDER] [--quick]
 
 Trains the demo's transformer in float32 for each seed, quantizes the inputs of all
 projections per token and their weights per channel, after training, and prints the
@@ -8,6 +8,7 @@ increase of the validation loss, in nats per byte. Outliers are two channels of 
 input made larger, and compensated exactly in the weights.
 """
 
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,10 +70,13 @@ def with_outliers(cfg: config.DotGeneral | None, factor: float) -> Callable[...,
 
 
 def increases(
-    options: training.Options, corpus: corpus_lib.Corpus, seed: int
+    options: training.Options,
+    corpus: corpus_lib.Corpus,
+    seed: int,
+    models: pathlib.Path | None = None,
 ) -> dict[tuple[str, float, bool], float]:
     """The increase of the loss by widths, outliers, rotation; of "float", the loss."""
-    variables = after_training.trained(options, corpus, seed)
+    variables = after_training.trained(options, corpus, seed, models)
     loss_of = after_training.validation_loss(options, corpus)
 
     def loss(cfg: config.DotGeneral | None, factor: float) -> float:
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, quantizes, and prints a table."""
     asked = after_training.parser(__file__, __doc__).parse_args(arguments)
     options, corpus = after_training.sizes(asked)
-    runs = [increases(options, corpus, seed) for seed in asked.seeds]
+    runs = [increases(options, corpus, seed, asked.models) for seed in asked.seeds]
     exact = np.mean([run["float", 1.0, False] for run in runs])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")
     print("| | " + " | ".join(WIDTHS) + " |")

@@ -1,12 +1,13 @@
 """Round the weights of a trained transformer by several methods, and compare losses.
 
-    python -m benchmarks.quality.rounding [--seeds N ...] [--quick]
+    python -m benchmarks.quality.rounding [--seeds N ...] [--models FOLDER] [--quick]
 
 Trains the demo's transformer in float32 for each seed, quantizes the kernels of all
 layers to an affine grid with a scale for each 128 inputs, and prints the increase of
 the validation loss, in nats per byte.
 """
 
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,10 +43,13 @@ def configs(bits: int) -> dict[str, config.DotGeneral]:
 
 
 def increases(
-    options: training.Options, corpus: corpus_lib.Corpus, seed: int
+    options: training.Options,
+    corpus: corpus_lib.Corpus,
+    seed: int,
+    models: pathlib.Path | None = None,
 ) -> dict[tuple[str, int], float]:
     """The increase of the loss by each method and width, and of "float32" the loss."""
-    variables = after_training.trained(options, corpus, seed)
+    variables = after_training.trained(options, corpus, seed, models)
     batches = corpus.batches(options.batch, options.length, seed + 1000)
     samples = [next(batches)[:, :-1] for _ in range(CALIBRATION_BATCHES)]
     loss = after_training.validation_loss(options, corpus)
@@ -69,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, rounds, and prints a table."""
     asked = after_training.parser(__file__, __doc__).parse_args(arguments)
     options, corpus = after_training.sizes(asked)
-    runs = [increases(options, corpus, seed) for seed in asked.seeds]
+    runs = [increases(options, corpus, seed, asked.models) for seed in asked.seeds]
     exact = np.mean([run["float32", 32] for run in runs])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")
     print("| | " + " | ".join(f"{bits} bits" for bits in BITS) + " |")
