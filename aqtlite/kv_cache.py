@@ -98,6 +98,11 @@ def check_config(cfg: config.DotGeneral) -> None:
             f"fwd.smoothing={cfg.fwd.smoothing!r} moves scales between keys and "
             "queries, of which a KV cache has the past keys in integers; leave it None"
         )
+    if tensor.sparsity is not None:
+        raise ValueError(
+            f"fwd.rhs.sparsity={tensor.sparsity!r} prunes weights, and would prune "
+            "keys and values; leave it None"
+        )
     if cfg.fwd.rotation is not None:
         raise ValueError(
             f"fwd.rotation={cfg.fwd.rotation!r} rotates queries and keys, which a KV "

@@ -38,6 +38,7 @@ from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.serialization import from_json, to_json
 from aqtlite.config.smoothing import Smoothing
+from aqtlite.config.sparsity import NofM
 from aqtlite.config.tensor import Tensor
 from aqtlite.config.update import update
 
@@ -48,6 +49,7 @@ __all__ = [
     "Gptq",
     "Hadamard",
     "LocalAqt",
+    "NofM",
     "Preset",
     "Presets",
     "Smoothing",

@@ -47,6 +47,7 @@ def describe(cfg: DotGeneral) -> Tables:
       "fake" marks fake quantization, and "fwd's" a backward operand that reuses the
       forward's quantized values. If the scale cannot move onto the gradient (it can if
       it is shared along contracting axes), the grid of the dequantized operand follows.
+      "2:4 sparse": of 4 weights, 2 are kept (`NofM`).
     - `scale`: axes that share a scale ("per-channel": the contracting axes; "per-row",
       for a result: the last axis); "po2" marks power-of-two scales.
     - `rounding`: for stochastic rounding, also the noise source if it is not the
@@ -125,6 +126,8 @@ def _cells(
         grid = f"{tensor.numerics.name} {smallest}..{largest}"
     if tensor.use_fake_quant:
         grid += " fake"
+    if tensor.sparsity is not None:
+        grid += f", {tensor.sparsity} sparse"
     calibration = _calibration(tensor.calibration)
     scale = _scale(contraction, tensor, default)
     return grid, calibration, scale, _rounding(tensor, is_forward)

@@ -245,7 +245,7 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
                     "the forward contraction smoothed stays so in them. Set "
                     f"fwd.smoothing, and leave {path}.smoothing None"
                 )
-        self._check_rounding()
+        self._check_weights()
         for path in ("fwd.lhs", "fwd.rhs"):
             tensor = _at(self, path)
             if (
@@ -264,8 +264,15 @@ is not quantized; set fwd.rhs.numerics, or dlhs.rhs.use_fwd_quant=False
         self._check_reuse("dlhs", forward_side="rhs")
         self._check_reuse("drhs", forward_side="lhs")
 
-    def _check_rounding(self) -> None:
+    def _check_weights(self) -> None:
+        """Checks what is for weights alone."""
         for path in ("fwd.lhs", *_BACKWARD, "out"):
+            if _at(self, path).sparsity is not None:
+                raise ValueError(
+                    f"{path}.sparsity={_at(self, path).sparsity!r}: only weights, "
+                    "which are fwd.rhs, are pruned, and gradients take them so. Set "
+                    f"fwd.rhs.sparsity, and leave {path}.sparsity None"
+                )
             if _at(self, path).rounding is not None:
                 raise ValueError(
                     f"{path}.rounding={_at(self, path).rounding!r} would have no "

@@ -9,12 +9,23 @@ from aqtlite.config.dot_general import DotGeneral, DotGeneralRaw
 from aqtlite.config.rotation import Hadamard
 from aqtlite.config.rounding import Gptq
 from aqtlite.config.smoothing import Smoothing
+from aqtlite.config.sparsity import NofM
 from aqtlite.config.tensor import Tensor
 
 Class = TypeVar("Class", bound=type)
 
 _FAMILIES = numerics.Numerics, calibration.Calibration, noise.Noise
-_PARTS = Blocks, DotGeneral, DotGeneralRaw, Gptq, Hadamard, LocalAqt, Smoothing, Tensor
+_PARTS = (
+    Blocks,
+    DotGeneral,
+    DotGeneralRaw,
+    Gptq,
+    Hadamard,
+    LocalAqt,
+    NofM,
+    Smoothing,
+    Tensor,
+)
 
 _offered = [
     one

@@ -16,6 +16,7 @@ from aqtlite.calibration import scale_grids
 from aqtlite.config import representation
 from aqtlite.config.blocks import Blocks
 from aqtlite.config.rounding import Gptq
+from aqtlite.config.sparsity import NofM
 from aqtlite.numerics import fields
 
 _FLAGS = ("scale_stop_grad", "po2_scale", "use_fake_quant", "use_fwd_quant", "find_nan")
@@ -30,6 +31,7 @@ _TYPES = {
     ),
     "blocks": fields.instance(Blocks | None, "a config.Blocks or None"),
     "rounding": fields.instance(Gptq | None, "a config.Gptq or None"),
+    "sparsity": fields.instance(NofM | None, "a config.NofM or None"),
     **dict.fromkeys(_FLAGS, fields.flag),
 }
 
@@ -207,8 +209,10 @@ class Tensor(representation.CompactRepr):
     still being updated always check all elements."""
 
     rounding: Gptq | None = None
-    """Rounding of frozen weights at conversion, only in `fwd.rhs`. None: as in
-    training."""
+    """Rounding of weights at conversion, in `fwd.rhs`. None: as in training."""
+
+    sparsity: NofM | None = None
+    """Weights set to zero before calibration, only in `fwd.rhs`. None: none."""
 
     noise: noises.Noise = noises.CounterHash()
     """Source of the noise for stochastic rounding."""
@@ -237,6 +241,7 @@ class Tensor(representation.CompactRepr):
             "use_fake_quant": self.use_fake_quant,
             "find_nan": self.find_nan,
             "rounding": self.rounding is not None,
+            "sparsity": self.sparsity is not None,
         }
         for name, is_set in ignored.items():
             if is_set:

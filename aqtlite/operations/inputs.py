@@ -87,6 +87,13 @@ class Matrices:
         )
         return first, second, third
 
+    def place_of(self, axis: int) -> int:
+        """Returns the place, in `input_shape`, of a contracting axis of the rhs."""
+        if len(self.split) > len(self.rhs_shape):
+            # Groups of a convolution stand before its outputs.
+            axis += axis > self.order[0]
+        return self.order.index(axis) - self.counts[0]
+
     def rows(self, rhs: jax.Array) -> jax.Array:
         """Returns a rhs as matrices."""
         return rhs.reshape(self.split).transpose(self.order).reshape(self.shape)

@@ -178,7 +178,7 @@ def _planned(
     one = dataclasses.replace(one, rule=index, why_float=_why_float(site, cfg, index))
     if cfg is None or not one.is_quantized:
         return one
-    cfg = _with_rounding_of_weights(one, cfg)
+    cfg = _for_operands(one, cfg)
     if cfg.fwd.smoothing is None or one.op == "dot_general":
         return dataclasses.replace(one, cfg=cfg)
     return dataclasses.replace(
@@ -188,19 +188,18 @@ def _planned(
     )
 
 
-def _with_rounding_of_weights(
-    one: PlannedContraction, cfg: config.DotGeneral
-) -> config.DotGeneral:
-    """Returns a config without a rounding at conversion if there is no weight.
+def _for_operands(one: PlannedContraction, cfg: config.DotGeneral) -> config.DotGeneral:
+    """Returns a config without sparsity and rounding at conversion if without a weight.
 
     Raises:
         ValueError: if there is a weight that cannot be rounded so.
     """
-    if cfg.fwd.rhs.rounding is None:
+    rhs = cfg.fwd.rhs
+    if rhs.rounding is None and rhs.sparsity is None:
         return cfg
     if (one.lhs, one.rhs)[one.index("rhs")].kind != "weight":
-        return config.update(cfg, {"fwd.rhs.rounding": None})
-    if one.op != "ragged_dot":
+        return config.update(cfg, {"fwd.rhs.rounding": None, "fwd.rhs.sparsity": None})
+    if rhs.rounding is not None and one.op != "ragged_dot":
         avals = [atom.aval for atom in one.site.eqn.invars]
         try:
             Matrices.of(one.operation(avals), one.in_order(avals)[1].shape)

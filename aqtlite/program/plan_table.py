@@ -12,6 +12,7 @@ from aqtlite.config import tables
 from aqtlite.program.planned import PlannedContraction
 
 NO_MATRIX = "no Hadamard matrix mixes the channels, nor equal parts of them"
+TOO_FEW = "all inputs of a group are kept"
 NO_SCOPE = "(no name scope)"
 """Text for the path of a contraction outside all modules and name scopes."""
 
@@ -90,6 +91,9 @@ def _runs_in(one: PlannedContraction) -> str:
         for tensor in (one.cfg.fwd.lhs, one.cfg.fwd.rhs)
     )
     grids = " x ".join(names)
+    if one.cfg.fwd.rhs.sparsity is not None:
+        how = one.cfg.fwd.rhs.sparsity
+        grids += f", {how} sparse" if one.prunes else f", not sparse: {TOO_FEW}"
     if one.cfg.fwd.rhs.rounding is not None:
         grids += ", rounded by GPTQ at conversion"
     mixed = one.mixed_channels

@@ -16,7 +16,7 @@ from aqtlite.contraction import ragged_dot
 from aqtlite.jaxpr.replacement import Replacement
 from aqtlite.jaxpr.sites import Site
 from aqtlite.operations import Operation, Side
-from aqtlite.quantization import rotation
+from aqtlite.quantization import rotation, sparsity
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes.sharding import describe
 
@@ -142,16 +142,28 @@ class PlannedContraction:
         how = self.cfg.fwd.rotation
         if how is None:
             return None
-        avals = [atom.aval for atom in self.site.eqn.invars]
-        lhs, rhs, *rest = self.in_order(avals)
-        if self.op == "ragged_dot":
-            operation: Operation = operations.RaggedDot(rest[0], lhs.shape[0])
-        else:
-            operation = self.operation(avals)
+        operation, lhs, rhs = self._types()
         try:
             return rotation.order_of(how, operation, lhs.shape, rhs.shape, "fwd")
         except ValueError as error:
             raise ValueError(f"the contraction {self.path!r}: {error}") from error
+
+    @property
+    def prunes(self) -> bool:
+        """Whether its sparsity prunes anything."""
+        how = self.cfg.fwd.rhs.sparsity
+        if how is None:
+            return False
+        operation, _, rhs = self._types()
+        return sparsity.prunes(how, rhs.shape, operation.axes("rhs"))
+
+    def _types(self) -> tuple[Operation, Any, Any]:
+        """Returns its operation, and the types of both sides of the config."""
+        avals = [atom.aval for atom in self.site.eqn.invars]
+        lhs, rhs, *rest = self.in_order(avals)
+        if self.op == "ragged_dot":
+            return operations.RaggedDot(rest[0], lhs.shape[0]), lhs, rhs
+        return self.operation(avals), lhs, rhs
 
     def contract(
         self, cfg: DotGeneral, operands: Sequence[Any], states: States

@@ -29,12 +29,14 @@ from aqtlite.operations.inputs import Matrices
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
 from aqtlite.quantization.second_moment import SecondMoment
+from aqtlite.quantization.sparsity import largest
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_sharding, replicated
 
-BLOCK = 128
-"""Number of inputs whose errors are passed on by one product of matrices."""
+SIZES = 256, 32, 8
+"""Numbers of inputs whose errors are passed on by one product of matrices: to all that
+follow, and within such a block, and so on."""
 
 NEAREST = math.inf
 """Damping that is reported for matrices that have no factorization."""
@@ -87,8 +89,14 @@ def round_weights(
         rows.append(per_element(nearest.zero_point))
     # Blocks are gone: each element has its scale.
     plain = config.Tensor(numerics=tensor.grid)
-    solve = functools.partial(_solve, tensor.rounding, plain)
-    stored, damping = jax.vmap(solve)(moment, *rows)
+    sets = _sets(tensor.sparsity, operation, matrices)
+    solve = functools.partial(_solve, tensor.rounding, tensor.sparsity, plain, sets)
+    if moment.shape[0] == 1:
+        # Without the axis of groups, XLA's products of matrices are faster.
+        stored, damping = solve(moment[0], *(one[0] for one in rows))
+        stored, damping = stored[None], damping[None]
+    else:
+        stored, damping = jax.vmap(solve)(moment, *rows)
     qvalue, sharding = matrices.rhs(stored), explicit_sharding(x)
     if sharding is not None:
         qvalue = jax.sharding.reshard(qvalue, sharding)
@@ -153,15 +161,41 @@ def _padded(
     return jnp.pad(moment.reshape(old), widths).reshape(groups, inputs, inputs)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+def _sets(
+    how: config.NofM | None, operation: Operation, matrices: Matrices
+) -> np.ndarray:
+    """Returns the inputs that are pruned together, int32 of shape ``(sets, size)``.
+
+    Without sparsity each input is a set. The number of inputs stands for none.
+    """
+    shape = matrices.input_shape
+    count = math.prod(shape)
+    inputs = np.arange(count, dtype=np.int32)
+    axes = operation.axes("rhs")
+    if how is None or not axes.cuttable:
+        return inputs[:, None]
+    place = matrices.place_of(axes.cuttable[-1])
+    inputs = np.moveaxis(inputs.reshape(shape), place, -1)
+    widths = [(0, 0)] * (inputs.ndim - 1) + [(0, -inputs.shape[-1] % how.m)]
+    return np.pad(inputs, widths, constant_values=count).reshape(-1, how.m)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _solve(
-    how: config.Gptq, tensor: config.Tensor, moment: jax.Array, *rows: jax.Array
+    how: config.Gptq,
+    sparsity: config.NofM | None,
+    tensor: config.Tensor,
+    sets: jax.Array,
+    moment: jax.Array,
+    *rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Rounds one matrix.
 
     Args:
         how: the rounding.
+        sparsity: what is pruned of each set of inputs; None for nothing.
         tensor: grid of the weights.
+        sets: sets of inputs, as `_sets` returns them.
         moment: second moment of inputs, ``(inputs, inputs)``.
         *rows: weights, their scales, and their zero points if there are any, each of
             shape ``(inputs, outputs)``.
@@ -172,31 +206,40 @@ def _solve(
     power = jnp.diagonal(moment)
     mean = jnp.mean(power)
     mean = jnp.where(mean > 0, mean, jnp.float32(1))
-    # An input that was always zero correlates with none: it is rounded to nearest.
-    is_dead = power <= 0
-    moment = moment / mean + jnp.diag(is_dead.astype(jnp.float32))
+    order = sets
     if how.act_order:
-        order = jnp.argsort(-power, stable=True)
-        moment = moment[order][:, order]
-        rows = tuple(one[order] for one in rows)
+        powers = jnp.take(power, sets, mode="fill", fill_value=0)
+        order = sets[jnp.argsort(-powers.sum(1), stable=True)]
+    order = order.reshape(-1)
+    weights, *parameters = rows
+    weights = jnp.take(weights, order, 0, mode="fill", fill_value=0)
+    parameters = [jnp.take(one, order, 0, mode="clip") for one in parameters]
+    moment = jnp.take(moment, order, 0, mode="fill", fill_value=0)
+    moment = jnp.take(moment, order, 1, mode="fill", fill_value=0)
+    # An input that was always zero correlates with none: it is rounded to nearest.
+    is_dead = jnp.diagonal(moment) <= 0
+    moment = moment / mean + jnp.diag(is_dead.astype(jnp.float32))
     factor, damping = _factor(moment, how.damping)
-    passed_on = jnp.tril(factor.T / jnp.diagonal(factor)[:, None], -1)
+    diagonal = jnp.diagonal(factor)
+    passed_on = jnp.tril(factor.T / diagonal[:, None], -1)
     is_factor = jnp.isfinite(passed_on).all()
     passed_on = jnp.where(is_factor, passed_on, jnp.float32(0))
-    stored = _rounded(tensor, passed_on, rows)
-    if how.act_order:
-        stored = jnp.zeros_like(stored).at[order].set(stored)
+    # The error of an output if its weight of this input is 0, and the others follow.
+    price = jnp.where(is_factor, diagonal, jnp.float32(1))
+    price = jnp.where(is_dead, jnp.float32(0), price)
+    stored = _rounded(tensor, sparsity, passed_on, price, weights, parameters)
+    stored = jnp.zeros(rows[0].shape, stored.dtype).at[order].set(stored, mode="drop")
     return stored, jnp.where(is_factor, damping, jnp.float32(NEAREST))
 
 
 def _factor(moment: jax.Array, damping: float) -> tuple[jax.Array, jax.Array]:
     """Returns the upper triangular factor of a matrix, and the damping it took."""
+    # A factor of the reversed matrix is lower triangular; reversed, upper.
+    reverse = moment[::-1, ::-1]
     identity = jnp.eye(moment.shape[0], dtype=jnp.float32)
 
     def factor(damping: jax.Array) -> jax.Array:
-        # A factor of the reversed matrix is lower triangular; reversed, upper.
-        reverse = (moment + damping * identity)[::-1, ::-1]
-        return jnp.linalg.cholesky(reverse)[::-1, ::-1]
+        return lax.linalg.cholesky(reverse + damping * identity, symmetrize_input=False)
 
     def fails(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         found, damping = state
@@ -207,53 +250,113 @@ def _factor(moment: jax.Array, damping: float) -> tuple[jax.Array, jax.Array]:
         return factor(damping), damping
 
     first = jnp.float32(damping)
-    return lax.while_loop(fails, more, (factor(first), first))
+    found, damping_found = lax.while_loop(fails, more, (factor(first), first))
+    return found[::-1, ::-1], damping_found
+
+
+class _Rows(NamedTuple):
+    """Inputs that are rounded one after the other, along the leading axis."""
+
+    target: jax.Array
+    """Weights with the errors of all inputs before these passed on."""
+
+    weights: jax.Array
+    price: jax.Array
+    """Factors of the weights, by which those to be pruned are chosen."""
+
+    parameters: tuple[jax.Array, ...]
+    """Scales and zero points."""
+
+    is_kept: jax.Array | None = None
+    """Whether weights are kept; None for all."""
 
 
 def _rounded(
-    tensor: config.Tensor, passed_on: jax.Array, rows: tuple[jax.Array, ...]
+    tensor: config.Tensor,
+    sparsity: config.NofM | None,
+    passed_on: jax.Array,
+    price: jax.Array,
+    weights: jax.Array,
+    parameters: list[jax.Array],
 ) -> jax.Array:
     """Rounds rows in order, each with the errors of those before it passed on."""
-    count, outputs = rows[0].shape
-    size = min(BLOCK, count)
-    padding = -count % size
+    count = len(weights)
+    unit = 1 if sparsity is None else sparsity.m
+    sizes = [max(size // unit, 1) * unit for size in SIZES if size < count]
+    sizes = [*sizes, unit] if unit > 1 else sizes
+    padding = -count % (sizes[0] if sizes else 1)
 
-    def in_blocks(x: jax.Array, value: float) -> jax.Array:
-        widths = ((0, padding), *((0, 0),) * (x.ndim - 1))
-        padded = jnp.pad(x, widths, constant_values=value)
-        return padded.reshape(-1, size, *x.shape[1:])
+    def padded(x: jax.Array, **how: Any) -> jax.Array:
+        return jnp.pad(x, ((0, padding), *((0, 0),) * (x.ndim - 1)), **how)
 
-    weights, scale, *zero_points = rows
-    passed_on = jnp.pad(passed_on, ((0, 0), (0, padding)))
-    blocks = (
-        jnp.arange(0, count + padding, size),
-        in_blocks(passed_on, 0),
-        in_blocks(weights, 0),
-        in_blocks(scale, 1),
-        *(in_blocks(one, 0) for one in zero_points),
+    passed_on = jnp.pad(passed_on, (0, padding))
+    rows = _Rows(
+        padded(weights),
+        padded(weights),
+        padded(price[:, None]),
+        tuple(padded(one, mode="edge") for one in parameters),
     )
+    round_rows = functools.partial(_round_rows, tensor, sparsity)
+    _, stored = round_rows(tuple(sizes), passed_on, rows)
+    return stored[:count]
 
-    def round_row(target, scale, *zero_point):
-        known = quantizer.Calibrated(scale, scale, *(zero_point or (None,)))
-        q = quantizer.round_to_grid(target, known, tensor, None)
-        return q.qvalue, q.dequant()
+
+def _round_rows(
+    tensor: config.Tensor,
+    sparsity: config.NofM | None,
+    sizes: tuple[int, ...],
+    passed_on: jax.Array,
+    rows: _Rows,
+) -> tuple[jax.Array, jax.Array]:
+    """Rounds rows in order, in blocks of blocks.
+
+    Args:
+        tensor: the grid.
+        sparsity: what is pruned.
+        sizes: number of rows in a block, in a block of that, and so on.
+        passed_on: factors of the errors of rows that are added to later rows.
+        rows: the rows.
+
+    Returns:
+        The errors and the stored values.
+    """
+    count = len(rows.target)
+    if sparsity is not None and count == sparsity.m:
+        # As if none of these rows were rounded: each compensates those before it.
+        passed = lax.linalg.triangular_solve(
+            passed_on,
+            rows.target - rows.weights,
+            left_side=True,
+            lower=True,
+            unit_diagonal=True,
+        )
+        score = jnp.abs((rows.weights + passed) * rows.price)
+        rows = rows._replace(is_kept=largest(score, 0, sparsity.n))
+    if count == 1:
+        return _round_to_grid(tensor, rows)
+    size = sizes[0] if sizes else 1
+
+    def in_blocks(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, size, *x.shape[1:])
 
     def of_block(errors, block):
-        start, passed_on, weights, *parameters = block
-        targets = weights + jnp.matmul(passed_on, errors, precision="highest")
+        start, passed_on, rows = block
+        before = jnp.matmul(passed_on, errors, precision="highest")
+        rows = rows._replace(target=rows.target + before)
         within = lax.dynamic_slice_in_dim(passed_on, start, size, axis=1)
-
-        def of_row(own, row):
-            i, target, weight, passed_on, *parameters = row
-            target = target + jnp.matmul(passed_on, own, precision="highest")
-            stored, value = round_row(target, *parameters)
-            return own.at[i].set(weight - value), stored
-
-        own = jnp.zeros_like(weights)
-        each = jnp.arange(size), targets, weights, within, *parameters
-        own, stored = lax.scan(of_row, own, each)
+        own, stored = _round_rows(tensor, sparsity, sizes[1:], within, rows)
         return lax.dynamic_update_slice_in_dim(errors, own, start, axis=0), stored
 
-    errors = jnp.zeros_like(blocks[2].reshape(-1, outputs))
-    _, stored = lax.scan(of_block, errors, blocks)
-    return stored.reshape(-1, outputs)[:count]
+    blocks = (jnp.arange(0, count, size), *jax.tree.map(in_blocks, (passed_on, rows)))
+    errors, stored = lax.scan(of_block, jnp.zeros_like(rows.target), blocks)
+    return errors, stored.reshape(count, -1)
+
+
+def _round_to_grid(tensor: config.Tensor, rows: _Rows) -> tuple[jax.Array, jax.Array]:
+    """Returns the errors and the stored values of rows."""
+    target, (scale, *zero_point) = rows.target, rows.parameters
+    if rows.is_kept is not None:
+        target = jnp.where(rows.is_kept, target, jnp.float32(0))
+    known = quantizer.Calibrated(scale, scale, *(zero_point or (None,)))
+    q = quantizer.round_to_grid(target, known, tensor, None)
+    return rows.weights - q.dequant(), q.qvalue

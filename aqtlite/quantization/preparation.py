@@ -5,10 +5,25 @@ from typing import Any
 from aqtlite import config
 from aqtlite.operations import Operation
 from aqtlite.qtensor.qtensor import Operand, QTensor
-from aqtlite.quantization import padding, rotation, smoothing
+from aqtlite.quantization import padding, rotation, smoothing, sparsity
 
 
 def prepare(
+    raw: config.DotGeneralRaw,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    state: Any = (),
+) -> tuple[Operand, Operand]:
+    """Smooths and rotates the operands of a forward contraction, and prunes weights.
+
+    Args and errors are those of `smooth_and_rotate` and `sparsity.prune`.
+    """
+    lhs, rhs = smooth_and_rotate(raw, operation, lhs, rhs, state)
+    return lhs, sparsity.prune(rhs, raw.rhs, operation.axes("rhs"), "fwd.rhs")
+
+
+def smooth_and_rotate(
     raw: config.DotGeneralRaw,
     operation: Operation,
     lhs: Operand,

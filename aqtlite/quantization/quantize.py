@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from aqtlite import config, noise
 from aqtlite.operations import OperandAxes
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import granularity, padding, quantizer
+from aqtlite.quantization import granularity, padding, quantizer, sparsity
 
 
 def quantize(
@@ -82,6 +82,7 @@ def quantize(
             "its parameters are trained in a contraction; quantize with "
             "calibration.AbsMax() or another that looks at the array alone"
         )
+    x = sparsity.prune(x, tensor_config, of_x, "tensor_config")
     given, x = x, padding.pad_array(x, tensor_config, of_x, "tensor_config")
     seeds = quantizer.Seeds(seed)
     q = quantizer.quantize_array(x, tensor_config, of_x, "tensor_config", seeds)

@@ -120,7 +120,8 @@ def init_states(cfg: config.DotGeneral, lhs: Any, rhs: Any, contraction: Any) ->
     if cfg.fwd.smoothing is not None and cfg.fwd.smoothing.has_state:
         dims = smoothing.dims_of(operation)
         smoothed = smoothing.init_state(cfg.fwd.smoothing, lhs.shape, rhs.shape, dims)
-    is_prepared = cfg.fwd.smoothing is not None or cfg.fwd.rotation is not None
+    changes = cfg.fwd.smoothing, cfg.fwd.rotation, cfg.fwd.rhs.sparsity
+    is_prepared = any(one is not None for one in changes)
     if is_prepared and has_parameters(cfg):
         for tensor, path in ((cfg.fwd.lhs, "fwd.lhs"), (cfg.fwd.rhs, "fwd.rhs")):
             if tensor.is_learned:

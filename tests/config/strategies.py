@@ -1,5 +1,7 @@
 """Hypothesis strategies that make valid configs, of every grid and calibration."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
@@ -157,6 +159,9 @@ def contractions(draw, backward=False, reuse=False):
     rhs = draw(
         tensors(forward=not backward, use_fwd_quant=reuse and draw(_FLAG), tiled=tiles)
     )
+    if not backward and rhs.is_quantized and draw(_FLAG):
+        sparsity = config.NofM(draw(st.integers(1, 3)), 4, decay=draw(st.floats(0, 1)))
+        rhs = dataclasses.replace(rhs, sparsity=sparsity)
     is_rhs_quantized = rhs.is_quantized and not rhs.use_fwd_quant
     smoothing = None
     is_quantized = lhs.is_quantized or rhs.is_quantized

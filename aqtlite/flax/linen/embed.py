@@ -112,6 +112,11 @@ def _check_scale_is_its_own(cfg: config.DotGeneral) -> None:
             f"they are contracted with, and a lookup has none: set {_PATH}.rounding to "
             "None"
         )
+    if tensor.sparsity is not None:
+        raise ValueError(
+            f"{_PATH}.sparsity={tensor.sparsity!r} prunes weights that are contracted, "
+            f"and a lookup reads rows: set {_PATH}.sparsity to None"
+        )
     if cfg.fwd.rotation is not None:
         raise ValueError(
             f"fwd.rotation={cfg.fwd.rotation!r} rotates the table, and a lookup would "

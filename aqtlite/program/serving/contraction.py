@@ -14,7 +14,7 @@ from aqtlite.program.serving import identity
 from aqtlite.program.serving.frozen_record import Operand
 from aqtlite.qtensor import stored_values
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import gptq, padding, preparation, quantizer
+from aqtlite.quantization import gptq, padding, preparation, quantizer, sparsity
 from aqtlite.quantization.statistics import States
 
 
@@ -34,7 +34,7 @@ class WeightOutputs:
     """The float operand."""
 
     prepared: Any
-    """The operand that is quantized; `original` if it is not smoothed or rotated."""
+    """The operand smoothed and rotated, before it is pruned and quantized."""
 
     values: Any
     """`identity.values_of(original)`."""
@@ -74,9 +74,10 @@ class Contraction:
         return dataclasses.replace(self, cfg=config.unquantized())
 
     def prepared_operands(self) -> tuple[Any, Any]:
-        """Returns the operands smoothed and rotated, ready to be quantized."""
+        """Returns the operands smoothed and rotated, not pruned yet."""
         raw, state = self.cfg.fwd, self.states.smoothing
-        return preparation.prepare(raw, self.operation, self.lhs, self.rhs, state)
+        operands = self.lhs, self.rhs
+        return preparation.smooth_and_rotate(raw, self.operation, *operands, state)
 
     def array(self, side: Side) -> Any:
         """Returns the array of one side."""
@@ -124,16 +125,17 @@ class Contraction:
         path = f"fwd.{operand.side}"
         # In the operation's order: blocks divide the axis of the last contracting pair.
         axes = self.operation.axes(operand.side)
-        given, x = x, self._padded(operand, x)
         if not tensor.is_quantized:
             raise ValueError(f"{path} is not quantized: there is nothing to freeze")
+        given, x = x, sparsity.prune(x, tensor, axes, path)
+        x = self._padded(operand, x)
         quantized = quantizer.quantize_array(x, tensor, axes, path, state=state)
         quantizer.check_scale(quantized.scale.shape, tensor, axes, path)
         damping = None
         if tensor.rounding is not None:
-            shape, moment = given.shape, states.moment
+            dense, moment = self._padded(operand, given), states.moment
             rounded = gptq.round_weights(
-                quantized, x, tensor, self.operation, shape, moment
+                quantized, dense, tensor, self.operation, given.shape, moment
             )
             quantized = dataclasses.replace(quantized, qvalue=rounded.qvalue)
             damping = rounded.damping

@@ -155,15 +155,19 @@ def _programs_of(weights: Sequence[Weight]) -> list[tuple[CallTrace, list[int]]]
 
 
 def _rounding_of(weight: Weight, damping: Any) -> str:
-    """Describes how a weight was rounded, if not as in training.
+    """Describes whether a weight is sparse, and how it was rounded.
 
     Args:
         weight: the weight.
-        damping: its damping, or the shape.
+        damping: its damping, or the shape; None if it was rounded as in training.
     """
-    if damping is None:
-        return ""
-    text, problem = "rounded by GPTQ at conversion", _problem(weight, damping)
+    record = weight.record
+    how = getattr(record.cfg.fwd, record.operand.side).sparsity
+    texts = [] if how is None else [f"{how} sparse"]
+    if damping is not None:
+        texts.append("rounded by GPTQ at conversion")
+    problem = _problem(weight, damping)
+    text = ", ".join(texts)
     return text if problem is None else f"{text}: {problem}"
 
 

@@ -307,7 +307,7 @@ class StoredWeight:
     from, or None."""
 
     rounding: str = ""
-    """How it was rounded, if not as in training."""
+    """Whether it is sparse, and how it was rounded if not as in training."""
 
     @property
     def entry(self) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class ParameterReport:
     made of several parameters counts with the first."""
 
     rounding: str = ""
-    """How the frozen weights were rounded, if not as in training."""
+    """Whether the frozen weights are sparse, and how they were rounded if not as in
+    training."""
 
 
 @dataclasses.dataclass(frozen=True)
