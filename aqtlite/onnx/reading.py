@@ -9,7 +9,16 @@ import numpy as np
 
 from aqtlite.extras import package
 from aqtlite.onnx import registry
-from aqtlite.onnx.graph import OLDEST_OPSET, Graph, Importer, unsupported, walk
+from aqtlite.onnx.graph import Graph
+from aqtlite.onnx.importing import Importer, walk
+
+_OLDEST_OPSET = 7
+"""Before, elementwise operators broadcast by attributes."""
+
+_ADVICE = {
+    "ai.onnx.ml": "leave classical estimators out of the exported network",
+    "com.microsoft": "export the network without optimization by onnxruntime",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,24 +71,59 @@ def graph_of(
     opsets: dict[str, int] = {}
     for one in source.proto.opset_import:
         opsets[registry.DOMAINS.get(one.domain, one.domain)] = one.version
-    if opsets.get("", OLDEST_OPSET) < OLDEST_OPSET:
+    if opsets.get("", _OLDEST_OPSET) < _OLDEST_OPSET:
         raise ValueError(
             f"the network has operators of version {opsets['']} (opset), and the "
-            f"oldest that is supported is {OLDEST_OPSET}: "
+            f"oldest that is supported is {_OLDEST_OPSET}: "
             "onnx.version_converter.convert_version makes it a newer one"
         )
-    proto = source.proto.graph
-    unknown = [
-        node
-        for node in walk(proto)
-        if node.op_type != "Constant"
-        and registry.find(node.domain, node.op_type) is None
-    ]
+    model = _expanded(source.proto)
+    unknown = _unknown(model)
     if unknown:
-        raise unsupported(unknown, opsets)
-    known = _constants(proto, constants)
+        raise _unsupported(unknown, opsets)
+    known = _constants(model.graph, constants)
     importer = Importer(opsets, source.directory)
-    return importer.graph(proto, known), importer.parameters
+    return importer.graph(model.graph, known), importer.parameters
+
+
+def _unknown(model: Any) -> list[Any]:
+    """Nodes whose operators are not registered."""
+    return [
+        node
+        for node in walk(model.graph.node)
+        if node.op_type != "Constant" and not registry.has(node.domain, node.op_type)
+    ]
+
+
+def _expanded(model: Any) -> Any:
+    """Replaces operators that ONNX defines by others, where none is registered."""
+    onnx = package("onnx")
+    names = set()
+    for node in _unknown(model):
+        if onnx.defs.has(node.op_type, domain=node.domain):
+            schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
+            if schema.has_function or schema.has_context_dependent_function:
+                names.add((node.domain, node.op_type))
+    if not names:
+        return model
+    inline = package("onnx.inliner").inline_selected_functions
+    return inline(model, sorted(names), inline_schema_functions=True)
+
+
+def _unsupported(nodes: list[Any], opsets: Mapping[str, int]) -> ValueError:
+    found = {(node.domain, node.op_type): node for node in reversed(nodes)}
+    lines = [
+        f"{name} (domain {domain or 'ai.onnx'}, opset {opsets.get(domain, '?')}, node "
+        f"{node.name or node.output[0]!r})"
+        for (domain, name), node in sorted(found.items(), key=lambda item: item[0])
+    ]
+    domains = {domain for domain, _ in found}
+    advice = [text for domain, text in _ADVICE.items() if domain in domains]
+    advice.append("register a function of JAX by aqtlite.onnx.operator")
+    return ValueError(
+        "the network has operators that aqtlite.onnx does not know: "
+        f"{', '.join(lines)}; {', or '.join(advice)}"
+    )
 
 
 def _constants(proto: Any, constants: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -59,6 +59,11 @@ def operator(
     return register
 
 
-def find(domain: str, name: str) -> Operator | None:
-    """Returns a registered operator, or None."""
-    return _operators.get((DOMAINS.get(domain, domain), name))
+def has(domain: str, name: str) -> bool:
+    """Whether an operator is registered."""
+    return (DOMAINS.get(domain, domain), name) in _operators
+
+
+def get(domain: str, name: str) -> Operator:
+    """Returns a registered operator."""
+    return _operators[DOMAINS.get(domain, domain), name]

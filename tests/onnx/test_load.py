@@ -1,87 +1,194 @@
-"""Loaded ONNX networks are functions of JAX."""
+"""Files and models of ONNX as functions and parameters."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import onnx
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+import pytest
+from onnx import helper
 
 import aqtlite.onnx
+from tests.onnx.models import FLOAT, INT64, convolutional, graph, model, node
+
+pytestmark = pytest.mark.code("quick")
 
 
-def model(nodes, inputs, outputs, weights=(), opset=17):
-    """Model of nodes, values by name with (dtype, shape), and weights by name."""
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info(n, *one) for n, one in inputs.items()],
-        [helper.make_tensor_value_info(n, *one) for n, one in outputs.items()],
-        [numpy_helper.from_array(x, n) for n, x in dict(weights).items()],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    onnx.checker.check_model(made)
-    return made
+def shapes(parameters):
+    return {name: x.shape for name, x in parameters.items()}
 
 
-def convolutional():
-    """Two convolutions, a normalization, pooling, and a dense layer."""
-    rng = np.random.default_rng(0)
-
-    def array(*shape):
-        return rng.normal(size=shape).astype(np.float32) / 4
-
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["h1"], "/a/Conv", pads=[1] * 4),
-        helper.make_node(
-            "BatchNormalization", ["h1", "s", "o", "m", "v"], ["h2"], "/a/Norm"
-        ),
-        helper.make_node("Relu", ["h2"], ["h3"], "/a/Relu"),
-        helper.make_node("Conv", ["h3", "w2"], ["h4"], "/b/Conv", group=2),
-        helper.make_node("GlobalAveragePool", ["h4"], ["h5"], "/b/Pool"),
-        helper.make_node("Flatten", ["h5"], ["h6"], "/c/Flatten"),
-        helper.make_node("Gemm", ["h6", "w3", "b3"], ["y"], "/c/Gemm", transB=1),
-    ]
-    weights = {
-        "w1": array(8, 3, 3, 3),
-        "b1": array(8),
-        "s": array(8),
-        "o": array(8),
-        "m": array(8),
-        "v": array(8) ** 2,
-        "w2": array(16, 4, 3, 3),
-        "w3": array(5, 16),
-        "b3": array(5),
-    }
-    inputs = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}
-    return model(nodes, inputs, {"y": (TensorProto.FLOAT, ["n", 5])}, weights)
-
-
-def of_onnxruntime(made, *inputs):
-    session = onnxruntime.InferenceSession(made.SerializeToString())
-    names = [one.name for one in session.get_inputs()]
-    return session.run(None, dict(zip(names, map(np.asarray, inputs), strict=True)))
-
-
-def test_loads_a_file(tmp_path):
-    made = convolutional()
-    onnx.save(made, tmp_path / "network.onnx")
+def test_a_file(tmp_path):
+    onnx.save(convolutional(), tmp_path / "network.onnx")
     function, parameters = aqtlite.onnx.load(tmp_path / "network.onnx")
-    assert function.inputs == (
-        aqtlite.onnx.Array("x", ("n", 3, 8, 8), np.dtype(np.float32)),
+    (x,), (y,) = function.inputs, function.outputs
+    assert x == aqtlite.onnx.Array("x", ("n", 3, 8, 8), np.dtype(np.float32))
+    assert y == aqtlite.onnx.Array("y", ("n", 5), np.dtype(np.float32))
+    assert shapes(parameters)["w2"] == (16, 4, 3, 3)
+    assert len(parameters) == 9
+
+
+def test_parameters_are_weights_and_no_numbers_of_formulas():
+    weights = {
+        "kernel": np.ones((1, 1, 1, 1), np.float32),  # One element, of a layer.
+        "bias": np.ones(1, np.float32),
+        "six": np.float32([6]),
+        "mean": np.float32([[[1]], [[2]]]),
+        "scales": np.float32([1, 1, 2, 2]),
+        "unread": np.ones(3, np.float32),
+        "axes": np.array([0]),
+    }
+    nodes = [
+        node("Div", "x six", "h1"),
+        node("Sub", "h1 mean", "h2"),
+        node("ReduceMean", "h2", "h3", axes=[1]),
+        node("Conv", "h3 kernel bias", "h4"),
+        node("Resize", "h4 - scales", "h5"),
+        node("Constant", "", "offset", value_floats=[1.0, 2.0]),
+        node("Add", "h5 offset", "y"),
+    ]
+    io = {"x": (FLOAT, [1, 1, 1, 1])}, {"y": (FLOAT, None)}
+    function, parameters = aqtlite.onnx.load(model(nodes, *io, weights))
+    assert set(parameters) == {"kernel", "bias", "mean", "offset"}
+    y = function(parameters, np.full((1, 1, 1, 1), 6, np.float32))
+    np.testing.assert_allclose(y, [[[[1.5, 2.5]] * 2]])
+    assert y.shape == (1, 1, 2, 2)
+
+
+def test_dequantized_weights_are_parameters():
+    weights = {
+        "codes": np.array([[1, 2], [3, 4]], np.int8),
+        "scales": np.float32([0.5, 2]),
+    }
+    nodes = [
+        node("DequantizeLinear", "codes scales", "w", axis=1),
+        node("MatMul", "x w", "y"),
+    ]
+    io = {"x": (FLOAT, [1, 2])}, {"y": (FLOAT, [1, 2])}
+    function, parameters = aqtlite.onnx.load(model(nodes, *io, weights))
+    np.testing.assert_array_equal(parameters["w"], [[0.5, 4], [1.5, 8]])
+    y = function(parameters, np.ones((1, 2), np.float32))
+    np.testing.assert_array_equal(y, [[2, 12]])
+
+
+def test_weights_beside_the_file(tmp_path):
+    path = tmp_path / "network.onnx"
+    onnx.save(
+        convolutional(),
+        path,
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
     )
-    assert [one.name for one in function.outputs] == ["y"]
-    assert {n: x.shape for n, x in parameters.items()}["w2"] == (16, 4, 3, 3)
-    x = jax.random.normal(jax.random.key(0), (2, 3, 8, 8))
-    y = jax.jit(function)(parameters, x)
-    np.testing.assert_allclose(y, of_onnxruntime(made, x)[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(jax.jit(function)(parameters, x=x), y)
+    _, parameters = aqtlite.onnx.load(str(path))
+    _, expected = aqtlite.onnx.load(convolutional())
+    np.testing.assert_array_equal(parameters["w2"], expected["w2"])
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"'\w+' is in the file weights.bin"):
+        aqtlite.onnx.load(path)
 
 
-def test_is_differentiated():
-    function, parameters = aqtlite.onnx.load(convolutional())
-    x = jnp.ones((1, 3, 8, 8))
-    gradients = jax.jit(jax.grad(lambda p: function(p, x).sum()))(parameters)
-    assert all(bool(jnp.isfinite(g).all()) for g in gradients.values())
-    assert gradients["b3"].tolist() == [1] * 5
+def test_known_inputs_decide_about_shapes():
+    made = model(
+        [node("Reshape", "x shape", "y")],
+        {"x": (FLOAT, [6]), "shape": (INT64, [2])},
+        {"y": (FLOAT, None)},
+    )
+    x = np.arange(6, dtype=np.float32)
+    function, parameters = aqtlite.onnx.load(made)
+    with pytest.raises(ValueError, match="Reshape node 'Reshape_y': its shape depends"):
+        function(parameters, x, np.array([2, 3]))
+    function, parameters = aqtlite.onnx.load(made, constants={"shape": [2, 3]})
+    assert [one.name for one in function.inputs] == ["x"]
+    assert function(parameters, x).shape == (2, 3)
+    with pytest.raises(ValueError, match="'size', which is no input .* x, shape"):
+        aqtlite.onnx.load(made, constants={"size": 3})
+
+
+def test_functions_of_the_file_and_of_onnx():
+    opset = [helper.make_opsetid("", 23)]
+    doubled = helper.make_function(
+        "own", "Double", ["a"], ["b"], [node("Add", "a a", "b")], opset
+    )
+    nodes = [
+        helper.make_node("Double", ["x"], ["z"], domain="own"),
+        node("Attention", "z z z", "y"),
+    ]
+    io = {"x": (FLOAT, [1, 2, 3, 4])}, {"y": (FLOAT, [1, 2, 3, 4])}
+    made = helper.make_model(
+        graph(nodes, *io),
+        opset_imports=[*opset, helper.make_opsetid("own", 1)],
+        functions=[doubled],
+        ir_version=11,
+    )
+    function, parameters = aqtlite.onnx.load(made)
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(1, 2, 3, 4)
+    scores = 2 * x @ x.swapaxes(2, 3) * 2 / 2  # Over the root of 4.
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    y = function(parameters, x)
+    np.testing.assert_allclose(y, weights @ (2 * x), rtol=1e-4, atol=1e-6)
+
+
+def test_unknown_operators_are_named():
+    nodes = [
+        helper.make_node("NGramRepeatBlock", ["x"], ["h"], "n", domain="com.microsoft"),
+        node("NonMaxSuppression", "h h", "y", "/head/NMS"),
+    ]
+    io = {"x": (FLOAT, [1, 2, 3])}, {"y": (INT64, None)}
+    made = helper.make_model(
+        graph(nodes, *io),
+        opset_imports=[
+            helper.make_opsetid("", 17),
+            helper.make_opsetid("com.microsoft", 1),
+        ],
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"NonMaxSuppression \(domain ai.onnx, opset 17, node '/head/NMS'\), "
+        r"NGramRepeatBlock \(domain com.microsoft, opset 1, node 'n'\); .*without "
+        r"optimization by onnxruntime, or register .* aqtlite.onnx.operator",
+    ):
+        aqtlite.onnx.load(made)
+
+
+def test_registers_an_operator():
+    @aqtlite.onnx.operator("Halve", domain="test")
+    def halve(call, x):
+        return x / 2 + call.attribute("offset", 0)
+
+    nodes = [helper.make_node("Halve", ["x"], ["y"], domain="test", offset=1.0)]
+    io = {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])}
+    made = helper.make_model(
+        graph(nodes, *io), opset_imports=[helper.make_opsetid("test", 1)]
+    )
+    function, parameters = aqtlite.onnx.load(made)
+    assert function(parameters, np.float32([2, 4])).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"no protocol buffer", "is no ONNX file"), (b"", "is no ONNX file")],
+)
+def test_files_of_another_kind(tmp_path, content, message):
+    path = tmp_path / "network.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        aqtlite.onnx.load(path)
+
+
+def test_a_file_that_is_cut_off(tmp_path):
+    path = tmp_path / "network.onnx"
+    path.write_bytes(convolutional().SerializeToString()[:-500])
+    with pytest.raises(ValueError, match="is no ONNX file, or is cut off"):
+        aqtlite.onnx.load(path)
+
+
+def test_old_operators():
+    made = convolutional()
+    made.opset_import[0].version = 6
+    with pytest.raises(ValueError, match=r"version 6 .*oldest .* is 7: onnx.version_c"):
+        aqtlite.onnx.load(made)
+
+
+def test_strings():
+    nodes = [node("Constant", "", "text", value_string="a"), node("Size", "text", "y")]
+    made = model(nodes, {}, {"y": (INT64, [])})
+    with pytest.raises(ValueError, match="Constant node 'text' has 'value_string'"):
+        aqtlite.onnx.load(made)

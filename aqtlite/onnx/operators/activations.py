@@ -15,7 +15,9 @@ FUNCTIONS: dict[str, Function] = {
     "Affine": lambda x, alpha=1.0, beta=0.0: alpha * x + beta,
     "Celu": lambda x, alpha=1.0: jax.nn.celu(x, alpha),
     "Elu": lambda x, alpha=1.0: jax.nn.elu(x, alpha),
-    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: jnp.clip(alpha * x + beta, 0, 1),
+    "HardSigmoid": lambda x, alpha=0.2, beta=0.5: jnp.minimum(
+        jnp.maximum(alpha * x + beta, 0), 1
+    ),
     "LeakyRelu": lambda x, alpha=0.01: jax.nn.leaky_relu(x, alpha),
     "Relu": lambda x: jax.nn.relu(x),
     "ScaledTanh": lambda x, alpha=1.0, beta=1.0: alpha * jnp.tanh(beta * x),

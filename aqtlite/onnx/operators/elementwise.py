@@ -135,13 +135,15 @@ def _where(call: Call, condition: Value, a: Value, b: Value) -> Value:
 @operator("Clip")
 def _clip(call: Call, x: Value, low: Value = None, high: Value = None) -> Value:
     # Attributes before version 11.
-    low = call.attribute("min", low)
-    high = call.attribute("max", high)
-    numpy = numpy_of(x, *(y for y in (low, high) if not isinstance(y, float)))
-    if low is not None:
-        x = numpy.maximum(x, numpy.asarray(low, x.dtype).reshape(()))
-    if high is not None:
-        x = numpy.minimum(x, numpy.asarray(high, x.dtype).reshape(()))
+    bounds = {
+        "maximum": call.attribute("min", low),
+        "minimum": call.attribute("max", high),
+    }
+    for name, bound in bounds.items():
+        if bound is not None:
+            bound = np.asarray(bound) if isinstance(bound, float) else bound
+            bound = bound.astype(x.dtype).reshape(())
+            x = getattr(numpy_of(x, bound), name)(x, bound)
     return x
 
 

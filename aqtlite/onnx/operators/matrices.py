@@ -5,6 +5,7 @@ import numpy as np
 from jax import lax
 
 from aqtlite.onnx.evaluation import Call, Value, is_static
+from aqtlite.onnx.operators.convolutions import conv
 from aqtlite.onnx.registry import operator
 
 
@@ -50,6 +51,16 @@ def _less_zero_point(x: Value, zero: Value) -> Value:
     if zero is None or (is_static(zero) and not zero.any()):
         return x
     return x - zero.astype(np.int32)
+
+
+@operator("ConvInteger")
+def _conv_integer(
+    call: Call, x: Value, kernel: Value, x_zero: Value = None, kernel_zero: Value = None
+) -> Value:
+    if kernel_zero is not None and kernel_zero.size > 1:  # One for each output.
+        kernel_zero = kernel_zero.reshape(-1, *[1] * (kernel.ndim - 1))
+    left, right = _less_zero_point(x, x_zero), _less_zero_point(kernel, kernel_zero)
+    return conv(call, left, right)
 
 
 @operator("Det")

@@ -1,0 +1,93 @@
+"""Loaded networks are functions: they are called, compiled, differentiated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aqtlite.onnx
+from tests.onnx.models import (
+    FLOAT,
+    convolutional,
+    model,
+    node,
+    of_onnxruntime,
+    transformer,
+)
+
+pytestmark = pytest.mark.code("quick")
+
+X = np.random.default_rng(1).normal(size=(2, 3, 8, 8)).astype(np.float32)
+IDS = np.arange(12).reshape(2, 6) % 9
+
+
+@pytest.mark.parametrize(
+    ("made", "inputs"), [(convolutional(), X), (transformer(), IDS)]
+)
+def test_equals_onnxruntime_and_is_differentiated(made, inputs):
+    function, parameters = aqtlite.onnx.load(made)
+
+    @jax.jit
+    def value_and_gradients(parameters, inputs):
+        y, pull = jax.vjp(lambda p: function(p, inputs), parameters)
+        return y, *pull(jnp.ones_like(y))
+
+    y, gradients = value_and_gradients(parameters, inputs)
+    (expected,) = of_onnxruntime(made, inputs)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    assert all(bool(jnp.any(g != 0)) for g in gradients.values())
+
+
+def test_several_outputs_are_a_tuple():
+    made = model(
+        [node("Add", "a b", "sum"), node("Sub", "a b", "difference")],
+        {"a": (FLOAT, [2]), "b": (FLOAT, [2])},
+        {"sum": (FLOAT, [2]), "difference": (FLOAT, [2])},
+    )
+    function, _ = aqtlite.onnx.load(made)
+    a, b = np.float32([3, 4]), np.float32([1, 2])
+    for total, difference in (function({}, a, b), function({}, b=b, a=a)):
+        assert total.tolist() == [4, 6]
+        assert difference.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "message"),
+    [
+        ((), {}, TypeError, "needs the inputs x"),
+        ((X, X), {}, TypeError, "has 1 inputs, x; got 2"),
+        ((X,), {"x": X}, TypeError, "'x' is given twice"),
+        ((X,), {"z": X}, TypeError, "'z' is unknown; inputs: x"),
+        ((X.astype(jnp.bfloat16),), {}, TypeError, "is float32 .* got bfloat16: cast"),
+        ((X[0],), {}, ValueError, r"shape \(n, 3, 8, 8\) .* got \(3, 8, 8\)"),
+        ((X[..., 1:],), {}, ValueError, r"shape \(n, 3, 8, 8\) .* got \(2, 3, 8, 7\)"),
+    ],
+)
+def test_inputs_are_checked(args, kwargs, error, message):
+    function, parameters = aqtlite.onnx.load(convolutional())
+    with pytest.raises(error, match=message):
+        function(parameters, *args, **kwargs)
+
+
+def test_parameters_are_checked():
+    function, parameters = aqtlite.onnx.load(convolutional())
+    with pytest.raises(ValueError, match="'b3' has the shape .5,. .* got .4,."):
+        function(parameters | {"b3": jnp.zeros(4)}, X)
+    del parameters["w2"]
+    with pytest.raises(ValueError, match="'w2' is missing: the first argument"):
+        function(parameters, X)
+
+
+def test_errors_name_the_node():
+    made = model(
+        [node("Add", "a b", "c", "/block/Add")],
+        {"a": (FLOAT, ["n"]), "b": (FLOAT, ["m"])},
+        {"c": (FLOAT, None)},
+    )
+    function, parameters = aqtlite.onnx.load(made)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        function(parameters, np.zeros(2, np.float32), np.zeros(3, np.float32))
+    assert any(
+        "Add node '/block/Add'" in note and "float32[2], float32[3]" in note
+        for note in caught.value.__notes__
+    )
