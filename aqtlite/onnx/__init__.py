@@ -5,7 +5,8 @@ library can quantize. Read `evaluation` first, then a file of `operators`.
 """
 
 import aqtlite.onnx.operators  # noqa: F401 - registers them
+from aqtlite.onnx.evaluation import Call
 from aqtlite.onnx.network import Array, Network, load
 from aqtlite.onnx.registry import operator
 
-__all__ = ["Array", "Network", "load", "operator"]
+__all__ = ["Array", "Call", "Network", "load", "operator"]

@@ -27,9 +27,11 @@ def numpy_of(*values: Value) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One evaluation of a node."""
+    """One evaluation of a node, as functions of `operator` see it."""
 
     node: Node
+    """The node, with the names of what it reads and computes."""
+
     values: Mapping[str, Value]
     """Values of the graph and of the graphs around it, which bodies can use."""
 
@@ -108,6 +110,8 @@ def _results(
     node: Node, parameters: Mapping[str, Value], values: Mapping[str, Value]
 ) -> tuple[Value, ...]:
     inputs = [values[name] if name else None for name in node.inputs]
+    if not all(map(is_static, inputs)):
+        inputs = [_narrowed(value) for value in inputs]
     try:
         with jax.named_scope(scope(node.name)):
             results = node.operator.function(Call(node, values, parameters), *inputs)
@@ -116,6 +120,19 @@ def _results(
         raise
     results = results if isinstance(results, tuple) else (results,)
     return tuple(np.asarray(x) if isinstance(x, np.generic) else x for x in results)
+
+
+def _narrowed(value: Value) -> Value:
+    """Known integers, within the limits of those that JAX computes with.
+
+    In 32 bits the largest integer of 64, which stands for infinity, would become -1.
+    """
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+        return value
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
+    if limits.bits == 8 * value.itemsize:
+        return value
+    return np.asarray(np.clip(value, limits.min, limits.max))
 
 
 def _text(inputs: Sequence[Value]) -> str:

@@ -132,6 +132,20 @@ def load(
 ) -> tuple[Network, dict[str, jax.Array]]:
     """Loads an ONNX network as a function of JAX and its parameters.
 
+    >>> import numpy as np
+    >>> from onnx import TensorProto, helper, numpy_helper
+    >>> import aqtlite.onnx
+    >>> product = helper.make_node("MatMul", ["x", "kernel"], ["y"], "/head/MatMul")
+    >>> x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])
+    >>> y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])
+    >>> kernel = numpy_helper.from_array(np.ones((2, 3), np.float32), "kernel")
+    >>> graph = helper.make_graph([product], "network", [x], [y], [kernel])
+    >>> network, parameters = aqtlite.onnx.load(helper.make_model(graph))
+    >>> network.inputs
+    (Array(name='x', shape=('batch', 2), dtype=dtype('float32')),)
+    >>> print(jax.jit(network)(parameters, np.ones((1, 2), np.float32)))
+    [[2. 2. 2.]]
+
     Args:
         model: path of a file, or an `onnx.ModelProto`.
         constants: inputs by name that become constants, and are no inputs any more. Of

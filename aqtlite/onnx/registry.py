@@ -41,6 +41,20 @@ def operator(
     between. An input that is a NumPy array is known while the program is traced, all
     others are JAX arrays. It returns an array, or a tuple for several outputs.
 
+    >>> import numpy as np
+    >>> from onnx import TensorProto, helper
+    >>> from aqtlite import onnx
+    >>> @onnx.operator("Halve", domain="com.example")
+    ... def halve(call, x):
+    ...     return x / 2 + call.attribute("offset", 0.0)
+    >>> node = helper.make_node("Halve", ["x"], ["y"], domain="com.example", offset=1.0)
+    >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy")
+    >>> graph = helper.make_graph([node], "network", [x], [y])
+    >>> opsets = [helper.make_opsetid("com.example", 1)]
+    >>> network, parameters = onnx.load(helper.make_model(graph, opset_imports=opsets))
+    >>> print(network(parameters, np.float32([2, 4])))
+    [2. 3.]
+
     Args:
         names: operators of ONNX that the function computes.
         domain: domain of these operators; "" for ONNX's own.

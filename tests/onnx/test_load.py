@@ -1,5 +1,9 @@
 """Files and models of ONNX as functions and parameters."""
 
+import pathlib
+import re
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +13,8 @@ import aqtlite.onnx
 from tests.onnx.models import FLOAT, INT64, convolutional, graph, model, node
 
 pytestmark = pytest.mark.code("quick")
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def shapes(parameters):
@@ -185,6 +191,35 @@ def test_old_operators():
     made.opset_import[0].version = 6
     with pytest.raises(ValueError, match=r"version 6 .*oldest .* is 7: onnx.version_c"):
         aqtlite.onnx.load(made)
+
+
+def test_the_extra_is_named_where_the_package_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'aqtlite\[onnx\]'"):
+        aqtlite.onnx.load("network.onnx")
+
+
+def test_integers_of_64_bits_are_clamped():
+    largest = np.iinfo(np.int64).max
+    made = model(
+        [node("Min", "x largest", "y")],
+        {"x": (INT64, [2])},
+        {"y": (INT64, [2])},
+        {"largest": np.array(largest)},
+    )
+    function, parameters = aqtlite.onnx.load(made)
+    assert function(parameters, np.array([3, -4])).tolist() == [3, -4]
+
+
+def test_the_documented_operators_are_known():
+    page = (ROOT / "docs" / "how_to" / "onnx.md").read_text()
+    table = page.partition("| operators |")[2]
+    names = re.findall(r"`(\w+)`", table.partition("\n\n")[0])
+    assert len(names) > 100
+    for name in names:
+        made = model([node(name, "x", "y")], {"x": (FLOAT, [])}, {"y": (FLOAT, [])})
+        function, _ = aqtlite.onnx.load(made)
+        assert [one.name for one in function.inputs] == ["x"]
 
 
 def test_strings():

@@ -75,14 +75,6 @@ def _one_hot(call: Call, indices: Value, depth: Value, values: Value) -> Value:
     return numpy_of(is_hit, values).where(is_hit, values[1], values[0])
 
 
-@operator("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-def _random(call: Call, *inputs: Value) -> Value:
-    raise call.unsupported(
-        "the network draws random numbers, and a function of JAX has none of its own: "
-        "export the network for inference"
-    )
-
-
 @operator("NonZero")
 def _non_zero(call: Call, x: Value) -> Value:
     return np.stack(np.nonzero(call.static(x, "input, which decides about a shape")))
@@ -128,8 +120,3 @@ def _trilu(call: Call, x: Value, diagonal: Value = None) -> Value:
     k = 0 if diagonal is None else int(call.static(diagonal, "diagonal"))
     numpy = numpy_of(x)
     return (numpy.triu if call.attribute("upper", 1) else numpy.tril)(x, k)
-
-
-@operator("Bernoulli", "Multinomial")
-def _draw(call: Call, x: Value) -> Value:
-    return _random(call, x)
