@@ -4,9 +4,10 @@
 the Flax modules and the rules make an operation and call it.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +48,24 @@ class Options(NamedTuple):
 
     order: Axes | None = None
     """Permutation of the axes of the operation's result; None for none."""
+
+
+InFloats = Callable[[config.DotGeneral, Operation, Operand, Operand, Any], jax.Array]
+"""Function that stands for quantized contractions in a trace.
+
+Its arguments are the config, the operation, the operands after smoothing and rotation,
+and the dtype of the result.
+"""
+
+# A user context is part of JAX's cache keys, so traces with and without it stay apart.
+_in_place = jax.make_user_context(default_value=None)
+
+
+@contextlib.contextmanager
+def replaced_by(function: InFloats) -> Iterator[None]:
+    """Lets a hashable function stand for quantized contractions in what is traced."""
+    with _in_place(function):
+        yield
 
 
 def contract(
@@ -99,6 +118,9 @@ def contract(
     if isinstance(out_sharding, PartitionSpec):
         out_sharding = NamedSharding(jax.sharding.get_abstract_mesh(), out_sharding)
     lhs, rhs = preparation.prepare(cfg.fwd, operation, lhs, rhs, states.smoothing)
+    if _in_place.value is not None:
+        out = _in_place.value(cfg, operation, lhs, rhs, out_dtype)
+        return out if order is None else out.transpose(order)
     if isinstance(lhs, QTensor):
         operation, lhs = _in_storage(operation, "lhs", lhs, cfg.fwd.lhs)
     if isinstance(rhs, QTensor):

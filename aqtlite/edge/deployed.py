@@ -10,6 +10,7 @@ import numpy as np
 from aqtlite import calibration, config, numerics
 from aqtlite.edge import grids as grids_lib
 from aqtlite.edge import program as program_lib
+from aqtlite.edge import weights as weights_lib
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.arithmetic import FUSING, Add, Multiply, Subtract
@@ -166,6 +167,10 @@ class Deployed:
     known: Mapping[int, Any]
     """Floats of the values that depend only on parameters and constants, by number."""
 
+    dynamic: frozenset[int] = frozenset()
+    """Outputs of operators whose activation is quantized by its own range at each call,
+    by number."""
+
 
 def deploy(
     model: Any,
@@ -185,22 +190,50 @@ def deploy(
     """
     program = program_lib.make(model, variables, args, rules)
     grids = grids_lib.resolve(program, ranges)
-    graph = program.graph
-    values = program.bind(variables, args)
-    known: dict[int, Any] = dict(graph.constants)
-    known.update((i, values[i]) for i in graph.parameters)
+    known = _known(program, variables, args)
     operands = {}
-    for node in graph.nodes:
-        if program.static.issuperset(node.outputs):
-            inputs = [known[i] for i in node.inputs]
-            outputs = node.compute(inputs)
-            known.update(zip(node.outputs, outputs, strict=True))
-        elif program.is_quantized(node):
+    for node in program.graph.nodes:
+        if program.is_quantized(node) and node.output not in known:
             found = known_operands(program, node, known, grids)
             operands[node.output] = {i: _in_numpy(x) for i, x in found.items()}
             _check_finite(node, operands[node.output])
             _check_range(program, node, grids, operands[node.output])
     return Deployed(program, grids, operands, known)
+
+
+def deploy_as_configured(model: Any, variables: Any, args: tuple[Any, ...]) -> Deployed:
+    """Makes a program in float of a model converted for serving, or of a float model.
+
+    Args:
+        model: a Linen module, an NNX module, or a function of variables and arguments.
+        variables: variables of the model, concrete.
+        args: sample arguments, or their shapes.
+
+    Raises:
+        ValueError: if a frozen weight has no form in a file.
+    """
+    program = program_lib.make_as_configured(model, variables, args)
+    known = _known(program, variables, args)
+    frozen = weights_lib.frozen(program.graph, known)
+    operands, dynamic = {}, set[int]()
+    for node in program.graph.nodes:
+        if weights_lib.has_weight(node) and node.inputs[1] in frozen:
+            weight = frozen[node.inputs[1]]
+            operands[node.output] = {1: weight.quantized}
+            dynamic.update([node.output] if weight.is_dynamic else [])
+    return Deployed(program, {}, operands, known, frozenset(dynamic))
+
+
+def _known(program: Program, variables: Any, args: tuple[Any, ...]) -> dict[int, Any]:
+    """Computes the values that depend only on parameters and constants, by number."""
+    graph, values = program.graph, program.bind(variables, args)
+    known: dict[int, Any] = dict(graph.constants)
+    known.update((i, values[i]) for i in graph.parameters)
+    for node in graph.nodes:
+        if program.static.issuperset(node.outputs):
+            outputs = node.compute([known[i] for i in node.inputs])
+            known.update(zip(node.outputs, outputs, strict=True))
+    return known
 
 
 def _in_numpy(x: Quantized) -> Quantized:

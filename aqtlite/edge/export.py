@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from aqtlite.edge.deployed import Deployed, deploy
+from aqtlite.edge.deployed import Deployed, deploy, deploy_as_configured
 from aqtlite.edge.litert import annotations, check, converter, flatbuffer
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
@@ -15,6 +15,7 @@ from aqtlite.edge.publish import publish
 from aqtlite.edge.ranges import Ranges
 from aqtlite.edge.report import Report
 from aqtlite.edge.rules import Rule
+from aqtlite.edge.rules import check as check_rules
 
 Interface = Literal["integer", "float"]
 
@@ -26,14 +27,20 @@ output whether it is an integer in the file."""
 def export(
     model: Any,
     variables: Any,
-    ranges: Ranges,
+    ranges: Ranges | None,
     sample_args: Any,
     path: str | pathlib.Path,
     rules: Sequence[Rule] = (),
     *,
     interface: Interface = "integer",
 ) -> Report:
-    """Writes a full-integer model file, with constants quantized by this library.
+    """Writes a model file, with constants quantized by this library.
+
+    With ranges, the file is a full-integer one. Without (None), its activations are
+    float32, and contractions run as the configs of a model converted for serving say:
+    with the frozen weights alone (`config.weight_only`), or with activations that the
+    runtime quantizes by their own range at each call (such as `config.qat`). A float
+    model gives a float file.
 
     The file is read back before it is published, and each of its integers, scales and
     zero points is verified. A LiteRT file has no float operator unless a rule allows
@@ -43,8 +50,9 @@ def export(
 
     Args:
         model: a Linen module, an NNX module, or a function of variables and arguments.
-        variables: variables of the model.
-        ranges: ranges of the model's values, from `calibrate`.
+        variables: variables of the model; serving variables of a quantized one.
+        ranges: ranges of the model's values, from `calibrate`; None for float
+            activations, without rules.
         sample_args: arguments of the model, a tuple or a single one, or their shapes
             (`jax.ShapeDtypeStruct`). The file has these fixed shapes.
         path: path of the file, ending in ".tflite" for LiteRT or ".onnx" for
@@ -79,7 +87,15 @@ def export(
         )
     args = sample_args if isinstance(sample_args, tuple) else (sample_args,)
     _check_shapes(args)
-    deployed = deploy(model, variables, ranges, args, rules)
+    if ranges is not None:
+        deployed = deploy(model, variables, ranges, args, rules)
+    elif all(rule.is_float for rule in check_rules(rules)):
+        deployed = deploy_as_configured(model, variables, args)
+    else:
+        raise ValueError(
+            "rules select the integers of a full-integer file, which needs ranges from "
+            "edge.calibrate, and ranges is None"
+        )
 
     def is_integer(value: int) -> bool:
         return interface == "integer" and value in deployed.grids
@@ -93,6 +109,7 @@ def _litert(
     deployed: Deployed, is_integer: Callable[[int], bool]
 ) -> tuple[bytes, Report]:
     check.check_widths(deployed)
+    check.check_weights(deployed)
     graph, grids = deployed.program.graph, deployed.grids
 
     def type_of(value: int) -> jax.ShapeDtypeStruct:

@@ -5,8 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 LIMITS = {
+    "uint4": (0, 15),
     "int2": (-2, 1),
     "int4": (-8, 7),
     "int8": (-128, 127),
@@ -21,14 +24,22 @@ class Grid:
     """Integers ``q`` that represent ``scale * (q - zero_point)``."""
 
     scale: Any
-    """Scale, float32, of shape () or one for each channel along `axis`."""
+    """Scale, float32, of shape () or one for each channel along `axis`; with `block`,
+    of the rank of the integers."""
 
-    zero_point: int = 0
+    zero_point: Any = 0
+    """An int; for weights also an array like `scale`."""
+
     dtype: str = "int8"
-    """Dtype of the integers: "int8", "int16", "int4", "int2", or "int32" for a bias."""
+    """Dtype of the integers: "int8", "int16", "int4", "int2", or "int32" for a bias;
+    for weights also "uint4"."""
 
     axis: int | None = None
     """Channel axis, not negative; None for a per-tensor scale."""
+
+    block: int | None = None
+    """Number of elements along `axis` that share a scale, and each element along all
+    other axes has its own; None for a scale per channel or tensor."""
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -57,16 +68,25 @@ class Quantized:
     @property
     def centered(self) -> jax.Array:
         """Integers minus the zero point, int32."""
-        return jnp.asarray(self.qvalue).astype(jnp.int32) - self.grid.zero_point
+        zero_point = self._spread(self.grid.zero_point)
+        return jnp.asarray(self.qvalue).astype(jnp.int32) - zero_point
+
+    def _spread(self, x: Any) -> Any:
+        """A scale or zero point in a shape that broadcasts to the integers."""
+        axis, block = self.grid.axis, self.grid.block
+        if axis is None or not np.ndim(x):
+            return x
+        if block is not None:
+            size = self.qvalue.shape[axis]
+            return lax.slice_in_dim(jnp.repeat(x, block, axis), 0, size, axis=axis)
+        shape = [1] * jnp.ndim(self.qvalue)
+        shape[axis] = -1
+        return x.reshape(shape)
 
     def dequant(self) -> jax.Array:
         """Dequantizes: ``float32(q - zero_point) * scale``.
 
         Source: XNNPACK, ``qs8-f32-vcvt``; TFLite computes the same.
         """
-        scale = jnp.asarray(self.grid.scale, jnp.float32)
-        if self.grid.axis is not None:
-            shape = [1] * jnp.ndim(self.qvalue)
-            shape[self.grid.axis] = -1
-            scale = scale.reshape(shape)
+        scale = self._spread(jnp.asarray(self.grid.scale, jnp.float32))
         return self.centered.astype(jnp.float32) * scale

@@ -16,6 +16,10 @@ from aqtlite.jaxpr import equations, scopes, tracing
 
 _IDENTITIES = ("stop_gradient", "copy", "copy_p", "optimization_barrier", "name")
 _CONTROL_FLOW = ("while", "cond")
+
+OPERAND = "aqtlite_operand"
+"""Name of the primitive that has an operator of a graph as parameter."""
+
 _LARGEST_CONSTANT = 1 << 24  # Elements; larger results are not folded.
 
 
@@ -89,8 +93,9 @@ def _equation(
             "full-integer program has no control flow. Scans of a known length are "
             "unrolled; take other loops and conditions out of what is exported"
         )
-    operator = Equation(eqn, jaxpr)
-    if _is_foldable(builder, eqn, inputs):
+    is_made = name == OPERAND
+    operator: Any = eqn.params["operator"] if is_made else Equation(eqn, jaxpr)
+    if not is_made and _is_foldable(builder, eqn, inputs):
         with jax.ensure_compile_time_eval():
             results = operator.compute_all(*(builder.constants[i] for i in inputs))
         return [builder.constant(result) for result in results]

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from aqtlite.contraction import differentiation
-from aqtlite.edge import importing
+from aqtlite.edge import importing, quantized
 from aqtlite.edge import rules as rules_lib
 from aqtlite.edge.graph import Graph, Node
 from aqtlite.edge.operators.base import Equation
@@ -128,6 +129,34 @@ def make(model: Any, variables: Any, args: tuple[Any, ...], rules: Any = ()) -> 
     checked = rules_lib.check(rules)
     graph, traced = importing.trace(function_of(model), variables, args)
     _check_not_quantized(graph)
+    return _of_graph(graph, traced, checked)
+
+
+_IN_FLOAT = (Rule(is_float=True, is_required=False),)
+
+
+def make_as_configured(model: Any, variables: Any, args: tuple[Any, ...]) -> Program:
+    """Makes a program in float, with the frozen weights that the model's configs made.
+
+    Args:
+        model: a model converted for serving, or a float model.
+        variables: variables of the model, or their shapes.
+        args: sample arguments, or their shapes.
+
+    Raises:
+        TypeError: if a value has a floating dtype other than float32.
+        ValueError: if weights are not frozen, or control flow depends on data.
+    """
+    is_by_rules = isinstance(model, QuantizedModel)
+    function = model.apply if is_by_rules else function_of(model)
+    graph, traced = quantized.trace(function, variables, args)
+    return _of_graph(graph, traced, _IN_FLOAT)
+
+
+def _of_graph(
+    graph: Graph, traced: tracing.Traced, checked: tuple[Rule, ...]
+) -> Program:
+    """Makes a program of a traced model."""
     _check_dtypes(graph)
     # Also taken before passes, since rules may name what these replace.
     operators = _operators(graph)
@@ -203,7 +232,7 @@ def _inferred(
     changed = [
         "/".join(map(str, path))
         for path, one in nnx.to_flat_state(nnx.state(model))
-        if path in given and one.get_value() is not given[path]
+        if path in given and not _is_same(one.get_value(), given[path])
     ]
     if changed:
         raise ValueError(
@@ -212,6 +241,12 @@ def _inferred(
             "normalization infer"
         )
     return result
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two trees have the same arrays, as objects."""
+    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
 
 
 _FLOAT_MODEL = (

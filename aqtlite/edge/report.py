@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import rich.box
@@ -66,11 +66,29 @@ class File:
     """Size in bytes."""
 
 
+class Contraction(NamedTuple):
+    """A contraction of a program, and what its file runs it in."""
+
+    path: str
+    """Name of the output: the name scopes around the operator, and its name."""
+
+    operator: str
+    """Name of the operator, such as "conv_2d"."""
+
+    asked: str
+    """Integers that the rules or configs ask for; "float32" for none."""
+
+    runs_in: str
+    """Operator of the runtime, with the dtypes of its operands where the file has them;
+    "float32" if there is no operator of integers."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """Operators and integers of an exported file; prints as a table."""
 
     file: File = dataclasses.field(repr=False)
+    contractions: tuple[Contraction, ...] = ()
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -108,6 +126,7 @@ class Report:
             "bytes": self.file.size,
             "inputs": [_as_dict(tensor) for tensor in self.inputs],
             "outputs": [_as_dict(tensor) for tensor in self.outputs],
+            "contractions": [one._asdict() for one in self.contractions],
             "operators": [
                 {
                     "name": one.name,

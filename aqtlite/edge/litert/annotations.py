@@ -16,6 +16,8 @@ from jax import lax
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
+from aqtlite.edge.operators.arithmetic import Multiply
+from aqtlite.edge.operators.contractions import Conv2D
 
 _NAMES = {"int2": "i2", "int4": "i4", "int8": "i8", "int16": "i16"}
 
@@ -58,6 +60,8 @@ def annotated(
 
 def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     program, grids = deployed.program, deployed.grids
+    if not grids:
+        return _run_in_float(deployed, node, inputs)
     if not program.is_quantized(node):
         # Without barriers, the converter would quantize it if its neighbours are.
         inputs = [
@@ -80,6 +84,36 @@ def _run(deployed: Deployed, node: Node, inputs: Sequence[Any]) -> Sequence[Any]
         inputs[position] = value if one.grid.dtype == "int32" else mark(value, one.grid)
     (y,) = node.compute(inputs)
     return [mark(y, grids[node.output]) if node.output in grids else y]
+
+
+def _run_in_float(
+    deployed: Deployed, node: Node, inputs: Sequence[Any]
+) -> Sequence[Any]:
+    """Computes an operator of a program in float, with its frozen weight if any."""
+    given, operator = list(inputs), node.operator
+    is_known = not deployed.known.keys().isdisjoint(node.inputs)
+    if isinstance(operator, Multiply) and is_known and any(deployed.operands.values()):
+        # The converter would fold a known factor into the integers of a weight.
+        given = [lax.optimization_barrier(x) for x in given]
+    for position, one in deployed.operands.get(node.outputs[0], {}).items():
+        given[position] = mark(one.dequant(), one.grid)
+        # LiteRT has no such kernel of grouped convolutions with int4.
+        is_grouped = isinstance(operator, Conv2D) and operator.groups > 1
+        if node.output in deployed.dynamic and (
+            one.grid.dtype == "int8" or not is_grouped
+        ):
+            given[0] = lax.composite(lambda x, **_: x, name="quant.fake_quant")(
+                given[0], **_OWN_RANGE
+            )
+    return node.compute(given)
+
+
+_OWN_RANGE = {
+    "scale": np.zeros(0, np.float32),
+    "dtype": "i8",
+    "narrow_range": False,
+}
+"""Attributes of activations that LiteRT quantizes by their own range at each call."""
 
 
 def mark(x: jax.Array, grid: Grid, user: int | None = None) -> jax.Array:

@@ -8,9 +8,11 @@ from aqtlite.edge.check import (
     Key,
     check_constants,
     check_grids,
+    digest,
     key_of,
     known_operands,
 )
+from aqtlite.edge.contractions import reported
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Quantized
@@ -49,6 +51,27 @@ def check_widths(deployed: Deployed) -> None:
         )
 
 
+def check_weights(deployed: Deployed) -> None:
+    """Checks that LiteRT has the grids of all frozen weights.
+
+    Raises:
+        ValueError: if it has not; the message names the operators.
+    """
+    refused = [
+        f"{node.place}: {one.grid.dtype}"
+        + (f" in blocks of {one.grid.block}" if one.grid.block else "")
+        + (" with zero points" if np.any(one.grid.zero_point) else "")
+        for node, _, one in known_operands(deployed)
+        if one.grid.block or one.grid.dtype == "uint4" or np.any(one.grid.zero_point)
+    ]
+    if refused:
+        raise ValueError(
+            "LiteRT's converter writes symmetric weights with a scale per channel or "
+            "tensor: take config.weight_only(bits), or export to a path that ends in "
+            ".onnx:\n  " + "\n  ".join(refused)
+        )
+
+
 def check(file: File, deployed: Deployed) -> Report:
     """Compares a file with its program.
 
@@ -56,11 +79,40 @@ def check(file: File, deployed: Deployed) -> Report:
         ValueError: if the constants or grids differ, or if the file has float operators
             that no rule allows; the message names them.
     """
-    report = Report(file)
+    runs_in = _operators_of_weights(file)
+
+    def of_node(node: Node) -> str | None:
+        weight = deployed.operands.get(node.outputs[0], {}).get(1)
+        if weight is None:
+            is_quantized = deployed.program.is_quantized(node)
+            return deployed.grids[node.output].dtype if is_quantized else None
+        digests = (digest(one) for one in _layouts(node, 1, weight))
+        return next((runs_in[one] for one in digests if one in runs_in), None)
+
+    report = Report(file, reported(deployed, of_node))
     _check_floats(report, deployed)
     check_constants(dict(_constants(file)), _operands(deployed))
     check_grids(_grids(file), deployed)
     return report
+
+
+def _operators_of_weights(file: File) -> dict[bytes, str]:
+    """Operators, with the dtypes of their operands, by digest of the weight."""
+    dequantized = {
+        one.outputs[0].name: one.inputs[0]
+        for one in file.operators
+        if one.name == "DEQUANTIZE"
+    }
+    found = {}
+    for one in file.operators:
+        x, w = (*one.inputs, None, None)[:2]
+        if x is None or w is None:
+            continue
+        stored = dequantized.get(w.name, w)
+        if stored is not None and stored.data is not None and stored.scale is not None:
+            text = f"{one.name} of {x.dtype} and {w.dtype}"
+            found[digest(stored.array())] = text
+    return found
 
 
 def _check_floats(report: Report, deployed: Deployed) -> None:

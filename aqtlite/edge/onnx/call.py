@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite.edge.grid import Grid
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.onnx.writer import Array, Writer, stored_grid
 
 
@@ -28,6 +28,12 @@ class Call:
 
     grid: Grid | None = None
     """Grid of the output; None if it is not quantized."""
+
+    weight: Quantized | None = None
+    """Frozen weight in place of the second input, of an operator in float."""
+
+    is_dynamic: bool = False
+    """Whether the first input is quantized by its own range at each call."""
 
     def write(
         self, operator: str, inputs: Sequence[Array], *more: str, **attributes: Any

@@ -13,11 +13,12 @@ from aqtlite.edge.check import (
     key_of,
     known_operands,
 )
+from aqtlite.edge.contractions import reported
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.onnx import runtime
 from aqtlite.edge.onnx.write import layout_of
-from aqtlite.edge.report import Report
+from aqtlite.edge.report import File, Report, Tensor
 from aqtlite.extras import package
 
 
@@ -37,7 +38,31 @@ def check(data: bytes, deployed: Deployed) -> Report:
     constants = dict(_constants(onnx, model))
     check_constants(constants, _operands(deployed, _bounds(onnx, model)))
     check_grids(_grids(onnx, model), deployed)
-    return Report(runtime.optimized(data))
+    file = runtime.optimized(data)
+
+    def runs_in(node: Node) -> str | None:
+        return _runs_in(file, deployed.program.names[node.output])
+
+    return Report(file, reported(deployed, runs_in))
+
+
+def _runs_in(file: File, name: str) -> str | None:
+    """The operator that onnxruntime runs for a contraction, None if it is not found.
+
+    Fused operators keep the name of their output or of their weight.
+    """
+
+    def is_of_it(tensor: Tensor | None) -> bool:
+        found = "" if tensor is None else tensor.name
+        return found == name or found.startswith(f"{name}/")
+
+    for one in file.operators:
+        if not any(kind in one.name for kind in ("MatMul", "Gemm", "Conv")):
+            continue
+        weights = [t for t in one.inputs[1:] if t is not None and t.data is not None]
+        if any(map(is_of_it, (*one.outputs, *weights))):
+            return one.name
+    return None
 
 
 def _operands(
@@ -45,7 +70,7 @@ def _operands(
 ) -> Iterator[tuple[Node, int, Collection[Key], bool]]:
     for node, position, one in known_operands(deployed):
         qvalue, grid = layout_of(node, position, one)
-        zero_point = np.full(np.size(grid.scale), grid.zero_point)
+        zero_point = np.broadcast_to(grid.zero_point, np.shape(grid.scale)).reshape(-1)
         key = _key(qvalue, grid.scale, zero_point, grid.axis)
         yield node, position, [key], digest(qvalue) not in bounds
 

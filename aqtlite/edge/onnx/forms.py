@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.onnx import images
+from aqtlite.edge.onnx import images, weights
 from aqtlite.edge.onnx.call import Call, Form, clipped, number, plain
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer, stored_grid
 from aqtlite.edge.operators import arithmetic, contractions, layout, reductions, unary
@@ -179,8 +179,19 @@ def _select(call: Call, _: Any) -> Array:
     return writer.quantize(made, call.shape, call.grid, f"{call.name}/rounded")
 
 
+def _batch_matmul(call: Call, _: Any) -> Array:
+    if call.weight is not None:
+        return weights.product(call, call.weight)
+    return call.write("MatMul", call.inputs)
+
+
 def _fully_connected(call: Call, _: Any) -> Array:
     (x, *rest), writer, name = call.inputs, call.writer, call.name
+    if call.weight is not None:
+        y = weights.product(call, call.weight)
+        for bias in rest:
+            y = writer.apply("Add", [y, bias], y.shape, None, name)
+        return y
     if call.grid is None:
         # Not Gemm, since onnxruntime would quantize its float weight.
         y = writer.apply("MatMul", [x, rest[0]], call.shape, None, f"{name}/product")
@@ -242,7 +253,7 @@ FORMS: dict[type[Operator], Form] = {
     arithmetic.Multiply: plain("Mul"),
     arithmetic.Subtract: _subtract,
     arithmetic.ToFloat: _to_float,
-    contractions.BatchMatMul: plain("MatMul"),
+    contractions.BatchMatMul: _batch_matmul,
     contractions.Conv2D: images.conv,
     contractions.DepthwiseConv2D: images.conv,
     contractions.FullyConnected: _fully_connected,

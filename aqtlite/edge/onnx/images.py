@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from aqtlite.edge.grid import Quantized
+from aqtlite.edge.onnx import weights
 from aqtlite.edge.onnx.call import Call, Form, number
 from aqtlite.edge.onnx.writer import Array
 from aqtlite.edge.operators import contractions, reductions
@@ -28,6 +30,8 @@ def _image_operator(
 
 def conv(call: Call, operator: contractions.Conv2D) -> Array:
     """Adds a convolution; returns its output."""
+    if call.weight is not None:
+        return _conv_of_frozen(call, operator, call.weight)
     (x, w, *bias), writer, name = call.inputs, call.writer, call.name
     if call.grid is None and writer.has_integers:
         # After integers, onnxruntime quantizes the float kernel of a Conv, unless an
@@ -37,18 +41,39 @@ def conv(call: Call, operator: contractions.Conv2D) -> Array:
     # A quantized kernel is already stored as [N, C, H, W].
     if w.grid is None:
         w = writer.transpose(w, (3, 2, 0, 1), f"{name}/w")
-    window = w.shape[2:]
+    geometry = _geometry(operator, x.shape[1:3], w.shape[2:])
+    return _image_operator(call, "Conv", [x, w, *bias], **geometry)
+
+
+def _conv_of_frozen(
+    call: Call, operator: contractions.Conv2D, weight: Quantized
+) -> Array:
+    (x, *bias), name = call.inputs, call.name
+    geometry = _geometry(operator, x.shape[1:3], weight.qvalue.shape[2:])
+    if not (call.is_dynamic and weights.has_integer_conv(weight, operator.groups)):
+        w = weights.floats(call, weight)
+        return _image_operator(call, "Conv", [x, w, *bias], **geometry)
+    x = call.writer.transpose(x, _TO_CHANNELS_FIRST, f"{name}/channels_first")
+    shape = [call.shape[i] for i in _TO_CHANNELS_FIRST]
+    y = weights.integer_conv(call, x, weight, shape, geometry)
+    for one in bias:
+        one = call.writer.reshape(one, (one.size, 1, 1), f"{name}/bias")
+        y = call.writer.apply("Add", [y, one], y.shape, None, f"{name}/sum")
+    return call.writer.transpose(y, _TO_CHANNELS_LAST, f"{name}/channels_last")
+
+
+def _geometry(
+    operator: contractions.Conv2D, sizes: Sequence[int], window: Sequence[int]
+) -> dict[str, Any]:
+    """Attributes of an ONNX convolution."""
     extents = [(k - 1) * d + 1 for k, d in zip(window, operator.dilation, strict=True)]
-    return _image_operator(
-        call,
-        "Conv",
-        [x, w, *bias],
-        kernel_shape=list(window),
-        strides=list(operator.strides),
-        dilations=list(operator.dilation),
-        group=operator.groups,
-        pads=_pads(x.shape[1:3], extents, operator.strides, operator.padding),
-    )
+    return {
+        "kernel_shape": list(window),
+        "strides": list(operator.strides),
+        "dilations": list(operator.dilation),
+        "group": operator.groups,
+        "pads": _pads(sizes, extents, operator.strides, operator.padding),
+    }
 
 
 def _pads(

@@ -12,12 +12,15 @@ from aqtlite.extras import package
 _GIVE = {
     "ArgMax": "int64",
     "ArgMin": "int64",
+    "ConvInteger": "int32",
     "DequantizeLinear": "float32",
+    "DynamicQuantizeLinear": "uint8",
     "Equal": "bool",
     "Greater": "bool",
     "GreaterOrEqual": "bool",
     "Less": "bool",
     "LessOrEqual": "bool",
+    "MatMulInteger": "int32",
     "QuantizeLinear": "uint8",
 }
 """Dtypes of outputs, by operators with an output dtype unlike that of any input."""
@@ -127,15 +130,60 @@ def _output(
     return Tensor(name, (), dtype, None, None, 0, None)
 
 
-def parameters(onnx: Any, model: Any) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
-    """Scale, zero point and axis of each quantized array, by name."""
-    arrays, found = constants(onnx, model), {}
+Parameters = dict[str, tuple[np.ndarray, np.ndarray, int]]
+"""Scale, zero point and axis of quantized arrays, by name."""
+
+
+def parameters(onnx: Any, model: Any) -> Parameters:
+    """Scale, zero point and axis of each quantized array."""
+    arrays, found = constants(onnx, model), dict[str, Any]()
     for node in model.graph.node:
         if node.op_type not in _SCALING:
             continue
         is_made = node.op_type == "QuantizeLinear"
         name = node.output[0] if is_made else node.input[0]
         axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
-        scale, zero_point = (arrays[i].reshape(-1) for i in node.input[1:3])
-        found[name] = (scale, zero_point.astype(np.int64), axis)
+        found[name] = _numbers(arrays, node.input[1], *node.input[2:3]), axis
+    found.update(_of_integer_products(arrays, model.graph.node))
+    return {name: (*numbers, axis) for name, (numbers, axis) in found.items()}
+
+
+def _numbers(
+    arrays: dict[str, np.ndarray], scale: str, zero_point: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and zero points as vectors."""
+    scales = arrays[scale].reshape(-1)
+    if zero_point is None:
+        return scales, np.zeros(scales.shape, np.int64)
+    zero_points = arrays[zero_point].reshape(-1).astype(np.int64)
+    return scales, np.broadcast_to(zero_points, scales.shape)
+
+
+def _of_integer_products(
+    arrays: dict[str, np.ndarray], nodes: Any
+) -> dict[str, tuple[tuple[np.ndarray, np.ndarray], int]]:
+    """Scales, zero points and axes of weights as `onnx.weights` writes them."""
+    made = {name: node for node in nodes for name in node.output}
+    users = {name: node for node in nodes for name in node.input}
+    found = {}
+    for node in nodes:
+        weight, zero_point, last = node.input[:1], None, node
+        if node.op_type in ("ConvInteger", "MatMulInteger"):
+            weight = node.input[1:2]
+            if weight[0] in made:
+                weight = made[weight[0]].input[:1]
+            zero_point = next(iter(node.input[3:4]), None)
+            last = users[node.output[0]]
+        elif node.op_type != "Cast" or weight[0] not in arrays:
+            continue
+        last = users.get(last.output[0])
+        if last is not None and last.op_type == "Sub":
+            zero_point, last = last.input[1], users[last.output[0]]
+        if last is None or last.op_type != "Mul":
+            continue
+        scale = last.input[1]
+        scale = made[scale].input[1] if scale in made else scale
+        is_matrix = node.op_type == "MatMulInteger"
+        axis = arrays[weight[0]].ndim - 1 if is_matrix else 0
+        found[weight[0]] = _numbers(arrays, scale, zero_point), axis
     return found

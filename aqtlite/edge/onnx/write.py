@@ -135,15 +135,25 @@ class _Writing:
             self.arrays.update(zip(node.outputs, made, strict=True))
             return
         name = deployed.program.names[node.output]
-        grid = None
+        grid = weight = None
         if deployed.program.is_quantized(node):
             grid = deployed.grids[node.output]
             inputs = self._quantized_inputs(node, name)
         else:
-            inputs = [self.writer.in_floats(self.read(i)) for i in node.inputs]
+            weight = deployed.operands.get(node.output, {}).get(1)
+            floats = [i for n, i in enumerate(node.inputs) if n != 1 or weight is None]
+            inputs = [self.writer.in_floats(self.read(i)) for i in floats]
         aval = deployed.program.graph.values[node.output]
-        dtype = np.dtype(aval.dtype)
-        call = Call(self.writer, inputs, aval.shape, dtype, name, grid)
+        call = Call(
+            self.writer,
+            inputs,
+            aval.shape,
+            np.dtype(aval.dtype),
+            name,
+            grid,
+            None if weight is None else Quantized(*layout_of(node, 1, weight)),
+            node.output in deployed.dynamic,
+        )
         self.arrays[node.output] = forms.write(call, node.operator)
 
     def _quantized_inputs(self, node: Node, name: str) -> list[Array]:
@@ -173,7 +183,18 @@ class _Writing:
 
 def layout_of(node: Node, position: int, one: Quantized) -> tuple[np.ndarray, Grid]:
     """Integers and grid of a known operand, with axes in ONNX's order."""
-    if position == 1 and isinstance(node.operator, Conv2D):
-        qvalue = np.asarray(one.qvalue).transpose(3, 2, 0, 1)
-        return qvalue, dataclasses.replace(one.grid, axis=0)
-    return np.asarray(one.qvalue), one.grid
+    qvalue, grid = np.asarray(one.qvalue), one.grid
+    if position != 1 or not isinstance(node.operator, Conv2D):
+        return qvalue, grid
+    order = (3, 2, 0, 1)
+    qvalue = qvalue.transpose(order)
+    if grid.axis is None:
+        return qvalue, grid
+    axis = order.index(grid.axis)
+    if grid.block is None:
+        return qvalue, dataclasses.replace(grid, axis=axis)
+    scale, zero_point = (
+        np.transpose(x, order) if np.ndim(x) else x
+        for x in (grid.scale, grid.zero_point)
+    )
+    return qvalue, Grid(scale, zero_point, grid.dtype, axis, grid.block)

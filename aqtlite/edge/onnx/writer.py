@@ -71,11 +71,16 @@ class Writer:
         self._constants: dict[tuple[Any, ...], str] = {}
         self._stored: dict[tuple[Any, ...], Array] = {}
         self._floats: dict[str, str] = {}
+        self._frozen: set[str] = set()
+        self._dynamic: dict[str, tuple[str, str, str]] = {}
 
     @property
     def has_integers(self) -> bool:
-        """Whether the graph has a DequantizeLinear so far."""
-        return any(node.op_type == "DequantizeLinear" for node in self.nodes)
+        """Whether the graph has a DequantizeLinear so far, beside those of weights."""
+        return any(
+            node.op_type == "DequantizeLinear" and node.input[0] not in self._frozen
+            for node in self.nodes
+        )
 
     def name(self, wanted: str) -> str:
         """Makes a unique name."""
@@ -138,6 +143,24 @@ class Writer:
             grid = dataclasses.replace(grid, dtype="int8")
         floats = np.dtype(np.float32)
         return Array(found, array.shape, floats, grid, is_stored=True)
+
+    def frozen(self, integers: Any, dtype: str, name: str) -> str:
+        """Adds the integers of a frozen weight; returns the name."""
+        found = self._added(np.asarray(integers).astype(jnp.dtype(dtype)), name)
+        self._frozen.add(found)
+        return found
+
+    def dynamically_quantized(self, x: Array) -> tuple[str, str, str]:
+        """Quantizes an array by its own range; returns integers, scale, zero point."""
+        if x.name not in self._dynamic:
+            names = [
+                self.name(f"{x.name}/{part}")
+                for part in ("quantized", "scale", "zero_point")
+            ]
+            make = self._onnx.helper.make_node
+            self.nodes.append(make("DynamicQuantizeLinear", [x.name], names))
+            self._dynamic[x.name] = names[0], names[1], names[2]
+        return self._dynamic[x.name]
 
     def floats(self, x: Array) -> str:
         """The name of an array's values in float, dequantized if it has a grid."""

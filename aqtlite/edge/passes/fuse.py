@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite.edge import weights
 from aqtlite.edge.graph import Builder, Graph, Node
 from aqtlite.edge.masks import is_of_mask
 from aqtlite.edge.operators.arithmetic import (
@@ -50,7 +51,8 @@ def fold(graph: Graph, is_float: Callable[[Node], bool]) -> Graph:
         base, output = finder.base_of(chain[0]), node.output
         before = finder.contraction_before(chain[0])
         made = None
-        if before:
+        # A factor would change the integers of a frozen weight.
+        if before and not (affine.has_factor and finder.has_frozen_weight(before[0])):
             made = affine.into(before, graph.values[base].shape)
         if made is not None:
             builder.replace(output, made)
@@ -69,6 +71,7 @@ class _Chains:
         self._is_float = is_float
         self._graph, self._static = graph, graph.static_values()
         self._producers, self._consumers = graph.producers(), graph.consumers()
+        self._frozen = weights.values_of(graph)
 
     def base_of(self, node: Node) -> int:
         """The unknown operand of a link."""
@@ -125,6 +128,10 @@ class _Chains:
         is_alike = self._is_float(path[0]) == self._is_float(link)
         return path if is_known and is_alike else []
 
+    def has_frozen_weight(self, contraction: Node) -> bool:
+        """Whether the integers of a contraction's weight are given."""
+        return contraction.inputs[1] in self._frozen
+
 
 class _Affine:
     """``base * factor + summand``, with known factor and summand, None for 1 and 0."""
@@ -138,6 +145,11 @@ class _Affine:
     def count(self) -> int:
         """Number of operators needed without a contraction to fold into."""
         return (self._factor is not None) + (self._summand is not None)
+
+    @property
+    def has_factor(self) -> bool:
+        """Whether the function multiplies."""
+        return self._factor is not None
 
     def apply(self, link: Node, base: int) -> None:
         """Composes the function with a following link, in place."""
