@@ -1,8 +1,9 @@
-"""Latency of integer ONNX models in onnxruntime, against the best float model.
+"""Latency of files with integers in a runtime, against the best float file.
 
-    python -m benchmarks.edge.onnx_latency [--rounds N] [--models NAME ...]
+    python -m benchmarks.edge.latency [--suffix .onnx|.tflite] [--rounds N]
+        [--models NAME ...]
 
-Both files are written by `aqtlite.edge`; the float file has batch normalizations folded
+All files are written by `aqtlite.edge`; the float file has batch normalizations folded
 into convolutions and relus fused, as with other exporters. The files run in turns, in
 one thread; the figures are the best and the median processor time over all rounds.
 """
@@ -12,13 +13,17 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 import onnxruntime
+from ai_edge_litert import interpreter
 
-from aqtlite import edge
+import aqtlite
+from aqtlite import config, edge, flax
 
 
 class Mlp(nn.Module):
@@ -85,43 +90,92 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "encoder": (Encoder(), (1, 64, 256)),
 }
 
-FILES = {
-    "float": [edge.Rule(is_float=True)],
-    "int8": [],
-    "int4": [edge.Rule(weights="int4")],
+INTEGERS = {
+    "static int8": [],
+    "static int4": [edge.Rule(weights="int4")],
 }
+"""Rules of the full-integer files."""
+
+BLOCKS = config.update(
+    config.weight_only(4), {"fwd.rhs.blocks": config.Blocks(size=32, fit=True)}
+)
+CONFIGS = {
+    "dynamic int8": config.qat(8),
+    "dynamic w4a8": config.w4a8(),
+    "weights int8": config.weight_only(8),
+    "weights int4": config.weight_only(4),
+    "weights int4 in blocks": BLOCKS,
+}
+"""Configs of the weights of files with float activations."""
+
+Runner = Callable[[np.ndarray], np.ndarray]
 
 
-def session(path: pathlib.Path) -> onnxruntime.InferenceSession:
+def onnx_runner(path: pathlib.Path) -> Runner:
     """A loaded file that runs in one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     providers = ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(path, options, providers=providers)
+    session = onnxruntime.InferenceSession(path, options, providers=providers)
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x})[0]
 
 
-def measure(name: str, rounds: int) -> None:
-    """Prints the sizes and latencies of the files of a model."""
-    model, shape = MODELS[name]
-    x = jax.random.normal(jax.random.key(1), shape)
+def litert_runner(path: pathlib.Path) -> Runner:
+    """A loaded file that runs in one thread."""
+    run = interpreter.Interpreter(str(path), num_threads=1).get_signature_runner()
+    return lambda x: run(input=x)["output"]
+
+
+RUNNERS = {".onnx": onnx_runner, ".tflite": litert_runner}
+
+
+def write(name: str, x: jax.Array, folder: pathlib.Path, suffix: str) -> dict[str, Any]:
+    """Writes the files of a model; returns their paths by kind."""
+    model, _ = MODELS[name]
     variables = jax.jit(model.init)(jax.random.key(0), x)
     ranges = edge.calibrate(model, variables, [x])
-    sessions, sizes = {}, {}
+    kinds = "float", *INTEGERS, *CONFIGS
+    paths = {one: folder / f"{one.replace(' ', '_')}{suffix}" for one in kinds}
+    edge.export(model, variables, None, x, paths["float"])
+    for kind, rules in INTEGERS.items():
+        given = model, variables, ranges, x, paths[kind], rules
+        edge.export(*given, interface="float")
+    for kind, cfg in CONFIGS.items():
+        if kind == "weights int4 in blocks" and suffix == ".tflite":
+            del paths[kind]
+            continue
+        rules = [aqtlite.Rule(operands="weight", cfg=cfg)]
+        quantized = flax.quantize_model(model, rules)
+        serving = flax.convert(quantized, variables, x)
+        edge.export(quantized, serving, None, x, paths[kind])
+    return paths
+
+
+def measure(name: str, rounds: int, suffix: str) -> None:
+    """Prints sizes, signal-to-noise ratios and latencies of the files of a model."""
+    x = jax.random.normal(jax.random.key(1), MODELS[name][1])
+    given = np.asarray(x)
     with tempfile.TemporaryDirectory() as folder:
-        for kind, rules in FILES.items():
-            path = pathlib.Path(folder, f"{kind}.onnx")
-            edge.export(model, variables, ranges, x, path, rules, interface="float")
-            sessions[kind], sizes[kind] = session(path), path.stat().st_size
-    given = {sessions["float"].get_inputs()[0].name: np.asarray(x)}
-    times: dict[str, list[float]] = {kind: [] for kind in FILES}
+        paths = write(name, x, pathlib.Path(folder), suffix)
+        sizes = {kind: path.stat().st_size for kind, path in paths.items()}
+        runners = {kind: RUNNERS[suffix](path) for kind, path in paths.items()}
+    outputs = {
+        kind: np.asarray(run(given), np.float64) for kind, run in runners.items()
+    }
+    times: dict[str, list[float]] = {kind: [] for kind in runners}
     for _ in range(rounds):
-        for kind, one in sessions.items():
+        for kind, run in runners.items():
             start = time.process_time()
-            one.run(None, given)
+            run(given)
             times[kind].append(1e3 * (time.process_time() - start))
+    exact = outputs["float"]
     for kind, found in times.items():
+        noise = np.mean(np.square(outputs[kind] - exact))
+        ratio = np.mean(np.square(exact)) / max(noise, 1e-30)
         print(
             f"{name} {kind}: {sizes[kind] / sizes['float']:.3f} of the bytes, "
+            f"{10 * np.log10(ratio):.1f} dB, "
             f"{min(found):.3f} ms at best, {statistics.median(found):.3f} ms median; "
             f"float takes {min(times['float']) / min(found):.2f} times as long",
             flush=True,
@@ -133,9 +187,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--suffix", choices=RUNNERS, default=".onnx")
     options = parser.parse_args()
     for name in options.models:
-        measure(name, options.rounds)
+        measure(name, options.rounds, options.suffix)
 
 
 if __name__ == "__main__":
