@@ -183,11 +183,15 @@ def test_a_function_with_a_scan(tmp_path):
 
 
 def test_an_nnx_model(tmp_path):
-    model = nnx.Sequential(nnx.Linear(16, 32, rngs=nnx.Rngs(0)), nnx.relu)
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        nnx.Linear(16, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 16, rngs=rngs)
+    )
     x = models.normal((2, 16))
     serving = aqt_nnx.convert(aqt_nnx.quantize_model(model, config.weight_only()), x)
     report = edge.export(serving, nnx.state(serving), None, x, tmp_path / "model.onnx")
-    assert [one.runs_in for one in report.contractions] == ["MatMulNBits"]
+    # A relu between them does not turn the first one into a Gemm of floats.
+    assert [one.runs_in for one in report.contractions] == ["MatMulNBits"] * 2
     assert _decibels(_run(tmp_path / "model.onnx", x), serving(x)) > 110
 
 

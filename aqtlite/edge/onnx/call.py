@@ -78,6 +78,14 @@ def clipped(call: Call, x: Array, low: float, high: float) -> Array:
     if bounds == (-math.inf, math.inf):
         return x
     name = f"{call.name}/clipped"
+    if call.weight is not None and call.weight.qvalue.ndim == 2:
+        # With a Clip or Relu, onnxruntime would make a Gemm of the product, and
+        # dequantize the weight at each call.
+        for operator, end in (("Max", low), ("Min", high)):
+            if not math.isinf(end):
+                bound = number(writer, end, x.dtype)
+                x = writer.apply(operator, [x], x.shape, None, name, bound)
+        return x
     if call.grid is None:
         ends = [
             "" if math.isinf(end) else number(writer, end, x.dtype) for end in bounds
