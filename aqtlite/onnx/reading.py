@@ -1,5 +1,6 @@
 """Reading of ONNX files: what is checked before a graph is made."""
 
+import copy
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -77,7 +78,9 @@ def graph_of(
             f"oldest that is supported is {_OLDEST_OPSET}: "
             "onnx.version_converter.convert_version makes it a newer one"
         )
-    model = _expanded(source.proto)
+    model = source.proto
+    if _unknown(model):
+        model = _expanded(model)
     unknown = _unknown(model)
     if unknown:
         raise _unsupported(unknown, opsets)
@@ -98,16 +101,27 @@ def _unknown(model: Any) -> list[Any]:
 def _expanded(model: Any) -> Any:
     """Replaces operators that ONNX defines by others, where none is registered."""
     onnx = package("onnx")
+    model = copy.deepcopy(model)
     names = set()
     for node in _unknown(model):
         if onnx.defs.has(node.op_type, domain=node.domain):
             schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
             if schema.has_function or schema.has_context_dependent_function:
                 names.add((node.domain, node.op_type))
-    if not names:
-        return model
+                _fill(node, schema)
     inline = package("onnx.inliner").inline_selected_functions
-    return inline(model, sorted(names), inline_schema_functions=True)
+    try:
+        return inline(model, sorted(names), inline_schema_functions=True)
+    except RuntimeError:  # Of missing optional inputs; the operator is unknown then.
+        return model
+
+
+def _fill(node: Any, schema: Any) -> None:
+    """Writes the defaults of attributes, which the inliner leaves out."""
+    given = {one.name for one in node.attribute}
+    for name, attribute in schema.attributes.items():
+        if name not in given and attribute.default_value.name:
+            node.attribute.append(attribute.default_value)
 
 
 def _unsupported(nodes: list[Any], opsets: Mapping[str, int]) -> ValueError:

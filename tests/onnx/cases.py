@@ -310,6 +310,25 @@ RESIZES = [
 ]
 
 
+Q, K, V = f(2, 4, 3, 8), f(2, 2, 5, 8), f(2, 2, 5, 6)
+PAST = f(2, 2, 4, 8), f(2, 2, 4, 6)
+ATTENTION = [
+    case("Attention", Q, K, V, opset=23),
+    case("Attention", Q, K, V, mask(2, 1, 3, 5), opset=23, is_causal=1, scale=0.5),
+    case("Attention", Q, K, V, f(3, 9), *PAST, opset=23, outputs=3),
+    case("Attention", Q, K, V, None, *PAST, opset=23, outputs=3, is_causal=1),
+    case(
+        "Attention",
+        *(f(2, 3, 16), f(2, 5, 8), f(2, 5, 6)),
+        opset=23,
+        q_num_heads=4,
+        kv_num_heads=2,
+        softcap=2.0,
+    ),
+    case("RotaryEmbedding", Q, f(2, 3, 4), f(2, 3, 4), opset=23),
+]
+
+
 def recurrent(op, gates, *inputs, directions=1, outputs=2, hidden=3, **attributes):
     kernels = f(directions, gates * hidden, 2), f(directions, gates * hidden, hidden)
     bias = f(directions, 2 * gates * hidden)
@@ -367,6 +386,7 @@ FAMILIES = {
     "reductions": REDUCTIONS,
     "windows": WINDOWS,
     "resizes": RESIZES,
+    "attention": ATTENTION,
     "recurrent": RECURRENT,
     "quantized": QUANTIZED,
 }

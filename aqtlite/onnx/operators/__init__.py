@@ -5,6 +5,7 @@ Importing a module registers its operators. Read `elementwise` first.
 
 from aqtlite.onnx.operators import (
     activations,
+    attention,
     control_flow,
     convolutions,
     elementwise,
@@ -22,6 +23,7 @@ from aqtlite.onnx.operators import (
 
 __all__ = [
     "activations",
+    "attention",
     "control_flow",
     "convolutions",
     "elementwise",

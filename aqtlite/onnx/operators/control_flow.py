@@ -66,6 +66,11 @@ def _loop(call: Call, count: Value, condition: Value, *state: Value) -> Any:
 
 @operator("Scan")
 def _scan(call: Call, *inputs: Value) -> Any:
+    if call.opset < 9:
+        raise call.unsupported(
+            "scans had a batch axis: onnx.version_converter.convert_version makes it a "
+            "newer one"
+        )
     scanned_count = call.attribute("num_scan_inputs")
     state_count = len(inputs) - scanned_count
     body = call.attribute("body")

@@ -141,9 +141,8 @@ def _clip(call: Call, x: Value, low: Value = None, high: Value = None) -> Value:
     }
     for name, bound in bounds.items():
         if bound is not None:
-            bound = np.asarray(bound) if isinstance(bound, float) else bound
-            bound = bound.astype(x.dtype).reshape(())
-            x = getattr(numpy_of(x, bound), name)(x, bound)
+            bound = np.asarray(bound, x.dtype) if isinstance(bound, float) else bound
+            x = getattr(numpy_of(x, bound), name)(x, bound.reshape(()))
     return x
 
 

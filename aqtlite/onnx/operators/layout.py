@@ -169,5 +169,6 @@ def _space_to_depth(call: Call, x: Value) -> Value:
     block = call.attribute("blocksize")
     batch, depth, height, width = x.shape
     x = x.reshape(batch, depth, height // block, block, width // block, block)
-    x = x.transpose(0, 3, 5, 1, 2, 4)
+    is_depth_last = call.attribute("mode", "DCR") == "DCR"
+    x = x.transpose((0, 3, 5, 1, 2, 4) if is_depth_last else (0, 1, 3, 5, 2, 4))
     return x.reshape(batch, depth * block**2, height // block, width // block)

@@ -11,6 +11,11 @@ from aqtlite.onnx.registry import operator
 
 @operator("MatMul", weights=(0, 1))
 def _matmul(call: Call, a: Value, b: Value) -> Value:
+    return product(a, b)
+
+
+def product(a: Value, b: Value) -> Value:
+    """Matrix product, one contraction where batch axes agree."""
     a, b = jnp.asarray(a), jnp.asarray(b)
     if a.ndim != b.ndim or a.ndim < 3 or a.shape[:-2] != b.shape[:-2]:
         return jnp.matmul(a, b)

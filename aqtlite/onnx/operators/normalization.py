@@ -79,9 +79,9 @@ def _group(call: Call, x: Value, scale: Value, bias: Value) -> Value:
 @operator("LpNormalization")
 def _lp(call: Call, x: Value) -> Value:
     axis, p = call.attribute("axis", -1), call.attribute("p", 2)
-    if p == 1:
-        return x / abs(x).sum(axis, keepdims=True)
-    return x / jnp.sqrt((x * x).sum(axis, keepdims=True))
+    sums = (abs(x) if p == 1 else x * x).sum(axis, keepdims=True)
+    sums = jnp.where(sums == 0, 1, sums)  # Zeros stay zeros.
+    return x / (sums if p == 1 else jnp.sqrt(sums))
 
 
 @operator("LRN")

@@ -13,8 +13,8 @@ _FUNCTIONS: dict[str, Any] = {
     "ReduceSum": lambda numpy, x, **axes: numpy.sum(x, dtype=x.dtype, **axes),
     "ReduceProd": lambda numpy, x, **axes: numpy.prod(x, dtype=x.dtype, **axes),
     "ReduceMean": lambda numpy, x, **axes: numpy.mean(x, **axes).astype(x.dtype),
-    "ReduceMax": lambda numpy, x, **axes: numpy.max(x, **axes),
-    "ReduceMin": lambda numpy, x, **axes: numpy.min(x, **axes),
+    "ReduceMax": lambda numpy, x, **axes: numpy.max(x, **axes, **_of_none(x, -1)),
+    "ReduceMin": lambda numpy, x, **axes: numpy.min(x, **axes, **_of_none(x, 1)),
     "ReduceL1": lambda numpy, x, **axes: numpy.sum(abs(x), dtype=x.dtype, **axes),
     "ReduceL2": lambda numpy, x, **axes: numpy.sqrt(numpy.sum(x * x, **axes)).astype(
         x.dtype
@@ -23,6 +23,11 @@ _FUNCTIONS: dict[str, Any] = {
     "ReduceLogSum": lambda numpy, x, **axes: numpy.log(numpy.sum(x, **axes)),
     "ReduceLogSumExp": lambda numpy, x, **axes: jax.scipy.special.logsumexp(x, **axes),
 }
+
+
+def _of_none(x: Value, sign: int) -> dict[str, Any]:
+    """What an extremum of no elements is, if there are none."""
+    return {} if x.size else {"initial": sign * jnp.inf}
 
 
 @operator(*_FUNCTIONS)
