@@ -1,5 +1,6 @@
 """Evaluation of graphs: shapes by NumPy in tracing, all else by JAX."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -112,8 +113,9 @@ def _results(
     inputs = [values[name] if name else None for name in node.inputs]
     if not all(map(is_static, inputs)):
         inputs = [_narrowed(value) for value in inputs]
+    scope = contextlib.nullcontext() if node.has_body else _scope(node.name)
     try:
-        with jax.named_scope(scope(node.name)):
+        with scope:
             results = node.operator.function(Call(node, values, parameters), *inputs)
     except (TypeError, ValueError) as error:
         error.add_note(f"in the {node} of the ONNX network, with {_text(inputs)}")
@@ -140,13 +142,17 @@ def _text(inputs: Sequence[Value]) -> str:
     return f"inputs {', '.join(shapes)}"
 
 
-def scope(name: str) -> str:
-    """Returns the name scope of a node.
+def _scope(name: str) -> contextlib.AbstractContextManager[Any]:
+    return jax.named_scope(path_of(name))
+
+
+def path_of(name: str) -> str:
+    """Returns the path of a node.
 
     Converters of TensorFlow join the names of fused nodes by semicolons, and JAX uses
     parentheses in scopes for transformations.
 
-    >>> scope("/encoder/layer.0/MatMul"), scope("a/conv;a/bias"), scope("f(x)")
+    >>> path_of("/encoder/layer.0/MatMul"), path_of("a/conv;a/bias"), path_of("f(x)")
     ('encoder/layer.0/MatMul', 'a/conv', 'f_x_')
     """
     return re.sub(r"[()]", "_", name.partition(";")[0]).strip("/")

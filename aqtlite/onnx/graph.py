@@ -22,6 +22,11 @@ class Node:
     attributes: Mapping[str, Any]
     operator: registry.Operator
 
+    @property
+    def has_body(self) -> bool:
+        """Whether it is a condition or a loop, whose nodes have names of their own."""
+        return any(isinstance(one, Graph) for one in self.attributes.values())
+
     def __str__(self) -> str:
         return f"{self.op_type} node {self.name!r}"
 

@@ -11,6 +11,9 @@ from aqtlite.onnx import registry
 from aqtlite.onnx.evaluation import Call
 from aqtlite.onnx.graph import Graph, Node
 
+_LOGIC = {"And", "Cast", "Equal", "Greater", "Identity", "Less", "Not", "Or"}
+"""Operators of which conditions are made, computed where operands are constants."""
+
 
 class Importer:
     """Makes graphs of one model, and gathers their parameters."""
@@ -26,12 +29,18 @@ class Importer:
         self._opsets = opsets
         self._directory = directory
 
-    def graph(self, proto: Any, known: Mapping[str, np.ndarray] | None = None) -> Graph:
+    def graph(
+        self,
+        proto: Any,
+        known: Mapping[str, np.ndarray],
+        outer: Mapping[str, np.ndarray],
+    ) -> Graph:
         """Returns a graph.
 
         Args:
             proto: `onnx.GraphProto`.
             known: inputs that become constants.
+            outer: constants of the graphs around it.
         """
         arrays = self._arrays(proto)
         nodes = []
@@ -44,21 +53,34 @@ class Importer:
         names = [name for name, x in arrays.items() if _is_weight(x, uses.get(name))]
         parameters = {name: self._add(name, arrays[name]) for name in names}
         constants = {n: x for n, x in arrays.items() if n not in parameters}
-        constants.update(known or {})
+        constants.update(known)
         stored = {*constants, *parameters}
+        values = {**outer, **constants}
         return Graph(
             inputs=tuple(one.name for one in proto.input if one.name not in stored),
             outputs=tuple(one.name for one in proto.output),
-            nodes=tuple(self._node(node) for node in nodes),
+            nodes=tuple(self._computed(node, values) for node in nodes),
             constants=constants,
             parameters=parameters,
         )
 
     def _dequantized(self, proto: Any, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Floats of a weight that the file has as integers and scales."""
-        node = self._node(proto)
+        node = self._node(proto, arrays)
         inputs = [arrays[name] if name else None for name in node.inputs]
         return node.operator.function(Call(node, {}, {}), *inputs)
+
+    def _computed(self, proto: Any, values: dict[str, np.ndarray]) -> Node:
+        """Returns a node; adds its result to known values if it may be a condition."""
+        node = self._node(proto, values)
+        if node.op_type not in _LOGIC or node.domain:
+            return node
+        inputs = [values.get(name) for name in node.inputs]
+        if all(x is not None and x.size == 1 for x in inputs):
+            values[node.outputs[0]] = np.asarray(
+                node.operator.function(Call(node, {}, {}), *inputs)
+            )
+        return node
 
     def _arrays(self, proto: Any) -> dict[str, np.ndarray]:
         """Initializers of a graph, and results of its constant nodes."""
@@ -75,7 +97,7 @@ class Importer:
 
     def _constant(self, node: Any) -> np.ndarray:
         (attribute,) = node.attribute
-        value = self._attribute(attribute)
+        value = self._attribute(attribute, {})
         if attribute.name in ("value_float", "value_floats"):
             return np.asarray(value, np.float32)
         if attribute.name in ("value_int", "value_ints"):
@@ -95,9 +117,13 @@ class Importer:
         self.parameters[key] = array
         return key
 
-    def _node(self, proto: Any) -> Node:
+    def _node(self, proto: Any, values: Mapping[str, np.ndarray]) -> Node:
         name = proto.name or f"{proto.op_type}_{next(filter(None, proto.output), '')}"
         domain = registry.DOMAINS.get(proto.domain, proto.domain)
+        unused = ""  # The branch that a known condition does not take.
+        if proto.op_type == "If" and proto.input[0] in values:
+            is_true = values[proto.input[0]].reshape(()).item()
+            unused = "else_branch" if is_true else "then_branch"
         return Node(
             name=name,
             op_type=proto.op_type,
@@ -105,15 +131,19 @@ class Importer:
             opset=self._opsets[domain],
             inputs=tuple(proto.input),
             outputs=tuple(proto.output),
-            attributes={one.name: self._attribute(one) for one in proto.attribute},
+            attributes={
+                one.name: self._attribute(one, values)
+                for one in proto.attribute
+                if one.name != unused
+            },
             operator=registry.get(domain, proto.op_type),
         )
 
-    def _attribute(self, proto: Any) -> Any:
+    def _attribute(self, proto: Any, values: Mapping[str, np.ndarray]) -> Any:
         onnx = package("onnx")
         kinds = onnx.AttributeProto
         if proto.type == kinds.GRAPH:
-            return self.graph(proto.g)
+            return self.graph(proto.g, {}, values)
         if proto.type == kinds.TENSOR:
             return self.array(proto.t)
         value = onnx.helper.get_attribute_value(proto)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -42,11 +43,10 @@ def read(model: Any) -> Source:
     if isinstance(model, onnx.ModelProto):
         return Source(_inlined(model), "")
     path = os.fspath(model)
+    protobuf = importlib.import_module("google.protobuf.message")  # onnx needs it.
     try:
         proto = onnx.load(path, load_external_data=False)
-    except Exception as error:
-        if not type(error).__module__.startswith("google.protobuf"):
-            raise
+    except protobuf.DecodeError as error:
         raise ValueError(f"{path} is no ONNX file, or is cut off: {error}") from error
     if not proto.graph.node and not proto.graph.output:
         raise ValueError(f"{path} is no ONNX file: it has no graph")
@@ -86,7 +86,7 @@ def graph_of(
         raise _unsupported(unknown, opsets)
     known = _constants(model.graph, constants)
     importer = Importer(opsets, source.directory)
-    return importer.graph(model.graph, known), importer.parameters
+    return importer.graph(model.graph, known, {}), importer.parameters
 
 
 def _unknown(model: Any) -> list[Any]:

@@ -29,7 +29,10 @@ def conditional(shape_of_else):
         {"v": np.float32([5, 7]), "shape": np.array(shape_of_else)},
     )
     return model(
-        [node("If", "c", "y", "/If", then_branch=then, else_branch=other)],
+        [
+            node("Not", "c", "not"),
+            node("If", "not", "y", "/If", then_branch=other, else_branch=then),
+        ],
         {"c": (BOOL, []), "x": (FLOAT, [2, 2])},
         {"y": (FLOAT, None)},
     )
@@ -54,6 +57,7 @@ def test_a_known_condition_runs_one_branch():
         function(parameters, np.array(True), X)
     for condition in (True, False):
         known, parameters = aqtlite.onnx.load(made, constants={"c": condition})
+        assert set(parameters) == ({"w"} if condition else {"v"})
         expected = of_onnxruntime(made, np.array(condition), X)[0]
         np.testing.assert_array_equal(known(parameters, X), expected)
 
