@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
@@ -69,7 +70,7 @@ def trained(
         partial = path.with_suffix(".partial")
         partial.write_bytes(serialization.msgpack_serialize(variables))
         partial.rename(path)
-    return serialization.msgpack_restore(path.read_bytes())
+    return jax.tree.map(jnp.asarray, serialization.msgpack_restore(path.read_bytes()))
 
 
 def _train(
