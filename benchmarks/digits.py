@@ -1,10 +1,11 @@
-"""Test accuracy of a small CNN with BatchNorm, in float32 and in 8 bits.
+"""Test accuracy of a small CNN with BatchNorm, in float32, in 8 bits and in 3 bits.
 
     python -m benchmarks.digits
 
 Trains on scikit-learn's handwritten digits (8 x 8 pixels), with 8 bits forward and
 backward, converts with and without folding the BatchNorms, and reports the test
-accuracy of each model.
+accuracy of each model. The folded float model is also converted to weights of 3 bits,
+to nearest and by GPTQ, with biases as trained and corrected.
 """
 
 import argparse
@@ -18,11 +19,13 @@ import numpy as np
 import optax
 import rich
 
-from aqtlite import config
+from aqtlite import calibration, config
 from aqtlite.flax import (
     AqtConvGeneralDilated,
     AqtDotGeneral,
+    calibrate_in_float,
     convert,
+    correct_biases,
     fold_batch_norm,
 )
 
@@ -110,6 +113,31 @@ def accuracy(model: nn.Module, variables: Any, images: Any, labels: Any) -> floa
     return float((jnp.argmax(logits, -1) == labels).mean())
 
 
+def in_three_bits(variables: Any, batch: Any, test: Any) -> dict[str, float]:
+    """The accuracy of a trained float model whose weights are rounded to 3 bits.
+
+    Args:
+        variables: those of the float model.
+        batch: images that statistics are gathered from.
+        test: images and labels.
+    """
+    variables = fold_batch_norm(variables, LAYERS)
+    nearest = config.update(
+        config.weight_only(3), {"fwd.rhs.calibration": calibration.MseSearch()}
+    )
+    found = {}
+    for name, rounding in (("nearest", None), ("GPTQ", config.Gptq())):
+        model = Cnn(config.update(nearest, {"fwd.rhs.rounding": rounding}))
+        given = variables
+        if rounding is not None:
+            given = calibrate_in_float(model, variables, [batch], train=False)
+        serving = convert(model, given, batch, train=False)
+        corrected = correct_biases(model, variables, serving, [batch], train=False)
+        found[f"3 bits, {name}"] = accuracy(model, serving, *test)
+        found[f"3 bits, {name}, biases corrected"] = accuracy(model, corrected, *test)
+    return found
+
+
 def main() -> None:
     """Trains and compares."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -124,6 +152,8 @@ def main() -> None:
             model = Cnn(one)
             variables = train(model, *training, options.epochs, seed)
             found[name] = accuracy(model, variables, *test)
+            if one is None:
+                found |= in_three_bits(variables, training[0][:512], test)
         serve = functools.partial(convert, model, train=False)
         serving = serve(variables, test[0][:1])
         folded = serve(fold_batch_norm(variables, LAYERS), test[0][:1])

@@ -7,6 +7,7 @@ as pytrees and put the results back. `aqtlite.flax` exports the names for Linen,
 
 from aqtlite.flax.call import Call
 from aqtlite.flax.linen import serialization as _serialization
+from aqtlite.flax.linen.biases import correct_biases
 from aqtlite.flax.linen.cache import QuantizedCache
 from aqtlite.flax.linen.calibrate import (
     calibrate,
@@ -47,6 +48,7 @@ __all__ = [
     "calibrate",
     "calibrate_in_float",
     "convert",
+    "correct_biases",
     "fold_batch_norm",
     "inject_dot_general",
     "merge_statistics",
