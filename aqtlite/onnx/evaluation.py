@@ -113,7 +113,9 @@ def _results(
     inputs = [values[name] if name else None for name in node.inputs]
     if not all(map(is_static, inputs)):
         inputs = [_narrowed(value) for value in inputs]
-    scope = contextlib.nullcontext() if node.has_body else _scope(node.name)
+    scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not node.has_body:
+        scope = jax.named_scope(path_of(node.name))
     try:
         with scope:
             results = node.operator.function(Call(node, values, parameters), *inputs)
@@ -140,10 +142,6 @@ def _narrowed(value: Value) -> Value:
 def _text(inputs: Sequence[Value]) -> str:
     shapes = (f"{x.dtype}{list(x.shape)}" for x in inputs if hasattr(x, "dtype"))
     return f"inputs {', '.join(shapes)}"
-
-
-def _scope(name: str) -> contextlib.AbstractContextManager[Any]:
-    return jax.named_scope(path_of(name))
 
 
 def path_of(name: str) -> str:

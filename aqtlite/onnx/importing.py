@@ -32,7 +32,7 @@ class Importer:
     def graph(
         self,
         proto: Any,
-        known: Mapping[str, np.ndarray],
+        known: dict[str, np.ndarray],
         outer: Mapping[str, np.ndarray],
     ) -> Graph:
         """Returns a graph.
@@ -52,13 +52,14 @@ class Importer:
         uses = _uses(nodes)
         names = [name for name, x in arrays.items() if _is_weight(x, uses.get(name))]
         parameters = {name: self._add(name, arrays[name]) for name in names}
-        constants = {n: x for n, x in arrays.items() if n not in parameters}
-        constants.update(known)
-        stored = {*constants, *parameters}
+        outputs = tuple(one.name for one in proto.output)
+        read = {*uses, *outputs} - {*parameters}
+        constants = {name: x for name, x in arrays.items() if name in read} | known
+        stored = {*arrays, *known}
         values = {**outer, **constants}
         return Graph(
             inputs=tuple(one.name for one in proto.input if one.name not in stored),
-            outputs=tuple(one.name for one in proto.output),
+            outputs=outputs,
             nodes=tuple(self._computed(node, values) for node in nodes),
             constants=constants,
             parameters=parameters,
@@ -89,7 +90,7 @@ class Importer:
                 f"the graph {proto.name!r} has sparse initializers, which are not "
                 "supported: make them dense"
             )
-        arrays = {one.name: self.array(one) for one in proto.initializer}
+        arrays = {one.name: self._tensor(one) for one in proto.initializer}
         for node in proto.node:
             if node.op_type == "Constant":
                 arrays[node.output[0]] = self._constant(node)
@@ -128,7 +129,7 @@ class Importer:
             name=name,
             op_type=proto.op_type,
             domain=domain,
-            opset=self._opsets[domain],
+            opset=self._opsets.get(domain, 1),
             inputs=tuple(proto.input),
             outputs=tuple(proto.output),
             attributes={
@@ -145,7 +146,7 @@ class Importer:
         if proto.type == kinds.GRAPH:
             return self.graph(proto.g, {}, values)
         if proto.type == kinds.TENSOR:
-            return self.array(proto.t)
+            return self._tensor(proto.t)
         value = onnx.helper.get_attribute_value(proto)
         if proto.type == kinds.STRING:
             return value.decode()
@@ -155,7 +156,7 @@ class Importer:
             return list(value)
         return value
 
-    def array(self, proto: Any) -> np.ndarray:
+    def _tensor(self, proto: Any) -> np.ndarray:
         """Returns the array of an `onnx.TensorProto`."""
         onnx = package("onnx")
         if proto.data_type == onnx.TensorProto.STRING:

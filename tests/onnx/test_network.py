@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
 import aqtlite.onnx
 from tests.onnx.models import (
@@ -36,6 +37,25 @@ def test_equals_onnxruntime_and_is_differentiated(made, inputs):
     (expected,) = of_onnxruntime(made, inputs)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
     assert all(bool(jnp.any(g != 0)) for g in gradients.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_weights_and_inputs_of_16_bits(dtype):
+    made = convolutional()
+    function, parameters = aqtlite.onnx.load(made)
+    exact = jax.jit(function)(parameters, X)
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    for tensor in made.graph.initializer:
+        array = numpy_helper.to_array(tensor).astype(dtype)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.elem_type = number
+    function, parameters = aqtlite.onnx.load(made)
+    assert {x.dtype for x in parameters.values()} == {np.dtype(dtype)}
+    y = jax.jit(function)(parameters, X.astype(dtype))
+    assert y.dtype == dtype
+    tolerance = 4 * float(jnp.finfo(dtype).eps)
+    assert jnp.linalg.norm(y - exact) < tolerance * jnp.linalg.norm(exact)
 
 
 def test_several_outputs_are_a_tuple():

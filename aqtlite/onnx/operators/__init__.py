@@ -19,6 +19,7 @@ from aqtlite.onnx.operators import (
     recurrent,
     reductions,
     resizing,
+    sequences,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "recurrent",
     "reductions",
     "resizing",
+    "sequences",
 ]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -119,6 +120,7 @@ def _top_k(call: Call, x: Value, k: Value = None) -> Any:
     else:
         indices = jnp.argsort(moved, axis=-1, stable=True)[..., :count]
         values = jnp.take_along_axis(moved, indices, -1)
+    indices = indices.astype(jax.dtypes.canonicalize_dtype(np.int64))
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis)
 
 

@@ -71,20 +71,6 @@ def _split(call: Call, x: Value, sizes: Value = None) -> Any:
     return tuple(numpy_of(x).split(x, places, axis=axis))
 
 
-@operator("SplitToSequence")
-def _split_to_sequence(call: Call, x: Value, sizes: Value = None) -> Any:
-    axis = call.attribute("axis", 0)
-    size, numpy = x.shape[axis], numpy_of(x)
-    if sizes is None:
-        parts = numpy.split(x, size, axis=axis)
-        if not call.attribute("keepdims", 1):
-            parts = [numpy.squeeze(part, axis) for part in parts]
-        return (tuple(parts),)
-    counts = call.integers(sizes, "sizes")
-    places = np.cumsum(counts)[:-1] if sizes.ndim else range(counts[0], size, counts[0])
-    return (tuple(numpy.split(x, [int(place) for place in places], axis=axis)),)
-
-
 @operator("Slice")
 def _slice(
     call: Call,

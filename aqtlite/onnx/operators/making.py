@@ -80,41 +80,6 @@ def _non_zero(call: Call, x: Value) -> Value:
     return np.stack(np.nonzero(call.static(x, "input, which decides about a shape")))
 
 
-@operator("SequenceConstruct")
-def _sequence(call: Call, *values: Value) -> Value:
-    return (tuple(values),)
-
-
-@operator("SequenceEmpty")
-def _empty(call: Call) -> Value:
-    return ((),)
-
-
-@operator("SequenceInsert")
-def _insert(call: Call, values: Any, value: Value, position: Value = None) -> Value:
-    place = len(values) if position is None else int(call.static(position, "position"))
-    items = list(values)
-    items.insert(place, value)
-    return (tuple(items),)
-
-
-@operator("SequenceAt")
-def _at(call: Call, values: Any, position: Value) -> Value:
-    return values[int(call.static(position, "position"))]
-
-
-@operator("SequenceLength")
-def _length(call: Call, values: Any) -> Value:
-    return np.asarray(len(values), np.int64)
-
-
-@operator("ConcatFromSequence")
-def _concat(call: Call, values: Any) -> Value:
-    numpy = numpy_of(*values)
-    join = numpy.stack if call.attribute("new_axis", 0) else numpy.concatenate
-    return join(values, axis=call.attribute("axis"))
-
-
 @operator("Trilu")
 def _trilu(call: Call, x: Value, diagonal: Value = None) -> Value:
     k = 0 if diagonal is None else int(call.static(diagonal, "diagonal"))
