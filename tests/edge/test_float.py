@@ -72,3 +72,35 @@ def test_an_input_of_operators_of_floats_is_not_rounded(tmp_path):
     floats, _ = edge.fake_quantize(model, ranges, rules)(w, x)
     assert 1e-4 < np.abs(floats - x @ w).max() < 0.1
     models.assert_simulated(tmp_path / "integers.tflite", model, w, x, rules)
+
+
+@pytest.mark.parametrize("suffix", [".tflite", ".onnx"])
+def test_the_rules_of_a_refusal_export_the_rest_in_integers(tmp_path, suffix):
+    def model(params, x):
+        w, kernel = params
+        with jax.named_scope("up"):
+            y = jax.lax.conv_general_dilated(
+                (x @ w),
+                kernel,
+                (1, 1),
+                [(1, 1), (1, 1)],
+                lhs_dilation=(2, 2),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+        y = jax.nn.relu(y)
+        return (0.5 + y / (1 + y.sum(-1, keepdims=True))) ** -1.5 * (y > 0.1)
+
+    params = models.normal((3, 4)), models.normal((2, 2, 4, 4), 2)
+    x, path = models.normal((1, 4, 4, 3), 3), tmp_path / f"model{suffix}"
+    with pytest.raises(ValueError, match="The rules that leave these alone") as caught:
+        edge.calibrate(model, params, [x])
+    text = str(caught.value)
+    rules = eval(text[text.index("[edge.Rule(") :], {"edge": edge})
+    assert [one.op for one in rules] == ["conv_general_dilated", "div", "pow", "gt"]
+    ranges = edge.calibrate(model, params, [x], rules)
+    report = edge.export(model, params, ranges, x, path, rules, interface="float")
+    assert [one.runs_in == "float32" for one in report.contractions] == [False, True]
+    (found,) = models.run(path, x) if suffix == ".tflite" else _run_onnx(path, x)
+    error = np.abs(found - model(params, x))
+    # Next to what is compared with, elements may fall to the other side.
+    assert np.quantile(error, 0.9) < 0.05 * np.abs(found).max()

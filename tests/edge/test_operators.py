@@ -44,6 +44,7 @@ GROUPS = {
         "divide by a norm": lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
         "divide by a number": lambda x: x / 3,
         "exp": lambda x: jnp.exp(-x),
+        "inverse of a root": lambda x: jnp.sqrt(jnp.abs(x) + 1) ** -1,
         "log": lambda x: jnp.log(jnp.abs(x) + 1),
         "maximum": lambda x: jnp.maximum(x, x[::-1]),
         "minimum": lambda x: jnp.minimum(x, x[::-1]),

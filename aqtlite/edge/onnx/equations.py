@@ -46,9 +46,17 @@ def write(
         aval = graph.values[node.output]
         call = Call(writer, inputs, aval.shape, np.dtype(aval.dtype), name)
         return [form(call, equation)]
-    if equation.primitive in TRANSLATIONS:
+    if equation.primitive not in TRANSLATIONS:
+        raise NotWritable("there is no form of it in ONNX")
+    try:
         return _translated(writer, graph, known, node, inputs, name)
-    raise NotWritable("there is no form of it in ONNX")
+    except NotTranslatable as error:
+        # Quotients and powers have a form in floats that integers do not have.
+        if equation.primitive not in _OF_FLOATS:
+            raise NotWritable(str(error)) from error
+    aval = graph.values[node.output]
+    call = Call(writer, inputs, aval.shape, np.dtype(aval.dtype), name)
+    return [_OF_FLOATS[equation.primitive](call, equation)]
 
 
 def _translated(
@@ -63,10 +71,7 @@ def _translated(
     constants = {i: np.asarray(known[i]) for i in node.inputs if i in known}
     builder = Builder(dataclasses.replace(graph, constants=constants))
     ctx = Context(builder, node, frozenset(constants))
-    try:
-        outputs = TRANSLATIONS[ctx.equation.primitive](ctx)
-    except NotTranslatable as error:
-        raise NotWritable(str(error)) from error
+    outputs = TRANSLATIONS[ctx.equation.primitive](ctx)
     arrays = dict(zip(node.inputs, inputs, strict=True))
 
     def read(value: int) -> Array:
@@ -122,6 +127,18 @@ def _extreme(operator: str) -> Form:
     return form
 
 
+def _power(call: Call, equation: Equation) -> Array:
+    exponent = np.asarray(equation.params["y"], np.float32)
+    return call.of_dtype("Pow", call.writer.constant(exponent).name)
+
+
+def _clamp(call: Call, _: Any) -> Array:
+    low, x, high = call.inputs
+    raised = call.writer.node("Max", [x.name, low.name], f"{call.name}/raised")
+    made = call.writer.node("Min", [raised, high.name], call.name)
+    return Array(made, call.shape, call.dtype)
+
+
 def _cumsum(call: Call, equation: Equation) -> Array:
     axis = np.asarray(equation.params["axis"])
     name = call.writer.initializer(axis, "int64", "axis")
@@ -167,3 +184,11 @@ FORMS: dict[str, Form] = {
     "xor": _of_bits("Xor", "BitwiseXor"),
 }
 """Forms by primitive."""
+
+_OF_FLOATS: dict[str, Form] = {
+    "clamp": _clamp,
+    "div": functools.partial(_direct, "Div"),
+    "integer_pow": _power,
+    "pow": functools.partial(_direct, "Pow"),
+}
+"""Forms by primitive, of equations that have no operators of integers."""

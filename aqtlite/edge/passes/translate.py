@@ -1,5 +1,6 @@
 """Translation of JAX equations to operators of a full-integer program."""
 
+import re
 from collections.abc import Callable
 
 from aqtlite.edge.graph import Builder, Graph, Node
@@ -19,11 +20,6 @@ TRANSLATIONS: dict[str, Translation] = {
 _COMPARED = "LiteRT's converter leaves comparisons of computed values in float"
 
 _REASONS = {
-    "convert_element_type": (
-        "it makes floats of integers or booleans that are computed; give the model "
-        "floats, which are integers of the file in any case, and select by a mask with "
-        "jnp.where"
-    ),
     "argmax": "take it of the exported outputs: their integers have the same order",
     **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "ne"), _COMPARED),
 }
@@ -64,16 +60,24 @@ def translate(graph: Graph, rule_of: Callable[[Node], Rule]) -> Graph:
                 builder.replace(old, new)
     built = builder.build(graph)
     # A refused equation is gone if its only consumers were replaced by a pattern.
-    lines = [
-        f"{node.place}: {node.operator.name_in_rules}: {refused[node.outputs[0]]}"
-        for node in built.nodes
-        if node.outputs[0] in refused
-    ]
-    if lines:
+    left = [node for node in built.nodes if node.outputs[0] in refused]
+    if left:
+        lines = [
+            f"{node.place}: {node.operator.name_in_rules}: {refused[node.outputs[0]]}"
+            for node in left
+        ]
+        rules = dict.fromkeys(
+            f"edge.Rule(path={re.escape(node.path)!r}, "
+            f"op={node.operator.name_in_rules!r}, is_float=True)"
+            for node in left
+        )
         raise ValueError(
             "these operations have no integer form; leave them out of what is "
             "exported, or in float by edge.Rule(path=..., is_float=True):\n  "
             + "\n  ".join(lines)
+            + "\nThe rules that leave these alone in float, before any others:\n  ["
+            + ",\n   ".join(rules)
+            + "]"
         )
     return built
 

@@ -68,11 +68,28 @@ def _div(ctx: Context) -> Sequence[int]:
             "LiteRT's quotients of integers are wrong where the numerator is small: "
             "divide by a known number or by a square root, or multiply by what you know"
         )
+    return [ctx.add(Multiply(), x, _inverse_of_root(ctx, root))]
+
+
+def _inverse_of_root(ctx: Context, root: list[Any]) -> int:
+    """The inverse of a square root that `_source` found."""
     (squared, *layouts) = root
     inverse = ctx.add(Unary("rsqrt"), squared)
     for layout in layouts:
         inverse = ctx.add(layout, inverse)
-    return [ctx.add(Multiply(), x, inverse)]
+    return inverse
+
+
+def _convert(ctx: Context) -> Sequence[int]:
+    """Floats of booleans, as a selection of one or zero."""
+    (x,) = ctx.inputs
+    if ctx.builder.values[x].dtype != np.bool_:
+        raise NotTranslatable(
+            "it makes floats of integers that are computed; give the model floats, "
+            "which are integers of the file in any case"
+        )
+    one, zero = (ctx.builder.constant(np.float32(number)) for number in (1, 0))
+    return [ctx.add(Select(), x, one, zero)]
 
 
 def _source(ctx: Context, y: int, operator: Unary) -> list[Any] | None:
@@ -162,6 +179,8 @@ def _pow(ctx: Context) -> Sequence[int]:
 def _power(ctx: Context, x: int, exponent: float) -> int:
     if exponent in (0.5, -0.5):
         return ctx.add(Unary("sqrt" if exponent > 0 else "rsqrt"), x)
+    if exponent == -1 and (root := _source(ctx, x, Unary("sqrt"))):
+        return _inverse_of_root(ctx, root)
     if exponent not in (1, 2, 3, 4):
         raise NotTranslatable(
             f"there is no integer operator for the power {exponent:g}, only for 1 to "
@@ -224,6 +243,7 @@ TRANSLATIONS: dict[str, Translation] = {
     "add": _add,
     "add_any": _add,
     "clamp": _clamp,
+    "convert_element_type": _convert,
     "div": _div,
     "expm1": _expm1,
     "integer_pow": _integer_pow,
