@@ -6,7 +6,7 @@ computes nothing.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -67,13 +67,13 @@ class Origin(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A contraction in a jaxpr."""
+    """A contraction in a jaxpr, or another equation that `find` looks for."""
 
     location: Location
     eqn: Any = dataclasses.field(repr=False)
     scope: scopes.Scope
-    operands: tuple[Origin, Origin]
-    """Origins of lhs and rhs."""
+    operands: tuple[Origin, ...]
+    """Origins of the first two inputs: of lhs and rhs."""
 
     around: tuple[str, ...]
     """Names of the primitives around the contraction, outermost first."""
@@ -120,13 +120,16 @@ class Found(NamedTuple):
 
 
 def find(
-    closed: core.ClosedJaxpr, parameters: Mapping[int, str] = MappingProxyType({})
+    closed: core.ClosedJaxpr,
+    parameters: Mapping[int, str] = MappingProxyType({}),
+    names: Collection[str] = registry.OF_PRIMITIVES,
 ) -> Found:
     """Returns the contractions and the named values of a jaxpr.
 
     Args:
         closed: the jaxpr.
         parameters: names of the inputs that are parameters, by index.
+        names: names of the primitives to return; by default, those of contractions.
     """
     inputs = [
         Origin(
@@ -136,7 +139,7 @@ def find(
         for i in range(len(closed.in_avals))
     ]
     found = Found([], [])
-    _walk(closed, inputs, _Place(frozenset(parameters)), found)
+    _walk(closed, inputs, _Place(frozenset(parameters), frozenset(names)), found)
     return found
 
 
@@ -145,6 +148,7 @@ class _Place:
     """Place of a jaxpr inside the outermost one."""
 
     parameters: frozenset[int]
+    primitives: frozenset[str]
     location: Location = ()
     scope: str = ""
     around: tuple[str, ...] = ()
@@ -231,13 +235,13 @@ def _walk(
             found.named.append(
                 NamedValue(name, location, values[0], place.is_in_branch)
             )
-        if eqn.primitive.name in registry.OF_PRIMITIVES:
+        if eqn.primitive.name in place.primitives:
             found.contractions.append(
                 Site(
                     location,
                     eqn,
                     scopes.parse(place.scope_of(eqn)),
-                    (values[0], values[1]),
+                    tuple(values[:2]),
                     place.around,
                     place.per_step,
                     place.lengths,

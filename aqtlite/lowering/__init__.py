@@ -18,6 +18,7 @@ from aqtlite.lowering.kinds import (
     Mixed,
     Narrow,
 )
+from aqtlite.lowering.packed_dot import packing_of
 from aqtlite.lowering.ragged import Ragged
 from aqtlite.lowering.reduction import largest_magnitude
 from aqtlite.lowering.target import OnCpu, Target, TargetDependent
@@ -39,6 +40,7 @@ __all__ = [
     "Target",
     "TargetDependent",
     "largest_magnitude",
+    "packing_of",
     "transposed",
     "update_slice",
 ]

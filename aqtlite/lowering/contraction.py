@@ -16,6 +16,7 @@ from jax import lax
 
 from aqtlite.lowering import exact, plain
 from aqtlite.lowering.digits import Digits
+from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import Target, TargetDependent
 
 Side = Literal["lhs", "rhs"]
@@ -118,6 +119,16 @@ class Contraction(abc.ABC):
         """Exchanges the operands of a contraction of integers if that is faster."""
         return self, lhs, rhs
 
+    def packing(
+        self,
+        known: frozenset[int],
+        lhs: jax.ShapeDtypeStruct,
+        rhs: jax.ShapeDtypeStruct,
+    ) -> Packing | None:
+        """Returns how `sums` packs an operand, as `TargetDependent.packing`."""
+        del known, lhs, rhs
+        return None
+
     @abc.abstractmethod
     def products(self, lhs: Shape, rhs: Shape) -> int:
         """The number of products in a sum, which may be symbolic (`jax.export`)."""
@@ -181,6 +192,11 @@ class _Sums(TargetDependent):
     def reference(self, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)
         return contraction.anywhere(lhs, rhs, self.precision)
+
+    def packing(self, known, types):
+        lhs, rhs, *leaves = types
+        contraction = jax.tree.unflatten(self.structure, leaves)
+        return contraction.packing(known, lhs, rhs)
 
     def lowered(self, target, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)

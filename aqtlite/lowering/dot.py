@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from aqtlite.lowering import cpu, digits, gpu, narrow, plain, tpu
+from aqtlite.lowering import cpu, digits, gpu, narrow, packed_dot, plain, tpu
 from aqtlite.lowering.contraction import Contraction
 from aqtlite.shapes import dimension_numbers as dn
 from aqtlite.shapes.sharding import before_transposition
@@ -103,6 +103,10 @@ class Dot(Contraction):
         order = tuple(exchanged.index(axis) for axis in self.order)
         dims, ndims = dn.transpose(self.dims), (self.rhs_ndim, self.lhs_ndim)
         return Dot(dims, *ndims, order, self.out_sharding), rhs, lhs
+
+    def packing(self, known, lhs, rhs):
+        is_plain = self.order is None and self.out_sharding is None
+        return packed_dot.of_dot(lhs, rhs, self.dims, known) if is_plain else None
 
     def products(self, lhs, rhs):
         return dn.contraction_size(self.dims, lhs)

@@ -11,12 +11,14 @@ each shape, which would dominate tracing time.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from aqtlite.lowering.packing import Packing
 from aqtlite.lowering.target import OnCpu, TargetDependent
 
 
@@ -110,6 +112,9 @@ class _FusionBarrier(OnCpu):
     def reference(self, x):
         return lax.optimization_barrier(x)
 
+    def packing(self, known, types):
+        return _Given() if known else None
+
     def on_cpu(self, is_whole, x):
         """Reduces two copies of `x` to one of them."""
         if x.dtype.itemsize == 1 and jnp.issubdtype(x.dtype, jnp.floating):
@@ -125,6 +130,20 @@ class _FusionBarrier(OnCpu):
 
         start = np.zeros((), x.dtype), np.int32(-1)
         return lax.reduce((pair, position), start, later, (0,))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given(Packing):
+    """A value that consumers read as they would behind a fusion barrier."""
+
+    argument: int = 0
+    layout: ClassVar[str] = "given"
+
+    def pack(self, x):
+        return (x,)
+
+    def run(self, packed, args):
+        return packed[0]
 
 
 def float32(x: jax.Array) -> jax.Array:

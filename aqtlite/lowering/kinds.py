@@ -66,6 +66,8 @@ class _SpecialOnCpu(Kind):
 class _OnTarget(OnCpu):
     """A kind of dot of one contraction."""
 
+    is_composite = True
+
     kind: _SpecialOnCpu
     structure: Any
     """Pytree structure of the contraction."""

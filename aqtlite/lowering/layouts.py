@@ -1,4 +1,4 @@
-"""Layouts of operands in memory, for matrix units that take only some fast.
+"""Layouts of arrays in memory, for matrix units that take only some fast.
 
 Only programs for one device take them: see `target.Target.takes_layouts`.
 """

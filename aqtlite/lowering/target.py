@@ -13,11 +13,14 @@ know the partitioning. Here only the form that is compiled is traced.
 import abc
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
+
+from aqtlite.lowering.packing import Packing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,9 @@ class TargetDependent(abc.ABC):
     Subclasses are frozen dataclasses of static values. All forms return equal values.
     """
 
+    is_composite: ClassVar[bool] = False
+    """Whether the lowered form is made of functions that may have packings."""
+
     @abc.abstractmethod
     def reference(self, *args: Any) -> jax.Array:
         """The plain form, which defines the type of the result and the derivative."""
@@ -59,6 +65,18 @@ class TargetDependent(abc.ABC):
     @abc.abstractmethod
     def lowered(self, target: Target, *args: Any) -> jax.Array:
         """The form for a target."""
+
+    def packing(
+        self, known: frozenset[int], types: Sequence[jax.ShapeDtypeStruct]
+    ) -> Packing | None:
+        """Returns how to pack an argument on CPUs; None if there is nothing to gain.
+
+        Args:
+            known: indices of the arguments that are known before the call.
+            types: shapes and dtypes of all arguments.
+        """
+        del known, types
+        return None
 
     def __call__(self, *args: Any) -> jax.Array:
         """Evaluates the function."""
@@ -84,6 +102,16 @@ class OnCpu(TargetDependent):
 
 
 _target_dependent_p = Primitive("target_dependent")
+
+
+def function_of(eqn: Any) -> TargetDependent | None:
+    """Returns the function that an equation of a jaxpr calls; None for no such call."""
+    is_call = eqn.primitive is _target_dependent_p
+    return eqn.params["function"] if is_call else None
+
+
+PRIMITIVE = _target_dependent_p.name
+"""Name of the primitive whose equations call such functions."""
 
 
 @functools.cache

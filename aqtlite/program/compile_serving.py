@@ -1,4 +1,4 @@
-"""Serving programs: compiled, and their variables flattened, only once."""
+"""Serving programs: compiled once, with variables flattened and packed once."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 from jax import export
+
+from aqtlite.program import packed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +21,17 @@ class ServingProgram:
     compiled: jax.stages.Compiled
     """Compiled program, with analyses such as ``compiled.memory_analysis()``."""
 
+    _variables: Any = dataclasses.field(repr=False)
+    """Arrays that the program takes first."""
+
     _jitted: Any = dataclasses.field(repr=False)
-    _leaves: tuple[jax.Array, ...] = dataclasses.field(repr=False)
+    """The function of the leaves of the serving variables, and of the arguments."""
+
     _shapes: tuple[tuple[Any, ...], dict[str, Any]] = dataclasses.field(repr=False)
-    """Shapes of the positional and keyword arguments."""
+    """Shapes of its positional and keyword arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled(self._leaves, *args, **kwargs)
+        return self.compiled(self._variables, *args, **kwargs)
 
     def export(self, platforms: Sequence[str] | None = None) -> export.Exported:
         """Exports the program with `jax.export`, to run without aqtlite.
@@ -45,8 +51,7 @@ class ServingProgram:
         if isinstance(platforms, str):
             raise TypeError(f"platforms is a list of names, got {platforms!r}")
         args, kwargs = self._shapes
-        exporting = export.export(self._jitted, platforms=platforms)
-        return exporting(self._leaves, *args, **kwargs)
+        return export.export(self._jitted, platforms=platforms)(*args, **kwargs)
 
 
 def compile_serving(
@@ -61,6 +66,11 @@ def compile_serving(
     `jax.jit` flattens the tree of variables at every call, which takes tens of
     microseconds for models with many layers, as long as a token of a small model. This
     flattens it once.
+
+    On a CPU it also packs int8 weights where that makes calls faster: it lays them out
+    once, as XLA's kernels read them. Results stay equal, bit for bit. The program keeps
+    the packed weights in place of those of `serving`, in the same memory; both exist
+    for as long as the caller keeps `serving`.
 
     >>> import flax.linen as nn
     >>> import jax.numpy as jnp
@@ -103,7 +113,46 @@ def compile_serving(
         return function(jax.tree.unflatten(structure, leaves), *args, **kwargs)
 
     jitted = jax.jit(run, donate_argnums=donate_argnums)
-    arrays = tuple(leaves)
-    compiled = jitted.lower(arrays, *args, **kwargs).compile()
-    shapes = jax.eval_shape(lambda *given: given, args, kwargs)
-    return ServingProgram(compiled, jitted, arrays, shapes)
+    given: Any = tuple(leaves)
+    shapes = jax.tree.map(_shape_of, (given, *args)), jax.tree.map(_shape_of, kwargs)
+    traced = jitted.trace(given, *args, **kwargs)
+    is_packed = _is_on_one_cpu(given, args, kwargs)
+    found = packed.pack(traced.jaxpr, given) if is_packed else None
+    if found is not None:
+        given = found.variables
+        function_of_packed = _with_structure(found, traced)
+        traced = jax.jit(function_of_packed, donate_argnums=donate_argnums).trace(
+            given, *args, **kwargs
+        )
+    return ServingProgram(traced.lower().compile(), given, jitted, shapes)
+
+
+def _with_structure(
+    call: packed.PackedCall, traced: jax.stages.Traced
+) -> Callable[..., Any]:
+    """Returns a packed call as a function of trees, as it was before it was traced."""
+    outputs = jax.tree.structure(traced.out_info)
+
+    def run(variables: Any, *args: Any, **kwargs: Any) -> Any:
+        results = call.function(variables, jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(outputs, results)
+
+    return run
+
+
+def _is_on_one_cpu(*arguments: Any) -> bool:
+    """Whether arguments are on one CPU, which then runs the call on whole arrays."""
+    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arguments)]
+    devices = {d for one in shardings if one is not None for d in one.device_set}
+    return len(devices) == 1 and {device.platform for device in devices} == {"cpu"}
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape, dtype and sharding of an argument."""
+    aval = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
+    return jax.ShapeDtypeStruct(
+        aval.shape,
+        aval.dtype,
+        sharding=getattr(x, "sharding", None),
+        weak_type=aval.weak_type,
+    )

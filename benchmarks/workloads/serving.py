@@ -4,7 +4,8 @@
 
 One layer with square weights and several numbers of rows, against float and aqtp;
 layers of several sizes, against onnxruntime if it is installed; and a decoding step of
-the demo's transformer, in float32 and with frozen weights.
+the demo's transformer, in float32 and with frozen weights. "Compiled" is
+`aqtlite.compile_serving`, and everything else `jax.jit`, but for the decoding steps.
 """
 
 import functools
@@ -25,6 +26,10 @@ from benchmarks.harness import contestants, figures, floor, mlas, timing
 from benchmarks.harness.contestants import AQTLITE, AQTP, BFLOAT16, FLOAT32, RNG_STREAM
 from benchmarks.harness.figures import BARE, Figure
 from benchmarks.harness.options import Options
+
+COMPILED = "aqtlite, compiled"
+
+Call = Callable[[], Any]
 
 WIDTH, ROWS = 4096, (1, 2, 8, 32, 64, 128)
 QUICK_WIDTH, QUICK_ROWS = 256, (1, 8)
@@ -48,18 +53,19 @@ QUICK_TRANSFORMER = Transformer(layers=2, width=64, heads=4, length=64)
 def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     """The layer with every number of rows, layers of all sizes, and one token."""
     width, rows = (QUICK_WIDTH, QUICK_ROWS) if options.quick else (WIDTH, ROWS)
-    applies = served_layers(width)
+    layers = served_layers(width)
     measured = []
     for count in rows:
         report(f"{width} x {width} weights, {count} rows")
         case = {"program": f"layer, {width} x {width}", "rows": count}
-        spreads = measure_layer(applies, width, count, options)
+        spreads = measure_layer(layers, width, count, options)
         measured += figures.compare("serving", case, spreads)
     if mlas.is_installed():
         for size in QUICK_SIZES if options.quick else SIZES:
             report(f"{' x '.join(map(str, size))}, beside onnxruntime")
             rows, features, columns = size
-            case = {"program": f"layer, {features} x {columns}", "rows": rows}
+            name = f"layer, {features} x {columns}, beside onnxruntime"
+            case = {"program": name, "rows": rows}
             measured += figures.compare("serving", case, measure_sizes(*size, options))
     model = QUICK_TRANSFORMER if options.quick else TRANSFORMER
     report(f"{model.layers} layers, width {model.width}, one token")
@@ -67,10 +73,13 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
     return measured + figures.compare("serving", case, measure_token(model, options))
 
 
-def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
+def served_layers(width: int) -> dict[str, Callable[[jax.Array], Call]]:
     """Compiled ``x -> x @ kernel + bias`` with frozen weights, by contestant.
 
     The variables are arguments of the compiled function, as in a server.
+
+    Returns:
+        By name, a function from an input to the call of the layer with it.
     """
     x = jnp.ones((1, width))
     key = jax.random.key(0)
@@ -89,7 +98,7 @@ def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
 
     converting = aqtp(aqt_flax.QuantMode.CONVERT)
     _, frozen = converting.apply(variables, x, rngs={RNG_STREAM: key}, mutable=["aqt"])
-    ours = layer(dot_general=AqtDotGeneral(contestants.aqtlite_config()))
+    ours = converted_layer(layer(), variables)
     served = {
         FLOAT32: (layer(), variables),
         BFLOAT16: (
@@ -98,20 +107,33 @@ def served_layers(width: int) -> dict[str, Callable[[jax.Array], jax.Array]]:
         ),
         # In serving, aqtp still requires the float kernel, but does not read it.
         AQTP: (aqtp(aqt_flax.QuantMode.SERVE), {**variables, **frozen}),
-        AQTLITE: (ours, convert(ours, variables, x)),
+        AQTLITE: ours,
     }
 
-    def apply(model: nn.Module, variables: Any) -> Callable[[jax.Array], jax.Array]:
+    def jitted(model: nn.Module, variables: Any) -> Callable[[jax.Array], Call]:
         compiled = jax.jit(
             lambda variables, x: model.apply(variables, x, rngs={RNG_STREAM: key})
         )
-        return lambda x: compiled(variables, x)
+        return lambda x: functools.partial(compiled, variables, x)
 
-    return {name: apply(*model) for name, model in served.items()}
+    layers = {name: jitted(*model) for name, model in served.items()}
+    return layers | {COMPILED: functools.partial(compiled_layer, *ours)}
+
+
+def converted_layer(plain: nn.Dense, variables: Any) -> tuple[nn.Dense, Any]:
+    """A layer with frozen weights, and its serving variables."""
+    ours = plain.clone(dot_general=AqtDotGeneral(contestants.aqtlite_config()))
+    features = variables["params"]["kernel"].shape[0]
+    return ours, convert(ours, variables, jnp.ones((1, features)))
+
+
+def compiled_layer(ours: nn.Dense, serving: Any, x: jax.Array) -> Call:
+    """A call of a layer that `compile_serving` compiled."""
+    return functools.partial(aqtlite.compile_serving(ours.apply, serving, x), x)
 
 
 def measure_layer(
-    applies: dict[str, Callable[[jax.Array], jax.Array]],
+    layers: dict[str, Callable[[jax.Array], Call]],
     width: int,
     rows: int,
     options: Options,
@@ -121,10 +143,8 @@ def measure_layer(
     The floor's weights are stored as int8, with the contracting axis last.
     """
     x = jax.random.normal(jax.random.key(1), (rows, width))
-    inputs = {name: x for name in applies} | {BFLOAT16: x.astype(jnp.bfloat16)}
-    programs: dict[str, Callable[[], Any]] = {
-        name: functools.partial(apply, inputs[name]) for name, apply in applies.items()
-    }
+    inputs = {name: x for name in layers} | {BFLOAT16: x.astype(jnp.bfloat16)}
+    programs = {name: layer(inputs[name]) for name, layer in layers.items()}
     dims = (((1,), (1,)), ((), ()))
     contractions = [floor.Contraction((rows, width), (width, width), dims, frozen=True)]
     programs[BARE] = floor.program(contractions)
@@ -141,14 +161,14 @@ def measure_sizes(
     """Seconds per call of a layer, here and in onnxruntime, in float32 and in int8."""
     x = jax.random.normal(jax.random.key(1), (rows, features))
     plain = nn.Dense(columns)
-    ours = nn.Dense(columns, dot_general=AqtDotGeneral(contestants.aqtlite_config()))
     variables = plain.init(jax.random.key(0), x)
     weights = jax.tree.map(np.asarray, variables["params"])
     theirs = mlas.served_layers(weights["kernel"], weights["bias"])
-    models = {FLOAT32: (plain, variables), AQTLITE: (ours, convert(ours, variables, x))}
-    programs: dict[str, Callable[[], Any]] = {
-        name: functools.partial(aqtlite.compile_serving(model.apply, served, x), x)
-        for name, (model, served) in models.items()
+    ours, serving = converted_layer(plain, variables)
+    programs: dict[str, Call] = {
+        FLOAT32: functools.partial(jax.jit(plain.apply), variables, x),
+        AQTLITE: functools.partial(jax.jit(ours.apply), serving, x),
+        COMPILED: compiled_layer(ours, serving, x),
     }
     programs |= {
         name: functools.partial(run, np.asarray(x)) for name, run in theirs.items()

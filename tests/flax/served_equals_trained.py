@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 import rich.console
 from flax import serialization
 
+import aqtlite
 from aqtlite import checkpoint
 from aqtlite.flax import convert
 from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
@@ -28,7 +29,7 @@ from tests.common import quick_jit
 from tests.flax import random_models
 from tests.progress import shown
 
-PROGRAMS = ("jit", "step", "eager")
+PROGRAMS = ("jit", "step", "eager", "compiled")
 _CLEAR_CACHES_EVERY = 20
 
 
@@ -52,7 +53,8 @@ def differences(
     Args:
         sample: the model.
         programs: "jit" and "eager" compare the model's outputs in the same program;
-            "step" those inside a jitted training step with jitted serving.
+            "step" those inside a jitted training step with jitted serving, "compiled"
+            those of the jitted model with those of `compile_serving`.
     """
     model, variables = sample.model, trained_variables(sample)
     serving, args = serving_variables(sample, variables), sample.history.args
@@ -62,8 +64,11 @@ def differences(
             trained, served = (model.apply(v, *args) for v in (variables, serving))
         else:
             apply = jax.jit(model.apply)
-            served = apply(serving, *args)
-            run = apply if program == "jit" else _training_step(model)
+            if program == "compiled":
+                served = aqtlite.compile_serving(model.apply, serving, *args)(*args)
+            else:
+                served = apply(serving, *args)
+            run = _training_step(model) if program == "step" else apply
             trained = run(variables, *args)
         detail = _difference(np.asarray(trained), np.asarray(served))
         if detail:

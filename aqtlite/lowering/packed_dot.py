@@ -1,0 +1,168 @@
+"""Dots of int8 weights that are packed before the call, on XLA:CPU.
+
+Where the processor multiplies only uint8 by int8 (`processor.has_unsigned_dots`), one
+operand has to be raised by 128, and the sums corrected for it. A packed weight saves
+these at every call: it is raised, or its part of the correction is known.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from aqtlite.lowering import cpu, layouts, plain, processor, target
+from aqtlite.lowering.packing import Packed, Packing
+from aqtlite.shapes import dimension_numbers as dn
+from aqtlite.shapes.sharding import shape_of
+
+_MATRICES = ((1,), (1,)), ((), ())
+
+# XLA's kernels read lhs as it is, and lay out rhs anew at every call. Weights as lhs
+# pay up to this number of rows: the first, or the second for sums of many products.
+_FEW_ROWS, _FEW_LONG_ROWS, _LONG = 64, 128, 2048
+
+# Weights of up to this number of elements stay in the cache, and may be divided among
+# threads by hand (`cpu.dot`), which takes less time.
+_SMALL = 2**19
+
+# The kernels compute this number of rows, or of columns, at a time.
+_TILE, _ROWS = 16, 4
+
+
+def packing_of(eqn: Any, known: frozenset[int]) -> Packing | None:
+    """Returns how to pack an argument of an equation; None if there is nothing to gain.
+
+    Args:
+        eqn: a `lax.dot_general`, or a call of a `TargetDependent` function.
+        known: indices of its arguments that are known before the call.
+    """
+    types = [shape_of(atom.aval) for atom in eqn.invars]
+    function = target.function_of(eqn)
+    if function is not None:
+        return function.packing(known, types)
+    params = eqn.params
+    if params["preferred_element_type"] != np.int32 or params["out_sharding"]:
+        return None
+    lhs, rhs = types
+    return of_dot(lhs, rhs, params["dimension_numbers"], known)
+
+
+def of_dot(
+    lhs: jax.ShapeDtypeStruct,
+    rhs: jax.ShapeDtypeStruct,
+    dims: dn.DimensionNumbers,
+    known: frozenset[int],
+) -> "_WithWeights | None":
+    """Returns how to pack the known operand of a dot of int8; None if it does not pay.
+
+    Args:
+        lhs: shape and dtype of lhs.
+        rhs: shape and dtype of rhs.
+        dims: dimension numbers.
+        known: indices of the operands that are known, 0 for lhs.
+    """
+    if len(known) != 1 or dims[1][0] or not processor.has_unsigned_dots():
+        return None
+    if (lhs.dtype, rhs.dtype) != (np.int8, np.int8):
+        return None
+    (argument,) = known
+    of_x, of_weight = 1 - argument, argument
+    shapes, contracting = (lhs.shape, rhs.shape), dims[0]
+    first = len(shapes[of_x]) - len(contracting[of_x])
+    if contracting[of_x] != tuple(range(first, len(shapes[of_x]))):
+        return None
+    rows, products = (
+        math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
+    )
+    size = math.prod(shapes[of_weight])
+    if rows == 0 or size <= _SMALL:
+        return None
+    form: type[_WithWeights]
+    if rows <= (_FEW_LONG_ROWS if products >= _LONG else _FEW_ROWS):
+        form = _RaisedWeights
+    elif processor.multiplies_unsigned(rows):
+        form = _SummedWeights
+    else:
+        return None
+    return form(argument, contracting[of_weight], shapes[of_weight])
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithWeights(Packing):
+    """A dot of int8 weights by rows that contract their last axes."""
+
+    argument: int
+    contracting: dn.Axes
+    """Contracting axes of the weights."""
+
+    shape: tuple[int, ...]
+    """Shape of the weights."""
+
+    @property
+    def layout(self):
+        return type(self), self.contracting
+
+    def matrix(self, weights: jax.Array) -> jax.Array:
+        """The weights as a matrix of a row for each of their remaining elements."""
+        order = (*self._remaining, *self.contracting)
+        products = math.prod(self.shape[axis] for axis in self.contracting)
+        return weights.transpose(order).reshape(-1, products)
+
+    def run(self, packed, args):
+        x = args[1 - self.argument]
+        rows = x.shape[: x.ndim - len(self.contracting)]
+        sums = self.sums(packed, x.reshape(math.prod(rows), -1))
+        columns = tuple(self.shape[axis] for axis in self._remaining)
+        if self.argument == 0:
+            out = sums.T.reshape(columns + rows)
+        else:
+            out = sums.reshape(rows + columns)
+        # In another layout, which XLA would hand on to consumers, their sums of floats
+        # would be of another order.
+        return layouts.row_major(out)
+
+    def sums(self, packed: Packed, x: jax.Array) -> jax.Array:
+        """Contracts a matrix with the packed weights, to a row for each of its rows."""
+        raise NotImplementedError
+
+    @property
+    def _remaining(self) -> dn.Axes:
+        return dn.remaining_axes(len(self.shape), self.contracting, ())
+
+
+class _RaisedWeights(_WithWeights):
+    """Weights raised by 128, as lhs, behind them rows of zeros (before that).
+
+    The sums of the rows of zeros are the correction.
+    """
+
+    def pack(self, x):
+        weights = self.matrix(x)
+        zeros = _TILE - weights.shape[0] % _TILE
+        return (cpu.offset_by_128(plain.with_zeros(weights, 0, zeros)),)
+
+    def sums(self, packed, x):
+        (weights,) = packed
+        rows, columns = x.shape[0], math.prod(self.shape[a] for a in self._remaining)
+        x = plain.with_zeros(x, 0, -rows % _ROWS)
+        out = cpu.mixed_dot(weights, x, _MATRICES)
+        # XLA folds a transposition of the sums into the dot, which then has no kernel.
+        out = out[:columns] - out[columns : columns + 1]
+        return out.T[:rows]
+
+
+class _SummedWeights(_WithWeights):
+    """Weights with 128 times their sums, the correction for rows raised by 128."""
+
+    def pack(self, x):
+        weights = self.matrix(x)
+        return weights, 128 * jnp.sum(weights, axis=1, dtype=jnp.int32)
+
+    def sums(self, packed, x):
+        weights, correction = packed
+        out = cpu.mixed_dot(cpu.offset_by_128(x), weights, _MATRICES)
+        return out - lax.expand_dims(correction, (0,))
