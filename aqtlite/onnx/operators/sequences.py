@@ -28,6 +28,13 @@ def _insert(
     return (tuple(items),)
 
 
+@operator("SequenceErase")
+def _erase(call: Call, values: Sequence, position: Value = None) -> tuple[Sequence]:
+    items = list(values)
+    del items[-1 if position is None else int(call.static(position, "position"))]
+    return (tuple(items),)
+
+
 @operator("SequenceAt")
 def _at(call: Call, values: Sequence, position: Value) -> Value:
     return values[int(call.static(position, "position"))]
