@@ -341,9 +341,20 @@ def _round_rows(
 
     def of_block(errors, block):
         start, passed_on, rows = block
-        before = jnp.matmul(passed_on, errors, precision="highest")
-        rows = rows._replace(target=rows.target + before)
+
+        def of_part(i, target):
+            part = lax.dynamic_slice_in_dim(passed_on, i * size, size, axis=1)
+            own = lax.dynamic_slice_in_dim(errors, i * size, size)
+            return target + jnp.matmul(part, own, precision="highest")
+
+        if size > SIZES[1]:
+            # Rows from `start` on have no errors yet.
+            target = lax.fori_loop(0, start // size, of_part, rows.target)
+        else:
+            before = jnp.matmul(passed_on, errors, precision="highest")
+            target = rows.target + before
         within = lax.dynamic_slice_in_dim(passed_on, start, size, axis=1)
+        rows = rows._replace(target=target)
         own, stored = _round_rows(tensor, sparsity, sizes[1:], within, rows)
         return lax.dynamic_update_slice_in_dim(errors, own, start, axis=0), stored
 
