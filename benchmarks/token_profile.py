@@ -130,20 +130,20 @@ def decoder(model: Transformer, variables: Any) -> Decoder:
         variables: variables of the model.
     """
     token, key = jnp.zeros((1, 1), jnp.int32), jax.random.key(0)
-    compiled = generate.decode_step(model, variables).compiled
-    leaves = tuple(jax.tree.leaves(variables))
+    step = generate.decode_step(model, variables)
 
-    def decode(get_leaves: Callable[[], tuple[jax.Array, ...]]) -> Iterator[float]:
+    def decode(flatten: Callable[[], Any]) -> Iterator[float]:
         cache, sampled = generate.init_cache(model), token
         for _ in range(model.length):
             start = time.perf_counter()
-            cache, sampled = compiled(get_leaves(), cache, sampled, key)
+            flatten()
+            cache, sampled = step(cache, sampled, key)
             sampled.block_until_ready()
             yield time.perf_counter() - start
 
-    ways = {LIST: lambda: leaves, TREE: lambda: tuple(jax.tree.leaves(variables))}
+    ways = {LIST: lambda: None, TREE: lambda: jax.tree.leaves(variables)}
     return Decoder(
-        kinds_of(compiled.as_text()),
+        kinds_of(step.compiled.as_text()),
         {row: functools.partial(decode, way) for row, way in ways.items()},
     )
 

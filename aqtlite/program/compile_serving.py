@@ -19,7 +19,8 @@ class ServingProgram:
     """
 
     compiled: jax.stages.Compiled
-    """Compiled program, with analyses such as ``compiled.memory_analysis()``."""
+    """Compiled program, with analyses such as ``compiled.memory_analysis()``. It takes
+    the variables, as they are packed, before the arguments."""
 
     _variables: Any = dataclasses.field(repr=False)
     """Arrays that the program takes first."""
