@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.onnx.evaluation import Call, Value
+from aqtlite.onnx.evaluation import Call, Value, is_static
 from aqtlite.onnx.registry import operator
 
 Function = Any
@@ -42,8 +42,13 @@ def _of_attributes(function: Function) -> Function:
 
 
 for _name, _function in FUNCTIONS.items():
-    if _name not in ("Affine", "ScaledTanh", "Tanh"):
+    if _name not in ("Affine", "Relu", "ScaledTanh", "Tanh"):
         operator(_name)(_of_attributes(_function))
+
+
+@operator("Relu")
+def _relu(call: Call, x: Value) -> Value:
+    return np.maximum(x, 0) if is_static(x) else jax.nn.relu(x)
 
 
 @operator("Gelu")
