@@ -253,29 +253,62 @@ class ConvGeneralDilated(Operation):
         )
 
     def _less_zero_point(self, left, right, out_sharding):
-        """Computes ``sum (a - z) b`` as ``sum a b - z sum b``, padding with ``z``."""
+        """Computes ``sum (a - z) b`` as ``sum a b - z sum b``."""
         convolution, zero = self.convolution, left.zero_point
-        ones = [1] * left.values.ndim
-        for axis in convolution.lhs_spec[2:]:
-            ones[axis] = left.values.shape[axis]
-        is_real = convolution.pad(jnp.ones(ones, bool), False)
-        padded = convolution.pad(left.values, 0)
-        padded = jnp.where(is_real, padded, zero.astype(padded.dtype))
         kernel = self._kernel(right.values)
         # Intermediate values wrap modulo 2^32; the result fits int32.
-        conv = lowering.Conv(convolution.of_padded(), out_sharding)
-        sums = lowering.Integers()(conv, DotInput(padded), DotInput(kernel))
-        if right.sums is not None and self.arrays[2] == "y" and self._groups == 1:
-            other: Side = "rhs" if self._side_of_first() == "lhs" else "lhs"
-            of_kernel = self.scale_to_output(other, right.sums)
+        if self._counts_by_position(kernel):
+            conv = lowering.Conv(convolution, out_sharding)
+            sums = lowering.Integers()(conv, DotInput(left.values), DotInput(kernel))
+            of_kernel = self._sums_at_elements(left.values.shape, kernel)
         else:
-            features, *window = convolution.rhs_spec[1:]
-            of_kernel = kernel.astype(jnp.int32).sum((features, *window))
-            shape = [1] * kernel.ndim
-            shape[convolution.out_spec[1]] = of_kernel.size
-            of_kernel = of_kernel.reshape(shape)
+            conv = lowering.Conv(convolution.of_padded(), out_sharding)
+            padded = DotInput(self._padded_with(left.values, zero))
+            sums = lowering.Integers()(conv, padded, DotInput(kernel))
+            of_kernel = self._sums_of_kernel(right.sums, kernel)
         zero = self.scale_to_output(self._side_of_first(), zero)
         return sums.astype(jnp.int32) - zero * of_kernel
+
+    def _padded_with(self, values: jax.Array, zero: jax.Array) -> jax.Array:
+        """The first operand, padded with its zero point."""
+        ones = [1] * values.ndim
+        for axis in self.convolution.lhs_spec[2:]:
+            ones[axis] = values.shape[axis]
+        is_real = self.convolution.pad(jnp.ones(ones, bool), False)
+        padded = self.convolution.pad(values, 0)
+        return jnp.where(is_real, padded, zero.astype(padded.dtype))
+
+    def _sums_of_kernel(self, known: jax.Array | None, kernel: jax.Array) -> jax.Array:
+        """The sum of the kernel for each feature, laid out for the result."""
+        if known is not None and self.arrays[2] == "y" and self._groups == 1:
+            other: Side = "rhs" if self._side_of_first() == "lhs" else "lhs"
+            return self.scale_to_output(other, known)
+        features, *window = self.convolution.rhs_spec[1:]
+        sums = kernel.astype(jnp.int32).sum((features, *window))
+        shape = [1] * kernel.ndim
+        shape[self.convolution.out_spec[1]] = sums.size
+        return sums.reshape(shape)
+
+    def _counts_by_position(self, kernel: jax.Array) -> bool:
+        """Whether zeros between elements are left to XLA, which skips them.
+
+        Stored as integers that are not zero, each of them would be multiplied. The sums
+        have to be exact in float32.
+        """
+        is_dilated = any(step > 1 for step in self.convolution.lhs_dilation)
+        return is_dilated and self.convolution.products(kernel.shape) * 128 <= 2**24
+
+    def _sums_at_elements(self, shape: Sequence[int], kernel: jax.Array) -> jax.Array:
+        """The sum of the part of the kernel that meets elements, by position."""
+        spatial = self.convolution.lhs_spec[2:]
+        ones = [n if axis in spatial else 1 for axis, n in enumerate(shape)]
+        features = self.convolution.rhs_spec[1]
+        sums = kernel.astype(jnp.float32).sum(features, keepdims=True)
+        ungrouped = dataclasses.replace(self.convolution, feature_groups=1)
+        found = ungrouped(
+            jnp.ones(ones), sums, jnp.float32, precision=lax.Precision.HIGHEST
+        )
+        return found.astype(jnp.int32)
 
     @property
     def _groups(self) -> int:

@@ -178,9 +178,17 @@ def test_gradients_of_gradients_are_the_convolution():
 
 
 @pytest.mark.code("users")
-@pytest.mark.parametrize("name", ["strides", "depthwise"])
-def test_zero_points_pad_with_the_real_zero(name):
-    case = CASES[name]
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASES["strides"],
+        CASES["depthwise"],
+        CASES["dilations"],
+        CASES["groups"]._replace(lhs_dilation=(2, 1)),
+    ],
+    ids=["strides", "depthwise", "dilations", "dilated groups"],
+)
+def test_zero_points_pad_with_the_real_zero(case):
     x, w, *_ = arrays_of(case)
     x, w = x // 2, w // 2
     wanted, _ = reference(case, x, w)
