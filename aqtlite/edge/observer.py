@@ -1,6 +1,7 @@
 """Statistics of a program's values over batches, and the ranges computed from them."""
 
 import dataclasses
+import functools
 import warnings
 from typing import Any
 
@@ -32,8 +33,13 @@ class Observer:
     calibration: Calibration
 
     def __post_init__(self) -> None:
-        self._update = jax.jit(self._updated)
+        self._observe = jax.jit(self._observed)
         self._maskable = masks.maskable(self.program.graph)
+        self._of_softmaxes = frozenset(
+            node.inputs[0]
+            for node in self.program.graph.nodes
+            if masks.is_softmax(node.operator)
+        )
 
     def update(
         self, states: Any, variables: Any, args: tuple[Any, ...], batch: int
@@ -54,25 +60,41 @@ class Observer:
         values = {
             i: x for i, x in values.items() if i not in self.program.graph.constants
         }
-        states, is_finite = self._update(states, values)
+        of_groups, summands = jax.device_get(self._observe(values))
+        found = {}
         for name in self.program.ranged_groups:
-            if not is_finite[name]:
+            x, counts, peak = of_groups[name]
+            weighed = x if counts is None else np.where(counts, x, np.float32(0))
+            if not np.isfinite(weighed).all() or np.isnan(x).any():
                 raise ValueError(
                     f"batch {batch} gives NaN or infinity at {name!r}: ranges come "
                     "from finite values. Check the data and the variables"
                 )
-        return states
+            state = states["groups"][name]
+            found[name] = {
+                # Every range includes zero, so zero replaces what does not count.
+                "kept": _updated(self.calibration, state["kept"], weighed),
+                "seen": _wider(state["seen"], x if counts is None else x[counts]),
+                "all": _wider(state["all"], x),
+                "peak": min(state["peak"], peak),
+                "magnitudes": state["magnitudes"] + _magnitudes(weighed),
+            }
+        wider = {
+            i: (min(low, summands[i][0]), max(high, summands[i][1]))
+            for i, (low, high) in states["summands"].items()
+        }
+        return {"groups": found, "summands": wider}
 
     def _initial(self) -> Any:
-        def ends() -> tuple[jax.Array, jax.Array]:
-            return jnp.float32(jnp.inf), jnp.float32(-jnp.inf)
+        def ends() -> tuple[float, float]:
+            return np.inf, -np.inf
 
         of_groups = {
             name: {
                 "kept": counting.before_first(self.calibration, (1,), _GRID),
                 "seen": ends(),
                 "all": ends(),
-                "peak": jnp.float32(jnp.inf),
+                "peak": np.inf,
                 "magnitudes": _no_magnitudes(),
             }
             for name in self.program.ranged_groups
@@ -89,49 +111,37 @@ class Observer:
             for value in self.program.static.intersection(node.inputs)
         )
 
-    def _updated(self, states: Any, values: dict[int, Any]) -> tuple[Any, Any]:
+    def _observed(self, values: dict[int, Any]) -> tuple[Any, Any]:
+        """Evaluates the program in float.
+
+        Returns:
+            For each group, its elements, which of them count for its range (None for
+            all), and the lowest peak of its softmaxes; and the ends of the summands.
+        """
         graph = self.program.graph
         known = graph.evaluate(values, Node.compute)
         counted = masks.counted(graph, known, self._maskable)
-        of_groups, is_finite = {}, {}
+        of_groups = {}
         for name, group in self.program.ranged_groups.items():
-            state = states["groups"][name]
-            parts = [_weighed(known[i], counted.get(i)) for i in group.sources]
-            x, counts = (
-                jnp.concatenate(list(of_parts)) for of_parts in zip(*parts, strict=True)
-            )
-            # Every range includes zero, so zero can replace elements that do not count.
-            weighed = jnp.where(counts, x, 0.0)
-            is_finite[name] = jnp.isfinite(weighed).all() & ~jnp.isnan(x).any()
-            kept = counting.updated(
-                self.calibration, state["kept"], weighed, (0,), _GRID
-            )
-            peak = state["peak"]
+            peak = jnp.float32(jnp.inf)
             for value in self._softmax_inputs(group):
                 peak = jnp.minimum(peak, masks.lowest_peak(known[value]))
-            of_groups[name] = {
-                "kept": kept,
-                "seen": _wider(
-                    state["seen"],
-                    jnp.min(x, initial=jnp.inf, where=counts),
-                    jnp.max(x, initial=-jnp.inf, where=counts),
-                ),
-                "all": _wider(state["all"], x.min(), x.max()),
-                "peak": peak,
-                "magnitudes": state["magnitudes"] + _magnitudes(weighed),
-            }
-        summands = {
-            i: _wider(ends, known[i].min(), known[i].max())
-            for i, ends in states["summands"].items()
-        }
-        return {"groups": of_groups, "summands": summands}, is_finite
+            parts = [_weighed(known[i], counted.get(i)) for i in group.sources]
+            x = jnp.concatenate([x for x, _ in parts])
+            counts = None
+            if any(one is not None for _, one in parts):
+                counts = jnp.concatenate(
+                    [
+                        jnp.ones(x.shape, bool) if one is None else one
+                        for x, one in parts
+                    ]
+                )
+            of_groups[name] = x, counts, peak
+        summands = {i: (known[i].min(), known[i].max()) for i in self._summands}
+        return of_groups, summands
 
     def _softmax_inputs(self, group: Group) -> set[int]:
-        return {
-            node.inputs[0]
-            for node in self.program.graph.nodes
-            if masks.is_softmax(node.operator) and node.inputs[0] in group.members
-        }
+        return self._of_softmaxes.intersection(group.members)
 
     def ranges(self, states: Any) -> Ranges:
         """Computes the table of ranges from the statistics of all batches."""
@@ -217,7 +227,7 @@ class Observer:
         """Warns of ranges so wide that most nonzero elements round to zero."""
         lines = []
         for name, group in self.program.ranged_groups.items():
-            scale = float(grids.of_range(Range(*ranges[name]), group.dtype).scale)
+            scale = _step(*ranges[name], group.dtype)
             histogram = np.asarray(of_groups[name]["magnitudes"])
             share = _share_below(histogram, scale / 2)
             if share > _LOST:
@@ -233,36 +243,54 @@ class Observer:
             )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _updated(calibration: Calibration, state: Any, x: Any) -> Any:
+    """Updates the state of a calibration, in one program for all groups of a size.
+
+    Together with the model, and with the other statistics, which are cheap on the host,
+    these would take most of the time to compile it.
+    """
+    return counting.updated(calibration, state, x, (0,), _GRID)
+
+
 def _weighed(x: Any, counted: jax.Array | None) -> tuple[Any, Any]:
     """Flattens an array; returns its elements, and which of them count for a range."""
     is_known = isinstance(x, np.ndarray)
-    if counted is None:
-        counted = x > masks.MASKED_BELOW if is_known else jnp.ones(x.shape, bool)
+    if counted is None and is_known:
+        counted = x > masks.MASKED_BELOW
     if is_known:
         # A variance has a NaN constant for the case of zero degrees of freedom.
         is_number = ~np.isnan(x)
         return x[is_number], counted[is_number]
-    return jnp.ravel(x), jnp.ravel(counted)
+    return jnp.ravel(x), None if counted is None else jnp.ravel(counted)
 
 
-def _wider(ends: Any, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.minimum(ends[0], low), jnp.maximum(ends[1], high)
+def _wider(ends: tuple[float, float], x: np.ndarray) -> tuple[float, float]:
+    low, high = ends
+    return min(low, x.min(initial=np.inf)), max(high, x.max(initial=-np.inf))
 
 
 _SMALLEST, _LARGEST = -64, 64
 """Bounds of the histogram of exponents; exponents beyond are clipped."""
 
 
-def _no_magnitudes() -> jax.Array:
+def _no_magnitudes() -> np.ndarray:
     """An empty histogram of exponents."""
-    return jnp.zeros(_LARGEST - _SMALLEST, jnp.float32)
+    return np.zeros(_LARGEST - _SMALLEST)
 
 
-def _magnitudes(x: jax.Array) -> jax.Array:
+def _magnitudes(x: np.ndarray) -> np.ndarray:
     """Histogram of the exponents of an array's nonzero elements."""
-    _, exponents = jnp.frexp(x)
-    places = jnp.clip(exponents - _SMALLEST, 0, _LARGEST - _SMALLEST - 1)
-    return _no_magnitudes().at[places].add((x != 0).astype(jnp.float32))
+    _, exponents = np.frexp(x[x != 0])
+    places = np.clip(exponents - _SMALLEST, 0, _LARGEST - _SMALLEST - 1)
+    return np.bincount(places, minlength=_LARGEST - _SMALLEST)
+
+
+def _step(low: float, high: float, dtype: str) -> float:
+    """The step of the grid of a range."""
+    if dtype == "int16":
+        return max(-low, high) / 32767
+    return (high - low) / 255
 
 
 def _share_below(histogram: np.ndarray, bound: float) -> float:

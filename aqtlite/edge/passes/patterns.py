@@ -74,6 +74,8 @@ def _match(
     graph: Graph, producers: Mapping[int, Node], node: Node, pattern: Pattern
 ) -> int | None:
     """The value that a node applies the pattern to; None if it does not match."""
+    if not _may_match(producers, node, pattern):
+        return None
     traced = _traced(pattern.function, pattern.x.shape, pattern.x.dtype)
     if traced is None:
         return None
@@ -100,6 +102,29 @@ def _match(
 
     (output,) = traced.outputs
     return bound.get(x) if agree(output, node.output) else None
+
+
+def _may_match(producers: Mapping[int, Node], node: Node, pattern: Pattern) -> bool:
+    """Whether the primitives before a node are those of a pattern.
+
+    They depend on the shape only by its axes of size one: to trace a pattern at few
+    sizes and compare these spares tracing it at every size of a program.
+    """
+    shape = tuple(min(size, 2) for size in pattern.x.shape)
+    traced = _traced(pattern.function, shape, pattern.x.dtype)
+    if traced is None:
+        return False
+    of_pattern = traced.producers()
+    (output,) = traced.outputs
+    if output not in of_pattern or len(of_pattern[output].inputs) != len(node.inputs):
+        return False
+    for wanted, value in zip(of_pattern[output].inputs, node.inputs, strict=True):
+        if wanted not in of_pattern:
+            continue
+        one, other = of_pattern[wanted].operator, producers.get(value)
+        if other is None or one.name_in_rules != other.operator.name_in_rules:
+            return False
+    return True
 
 
 def _is_same(one: Node, other: Node) -> bool:
