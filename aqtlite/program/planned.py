@@ -151,11 +151,11 @@ class PlannedContraction:
     @property
     def prunes(self) -> bool:
         """Whether its sparsity prunes anything."""
-        how = self.cfg.fwd.rhs.sparsity
-        if how is None:
+        tensor = self.cfg.fwd.rhs
+        if tensor.sparsity is None:
             return False
         operation, _, rhs = self._types()
-        return sparsity.prunes(how, rhs.shape, operation.axes("rhs"))
+        return sparsity.of(tensor, rhs.shape, operation.axes("rhs")) is not None
 
     def _types(self) -> tuple[Operation, Any, Any]:
         """Returns its operation, and the types of both sides of the config."""

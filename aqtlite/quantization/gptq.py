@@ -27,9 +27,8 @@ from aqtlite.calibration import counting
 from aqtlite.operations import Operation
 from aqtlite.operations.inputs import Matrices
 from aqtlite.qtensor.qtensor import QTensor
-from aqtlite.quantization import quantizer
+from aqtlite.quantization import quantizer, sparsity
 from aqtlite.quantization.second_moment import SecondMoment
-from aqtlite.quantization.sparsity import largest
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.dimension_numbers import Axes
 from aqtlite.shapes.sharding import explicit_sharding, replicated
@@ -89,8 +88,9 @@ def round_weights(
         rows.append(per_element(nearest.zero_point))
     # Blocks are gone: each element has its scale.
     plain = config.Tensor(numerics=tensor.grid)
-    sets = _sets(tensor.sparsity, operation, matrices)
-    solve = functools.partial(_solve, tensor.rounding, tensor.sparsity, plain, sets)
+    pruned = sparsity.of(tensor, shape, operation.axes("rhs"))
+    sets = _sets(pruned, operation, matrices)
+    solve = functools.partial(_solve, tensor.rounding, pruned, plain, sets)
     if moment.shape[0] == 1:
         # Without the axis of groups, XLA's products of matrices are faster.
         stored, damping = solve(moment[0], *(one[0] for one in rows))
@@ -171,10 +171,9 @@ def _sets(
     shape = matrices.input_shape
     count = math.prod(shape)
     inputs = np.arange(count, dtype=np.int32)
-    axes = operation.axes("rhs")
-    if how is None or not axes.cuttable:
+    if how is None:
         return inputs[:, None]
-    place = matrices.place_of(axes.cuttable[-1])
+    place = matrices.place_of(operation.axes("rhs").cuttable[-1])
     inputs = np.moveaxis(inputs.reshape(shape), place, -1)
     widths = [(0, 0)] * (inputs.ndim - 1) + [(0, -inputs.shape[-1] % how.m)]
     return np.pad(inputs, widths, constant_values=count).reshape(-1, how.m)
@@ -183,7 +182,7 @@ def _sets(
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _solve(
     how: config.Gptq,
-    sparsity: config.NofM | None,
+    pruned: config.NofM | None,
     tensor: config.Tensor,
     sets: jax.Array,
     moment: jax.Array,
@@ -193,7 +192,7 @@ def _solve(
 
     Args:
         how: the rounding.
-        sparsity: what is pruned of each set of inputs; None for nothing.
+        pruned: what is pruned of each set of inputs; None for nothing.
         tensor: grid of the weights.
         sets: sets of inputs, as `_sets` returns them.
         moment: second moment of inputs, ``(inputs, inputs)``.
@@ -227,7 +226,7 @@ def _solve(
     # The error of an output if its weight of this input is 0, and the others follow.
     price = jnp.where(is_factor, diagonal, jnp.float32(1))
     price = jnp.where(is_dead, jnp.float32(0), price)
-    stored = _rounded(tensor, sparsity, passed_on, price, weights, parameters)
+    stored = _rounded(tensor, pruned, passed_on, price, weights, parameters)
     stored = jnp.zeros(rows[0].shape, stored.dtype).at[order].set(stored, mode="drop")
     return stored, jnp.where(is_factor, damping, jnp.float32(NEAREST))
 
@@ -273,7 +272,7 @@ class _Rows(NamedTuple):
 
 def _rounded(
     tensor: config.Tensor,
-    sparsity: config.NofM | None,
+    pruned: config.NofM | None,
     passed_on: jax.Array,
     price: jax.Array,
     weights: jax.Array,
@@ -281,7 +280,7 @@ def _rounded(
 ) -> jax.Array:
     """Rounds rows in order, each with the errors of those before it passed on."""
     count = len(weights)
-    unit = 1 if sparsity is None else sparsity.m
+    unit = 1 if pruned is None else pruned.m
     sizes = [max(size // unit, 1) * unit for size in SIZES if size < count]
     sizes = [*sizes, unit] if unit > 1 else sizes
     padding = -count % (sizes[0] if sizes else 1)
@@ -296,14 +295,14 @@ def _rounded(
         padded(price[:, None]),
         tuple(padded(one, mode="edge") for one in parameters),
     )
-    round_rows = functools.partial(_round_rows, tensor, sparsity)
+    round_rows = functools.partial(_round_rows, tensor, pruned)
     _, stored = round_rows(tuple(sizes), passed_on, rows)
     return stored[:count]
 
 
 def _round_rows(
     tensor: config.Tensor,
-    sparsity: config.NofM | None,
+    pruned: config.NofM | None,
     sizes: tuple[int, ...],
     passed_on: jax.Array,
     rows: _Rows,
@@ -312,7 +311,7 @@ def _round_rows(
 
     Args:
         tensor: the grid.
-        sparsity: what is pruned.
+        pruned: what is pruned.
         sizes: number of rows in a block, in a block of that, and so on.
         passed_on: factors of the errors of rows that are added to later rows.
         rows: the rows.
@@ -321,7 +320,7 @@ def _round_rows(
         The errors and the stored values.
     """
     count = len(rows.target)
-    if sparsity is not None and count == sparsity.m:
+    if pruned is not None and count == pruned.m:
         # As if none of these rows were rounded: each compensates those before it.
         passed = lax.linalg.triangular_solve(
             passed_on,
@@ -331,7 +330,7 @@ def _round_rows(
             unit_diagonal=True,
         )
         score = jnp.abs((rows.weights + passed) * rows.price)
-        rows = rows._replace(is_kept=largest(score, 0, sparsity.n))
+        rows = rows._replace(is_kept=sparsity.largest(score, 0, pruned.n))
     if count == 1:
         return _round_to_grid(tensor, rows)
     size = sizes[0] if sizes else 1
@@ -355,7 +354,7 @@ def _round_rows(
             target = rows.target + before
         within = lax.dynamic_slice_in_dim(passed_on, start, size, axis=1)
         rows = rows._replace(target=target)
-        own, stored = _round_rows(tensor, sparsity, sizes[1:], within, rows)
+        own, stored = _round_rows(tensor, pruned, sizes[1:], within, rows)
         return lax.dynamic_update_slice_in_dim(errors, own, start, axis=0), stored
 
     blocks = (jnp.arange(0, count, size), *jax.tree.map(in_blocks, (passed_on, rows)))

@@ -39,15 +39,27 @@ def prune(x: Operand, tensor: config.Tensor, axes: OperandAxes, path: str) -> Op
             f"{path}.numerics={grid!r} has no zero for the weights that {path}."
             f"sparsity={how!r} prunes, of shape {tuple(x.shape)}; choose another grid"
         )
-    if not prunes(how, x.shape, axes):
+    if of(tensor, x.shape, axes) is None:
         return x
     pruned: jax.Array = _pruned(how, axes.cuttable[-1], axes.groups, x)
     return pruned
 
 
-def prunes(how: config.NofM, shape: tuple[int, ...], axes: OperandAxes) -> bool:
-    """Returns True if there are groups of more than `how.n` elements."""
-    return bool(axes.cuttable) and shape[axes.cuttable[-1]] // axes.groups > how.n
+def of(
+    tensor: config.Tensor, shape: tuple[int, ...], axes: OperandAxes
+) -> config.NofM | None:
+    """Returns the sparsity of an array; None if it has none, or all would be kept.
+
+    Args:
+        tensor: config of the array.
+        shape: shape of the array.
+        axes: axes of the array. Without cuttable ones, as in a depthwise convolution,
+            no elements are pruned together.
+    """
+    how = tensor.sparsity
+    if how is None or not axes.cuttable:
+        return None
+    return how if shape[axes.cuttable[-1]] // axes.groups > how.n else None
 
 
 def largest(magnitude: jax.Array, axis: int, count: int) -> jax.Array:

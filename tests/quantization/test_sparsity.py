@@ -307,3 +307,16 @@ def test_the_plan_names_what_is_too_small_to_be_pruned():
         params=0,
     )
     assert "not sparse: all inputs of a group are kept" in repr(planned)
+
+
+def test_gptq_leaves_depthwise_convolutions_dense():
+    def fn(w, x):
+        return conv(8, None, x, w)
+
+    x, w = correlated(20, 7, 8), weights(3, 1, 8)
+    dense = config.update(GPTQ, {PATH: None})
+    reports = []
+    _, serving = converted(fn, GPTQ, w, (x,), report=reports.append)
+    assert "sparse" not in str(reports[0])
+    wanted = rounded_by(fn, dense, w, (x,))
+    np.testing.assert_array_equal(frozen(serving).qvalue, wanted.qvalue)

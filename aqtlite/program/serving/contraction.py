@@ -21,7 +21,7 @@ from aqtlite.quantization.statistics import States
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["qtensor", "original", "prepared", "values", "damping"],
-    meta_fields=[],
+    meta_fields=["sparsity"],
 )
 @dataclasses.dataclass(frozen=True)
 class WeightOutputs:
@@ -41,6 +41,9 @@ class WeightOutputs:
 
     damping: Any = None
     """`gptq.Rounded.damping`; None for a weight rounded as in training."""
+
+    sparsity: config.NofM | None = None
+    """How it was pruned; None if all of it was kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +111,10 @@ class Contraction:
         prepared = lhs if side == "lhs" else rhs
         qtensor, damping = self._quantized(operand, prepared)
         qtensor = dataclasses.replace(qtensor, dtype=operand.dtype)
-        return WeightOutputs(qtensor, x, prepared, identity.values_of(x), damping)
+        tensor = getattr(self.cfg.fwd, side)
+        pruned = sparsity.of(tensor, operand.shape, self.operation.axes(side))
+        values = identity.values_of(x)
+        return WeightOutputs(qtensor, x, prepared, values, damping, pruned)
 
     def _quantized(self, operand: Operand, x: Any) -> tuple[QTensor, jax.Array | None]:
         """Quantizes an operand in the fastest layout.

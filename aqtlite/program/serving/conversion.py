@@ -161,8 +161,7 @@ def _rounding_of(weight: Weight, damping: Any) -> str:
         weight: the weight.
         damping: its damping, or the shape; None if it was rounded as in training.
     """
-    record = weight.record
-    how = getattr(record.cfg.fwd, record.operand.side).sparsity
+    how = weight.recorded.outputs.sparsity
     texts = [] if how is None else [f"{how} sparse"]
     if damping is not None:
         texts.append("rounded by GPTQ at conversion")
