@@ -140,7 +140,7 @@ class Observer:
         summands = {i: (known[i].min(), known[i].max()) for i in self._summands}
         return of_groups, summands
 
-    def _softmax_inputs(self, group: Group) -> set[int]:
+    def _softmax_inputs(self, group: Group) -> frozenset[int]:
         return self._of_softmaxes.intersection(group.members)
 
     def ranges(self, states: Any) -> Ranges:
@@ -253,7 +253,7 @@ def _updated(calibration: Calibration, state: Any, x: Any) -> Any:
     return counting.updated(calibration, state, x, (0,), _GRID)
 
 
-def _weighed(x: Any, counted: jax.Array | None) -> tuple[Any, Any]:
+def _weighed(x: Any, counted: Any) -> tuple[Any, Any]:
     """Flattens an array; returns its elements, and which of them count for a range."""
     is_known = isinstance(x, np.ndarray)
     if counted is None and is_known:
