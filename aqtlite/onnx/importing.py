@@ -119,14 +119,13 @@ class Importer:
         return key
 
     def _node(self, proto: Any, values: Mapping[str, np.ndarray]) -> Node:
-        name = proto.name or f"{proto.op_type}_{next(filter(None, proto.output), '')}"
         domain = registry.DOMAINS.get(proto.domain, proto.domain)
         unused = ""  # The branch that a known condition does not take.
         if proto.op_type == "If" and proto.input[0] in values:
             is_true = values[proto.input[0]].reshape(()).item()
             unused = "else_branch" if is_true else "then_branch"
         return Node(
-            name=name,
+            name=registry.name_of(proto),
             op_type=proto.op_type,
             domain=domain,
             opset=self._opsets.get(domain, 1),

@@ -57,7 +57,8 @@ class Network:
             The output, or a tuple of outputs.
 
         Raises:
-            TypeError: if an input is missing, unknown, or of another dtype.
+            TypeError: if an input is missing, unknown, or of another dtype, or
+                parameters are no floats.
             ValueError: if an input or a parameter has another shape than declared, or a
                 shape inside the network depends on data.
         """
@@ -86,6 +87,11 @@ class Network:
         return [_checked(one, given[one.name]) for one in self.inputs]
 
     def _check_parameters(self, parameters: Mapping[str, Any]) -> None:
+        if not isinstance(parameters, Mapping):
+            raise TypeError(
+                "the first argument is the dictionary of parameters that "
+                f"aqtlite.onnx.load returned; got {type(parameters).__name__}"
+            )
         for name, shape in self._shapes.items():
             if name not in parameters:
                 raise ValueError(
@@ -96,6 +102,12 @@ class Network:
                 raise ValueError(
                     f"the parameter {name!r} has the shape {shape} in the network, got "
                     f"{jnp.shape(parameters[name])}"
+                )
+            dtype = jnp.result_type(parameters[name])
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise TypeError(
+                    f"the parameter {name!r} has the dtype {dtype}; parameters of the "
+                    "network are floats"
                 )
 
 
@@ -161,8 +173,9 @@ def load(
         ModuleNotFoundError: if the package onnx is not installed.
         FileNotFoundError: if the file, or one of the files with its weights, is
             missing.
-        ValueError: if the file is no ONNX file, or has an operator that is not
-            registered.
+        TypeError: if the model is neither a path nor an `onnx.ModelProto`.
+        ValueError: if the file is no ONNX file, has an operator that is not
+            registered, or nodes that read or write values in a way that ONNX excludes.
     """
     source = reading.read(model)
     graph, parameters = reading.graph_of(source, dict(constants or {}))

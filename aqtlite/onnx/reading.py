@@ -11,6 +11,7 @@ import numpy as np
 
 from aqtlite.extras import package
 from aqtlite.onnx import registry
+from aqtlite.onnx.checking import check
 from aqtlite.onnx.graph import Graph
 from aqtlite.onnx.importing import Importer, walk
 
@@ -36,12 +37,18 @@ def read(model: Any) -> Source:
 
     Raises:
         ModuleNotFoundError: if the package onnx is not installed.
-        FileNotFoundError: if the file or external data is missing.
+        FileNotFoundError: if the file is missing.
+        TypeError: if it is neither a path nor an `onnx.ModelProto`.
         ValueError: if the file is no ONNX file.
     """
     onnx = package("onnx")
     if isinstance(model, onnx.ModelProto):
         return Source(_inlined(model), "")
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            "the model is a path of an ONNX file, or an onnx.ModelProto; got "
+            f"{type(model).__name__}"
+        )
     path = os.fspath(model)
     protobuf = importlib.import_module("google.protobuf.message")  # onnx needs it.
     try:
@@ -50,6 +57,11 @@ def read(model: Any) -> Source:
         raise ValueError(f"{path} is no ONNX file, or is cut off: {error}") from error
     if not proto.graph.node and not proto.graph.output:
         raise ValueError(f"{path} is no ONNX file: it has no graph")
+    if not proto.opset_import:
+        raise ValueError(
+            f"{path} is no ONNX file, or is cut off: it has no versions of operators "
+            "(opset_import)"
+        )
     directory = os.path.dirname(os.path.abspath(path))
     return Source(_inlined(proto), directory)
 
@@ -67,7 +79,8 @@ def graph_of(
     """Returns the graph of a model, and its parameters.
 
     Raises:
-        ValueError: if operators are unknown or too old, or a constant is no input.
+        ValueError: if operators are unknown or too old, nodes are malformed, or a
+            constant is no input.
     """
     opsets: dict[str, int] = {}
     for one in source.proto.opset_import:
@@ -79,6 +92,7 @@ def graph_of(
             "onnx.version_converter.convert_version makes it a newer one"
         )
     model = source.proto
+    check(model.graph, opsets)
     if _unknown(model):
         model = _expanded(model)
     unknown = _unknown(model)

@@ -73,6 +73,11 @@ def operator(
     return register
 
 
+def name_of(proto: Any) -> str:
+    """Returns the name of an `onnx.NodeProto`, or one by its operator and output."""
+    return proto.name or f"{proto.op_type}_{next(filter(None, proto.output), '')}"
+
+
 def has(domain: str, name: str) -> bool:
     """Whether an operator is registered."""
     return (DOMAINS.get(domain, domain), name) in _operators

@@ -4,6 +4,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+BOOL = TensorProto.BOOL
 FLOAT = TensorProto.FLOAT
 INT64 = TensorProto.INT64
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import aqtlite.onnx
-from tests.onnx.models import FLOAT, INT64, convolutional, graph, model, node
+from tests.onnx.models import BOOL, FLOAT, INT64, convolutional, graph, model, node
 
 pytestmark = pytest.mark.code("quick")
 
@@ -185,6 +185,64 @@ def test_a_file_that_is_cut_off(tmp_path):
         aqtlite.onnx.load(path)
 
 
+def test_a_file_that_ends_before_the_opset(tmp_path):
+    made = convolutional()
+    made.ClearField("opset_import")
+    onnx.save(made, tmp_path / "network.onnx")
+    with pytest.raises(ValueError, match=r"network.onnx is no .*cut off.*opset_import"):
+        aqtlite.onnx.load(tmp_path / "network.onnx")
+
+
+def test_neither_a_path_nor_a_model():
+    with pytest.raises(TypeError, match=r"a path .* onnx.ModelProto; got NoneType"):
+        aqtlite.onnx.load(None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (
+            [node("Relu", "x", "y", "first"), node("Neg", "x", "y", "second")],
+            "Neg node 'second' writes 'y', which another node",
+        ),
+        ([node("Neg", "x", "w", "n")], "'n' writes 'w', which .* an initializer gives"),
+        (
+            [node("Relu", "h", "y", "/head/Relu"), node("Neg", "x", "h")],
+            "Relu node '/head/Relu' reads 'h', which no node before it, input or",
+        ),
+        ([node("Relu", "x", "h")], "returns 'y', which no node, input or initializer"),
+        (
+            [
+                node(
+                    "If",
+                    "b",
+                    "y",
+                    "if",
+                    then_branch=graph([node("Neg", "q", "z")], {}, {}),
+                )
+            ],
+            "Neg node 'Neg_z' reads 'q'",
+        ),
+        (
+            [node("Conv", "x w", "y", "conv", auto_pad="WEIRD")],
+            "Conv node 'conv' has auto_pad='WEIRD'; known: NOTSET, SAME_UPPER",
+        ),
+        (
+            [node("MaxPool", "x", "y", auto_pad="SAME", kernel_shape=[1])],
+            "MaxPool node 'MaxPool_y' has auto_pad='SAME'",
+        ),
+        ([node("MatMul", "x", "y", "m")], "'m' has 1 inputs, and lacks number 1, 'B'"),
+        ([node("Add", "- x", "y", "a")], "'a' has 2 inputs, and lacks number 0, 'A'"),
+    ],
+)
+def test_malformed_nodes(nodes, message):
+    inputs = {"x": (FLOAT, [1, 1, 1]), "b": (BOOL, [])}
+    weights = {"w": np.ones((1, 1, 1), np.float32)}
+    made = model(nodes, inputs, {"y": (FLOAT, None)}, weights)
+    with pytest.raises(ValueError, match=message):
+        aqtlite.onnx.load(made)
+
+
 def test_old_operators():
     made = convolutional()
     made.opset_import[0].version = 6
@@ -216,7 +274,9 @@ def test_the_documented_operators_are_known():
     names = re.findall(r"`(\w+)`", table.partition("\n\n")[0])
     assert len(names) > 100
     for name in names:
-        made = model([node(name, "x", "y")], {"x": (FLOAT, [])}, {"y": (FLOAT, [])})
+        schema = onnx.defs.get_schema(name)
+        reads = " ".join("x" * max(schema.min_input, 1))
+        made = model([node(name, reads, "y")], {"x": (FLOAT, [])}, {"y": (FLOAT, [])})
         function, _ = aqtlite.onnx.load(made)
         assert [one.name for one in function.inputs] == ["x"]
 

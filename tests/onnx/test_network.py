@@ -93,6 +93,10 @@ def test_parameters_are_checked():
     function, parameters = aqtlite.onnx.load(convolutional())
     with pytest.raises(ValueError, match="'b3' has the shape .5,. .* got .4,."):
         function(parameters | {"b3": jnp.zeros(4)}, X)
+    with pytest.raises(TypeError, match="'w2' has the dtype int8; .* are floats"):
+        function(parameters | {"w2": parameters["w2"].astype(jnp.int8)}, X)
+    with pytest.raises(TypeError, match="first argument is the dictionary of parame"):
+        jax.jit(function)(X, parameters)
     del parameters["w2"]
     with pytest.raises(ValueError, match="'w2' is missing: the first argument"):
         function(parameters, X)
