@@ -188,6 +188,7 @@ def deploy(
         args: sample arguments, or their shapes.
         rules: rules that select the integers of each operator.
     """
+    grids_lib.check(ranges)
     program = program_lib.make(model, variables, args, rules)
     grids = grids_lib.resolve(program, ranges)
     known = _known(program, variables, args)
@@ -210,13 +211,15 @@ def deploy_as_configured(model: Any, variables: Any, args: tuple[Any, ...]) -> D
         args: sample arguments, or their shapes.
 
     Raises:
-        ValueError: if a frozen weight has no form in a file.
+        ValueError: if a frozen weight has no form in a file, or a weight has NaN.
     """
     program = program_lib.make_as_configured(model, variables, args)
     known = _known(program, variables, args)
     frozen = weights_lib.frozen(program.graph, known)
     operands, dynamic = {}, set[int]()
     for node in program.graph.nodes:
+        if weights_lib.has_weight(node) and node.output not in known:
+            _check_no_nan(node, known)
         if weights_lib.has_weight(node) and node.inputs[1] in frozen:
             weight = frozen[node.inputs[1]]
             operands[node.output] = {1: weight.quantized}
@@ -249,6 +252,22 @@ def _check_finite(node: Node, operands: Mapping[int, Quantized]) -> None:
                 f"the {what} of {node.place} ({node.operator.name})"
                 f", of shape {one.qvalue.shape}, has NaN or infinity: check the "
                 "variables"
+            )
+
+
+def _check_no_nan(node: Node, known: Mapping[int, Any]) -> None:
+    for value in node.inputs:
+        x = known.get(value)
+        if (
+            x is not None
+            and jnp.issubdtype(x.dtype, jnp.floating)
+            and bool(jnp.isnan(x).any())
+        ):
+            raise ValueError(
+                f"an operand of {node.place} ({node.operator.name}), of shape "
+                f"{x.shape}, has NaN: check the variables. Those of a conversion for "
+                "serving have NaN in place of frozen weights: export them with the "
+                "quantized model that was converted"
             )
 
 

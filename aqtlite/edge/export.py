@@ -60,7 +60,7 @@ def export(
         rules: rules that select the integers of each operator.
         interface: "integer" if the model's floating inputs and outputs are integers in
             the file, as described by `Report.inputs` and `Report.outputs`; "float" if
-            they stay float32.
+            they stay float32, as they always do without ranges.
 
     Returns:
         A report of the file's contents; `print` shows it as a table.
@@ -155,4 +155,9 @@ def _check_shapes(args: tuple[Any, ...]) -> None:
                     f"a sample argument has the shape {leaf.shape}, of which {size} is "
                     "symbolic: a file is for one shape, since reshapes in it hold "
                     "sizes. Export a file for each size of a batch that you need"
+                )
+            if size == 0:
+                raise ValueError(
+                    f"a sample argument is empty, of shape {leaf.shape}: a file is for "
+                    "one shape, which has elements"
                 )

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,15 @@ _SMALLEST = 1e-12
 """Smallest width of a range that raises no warning."""
 
 
+def check(ranges: Any) -> None:
+    """Raises TypeError if `ranges` is not a table of ranges."""
+    if not isinstance(ranges, Ranges):
+        raise TypeError(
+            "ranges must be what edge.calibrate or edge.Ranges.load returned, got a "
+            f"{type(ranges).__name__}"
+        )
+
+
 def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
     """Returns the grids of all values that are computed from the inputs, by number.
 
@@ -33,15 +43,9 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
         ranges: ranges of the model's values, by name.
 
     Raises:
-        TypeError: if `ranges` is not a table of ranges.
         ValueError: if ranges are missing, belong to unknown values, or are wider than
             runtimes support.
     """
-    if not isinstance(ranges, Ranges):
-        raise TypeError(
-            "ranges must be what edge.calibrate or edge.Ranges.load returned, got a "
-            f"{type(ranges).__name__}"
-        )
     wanted = program.ranged_groups
     if not program.rounded_groups:
         # A program in float needs no ranges, and accepts any table.

@@ -1,6 +1,7 @@
 """Files of models that quantize contractions themselves, converted for serving."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -226,3 +227,27 @@ def test_refusals(tmp_path):
     assert "Injected/Dense_1: int4 in blocks of 16" in message
     rules = [edge.Rule(weights="int4")]
     assert "which needs ranges" in _refusal(config.qat(), path, convert, rules=rules)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".tflite"])
+def test_variables_and_samples_that_make_no_file(tmp_path, suffix):
+    model, x = nn.Dense(4), models.normal((2, 16))
+    variables, path = model.init(jax.random.key(0), x), tmp_path / f"model{suffix}"
+    quantized = quantize_model(model, config.weight_only(8))
+    serving = convert(quantized, variables, x)
+    message = "of shape (16, 4), has NaN.*the quantized model that was converted"
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
+        edge.export(model, serving, None, x, path)
+    with pytest.raises(ValueError, match="has NaN: check the variables"):
+        edge.export(model, jax.tree.map(jnp.log, variables), None, x, path)
+    with pytest.raises(ValueError, match="a sample argument is empty"):
+        edge.export(quantized, serving, None, x[:0], path)
+    ranges = edge.calibrate(model, variables, [x])
+    with pytest.raises(TypeError, match="ranges must be what edge.calibrate"):
+        edge.export(model, variables, x, ranges, path)
+    assert not path.exists()
+    cfg = config.update(config.weight_only(4), {"fwd.rhs.rounding": config.Gptq()})
+    rounded = quantize_model(model, cfg)
+    gathered = calibrate_in_float(rounded, variables, [x])
+    edge.export(rounded, convert(rounded, gathered, x), None, x, path)
+    assert path.exists()
