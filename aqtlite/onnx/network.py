@@ -23,8 +23,9 @@ class Array:
     shape: tuple[int | str | None, ...] | None
     """Size of each axis, the name of one that varies, or None; None for any rank."""
 
-    dtype: np.dtype[Any]
-    """Dtype in the file. JAX computes 64-bit types in 32 bits by default."""
+    dtype: np.dtype[Any] | None
+    """Dtype in the file; None for any. JAX computes 64-bit types in 32 bits by
+    default."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,7 +85,23 @@ class Network:
         missing = [name for name in names if name not in given]
         if missing:
             raise TypeError(f"the network needs the inputs {', '.join(missing)}")
-        return [_checked(one, given[one.name]) for one in self.inputs]
+        inputs = [_checked(one, given[one.name]) for one in self.inputs]
+        self._check_sizes(inputs)
+        return inputs
+
+    def _check_sizes(self, inputs: list[jax.Array]) -> None:
+        """Checks that axes with one symbolic size agree."""
+        sizes: dict[str, tuple[str, int]] = {}
+        for one, value in zip(self.inputs, inputs, strict=True):
+            for size, given in zip(one.shape or (), value.shape, strict=False):
+                if not isinstance(size, str):
+                    continue
+                name, first = sizes.setdefault(size, (one.name, given))
+                if given != first:
+                    raise ValueError(
+                        f"inputs {name!r} and {one.name!r} have axes of the size "
+                        f"{size!r} in the network, got {first} and {given}"
+                    )
 
     def _check_parameters(self, parameters: Mapping[str, Any]) -> None:
         if not isinstance(parameters, Mapping):
@@ -113,6 +130,8 @@ class Network:
 
 def _checked(array: Array, value: Any) -> jax.Array:
     """Returns an input as an array of the declared type."""
+    if array.dtype is None:
+        return jnp.asarray(value)
     if not hasattr(value, "dtype"):
         value = np.asarray(value)
         if value.dtype.kind == array.dtype.kind:

@@ -170,9 +170,11 @@ def _constants(proto: Any, constants: Mapping[str, Any]) -> dict[str, np.ndarray
 
 def shape_and_dtype(
     proto: Any,
-) -> tuple[tuple[int | str | None, ...] | None, np.dtype[Any]]:
-    """Returns what an `onnx.ValueInfoProto` declares."""
+) -> tuple[tuple[int | str | None, ...] | None, np.dtype[Any] | None]:
+    """Returns what an `onnx.ValueInfoProto` declares; None for what it leaves open."""
     onnx = package("onnx")
+    if proto.type.WhichOneof("value") is None:
+        return None, None
     if not proto.type.HasField("tensor_type"):
         raise ValueError(
             f"{proto.name!r} is a sequence, an optional value or a map: only arrays "
@@ -189,4 +191,4 @@ def _size(proto: Any) -> int | str | None:
     if proto.HasField("dim_value") and proto.dim_value >= 0:
         return int(proto.dim_value)
     name = proto.dim_param
-    return name if name and name != "?" else None
+    return name if name not in ("", "?", "-1") else None

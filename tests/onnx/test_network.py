@@ -102,6 +102,29 @@ def test_parameters_are_checked():
         function(parameters, X)
 
 
+def test_sizes_of_one_name_agree():
+    made = model(
+        [node("Relu", "a", "y"), node("Relu", "b", "z")],
+        {"a": (FLOAT, ["n", 2]), "b": (FLOAT, ["n", 2])},
+        {"y": (FLOAT, ["n", 2]), "z": (FLOAT, ["n", 2])},
+    )
+    function, _ = aqtlite.onnx.load(made)
+    a = np.ones((3, 2), np.float32)
+    assert function({}, a, a)[0].shape == (3, 2)
+    with pytest.raises(ValueError, match="'a' and 'b' .* size 'n' .*, got 3 and 2"):
+        function({}, a, a[:2])
+
+
+def test_values_without_a_type():
+    made = convolutional()
+    made.graph.input[0].ClearField("type")
+    made.graph.output[0].ClearField("type")
+    function, parameters = aqtlite.onnx.load(made)
+    assert function.inputs == (aqtlite.onnx.Array("x", None, None),)
+    assert function.outputs == (aqtlite.onnx.Array("y", None, None),)
+    assert function(parameters, X).shape == (2, 5)
+
+
 def test_errors_name_the_node():
     made = model(
         [node("Add", "a b", "c", "/block/Add")],
