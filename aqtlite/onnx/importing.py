@@ -164,15 +164,26 @@ class Importer:
                 "leave text processing out of the exported network"
             )
         if proto.data_location == onnx.TensorProto.EXTERNAL:
-            (file,) = (
-                one.value for one in proto.external_data if one.key == "location"
+            return self._external(proto)
+        return onnx.numpy_helper.to_array(proto)
+
+    def _external(self, proto: Any) -> np.ndarray:
+        """Returns the array of a tensor that is in a file of its own."""
+        (file,) = (one.value for one in proto.external_data if one.key == "location")
+        path = os.path.join(self._directory, file)
+        if not os.path.exists(path):
+            raise FileNotFoundError(
+                f"the weight {proto.name!r} is in the file {file}, which is not in "
+                f"{self._directory or 'the working directory'}"
             )
-            if not os.path.exists(os.path.join(self._directory, file)):
-                raise FileNotFoundError(
-                    f"the weight {proto.name!r} is in the file {file}, which is not in "
-                    f"{self._directory or 'the working directory'}"
-                )
-        return onnx.numpy_helper.to_array(proto, base_dir=self._directory)
+        to_array = package("onnx.numpy_helper").to_array
+        try:
+            return to_array(proto, base_dir=self._directory)
+        except ValueError as error:
+            raise ValueError(
+                f"the weight {proto.name!r} is not in {path}, which may be cut off: "
+                f"{error}"
+            ) from error
 
 
 def _uses(nodes: Iterable[Any]) -> dict[str, list[tuple[registry.Operator, int]]]:

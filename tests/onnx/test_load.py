@@ -86,6 +86,12 @@ def test_weights_beside_the_file(tmp_path):
     _, parameters = aqtlite.onnx.load(str(path))
     _, expected = aqtlite.onnx.load(convolutional())
     np.testing.assert_array_equal(parameters["w2"], expected["w2"])
+    content = (tmp_path / "weights.bin").read_bytes()
+    (tmp_path / "weights.bin").write_bytes(content[:20])
+    with pytest.raises(
+        ValueError, match=r"'\w+' is not in .*weights.bin, .*be cut off"
+    ):
+        aqtlite.onnx.load(path)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"'\w+' is in the file weights.bin"):
         aqtlite.onnx.load(path)

@@ -73,5 +73,6 @@ def _cropped(
     for axis, size in enumerate(shape[-len(spatial) :]):
         full = window.strides[axis] * (spatial[axis] - 1) + window.extents[axis]
         total = full + added[axis] - size
-        pads.append(halves(total, kind == "SAME_UPPER"))
+        # Outputs that no window reaches are at the end, as a convolution leaves them.
+        pads.append(halves(total, kind == "SAME_UPPER") if total > 0 else (0, total))
     return pads
