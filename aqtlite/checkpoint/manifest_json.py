@@ -139,7 +139,9 @@ def _check_references(manifest: Manifest) -> None:
                 raise ValueError(f"{path} names an array of another node, {name!r}")
             unused.remove(name)
             stored = manifest.arrays[name]
-            if stored.packing != packing_of(stored.info, grids.get(name)):
+            if not _is_packed_as(
+                stored.packing, packing_of(stored.info, grids.get(name))
+            ):
                 raise ValueError(
                     f"{name}, {stored.info}, is packed as {stored.packing}"
                 )
@@ -148,6 +150,16 @@ def _check_references(manifest: Manifest) -> None:
             _check_axes(path, node.order, node.padding, shape)
     if unused:
         raise ValueError(f"no node names the array {min(unused)!r}")
+
+
+def _is_packed_as(stored: Packing | None, expected: Packing | None) -> bool:
+    """Whether a packing is the expected one, maybe along the last axis.
+
+    All were once packed along the last axis.
+    """
+    if stored is None or expected is None:
+        return stored is expected
+    return stored in (expected, dataclasses.replace(expected, axis=-1))
 
 
 def _check_axes(
@@ -173,7 +185,11 @@ def _check_axes(
 
 def _encode_stored(stored: Stored) -> dict[str, Any]:
     packing = stored.packing
-    packed = {} if packing is None else {"packed": dataclasses.asdict(packing)}
+    packed: dict[str, Any] = {}
+    if packing is not None:
+        packed = {"packed": dataclasses.asdict(packing)}
+        if packing.axis == -1:
+            del packed["packed"]["axis"]
     return {
         **_encode_info(stored.info),
         **packed,

@@ -1,8 +1,8 @@
 """Packing of integers of few bits, several to a byte.
 
-Values are coded as ``(value - lowest) / step``, and the codes of a row (the last axis)
-fill bytes from the lowest bit up. The last byte of a row is padded with zeros:
-``[..., n]`` values of b bits are ``[..., ceil(n * b / 8)]`` bytes.
+Values are coded as ``(value - lowest) / step``, and the codes along one axis fill bytes
+from the lowest bit up. The last byte along the axis is padded with zeros: ``[..., n]``
+values of b bits are ``[..., ceil(n * b / 8)]`` bytes.
 """
 
 import dataclasses
@@ -35,11 +35,15 @@ class Packing:
     step: int = 1
     """Difference of adjacent values: 1, or 2 for grids of odd integers."""
 
+    axis: int = -1
+    """Axis along which values share bytes: -1 for the last, others from the first."""
+
     def __post_init__(self):
         fits = (
             self.bits in codes.WIDTHS
             and self.step in (1, 2)
             and abs(self.lowest) < codes.LOWEST
+            and self.axis >= -1
         )
         if not fits or not all(type(x) is int for x in dataclasses.astuple(self)):
             raise ValueError(f"no packing: {self}")
@@ -50,8 +54,12 @@ class Packing:
 
     def packed(self, info: ArrayInfo) -> ArrayInfo:
         """Shape and dtype of the packed array."""
-        *rows, size = info.shape
-        return ArrayInfo((*rows, -(-size // self._per_byte)), np.dtype("uint8"))
+        axis = self._axis_of(info)
+        shape = codes.packed_shape(info.shape, self.bits, axis)
+        return ArrayInfo(shape, np.dtype("uint8"))
+
+    def _axis_of(self, info: ArrayInfo) -> int:
+        return len(info.shape) - 1 if self.axis == -1 else self.axis
 
     def pack(self, x: np.ndarray) -> np.ndarray:
         """Packs an array.
@@ -59,25 +67,27 @@ class Packing:
         Values off the grid, which occur in channels with a scale of NaN, are changed
         to values on the grid.
         """
-        info = self.packed(ArrayInfo(x.shape, x.dtype))
+        given = ArrayInfo(x.shape, x.dtype)
+        info, axis = self.packed(given), self._axis_of(given)
         packed = np.zeros(info.shape, info.dtype)
         highest = self.lowest + self.step * (2**self.bits - 1)
         for i in range(self._per_byte):
-            values = x[..., i :: self._per_byte].astype(np.int8)
+            values = x[_along(axis, slice(i, None, self._per_byte))].astype(np.int8)
             np.clip(values, self.lowest, highest, out=values)
             values -= np.int8(self.lowest)
             values >>= self.step - 1
-            packed[..., : values.shape[-1]] |= values.view(np.uint8) << self.bits * i
+            bytes_of = _along(axis, slice(values.shape[axis]))
+            packed[bytes_of] |= values.view(np.uint8) << self.bits * i
         return packed
 
     def unpack(self, packed: np.ndarray, info: ArrayInfo) -> np.ndarray:
         """Unpacks an array of the shape and dtype in `info`."""
-        x = np.empty(info.shape, np.int8)
+        x, axis = np.empty(info.shape, np.int8), self._axis_of(info)
         for i in range(self._per_byte):
-            lane = x[..., i :: self._per_byte]
-            codes = packed[..., : lane.shape[-1]] >> self.bits * i
-            codes &= 2**self.bits - 1
-            np.multiply(codes.view(np.int8), self.step, out=lane)
+            lane = x[_along(axis, slice(i, None, self._per_byte))]
+            digits = packed[_along(axis, slice(lane.shape[axis]))] >> self.bits * i
+            digits &= 2**self.bits - 1
+            np.multiply(digits.view(np.int8), self.step, out=lane)
             lane += np.int8(self.lowest)
         return x.astype(info.dtype, copy=False)
 
@@ -91,13 +101,21 @@ class Packing:
             info: shape and dtype of the whole unpacked array.
             index: a slice without a step for each axis.
         """
-        *rows, last = index
-        start, stop, _ = last.indices(info.shape[-1])
+        axis = self._axis_of(info)
+        start, stop, _ = index[axis].indices(info.shape[axis])
         first, end = start // self._per_byte, -(-stop // self._per_byte)
-        part = np.asarray(packed[(*rows, slice(first, end))])
-        size = (end - first) * self._per_byte
-        x = self.unpack(part, ArrayInfo((*part.shape[:-1], size), info.dtype))
-        return x[..., start - first * self._per_byte : stop - first * self._per_byte]
+        before, after = index[:axis], index[axis + 1 :]
+        part = np.asarray(packed[(*before, slice(first, end), *after)])
+        shape = list(part.shape)
+        shape[axis] = (end - first) * self._per_byte
+        x = self.unpack(part, ArrayInfo(tuple(shape), info.dtype))
+        first *= self._per_byte
+        return x[_along(axis, slice(start - first, stop - first))]
+
+
+def _along(axis: int, part: slice) -> tuple[slice, ...]:
+    """Index of a part along one axis."""
+    return (*(slice(None),) * axis, part)
 
 
 def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
@@ -112,4 +130,7 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
         stored unpacked.
     """
     code = codes.code_of(info.dtype, grid) if info.shape else None
-    return None if code is None else Packing(*code)
+    if code is None:
+        return None
+    axis = codes.packed_axis(info.shape, code.bits)
+    return Packing(*code, axis=-1 if axis == len(info.shape) - 1 else axis)

@@ -87,8 +87,28 @@ def _bytes_of(x: Any, grid: object) -> int:
     code = code_of(dtype, grid) if shape else None
     if code is None:
         return math.prod(shape) * dtype.itemsize
-    *rows, size = shape
-    return math.prod(rows) * -(-size * code.bits // 8)
+    return math.prod(packed_shape(shape, code.bits, packed_axis(shape, code.bits)))
+
+
+def packed_axis(shape: tuple[int, ...], bits: int) -> int:
+    """Returns the axis along which codes fill bytes: the one that takes fewest bytes.
+
+    Of several, the last.
+
+    >>> packed_axis((64, 32, 3, 3), 4), packed_axis((8, 16), 4)
+    (1, 1)
+
+    Args:
+        shape: shape of the values, of rank 1 or more.
+        bits: width of a code.
+    """
+    sizes = [math.prod(packed_shape(shape, bits, axis)) for axis in range(len(shape))]
+    return max(axis for axis, size in enumerate(sizes) if size == min(sizes))
+
+
+def packed_shape(shape: tuple[int, ...], bits: int, axis: int) -> tuple[int, ...]:
+    """Returns the shape of codes in bytes that they fill along an axis."""
+    return (*shape[:axis], -(-shape[axis] * bits // 8), *shape[axis + 1 :])
 
 
 def _is_saved_as_int4(dtype: Any, grid: object) -> bool:

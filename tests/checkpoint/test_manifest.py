@@ -91,6 +91,20 @@ def test_it_says_the_grid_and_the_packing():
     assert "packed" not in data["arrays"]["aqt/w/rhs/scale"]
 
 
+def test_it_says_the_axis_of_the_packing_unless_it_is_the_last():
+    arrays = {**MANIFEST.arrays, "aqt/w/rhs/qvalue": stored((4, 3), "int4", TERNARY)}
+    manifest = dataclasses.replace(MANIFEST, arrays=arrays)
+    data = json.loads(manifest_json.to_json(manifest))
+    packed = data["arrays"]["aqt/w/rhs/qvalue"]["packed"]
+    assert packed["axis"] == 0
+    assert read(data) == manifest
+    del packed["axis"]  # As all manifests before there was an axis.
+    assert read(data).arrays["aqt/w/rhs/qvalue"].packing.axis == -1
+    packed["axis"] = 2
+    with pytest.raises(checkpoint.CheckpointError, match="is packed as"):
+        read(data)
+
+
 def test_its_length_is_known_before_checksums_and_noise_are():
     nothing = completed(MANIFEST, {}, {})
     known = completed(

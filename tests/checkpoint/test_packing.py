@@ -11,6 +11,7 @@ from aqtlite import config
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.packing import Packing, packing_of
 from aqtlite.numerics import IntSymmetric
+from aqtlite.qtensor.codes import stored_bytes
 from tests.common import normal
 
 pytestmark = pytest.mark.code("quick")
@@ -22,7 +23,7 @@ GRIDS = {
     for bits, zero, clip in itertools.product(range(1, 5), (True, False), (True, False))
     if (bits, zero) != (1, True) and (bits, zero, clip) != (4, False, False)
 }
-SHAPES = [(1,), (5,), (3, 7), (2, 3, 8), (4, 0), (0, 4), (2, 1)]
+SHAPES = [(1,), (5,), (3, 7), (2, 3, 8), (4, 0), (0, 4), (2, 1), (3, 16, 1, 1)]
 
 
 def info_of(x):
@@ -107,6 +108,18 @@ def test_slices(grid, size):
         assert got.dtype == x.dtype
     index = (slice(None), slice(None, None, None))
     np.testing.assert_array_equal(packing.unpack_slice(packed, info_of(x), index), x)
+
+
+@pytest.mark.parametrize("shape, axis", [((6, 8, 1, 1), 1), ((4, 3), 0), ((4, 6), -1)])
+def test_bytes_are_filled_along_the_axis_that_takes_fewest(shape, axis):
+    x = values(IntSymmetric(bits=4), shape)
+    packing = packing_of(info_of(x), IntSymmetric(bits=4))
+    packed = packing.pack(x)
+    assert packing.axis == axis
+    assert packed.size == x.size // 2 == stored_bytes(x.astype("int4"))
+    index = (slice(1, 4), slice(1, None), *(slice(None),) * (x.ndim - 2))
+    got = packing.unpack_slice(packed, info_of(x), index)
+    np.testing.assert_array_equal(got, x[index])
 
 
 def test_a_channel_of_nan_becomes_values_of_the_grid():
