@@ -9,8 +9,8 @@
   python -m tests noise -k unbiased  of tests/noise, those named so
   python -m tests aqtlite           the doctests
 
-The first time, the quick part takes about 14 minutes on two cores of an x86-64 machine
-with nothing else to do, and all take about 24. Most of that is XLA compiling: later
+The first time, the quick part takes about 11 minutes on two cores of an x86-64 machine
+with nothing else to do, and all take about 23. Most of that is XLA compiling: later
 runs find the compiled programs in .jax_cache and take less. How far they are and how
 long they will take is printed.
 Tests run on two processes: ``-n 4`` is for machines with more cores, ``-n 0`` for a

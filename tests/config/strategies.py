@@ -49,6 +49,7 @@ _AFFINE = st.builds(
 )
 
 _FACTORS = st.floats(1e-3, 10)
+_DECAYS = st.floats(0, 1, width=32, allow_subnormal=False)
 _SCALES = st.none() | _FACTORS
 _FRACTIONS = st.lists(st.floats(0.1, 1), min_size=1, max_size=4)
 _OF_ANY_GRID = (
@@ -160,7 +161,7 @@ def contractions(draw, backward=False, reuse=False):
         tensors(forward=not backward, use_fwd_quant=reuse and draw(_FLAG), tiled=tiles)
     )
     if not backward and rhs.is_quantized and draw(_FLAG):
-        sparsity = config.NofM(draw(st.integers(1, 3)), 4, decay=draw(st.floats(0, 1)))
+        sparsity = config.NofM(draw(st.integers(1, 3)), 4, decay=draw(_DECAYS))
         rhs = dataclasses.replace(rhs, sparsity=sparsity)
     is_rhs_quantized = rhs.is_quantized and not rhs.use_fwd_quant
     smoothing = None
