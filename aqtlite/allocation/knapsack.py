@@ -51,7 +51,7 @@ def solve(groups: Sequence[Sequence[Option]], limit: int) -> list[int] | None:
     ]
     costs = np.array([option.cost for _, _, option in flat])
     # The tolerances of the solver are absolute.
-    costs *= 1e3 / (np.abs(costs).max() or 1.0)
+    costs = 1e3 * (costs / (np.abs(costs).max() or 1.0))
     sizes = np.array([option.size for _, _, option in flat], float)
     places = np.arange(len(flat))
     of_group = sparse.csr_array(

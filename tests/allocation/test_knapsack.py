@@ -35,7 +35,7 @@ def test_it_is_as_good_as_trying_all(groups, limit):
     assert cost <= min(fitting) + 1e-6 * max(1.0, *map(abs, fitting))
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize("scale", [1e-307, 1e-9, 1.0, 1e9])
 def test_the_scale_of_costs_and_sizes_does_not_matter(scale):
     sizes = 7_000_000_001, 3_500_000_000
     group = [Option(0.0, sizes[0]), Option(scale, sizes[1])]
