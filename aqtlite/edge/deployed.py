@@ -188,7 +188,7 @@ def deploy(
         args: sample arguments, or their shapes.
         rules: rules that select the integers of each operator.
     """
-    grids_lib.check(ranges)
+    grids_lib.check(ranges)  # Before the model is traced with swapped arguments.
     program = program_lib.make(model, variables, args, rules)
     grids = grids_lib.resolve(program, ranges)
     known = _known(program, variables, args)

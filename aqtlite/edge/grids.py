@@ -43,9 +43,11 @@ def resolve(program: Program, ranges: Mapping[str, Range]) -> dict[int, Grid]:
         ranges: ranges of the model's values, by name.
 
     Raises:
+        TypeError: if `ranges` is not a table of ranges.
         ValueError: if ranges are missing, belong to unknown values, or are wider than
             runtimes support.
     """
+    check(ranges)
     wanted = program.ranged_groups
     if not program.rounded_groups:
         # A program in float needs no ranges, and accepts any table.

@@ -79,6 +79,15 @@ def test_other_kernels_are_an_error():
         edge.fake_quantize(models.ConvNet(), edge.Ranges({}), kernels="onnx")
 
 
+def test_ranges_that_are_no_table_are_an_error():
+    rounded = edge.fake_quantize(nn.Dense(3), {})
+    with pytest.raises(TypeError, match=r"edge.Ranges.load returned, got a dict"):
+        rounded(
+            {"params": {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}},
+            jnp.ones((2, 4)),
+        )
+
+
 def test_values_far_beyond_a_range_are_clipped():
     ranges = edge.Ranges({"input": (-1, 1), "add": (-2, 2)})
     x = jnp.array([-1e30, -1.5e5, -1e5, 1e5, 1e30])
