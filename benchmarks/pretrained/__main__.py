@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from benchmarks.harness import progress, tables
+from benchmarks.harness import pages, progress, tables
 from benchmarks.pretrained import contestants, networks, records, report, routes
 from benchmarks.pretrained.networks import Network
 from benchmarks.pretrained.records import Record
@@ -28,7 +28,7 @@ QUICK_CONTESTANTS = "float32.*|int8|weights of 8 bits|.*float32|.*dynamic.*"
 
 Tell = Callable[[str], None]
 
-ROUNDS, QUICK_ROUNDS = 3, 3
+ROUNDS = 3
 """Rounds of the comparison of times."""
 
 
@@ -110,8 +110,7 @@ def main(
                     _print_blame(console, network, task)
                     continue
                 file = out / f"{name}.json"
-                rounds = QUICK_ROUNDS if asked.quick else ROUNDS
-                run = _Run(network, task, file, rounds)
+                run = _Run(network, task, file)
                 if not asked.report:
                     run.measure(chosen, asked.again, functools.partial(tell, name))
                 found[name] = run.records()
@@ -122,11 +121,11 @@ def main(
             )
         if asked.page:
             texts = {name: report.page_table(one) for name, one in found.items()}
-            report.write_page(asked.page, texts)
+            pages.write(asked.page, texts)
     except (
         networks.NotInstalledError,
         records.RecordsError,
-        report.PageError,
+        pages.PageError,
     ) as error:
         command.error(str(error))
 
@@ -134,9 +133,9 @@ def main(
 class _Run:
     """The measurements of one network."""
 
-    def __init__(self, network: Network, task: Task, file: pathlib.Path, rounds: int):
+    def __init__(self, network: Network, task: Task, file: pathlib.Path):
         self._network, self._task = network, task
-        self._file, self._rounds = file, rounds
+        self._file = file
         self._hashes = {}
         for name in contestants.NAMES:
             settings = routes.identity(name) if name in routes.NAMES else ""
@@ -151,7 +150,7 @@ class _Run:
         if not missing:
             return
         tell("float32 beside onnxruntime")
-        contest = contestants.Contest(self._network, self._task, self._rounds)
+        contest = contestants.Contest(self._network, self._task, ROUNDS)
         tell(f"float32 differs from onnxruntime by {contest.difference:.1e}")
         for name in missing:
             tell(name)

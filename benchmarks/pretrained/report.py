@@ -1,7 +1,6 @@
 """Tables of the figures, on the terminal and on a page."""
 
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import rich.box
 from rich.table import Table
@@ -9,10 +8,6 @@ from rich.table import Table
 from benchmarks.pretrained.records import Record
 
 COLUMNS = ("metric", "dB", "bytes", "time, of float", "of onnxruntime's")
-
-
-class PageError(Exception):
-    """A page cannot be written; the message has the reason."""
 
 
 def table(title: str, records: Sequence[Record], *, markdown: bool) -> Table:
@@ -44,24 +39,3 @@ def cells(record: Record) -> list[str]:
         "" if figures.in_float is None else f"{figures.in_float:.3f}",
         *(times or [""] * 2),
     ]
-
-
-def write_page(path: pathlib.Path, tables: Mapping[str, str]) -> None:
-    """Put tables between the marker lines of a page.
-
-    Args:
-        path: the page.
-        tables: tables in Markdown by the name of their network.
-
-    Raises:
-        PageError: if the page lacks markers; nothing is written then.
-    """
-    page = path.read_text() if path.exists() else ""
-    for name, text in tables.items():
-        first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, begin, rest = page.partition(first)
-        _, end, after = rest.partition(last)
-        if not (begin and end):
-            raise PageError(f"{path} needs the lines {first} and {last}")
-        page = f"{before}{first}\n\n{text}\n\n{last}{after}"
-    path.write_text(page)

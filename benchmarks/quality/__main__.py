@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from aqtlite.demo import corpus as corpus_lib
 from benchmarks.harness import arguments as arguments_lib
-from benchmarks.harness import tables
+from benchmarks.harness import pages, tables
 from benchmarks.quality import (
     plot,
     presets,
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if asked.page:
             text = report.page_text(summaries, options, _versions())
             report.write_page(asked.page, options, text)
-    except (records.RecordsError, report.PageError) as error:
+    except (records.RecordsError, pages.PageError) as error:
         command.error(str(error))
 
 

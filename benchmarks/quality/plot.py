@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness import arguments as arguments_lib
+from benchmarks.harness import pages
 from benchmarks.quality import report
 from benchmarks.quality.presets import FLOAT32
 from benchmarks.quality.summary import Spread, Summary
@@ -36,7 +37,7 @@ def of_page(path: pathlib.Path, options: Options) -> dict[str, Spread]:
     """The differences to float32 by preset, from the table of a page.
 
     Raises:
-        report.PageError: if the page has no table for these options.
+        pages.PageError: if the page has no table for these options.
     """
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = dataclasses.replace(defaults, layers=asked.layers, width=asked.width)
     try:
         draw(of_page(asked.page, options), asked.picture)
-    except report.PageError as error:
+    except pages.PageError as error:
         parser.error(str(error))
 
 

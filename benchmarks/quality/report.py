@@ -8,14 +8,10 @@ from collections.abc import Sequence
 import rich.box
 from rich.table import Table
 
+from benchmarks.harness import pages
 from benchmarks.quality.presets import FLOAT32
 from benchmarks.quality.summary import Spread, Summary
 from benchmarks.quality.training import VALIDATION_BATCH, Options
-
-
-class PageError(Exception):
-    """A page cannot be read or written; the message has the reason."""
-
 
 DIFFERENCE = "less float32's"
 
@@ -84,8 +80,7 @@ def _range(spread: Spread, sign: str = "") -> str:
 
 def markers(options: Options) -> tuple[str, str]:
     """The marker lines of a page, between which `write_page` puts the table."""
-    what = f"{options.layers} layers of width {options.width}"
-    return f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
+    return pages.markers(_name(options))
 
 
 def write_page(path: pathlib.Path, options: Options, text: str) -> None:
@@ -94,9 +89,7 @@ def write_page(path: pathlib.Path, options: Options, text: str) -> None:
     Raises:
         PageError: if the page has no markers.
     """
-    first, last = markers(options)
-    before, _, after = _parts(path, options)
-    path.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}")
+    pages.write(path, {_name(options): text})
 
 
 def read_page(path: pathlib.Path, options: Options) -> str:
@@ -105,15 +98,8 @@ def read_page(path: pathlib.Path, options: Options) -> str:
     Raises:
         PageError: if the page has no markers.
     """
-    return _parts(path, options)[1].strip()
+    return pages.read(path, _name(options))
 
 
-def _parts(path: pathlib.Path, options: Options) -> tuple[str, str, str]:
-    """The parts of a page before, between and after the markers."""
-    first, last = markers(options)
-    page = path.read_text() if path.exists() else ""
-    before, begin, rest = page.partition(first)
-    between, end, after = rest.partition(last)
-    if not (begin and end):
-        raise PageError(f"{path} needs the lines {first} and {last}")
-    return before, between, after
+def _name(options: Options) -> str:
+    return f"{options.layers} layers of width {options.width}"

@@ -17,6 +17,7 @@ import pytest
 import rich.console
 
 from aqtlite.demo import corpus as corpus_lib
+from benchmarks.harness import pages
 from benchmarks.quality import __main__ as command
 from benchmarks.quality import (
     plot,
@@ -164,7 +165,7 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path, capsys):
         run(tmp_path, "int8", report=True)
     assert "has no run of these presets" in capsys.readouterr().err
     message = r"needs the lines <!-- 4 layers of width 192: begin -->"
-    with pytest.raises(report.PageError, match=message):
+    with pytest.raises(pages.PageError, match=message):
         report.write_page(tmp_path / "page.md", training.Options(), "text")
 
 
