@@ -29,6 +29,9 @@ _BITS = {"int2": 2, "int4": 4, "int8": 8, "int16": 16}
 _LARGEST_BIAS = 2.0**22
 """Largest integer of a bias that converters recover exactly from its floats."""
 
+_SMALLEST_STEP = 2.0**-100
+"""Smallest step of sums: float32 below 1.2e-38 counts as zero in some programs."""
+
 _OF_OUTPUT = 2.0**-8
 """Step of the bias of a channel with zero weights, in steps of the output."""
 
@@ -112,7 +115,8 @@ def _with_bias(
 
     This happens in channels with tiny weights and an ordinary bias, such as those that
     a batch normalization has turned off. For channels of zeros, only the bias and the
-    output determine the scale.
+    output determine the scale; channels that weight decay has brought near the smallest
+    floats get one that is a normal float, and integers of zero.
     """
     scale, sums = one.grid.scale, np.float32(of_input.scale)
     axes = tuple(i for i in range(jnp.ndim(w)) if i != one.grid.axis)
@@ -120,6 +124,7 @@ def _with_bias(
     own = jnp.where(is_zero, np.float32(_OF_OUTPUT) * of_output.scale / sums, scale)
     # XLA turns division by a constant into a product: one in all programs, same bits.
     least = jnp.abs(bias) * (np.float32(1 / _LARGEST_BIAS) / sums)
+    least = jnp.maximum(least, np.float32(_SMALLEST_STEP) / sums)
     scale = jnp.maximum(own, least)
     grid = dataclasses.replace(one.grid, scale=scale)
     shape = [1] * jnp.ndim(w)

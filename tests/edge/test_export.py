@@ -278,6 +278,23 @@ def test_a_channel_that_is_turned_off_keeps_its_bias(tmp_path):
         np.testing.assert_allclose(floats[:, 2:], expected, atol=grid.scale[0])
 
 
+def test_channels_that_weight_decay_brought_near_the_smallest_floats(tmp_path):
+    # Steps of sums below the smallest normal float are zero in some programs.
+    scales = np.float32([1.0, 1e-36, 1e-37, 3e-40])
+    weights = np.asarray(models.normal((8, 4))) * scales
+    variables = weights, np.float32([1.0, -2e-38, -2e-42, 3e-40])
+
+    def model(variables, x):
+        w, b = variables
+        return x @ w + b
+
+    x, path = models.normal((4, 8), 2), tmp_path / "decayed.tflite"
+    report, (found,) = models.assert_simulated(path, model, variables, x)
+    (grid,) = report.outputs
+    assert (found[:, 1:] == grid.zero_point).all()
+    assert (found[:, 0] != grid.zero_point).any()
+
+
 def test_inputs_that_are_not_used_and_known_outputs(tmp_path):
     x, path = models.normal((2, 3)), tmp_path / "m.tflite"
 

@@ -18,6 +18,7 @@ from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.operators.arithmetic import Multiply
 from aqtlite.edge.operators.contractions import Conv2D
+from aqtlite.edge.operators.reductions import AveragePool2D
 
 _NAMES = {"int2": "i2", "int4": "i4", "int8": "i8", "int16": "i16"}
 
@@ -94,6 +95,9 @@ def _run_in_float(
     is_known = not deployed.known.keys().isdisjoint(node.inputs)
     if isinstance(operator, Multiply) and is_known and any(deployed.operands.values()):
         # The converter would fold a known factor into the integers of a weight.
+        given = [lax.optimization_barrier(x) for x in given]
+    if isinstance(operator, AveragePool2D):
+        # Between two transpositions, the converter would drop the second.
         given = [lax.optimization_barrier(x) for x in given]
     for position, one in deployed.operands.get(node.outputs[0], {}).items():
         given[position] = mark(one.dequant(), one.grid)

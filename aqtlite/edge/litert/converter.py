@@ -82,8 +82,9 @@ def check_runs(data: bytes) -> None:
         refusal = _refusal("run", folder)
     if refusal is not None:
         raise ValueError(
-            f"LiteRT's interpreter refuses the file: {refusal}. Where rules ask for "
-            "int16 for some operators, ask for it for those around them, too"
+            f"LiteRT's interpreter refuses the file: {refusal}. If rules ask for int16 "
+            "for some operators, ask for it for those around them, too; otherwise "
+            "export to a path that ends in .onnx"
         )
 
 
