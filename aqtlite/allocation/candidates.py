@@ -7,11 +7,7 @@ from aqtlite import config
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.rules import Rule
-from aqtlite.quantization.state_collections import (
-    PARAMETERS,
-    STATISTICS,
-    collections_of,
-)
+from aqtlite.quantization.state_collections import PARAMETERS, collections_of
 
 FLOAT = "float"
 """Name of the choice to leave a contraction in float."""
@@ -28,6 +24,8 @@ def candidates_of(given: Any) -> Candidates:
 
     >>> list(candidates_of([config.weight_only(4), config.fully_quantized()]))
     ['float x int4', 'int8 x int8']
+    >>> list(candidates_of([config.gptq(4, size=32)]))
+    ['float x uint4 in blocks of 32, GPTQ']
 
     Args:
         given: a mapping of names to configs or rules, or a sequence of configs, which
@@ -71,8 +69,8 @@ def candidates_of(given: Any) -> Candidates:
     return found
 
 
-def check_stateless(name: str, plan: Plan) -> None:
-    """Checks that the configs of a plan need neither statistics nor learned scales.
+def check_not_learned(name: str, plan: Plan) -> None:
+    """Checks that the configs of a plan learn no scales.
 
     Args:
         name: name of the candidate.
@@ -82,13 +80,11 @@ def check_stateless(name: str, plan: Plan) -> None:
         ValueError: if one does.
     """
     for one in plan.quantized():
-        if {PARAMETERS, STATISTICS} & set(collections_of(one.cfg)):
+        if PARAMETERS in collections_of(one.cfg):
             raise ValueError(
-                f"the candidate {name!r} needs statistics or learned scales for "
-                f"{one.path!r}, which are not there yet: measure one with ranges of "
-                "each call, or of weights alone, such as config.fully_quantized() or "
-                "config.weight_only(bits). For config.gptq(bits, size), that is "
-                "config.update(cfg, {'fwd.rhs.rounding': None})"
+                f"the candidate {name!r} has learned scales for {one.path!r}, which "
+                "only training gives: measure one with scales of each call or from "
+                "statistics, such as config.weight_only(bits) or config.static_int8()"
             )
 
 
@@ -97,4 +93,7 @@ def _name(cfg: config.DotGeneral) -> str:
         tensor.grid.name if tensor.is_quantized else FLOAT
         for tensor in (cfg.fwd.lhs, cfg.fwd.rhs)
     ]
-    return " x ".join(grids)
+    name, weights = " x ".join(grids), cfg.fwd.rhs
+    if weights.blocks is not None and weights.blocks.size is not None:
+        name += f" in blocks of {weights.blocks.size}"
+    return name if weights.rounding is None else f"{name}, GPTQ"

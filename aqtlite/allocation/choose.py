@@ -14,11 +14,11 @@ from aqtlite.allocation import weights as weights_lib
 from aqtlite.allocation.candidates import FLOAT
 from aqtlite.allocation.knapsack import Option
 from aqtlite.allocation.measure import Result
+from aqtlite.allocation.programs import Programs
 from aqtlite.allocation.result import Allocation, Choice, Point
 from aqtlite.allocation.sensitivity import programs_of
-from aqtlite.allocation.switches import Programs, Switch
+from aqtlite.allocation.switches import Switch
 from aqtlite.allocation.weights import Weights
-from aqtlite.calibration import batches as batches_lib
 from aqtlite.program.rules import Rule
 
 _NUM_POINTS = 8
@@ -47,6 +47,10 @@ def choose_bits(
 
     A weight can stay in float, too. Contractions that read one weight get one choice,
     and contractions of activations stay in float.
+
+    What is measured is served by the rules after `aqtlite.flax.calibrate_in_float` with
+    the inputs of these batches, if the chosen configs need statistics, and
+    `aqtlite.flax.convert`, or their counterparts for NNX models and functions.
 
     >>> import flax.linen as nn
     >>> import jax
@@ -90,9 +94,7 @@ def choose_bits(
     if candidates is None:
         raise TypeError("candidates is None: give the configs to choose from")
     programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
-    held = list(batches_lib.check(batches))
-    if not held:
-        raise ValueError("there is no batch to measure with: batches is empty")
+    held = measuring.held(batches)
     return _Search(programs, held).allocation(budget)
 
 
@@ -129,8 +131,7 @@ class _Search:
         try:
             self._weights: Weights = weights_lib.weights_of(switched)
         except ValueError:
-            for one in switched.switches:
-                one.check()  # Names the contraction and the candidate.
+            switched.check()  # Names the contraction and the candidate.
             raise
         if not self._weights.weights:
             raise ValueError(
@@ -146,6 +147,7 @@ class _Search:
         is_part = isinstance(budget, float)
         limit = int(budget * weights.total(in_float) if is_part else budget)
         least = self._least(limit)
+        self._programs.calibrate(self._batches)
         costs = self._costs()
         groups = [
             [

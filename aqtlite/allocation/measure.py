@@ -12,8 +12,11 @@ import rich.console
 import rich.progress
 from absl import logging
 
+from aqtlite.allocation import programs as programs_lib
 from aqtlite.allocation import switches
-from aqtlite.allocation.switches import Programs, Switch
+from aqtlite.allocation.programs import Programs
+from aqtlite.allocation.switched import Pass
+from aqtlite.allocation.switches import Switch
 from aqtlite.calibration import batches as batches_lib
 
 CONTROL = 40.0
@@ -81,6 +84,19 @@ _squares_of_difference = jax.jit(
 _squares = jax.jit(switches.squares_of)
 
 
+def held(batches: Iterable[Any]) -> list[Any]:
+    """Returns batches as a list.
+
+    Raises:
+        TypeError: if `batches` is no iterable of batches.
+        ValueError: if there is none.
+    """
+    found = list(batches_lib.check(batches))
+    if not found:
+        raise ValueError(_NO_BATCH)
+    return found
+
+
 def measure(
     programs: Programs,
     batches: Iterable[Any],
@@ -118,7 +134,7 @@ def measure(
                 advance(done / count)
             found.batches += 1
     if not found.batches:
-        raise ValueError("there is no batch to measure with: batches is empty")
+        raise ValueError(_NO_BATCH)
     if found.in_float.loss is None and not found.in_float.signal:
         raise ValueError(
             "the outputs of the float model hold no floats, or zeros alone, on all "
@@ -143,7 +159,7 @@ def _passes(
     signal = float(_squares(exact.outputs))
     _check_finite(exact, signal, found.batches)
 
-    def add(result: Result, one: switches.Pass) -> None:
+    def add(result: Result, one: Pass) -> None:
         result.noise += float(_squares_of_difference(one.outputs, exact.outputs))
         result.signal += signal
         if one.loss is not None:
@@ -152,7 +168,7 @@ def _passes(
     add(found.in_float, exact)
     yield
     if has_errors:
-        if switches.has_floats(programs.inputs(batch)):
+        if programs_lib.has_floats(programs.inputs(batch)):
             noisy = programs.values(batch, noise=CONTROL)
             found.control = found.control or Result()
             one = programs.run(batch, noisy, [0] * num_switches, is_measured=False)
@@ -169,7 +185,10 @@ def _passes(
         yield
 
 
-def _check_finite(exact: switches.Pass, signal: float, number: int) -> None:
+_NO_BATCH = "there is no batch to measure with: batches is empty"
+
+
+def _check_finite(exact: Pass, signal: float, number: int) -> None:
     if exact.loss is not None and not math.isfinite(float(exact.loss)):
         raise ValueError(
             f"the loss of the float model is {float(exact.loss)} on batch {number}: "

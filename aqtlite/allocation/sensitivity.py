@@ -14,8 +14,9 @@ from aqtlite.allocation import measure as measuring
 from aqtlite.allocation import plots, tables
 from aqtlite.allocation.candidates import candidates_of
 from aqtlite.allocation.measure import CONTROL, Measured
+from aqtlite.allocation.programs import Programs
 from aqtlite.allocation.subject import subject_of
-from aqtlite.allocation.switches import Programs, Switch
+from aqtlite.allocation.switches import Switch
 from aqtlite.program import plan_table
 from aqtlite.program.plan_table import NO_SCOPE
 
@@ -139,6 +140,10 @@ def sensitivity(
     runs twice in float, once for each candidate, and once more for each contraction and
     candidate. A contraction in a scan is one contraction, whatever the number of steps.
 
+    Statistics that candidates need are gathered first, in another pass of the float
+    model, as `aqtlite.flax.calibrate_in_float` does, and weights rounded by GPTQ as
+    `aqtlite.flax.convert` does.
+
     >>> import flax.linen as nn
     >>> import jax
     >>> from aqtlite import config
@@ -162,11 +167,11 @@ def sensitivity(
             in its mode (``model.eval()``).
         batches: the inputs, each a tuple of positional arguments or a single argument.
             A mean over batches gives each the same weight, and another shape is
-            another compilation.
+            another compilation. If candidates need statistics, all are held in memory.
         candidates: the configs to quantize each contraction with: a sequence of
-            configs, or a mapping of names to configs or rules. They need neither
-            statistics nor learned scales, and take the place of the model's rules.
-            None: what a quantized model does by itself.
+            configs, or a mapping of names to configs or rules, without learned scales.
+            They take the place of the model's rules. None: what a quantized model does
+            by itself, with statistics of these batches.
         loss: function ``loss(outputs, *batch)`` of the model's output and the items of
             a batch, such as ``lambda logits, x, labels: ...``, which returns a scalar.
         num_inputs: number of items of a batch that are arguments of the model; the
@@ -180,10 +185,14 @@ def sensitivity(
     Raises:
         TypeError: if `model`, `variables`, `candidates` or `batches` has another type.
         ValueError: if there is no batch, no contraction to quantize, or no candidate,
-            if one needs statistics or learned scales, if the loss is not a scalar, or
-            if the float model's loss or outputs are not finite.
+            if one has learned scales, if a contraction that needs statistics saw no
+            batch, if the loss is not a scalar, or if the float model's loss or outputs
+            are not finite.
     """
     programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
+    if programs.may_gather:
+        batches = measuring.held(batches)
+        programs.calibrate(batches)
     found = measuring.measure(
         programs,
         batches,

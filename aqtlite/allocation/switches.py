@@ -1,4 +1,4 @@
-"""One compiled program with a switch for each contraction.
+"""Contractions with a switch between float and the forms of all candidates.
 
 A loop over rules would compile the model once for each layer and candidate. Here each
 contraction has all of its alternatives beside its float form, and the program takes the
@@ -7,29 +7,32 @@ index of the one to run as an argument.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from absl import logging
 from jax import lax
 
 from aqtlite import config
-from aqtlite.allocation import candidates as candidates_lib
-from aqtlite.allocation.candidates import OWN, Candidates
-from aqtlite.allocation.subject import Call, Subject
-from aqtlite.calibration import batches as batches_lib
-from aqtlite.jaxpr import rewriting, tracing
 from aqtlite.jaxpr.replacement import Replacement
-from aqtlite.program import plan as planning
-from aqtlite.program.naming import names_of_parameters
-from aqtlite.program.plan import Plan
+from aqtlite.operations import Side
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import sharding
+
+
+class Given(NamedTuple):
+    """Arrays of an alternative, beside the operands of the contraction."""
+
+    states: States = States()
+    """Statistics of its calibrations."""
+
+    frozen: Mapping[Side, QTensor] = {}
+    """Weights that a conversion rounds, which a call would round to nearest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,26 +55,47 @@ class Switch:
         """Whether each candidate quantizes the contraction."""
         return tuple(one.is_quantized for one in self.forms)
 
-    def replacement(self, choice: Any, is_measured: Any) -> Replacement:
+    def replacement(
+        self, choice: Any, is_measured: Any, given: Sequence[Given]
+    ) -> Replacement:
         """Returns the replacement that runs the chosen alternative.
 
         Args:
             choice: 0 for the float form, and 1 + i for that of candidate i, int32.
             is_measured: whether to return the float result, and add the squares of that
                 and of the difference to the alternative's to the auxiliary arrays.
+            given: the arrays of each candidate, for each step of the scans around the
+                contraction that has parameters of its own.
         """
-        nothing = jnp.zeros((), jnp.float32)
+        site = self.forms[0].site
+        per_step = (False,) * len(site.lengths)
+        if jax.tree.leaves(given):
+            per_step = site.per_step
+        steps = tuple(itertools.compress(site.lengths, per_step))
+        of_steps = functools.partial(jnp.broadcast_to, shape=steps)
+        squares = jnp.zeros((2, *steps), jnp.float32)
+        flags = of_steps(choice), of_steps(is_measured)
         return Replacement(
             self._run,
-            (choice, is_measured, nothing, nothing),
+            (*flags, squares[0], squares[1], tuple(given)),
             has_aux=True,
-            per_step=(False,) * len(self.forms[0].site.lengths),
+            per_step=per_step,
         )
 
+    def squares(self, aux: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the sums of squares of the float result and of the difference.
+
+        Args:
+            aux: the auxiliary arrays that the replacement left.
+        """
+        _, _, signal, noise, _ = aux
+        return jnp.sum(signal), jnp.sum(noise)
+
     def _run(self, values: Sequence[Any], given: Any) -> tuple[Sequence[Any], Any]:
-        choice, is_measured, signal, noise = given
+        choice, is_measured, signal, noise, of_forms = given
         in_float = self.forms[0].in_float
-        out = lax.switch(choice, [in_float, *self._quantized()], values)
+        branches = [lambda values, _: in_float(values), *self._quantized()]
+        out = lax.switch(choice, branches, values, of_forms)
 
         def measured(out: Any) -> Any:
             exact = in_float(values)
@@ -81,33 +105,50 @@ class Switch:
         out, signal, noise = lax.cond(
             is_measured, measured, lambda out: (out, signal, noise), out
         )
-        return out, (choice, is_measured, signal, noise)
+        return out, (choice, is_measured, signal, noise, of_forms)
 
-    def check(self) -> None:
+    def check(self, given: Sequence[Given]) -> None:
         """Checks that each candidate can quantize the contraction.
+
+        Args:
+            given: the arrays of each candidate, or their shapes, without steps.
 
         Raises:
             ValueError: if one cannot; the message names it.
         """
         avals = [sharding.shape_of(x.aval) for x in self.forms[0].site.eqn.invars]
         for run in self._quantized():
-            jax.eval_shape(run, avals)
+            jax.eval_shape(run, avals, given)
 
-    def _quantized(self) -> Iterator[Callable[[Sequence[Any]], list[jax.Array]]]:
-        """Yields the alternatives, as they are served, as functions of the inputs."""
-        for one, name in zip(self.forms, self.names, strict=True):
-            yield functools.partial(_contract, one, name)
+    def _quantized(self) -> list[Callable[[Sequence[Any], Sequence[Given]], Any]]:
+        """Returns the alternatives, as they are served.
+
+        Each is a function of the inputs of the equation and the arrays of all of them.
+        """
+        return [
+            functools.partial(_contract, one, name, number)
+            for number, (one, name) in enumerate(
+                zip(self.forms, self.names, strict=True)
+            )
+        ]
 
 
 def _contract(
-    one: PlannedContraction, candidate: str, values: Sequence[Any]
+    one: PlannedContraction,
+    candidate: str,
+    number: int,
+    values: Sequence[Any],
+    of_forms: Sequence[Given],
 ) -> list[jax.Array]:
     if not one.is_quantized:
         return one.in_float(values)
     # Results that an injected function quantizes are arrays in the traced program.
     cfg = dataclasses.replace(one.cfg.for_serving(), out=config.Tensor())
+    given = of_forms[number]
+    lhs, rhs, *others = one.in_order(values)
+    operands = [given.frozen.get("lhs", lhs), given.frozen.get("rhs", rhs), *others]
     try:
-        return one.contract(cfg, one.in_order(values), States())
+        return one.contract(cfg, operands, given.states)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"the candidate {candidate!r} cannot quantize {one.path or NO_SCOPE!r}: "
@@ -130,268 +171,3 @@ def difference(one: Any, other: Any) -> Any:
     return jax.tree.map(
         lambda x, y: x.astype(jnp.float32) - y.astype(jnp.float32), one, other
     )
-
-
-class Pass(NamedTuple):
-    """The results of one run of the program."""
-
-    loss: Any
-    """The loss; None if there is no function for it."""
-
-    outputs: Any
-    """The arrays of floats among the outputs of the model."""
-
-    signals: Any
-    """Sum of squares of each contraction's float result, if measured."""
-
-    noises: Any
-    """Sum of squares of each contraction's error, if measured."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Switched:
-    """A traced call whose contractions are switched."""
-
-    call: Call
-    traced: tracing.Traced
-    plans: Mapping[str, Plan]
-    """Plans of the candidates by name; equal in all but the decisions."""
-
-    switches: tuple[Switch, ...]
-    run: Callable[..., Pass]
-    """Compiled function of the inputs of the jaxpr, the choices (int32), whether
-    contractions are measured (bool), and the batch."""
-
-
-class Programs:
-    """The compiled programs of a subject: one for each shape of the batches."""
-
-    def __init__(
-        self,
-        subject: Subject,
-        candidates: Candidates | None,
-        loss: Callable[..., Any] | None,
-        num_inputs: int | None,
-    ):
-        """Takes what is measured; `of` traces it.
-
-        Args:
-            subject: the model and its variables.
-            candidates: the candidates; None for what the model does by itself.
-            loss: function of the output of the model and the items of a batch.
-            num_inputs: number of items of a batch that are inputs of the model; None
-                for all.
-
-        Raises:
-            TypeError: if `loss` is no function, or `num_inputs` no integer.
-        """
-        if loss is not None and not callable(loss):
-            raise TypeError(f"loss must be a function or None, got {loss!r}")
-        if num_inputs is not None and not isinstance(num_inputs, int):
-            raise TypeError(
-                f"num_inputs must be an integer or None, got {num_inputs!r}"
-            )
-        self._subject, self._candidates = subject, candidates
-        self._loss, self._num_inputs = loss, num_inputs
-        self._found: dict[Any, Switched] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the candidates."""
-        return [OWN] if self._candidates is None else list(self._candidates)
-
-    def inputs(self, batch: Any) -> tuple[Any, ...]:
-        """Returns the items of a batch that are inputs of the model."""
-        items = batches_lib.args_of(batch)
-        count = self._num_inputs
-        if count is not None and not 0 < count <= len(items):
-            raise ValueError(
-                f"num_inputs={count}, and a batch has {len(items)} items: they are the "
-                "arguments of the model, and the rest is for the loss"
-            )
-        return items[:count]
-
-    def of(self, batch: Any) -> Switched:
-        """Returns the program for a batch, traced for the first of its shape.
-
-        Raises:
-            ValueError: if there is nothing to quantize.
-        """
-        key = _shapes_of(batches_lib.args_of(batch))
-        if key not in self._found:
-            made = self._called(batch)
-            before = next(iter(self._found.values()), made)
-            if list(map(_kind, before.switches)) != list(map(_kind, made.switches)):
-                raise ValueError(
-                    "batches of different shapes make the model contract differently: "
-                    "give batches of one shape"
-                )
-            self._found[key] = made
-        return self._found[key]
-
-    def _called(self, batch: Any) -> Switched:
-        """Traces the model with a batch, and explains what it does not take."""
-        try:
-            with batches_lib.called_with(batch):
-                return self._traced(self.inputs(batch))
-        except TypeError as error:
-            items = batches_lib.args_of(batch)
-            if self._loss is None or self._num_inputs is not None or len(items) == 1:
-                raise
-            raise TypeError(
-                f"the model was given all {len(items)} items of a batch, and raised "
-                f"TypeError: {error}. If the last ones, such as labels, are for the "
-                "loss, give num_inputs="
-            ) from error
-
-    def values(self, batch: Any, *, noise: float | None = None) -> list[Any]:
-        """Returns the inputs of the jaxpr for a batch.
-
-        Args:
-            batch: the batch.
-            noise: signal-to-noise ratio in dB of noise to add to all inputs of floats;
-                None for none.
-        """
-        inputs = self.inputs(batch)
-        if noise is not None:
-            inputs = jax.tree.map(lambda x: _with_noise(x, noise), inputs)
-        return self.of(batch).traced.values((self._subject.call(inputs).args, {}))
-
-    def _traced(self, inputs: tuple[Any, ...]) -> Switched:
-        call = self._subject.call(inputs)
-        function = call.function
-        traced = function.trace(call.args, {})
-        names = names_of_parameters(function.params, traced, call.args, {})
-        rules = {OWN: self._subject.rules}
-        if self._candidates is not None:
-            rules = dict(self._candidates)
-        plans = {
-            name: planning.make(traced.jaxpr, one, names, function.naming)
-            for name, one in rules.items()
-        }
-        self._check(plans)
-        columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
-        switches = []
-        for forms in columns:
-            if not any(one.is_quantized for one in forms):
-                continue
-            if "shard_map" in forms[0].site.around:
-                logging.warning("not measured: %r %s", forms[0].path, _IN_SHARD_MAP)
-            else:
-                switches.append(Switch(forms, tuple(plans)))
-        if not switches:
-            raise ValueError(
-                f"there is nothing to measure: every contraction {_IN_SHARD_MAP}; "
-                "measure the function on one device"
-            )
-        run = jax.jit(self._function(call, traced, switches))
-        return Switched(call, traced, plans, tuple(switches), run)
-
-    def _check(self, plans: Mapping[str, Plan]) -> None:
-        for name, plan in plans.items():
-            if not plan.contractions:
-                raise ValueError(
-                    "the model has no contraction of its own, beside any that are "
-                    "quantized already: there is nothing to measure"
-                )
-            if self._candidates is None and not plan.quantized():
-                raise ValueError(
-                    "the model quantizes nothing by itself: give candidates= to "
-                    "measure, such as [aqtlite.config.weight_only(bits=4)]"
-                )
-            planning.check_quantizes(plan)
-            candidates_lib.check_stateless(name, plan)
-            given = [
-                one.path or NO_SCOPE for one in plan.contractions if one.is_injected
-            ]
-            if given and self._candidates is not None:
-                raise ValueError(
-                    f"{', '.join(given[:3])} and others were given configs in the "
-                    "model, which candidates do not change: give the model without "
-                    "them (cfg=None)"
-                )
-
-    def _function(
-        self, call: Call, traced: tracing.Traced, switches: Sequence[Switch]
-    ) -> Callable[..., Pass]:
-        def switched(
-            values: Sequence[Any], choices: Any, is_measured: Any, batch: Any
-        ) -> Pass:
-            replacements = {
-                one.forms[0].site.location: one.replacement(choices[i], is_measured)
-                for i, one in enumerate(switches)
-            }
-            found, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
-            # Outputs that are constants of the program may not be arrays.
-            outputs = jax.tree.map(lambda i: jnp.asarray(found[i]), traced.outputs)
-            out = call.result(outputs)
-            *_, signals, noises = zip(
-                *(aux[location] for location in replacements), strict=True
-            )
-            loss = None if self._loss is None else _scalar(self._loss(out, *batch))
-            return Pass(loss, _floats(out), jnp.stack(signals), jnp.stack(noises))
-
-        return switched
-
-    def run(
-        self, batch: Any, values: Sequence[Any], choices: Any, *, is_measured: bool
-    ) -> Pass:
-        """Runs the program.
-
-        Args:
-            batch: the batch.
-            values: result of `values`.
-            choices: an index for each switch, as in `Switch.replacement`.
-            is_measured: whether all contractions are float, and their errors measured.
-        """
-        items = () if self._loss is None else batches_lib.args_of(batch)
-        chosen = np.asarray(choices, np.int32)
-        return self.of(batch).run(values, chosen, np.bool_(is_measured), items)
-
-
-_IN_SHARD_MAP = "is inside of jax.shard_map, whose body takes no switch"
-
-
-def _kind(switch: Switch) -> Any:
-    return switch.path, switch.is_quantized
-
-
-def _scalar(loss: Any) -> jax.Array:
-    value = jnp.asarray(loss)
-    if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            "loss(outputs, *batch) must return a scalar float, got "
-            f"{sharding.describe(value)}: take the mean over the batch"
-        )
-    return value.astype(jnp.float32)
-
-
-def _is_float(x: Any) -> bool:
-    return tracing.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _floats(out: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(out) if _is_float(x)]
-
-
-def has_floats(inputs: Any) -> bool:
-    """Whether there are arrays of floats among the inputs of a model."""
-    return bool(_floats(inputs))
-
-
-def _with_noise(x: Any, decibels: float) -> Any:
-    """Adds Gaussian noise to an array of floats; returns anything else unchanged."""
-    if not _is_float(x):
-        return x
-    noise = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
-    root_mean_square = jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
-    noise *= 10 ** (-decibels / 20)
-    return (x + root_mean_square * noise).astype(x.dtype)
-
-
-def _shapes_of(items: tuple[Any, ...]) -> Any:
-    leaves, treedef = jax.tree.flatten(items)
-    shapes = [
-        (jnp.shape(x), str(x.dtype)) if tracing.is_array(x) else x for x in leaves
-    ]
-    return treedef, tuple(shapes)

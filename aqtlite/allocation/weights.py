@@ -2,19 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
-from aqtlite.allocation.switches import Switched
-from aqtlite.program.convert import FunctionModel
-from aqtlite.program.plan import Plan
+from aqtlite.allocation import conversions, gathering
+from aqtlite.allocation.switched import Switched
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.program import Program
-from aqtlite.program.serving import conversion, planning
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
-from aqtlite.quantization.statistics import States
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,39 +58,32 @@ def weights_of(switched: Switched) -> Weights:
     Args:
         switched: the traced call.
     """
-    params = jax.tree.map(_shape_of, switched.call.args[0])
-    leaves = parameters_of(params)
-    by_leaf = dict(enumerate(leaves))
-    parameters = {
-        i: by_leaf[leaf]
-        for i, leaf in enumerate(switched.traced.leaves)
-        if leaf in by_leaf
-    }
+    parameters = conversions.parameters_read(switched)
+    gathered = jax.eval_shape(lambda: gathering.first(switched.switches))
     groups = _groups(switched, parameters)
-    frozen = [
-        _frozen(switched, plan, params, parameters) for plan in switched.plans.values()
-    ]
+    planned = []
+    for candidate in range(len(switched.plans)):
+        one = conversions.conversion_of(switched, candidate, gathered)
+        planned.append(None if one is None else (one.bytes_of(), one.removed))
     weights = []
     for places, read in groups:
         sizes: list[int | None] = []
-        for candidate, (bytes_of, removed) in enumerate(frozen):
+        for candidate, found in enumerate(planned):
             forms = [switched.switches[place].forms[candidate] for place in places]
-            if not any(one.is_quantized for one in forms):
+            if found is None or not any(one.is_quantized for one in forms):
                 sizes.append(None)
                 continue
-            paths = {one.path for one in forms}
+            bytes_of, removed = found
             kept = sum(one.nbytes for one in read - removed)
-            sizes.append(kept + sum(n for path, n in bytes_of if path in paths))
+            quantized = {one.path for one in forms if one.is_quantized}
+            sizes.append(kept + sum(bytes_of[path] for path in quantized))
         float_bytes = sum(one.nbytes for one in read)
         weights.append(Weight(tuple(places), float_bytes, tuple(sizes)))
     grouped = frozenset().union(*(read for _, read in groups))
+    leaves = parameters_of(conversions.shapes_of(switched.call.args[0]))
     others = sum(one.nbytes for one in leaves if one not in grouped)
     others += codes.stored_bytes(switched.call.others)
     return Weights(tuple(weights), others)
-
-
-def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x))
 
 
 def _groups(
@@ -122,34 +110,3 @@ def _groups(
 def _weights_in(one: PlannedContraction) -> list[frozenset[int]]:
     operands = zip((one.lhs, one.rhs), one.site.operands, strict=True)
     return [origin.inputs for operand, origin in operands if operand.kind == "weight"]
-
-
-def _frozen(
-    switched: Switched,
-    plan: Plan,
-    params: Any,
-    parameters: dict[int, Parameter],
-) -> tuple[list[tuple[str, int]], frozenset[Parameter]]:
-    """Plans the conversion with one candidate for all contractions.
-
-    Returns:
-        For each frozen weight, the path of a contraction that reads it, and its bytes;
-        and the parameters that are removed.
-    """
-    program = Program(
-        switched.traced,
-        plan,
-        parameters,
-        module_of=lambda one: tuple(filter(None, one.module.split("/"))),
-        state={},
-        states_in=lambda one, state: States(),
-        place_of=lambda one: (one.path,),
-    )
-    paths = {(module, i): one.path for one, module, i in program.numbered()}
-    planned = planning.plan(FunctionModel([program], params, {}))
-    found = []
-    for weight, stored in zip(planned.weights, conversion.freeze(planned), strict=True):
-        _, key = weight.members[0]
-        path = paths[key.path, key.position]
-        found.append((path, codes.stored_bytes(stored.values)))
-    return found, planned.removed

@@ -4,7 +4,7 @@ import argparse
 import re
 
 from aqtlite.cli import shared_options
-from aqtlite.cli.shared_options import BITS_OF, LEARNED, PRESETS, STATIC
+from aqtlite.cli.shared_options import BITS_OF, LEARNED, PRESETS
 from aqtlite.cli.suggestions import one_of
 
 DESCRIPTION = """\
@@ -36,6 +36,10 @@ EXAMPLES = """\
     --loss model.py:loss --plot bits.png
   aqtlite convert run/params run/serving --model model.py:factory \\
     --rules rules.json
+  aqtlite choose run/params --model model.py:factory --calibrate data.npz \\
+    --candidates gptq=3 gptq=4 gptq=8 --budget 0.15 --out rules.json
+  aqtlite convert run/params run/serving --model model.py:factory \\
+    --rules rules.json --calibrate data.npz
 """
 
 _UNITS = {
@@ -48,8 +52,8 @@ _BITS = range(2, 9)
 
 
 def _names() -> tuple[str, ...]:
-    """Returns presets that need no statistics, also with a number of bits."""
-    usable = [name for name in PRESETS if name not in (*STATIC, *LEARNED)]
+    """Returns presets without learned scales, also with a number of bits."""
+    usable = [name for name in PRESETS if name not in LEARNED]
     with_bits = [f"{name}={n}" for name in usable if name in BITS_OF for n in _BITS]
     return (*usable, *with_bits)
 

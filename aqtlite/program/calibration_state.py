@@ -99,11 +99,11 @@ def _leaving_first_states(one: PlannedContraction, is_quantized: bool) -> Replac
             return one.in_float(values), first
         now = first
         if STATISTICS in collections_of(one.cfg):
-            now = _states_after(one, values, first)
+            now = states_after(one, values, first)
         return one.contract(one.cfg, one.in_order(values), now), first
 
     return Replacement(
-        function, _states_of_zeros(one), has_aux=True, per_step=one.site.per_step
+        function, states_of_zeros(one), has_aux=True, per_step=one.site.per_step
     )
 
 
@@ -131,7 +131,7 @@ def _first_states(one: PlannedContraction, values: Sequence[Any]) -> States:
     return statistics.init_states(one.cfg, lhs, rhs, one.operation(values))
 
 
-def _states_of_zeros(one: PlannedContraction) -> States:
+def states_of_zeros(one: PlannedContraction) -> States:
     """Returns initial states from operands of zeros, stacked over scan steps.
 
     For contractions that the initializing call does not evaluate.
@@ -146,7 +146,7 @@ def updating(one: PlannedContraction, states: States) -> Replacement:
     """Returns a replacement that contracts quantized and leaves updated statistics."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        after = _states_after(one, values, states)
+        after = states_after(one, values, states)
         return one.contract(one.cfg, one.in_order(values), after), after
 
     if STATISTICS not in collections_of(one.cfg):
@@ -158,7 +158,7 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
     """Returns a replacement that contracts in float and leaves updated statistics."""
 
     def function(values: Sequence[Any], states: States) -> tuple[Sequence[Any], States]:
-        return one.in_float(values), _states_after(one, values, states)
+        return one.in_float(values), states_after(one, values, states)
 
     def in_float(values: Sequence[Any], states: States) -> tuple[Sequence[Any], None]:
         del states
@@ -169,7 +169,7 @@ def gathering(one: PlannedContraction, states: States) -> Replacement:
     return Replacement(function, states, has_aux=True, per_step=one.site.per_step)
 
 
-def _states_after(
+def states_after(
     one: PlannedContraction, values: Sequence[Any], states: States
 ) -> States:
     """Returns the states of a contraction updated with the statistics of this batch."""

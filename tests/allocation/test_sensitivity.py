@@ -323,9 +323,7 @@ def test_it_draws_a_plot(found, tmp_path, monkeypatch):
         ([], "candidates has none"),
         ({"float": INT4}, "'float', which is the name of the choice"),
         ({"off": Rule(cfg=None)}, "'off' quantizes nothing"),
-        ([config.static_int8()], "needs statistics or learned scales for"),
-        ([config.gptq()], "'fwd.rhs.rounding': None"),
-        ([config.lsq()], "needs statistics or learned scales for"),
+        ([config.lsq()], "has learned scales for 'Mlp/Dense_0', which only training"),
     ],
 )
 def test_candidates_that_cannot_be_measured(candidates, text):

@@ -102,6 +102,23 @@ def test_it_writes_rules_that_other_commands_take(made, choose, tmp_path, capsys
     assert converted == 0
 
 
+def test_candidates_with_statistics_are_measured_and_converted(
+    made, choose, tmp_path, capsys
+):
+    out, target = tmp_path / "rules.json", tmp_path / "serving"
+    names = ["--candidates", "gptq=3", "gptq=8"]
+    code, text, _ = choose(*names, "--budget", "480B", "--out", out, "--json")
+    data = json.loads(text)
+    assert code == 0
+    assert {one["candidate"] for one in data["choices"]} & {"gptq=3", "gptq=8"}
+    argv = ["--model", f"{made / 'chosen_models.py'}:factory", "--rules", str(out)]
+    argv += ["--calibrate", str(made / "data.npz"), "--json"]
+    source = str(made / "float.msgpack")
+    assert cli.main(["convert", source, str(target), *argv]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes_after"] == data["chosen"]["nbytes"]
+
+
 def test_json_and_a_part_of_the_size(choose):
     code, out, _ = choose(*CANDIDATES, "--budget", "0.5", "--json")
     data = json.loads(out)
@@ -175,7 +192,7 @@ def test_mistakes_are_one_line(made, choose, tmp_path):
     [
         (["--budget", "half"], "'half' is no size"),
         (["--budget", "5XB"], "'5XB' is no size"),
-        (["--candidates", "static_int8"], "no candidate 'static_int8'"),
+        (["--candidates", "lsq"], "no candidate 'lsq'"),
         (["--candidates", "weight_onl=4"], "did you mean 'weight_only=4'"),
     ],
 )

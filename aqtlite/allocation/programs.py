@@ -1,0 +1,301 @@
+"""The compiled programs of a subject, with a switch for each contraction."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.progress
+from absl import logging
+
+from aqtlite.allocation import candidates as candidates_lib
+from aqtlite.allocation import conversions, gathering
+from aqtlite.allocation.candidates import OWN, Candidates
+from aqtlite.allocation.subject import Call, Subject
+from aqtlite.allocation.switched import Pass, Switched
+from aqtlite.allocation.switches import Given, Switch
+from aqtlite.calibration import batches as batches_lib
+from aqtlite.jaxpr import rewriting, tracing
+from aqtlite.program import plan as planning
+from aqtlite.program.naming import names_of_parameters
+from aqtlite.program.plan import Plan
+from aqtlite.program.plan_table import NO_SCOPE
+from aqtlite.shapes import sharding
+
+
+class Programs:
+    """The compiled programs of a subject: one for each shape of the batches."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        candidates: Candidates | None,
+        loss: Callable[..., Any] | None,
+        num_inputs: int | None,
+    ):
+        """Takes what is measured; `of` traces it.
+
+        Args:
+            subject: the model and its variables.
+            candidates: the candidates; None for what the model does by itself.
+            loss: function of the output of the model and the items of a batch.
+            num_inputs: number of items of a batch that are inputs of the model; None
+                for all.
+
+        Raises:
+            TypeError: if `loss` is no function, or `num_inputs` no integer.
+        """
+        if loss is not None and not callable(loss):
+            raise TypeError(f"loss must be a function or None, got {loss!r}")
+        if num_inputs is not None and not isinstance(num_inputs, int):
+            raise TypeError(
+                f"num_inputs must be an integer or None, got {num_inputs!r}"
+            )
+        self._subject, self._candidates = subject, candidates
+        self._loss, self._num_inputs = loss, num_inputs
+        self._found: dict[Any, Switched] = {}
+        self._given: Any = None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the candidates."""
+        return [OWN] if self._candidates is None else list(self._candidates)
+
+    def inputs(self, batch: Any) -> tuple[Any, ...]:
+        """Returns the items of a batch that are inputs of the model."""
+        items = batches_lib.args_of(batch)
+        count = self._num_inputs
+        if count is not None and not 0 < count <= len(items):
+            raise ValueError(
+                f"num_inputs={count}, and a batch has {len(items)} items: they are the "
+                "arguments of the model, and the rest is for the loss"
+            )
+        return items[:count]
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether a candidate may need statistics, before any call is traced."""
+        if self._candidates is None and not self._subject.rules:
+            return True  # Only a trace shows what is injected.
+        of_rules = (self._candidates or {OWN: self._subject.rules}).values()
+        cfgs = (rule.cfg for rules in of_rules for rule in rules)
+        return any(cfg is not None and gathering.gathers(cfg) for cfg in cfgs)
+
+    def calibrate(self, batches: Sequence[Any]) -> None:
+        """Gathers the statistics of candidates, and rounds weights as conversions do.
+
+        Args:
+            batches: the batches, of which the float model takes each once.
+
+        Raises:
+            ValueError: if a contraction that needs statistics saw no batch.
+        """
+        switched = self.of(batches[0])
+        gathered = jax.jit(lambda: gathering.first(switched.switches))()
+        if not gathered:
+            return
+        console = rich.console.Console(stderr=True)
+        for batch in rich.progress.track(
+            batches, "calibrating", console=console, disable=not console.is_terminal
+        ):
+            gathered = self.of(batch).gather(self.values(batch), gathered)
+        gathering.check(gathered)
+        self._given = conversions.given_of(switched, gathered)
+        logging.info("gathered statistics of candidates on %d batches", len(batches))
+
+    def of(self, batch: Any) -> Switched:
+        """Returns the program for a batch, traced for the first of its shape.
+
+        Raises:
+            ValueError: if there is nothing to quantize.
+        """
+        key = _shapes_of(batches_lib.args_of(batch))
+        if key not in self._found:
+            made = self._called(batch)
+            before = next(iter(self._found.values()), made)
+            if list(map(_kind, before.switches)) != list(map(_kind, made.switches)):
+                raise ValueError(
+                    "batches of different shapes make the model contract differently: "
+                    "give batches of one shape"
+                )
+            self._found[key] = made
+        return self._found[key]
+
+    def _called(self, batch: Any) -> Switched:
+        """Traces the model with a batch, and explains what it does not take."""
+        try:
+            with batches_lib.called_with(batch):
+                return self._traced(self.inputs(batch))
+        except TypeError as error:
+            items = batches_lib.args_of(batch)
+            if self._loss is None or self._num_inputs is not None or len(items) == 1:
+                raise
+            raise TypeError(
+                f"the model was given all {len(items)} items of a batch, and raised "
+                f"TypeError: {error}. If the last ones, such as labels, are for the "
+                "loss, give num_inputs="
+            ) from error
+
+    def values(self, batch: Any, *, noise: float | None = None) -> list[Any]:
+        """Returns the inputs of the jaxpr for a batch.
+
+        Args:
+            batch: the batch.
+            noise: signal-to-noise ratio in dB of noise to add to all inputs of floats;
+                None for none.
+        """
+        inputs = self.inputs(batch)
+        if noise is not None:
+            inputs = jax.tree.map(lambda x: _with_noise(x, noise), inputs)
+        return self.of(batch).traced.values((self._subject.call(inputs).args, {}))
+
+    def _traced(self, inputs: tuple[Any, ...]) -> Switched:
+        call = self._subject.call(inputs)
+        function = call.function
+        traced = function.trace(call.args, {})
+        names = names_of_parameters(function.params, traced, call.args, {})
+        rules = {OWN: self._subject.rules}
+        if self._candidates is not None:
+            rules = dict(self._candidates)
+        plans = {
+            name: planning.make(traced.jaxpr, one, names, function.naming)
+            for name, one in rules.items()
+        }
+        self._check(plans)
+        columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
+        switches = []
+        for forms in columns:
+            if not any(one.is_quantized for one in forms):
+                continue
+            if "shard_map" in forms[0].site.around:
+                logging.warning("not measured: %r %s", forms[0].path, _IN_SHARD_MAP)
+            else:
+                switches.append(Switch(forms, tuple(plans)))
+        if not switches:
+            raise ValueError(
+                f"there is nothing to measure: every contraction {_IN_SHARD_MAP}; "
+                "measure the function on one device"
+            )
+        run = jax.jit(self._function(call, traced, switches))
+        gather = jax.jit(functools.partial(gathering.after, switches, traced))
+        return Switched(call, traced, plans, tuple(switches), run, gather)
+
+    def _check(self, plans: Mapping[str, Plan]) -> None:
+        for name, plan in plans.items():
+            if not plan.contractions:
+                raise ValueError(
+                    "the model has no contraction of its own, beside any that are "
+                    "quantized already: there is nothing to measure"
+                )
+            if self._candidates is None and not plan.quantized():
+                raise ValueError(
+                    "the model quantizes nothing by itself: give candidates= to "
+                    "measure, such as [aqtlite.config.weight_only(bits=4)]"
+                )
+            planning.check_quantizes(plan)
+            candidates_lib.check_not_learned(name, plan)
+            given = [
+                one.path or NO_SCOPE for one in plan.contractions if one.is_injected
+            ]
+            if given and self._candidates is not None:
+                raise ValueError(
+                    f"{', '.join(given[:3])} and others were given configs in the "
+                    "model, which candidates do not change: give the model without "
+                    "them (cfg=None)"
+                )
+
+    def _function(
+        self, call: Call, traced: tracing.Traced, switches: Sequence[Switch]
+    ) -> Callable[..., Pass]:
+        def switched(
+            values: Sequence[Any],
+            choices: Any,
+            is_measured: Any,
+            given: Sequence[Sequence[Given]],
+            batch: Any,
+        ) -> Pass:
+            replacements = {
+                one.forms[0].site.location: one.replacement(
+                    choices[i], is_measured, given[i]
+                )
+                for i, one in enumerate(switches)
+            }
+            found, aux = rewriting.evaluate(traced.jaxpr, values, replacements)
+            # Outputs that are constants of the program may not be arrays.
+            outputs = jax.tree.map(lambda i: jnp.asarray(found[i]), traced.outputs)
+            out = call.result(outputs)
+            pairs = zip(switches, replacements, strict=True)
+            squares = [one.squares(aux[location]) for one, location in pairs]
+            signals, noises = zip(*squares, strict=True)
+            loss = None if self._loss is None else _scalar(self._loss(out, *batch))
+            return Pass(loss, _floats(out), jnp.stack(signals), jnp.stack(noises))
+
+        return switched
+
+    def run(
+        self, batch: Any, values: Sequence[Any], choices: Any, *, is_measured: bool
+    ) -> Pass:
+        """Runs the program.
+
+        Args:
+            batch: the batch.
+            values: result of `values`.
+            choices: an index for each switch, as in `Switch.replacement`.
+            is_measured: whether all contractions are float, and their errors measured.
+        """
+        items = () if self._loss is None else batches_lib.args_of(batch)
+        switched, chosen = self.of(batch), np.asarray(choices, np.int32)
+        given = self._given or [[Given()] * len(choices)] * len(switched.switches)
+        measured = np.bool_(is_measured)
+        return switched.run(values, chosen, measured, given, items)
+
+
+_IN_SHARD_MAP = "is inside of jax.shard_map, whose body takes no switch"
+
+
+def _kind(switch: Switch) -> Any:
+    return switch.path, switch.is_quantized
+
+
+def _scalar(loss: Any) -> jax.Array:
+    value = jnp.asarray(loss)
+    if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            "loss(outputs, *batch) must return a scalar float, got "
+            f"{sharding.describe(value)}: take the mean over the batch"
+        )
+    return value.astype(jnp.float32)
+
+
+def _is_float(x: Any) -> bool:
+    return tracing.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _floats(out: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(out) if _is_float(x)]
+
+
+def has_floats(inputs: Any) -> bool:
+    """Whether there are arrays of floats among the inputs of a model."""
+    return bool(_floats(inputs))
+
+
+def _with_noise(x: Any, decibels: float) -> Any:
+    """Adds Gaussian noise to an array of floats; returns anything else unchanged."""
+    if not _is_float(x):
+        return x
+    noise = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
+    root_mean_square = jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+    noise *= 10 ** (-decibels / 20)
+    return (x + root_mean_square * noise).astype(x.dtype)
+
+
+def _shapes_of(items: tuple[Any, ...]) -> Any:
+    leaves, treedef = jax.tree.flatten(items)
+    shapes = [
+        (jnp.shape(x), str(x.dtype)) if tracing.is_array(x) else x for x in leaves
+    ]
+    return treedef, tuple(shapes)
