@@ -17,7 +17,14 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from benchmarks.harness import pages, progress, tables
-from benchmarks.pretrained import contestants, networks, records, report, routes
+from benchmarks.pretrained import (
+    contestants,
+    edge_files,
+    networks,
+    records,
+    report,
+    routes,
+)
 from benchmarks.pretrained.networks import Network
 from benchmarks.pretrained.records import Record
 from benchmarks.pretrained.tasks.task import Task
@@ -158,6 +165,9 @@ class _Run:
                 one = Record(name, self._hashes[name], contest.figures(name))
             except contestants.Refused as error:
                 one = Record(name, self._hashes[name], None, str(error))
+            except edge_files.NoQuantizerError as error:
+                tell(f"{name} was left out: {error}")
+                continue
             known[one.hash] = one
             records.write(self._file, known)
 

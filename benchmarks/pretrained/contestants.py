@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import aqtlite.onnx
-from benchmarks.pretrained import measuring, peers, routes
+from benchmarks.pretrained import edge_files, measuring, peers, routes
 from benchmarks.pretrained.measuring import Figures
 from benchmarks.pretrained.networks import Network
 from benchmarks.pretrained.tasks.task import Arrays, Task
@@ -16,7 +16,11 @@ from benchmarks.pretrained.tasks.task import Arrays, Task
 FLOAT = "float32"
 CONTROL = f"float32, noise of {measuring.NOISE:.0f} dB on its input"
 
-NAMES = (FLOAT, CONTROL, *routes.NAMES, peers.FLOAT, peers.DYNAMIC, *peers.STATIC)
+NAMES = (
+    *(FLOAT, CONTROL, *routes.NAMES),
+    *(peers.FLOAT, peers.DYNAMIC, *peers.STATIC),
+    *edge_files.FILES,
+)
 
 
 class Refused(Exception):
@@ -39,6 +43,7 @@ class Contest:
         """
         path = network.path()
         self._path, self._task, self._rounds = path, task, rounds
+        self._edge_rules = network.edge_rules
         function, self._parameters = aqtlite.onnx.load(path)
         self._network = _with_tuple(function)
         run = jax.jit(self._network)
@@ -59,6 +64,7 @@ class Contest:
 
         Raises:
             Refused: if the contestant does not take the network.
+            edge_files.NoQuantizerError: if it needs a package that is missing.
         """
         if name == FLOAT:
             return self._measure(self._float, self._nbytes, is_float=True)
@@ -68,6 +74,8 @@ class Contest:
             return self._control()
         if name in routes.NAMES:
             return self._route(routes.select(name))
+        if name in edge_files.FILES:
+            return self._edge_file(name)
         return self._quantized_peer(name)
 
     def _first(self, parameters: Any, *inputs: Any) -> Any:
@@ -109,6 +117,19 @@ class Contest:
                 )
                 call = peers.session(file)
             except peers.errors() as error:
+                raise Refused(_first_line(error)) from error
+            return self._measure(call, file.stat().st_size)
+
+    def _edge_file(self, name: str) -> Figures:
+        held = self._task.calibration
+        source = edge_files.Source(
+            self._network, self._parameters, held, self._edge_rules
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                file = edge_files.write(name, source, pathlib.Path(folder))
+                call = edge_files.loaded(file)
+            except (ValueError, RuntimeError) as error:
                 raise Refused(_first_line(error)) from error
             return self._measure(call, file.stat().st_size)
 

@@ -1,6 +1,7 @@
 """Ways to quantize a network, as the documentation has them: a line each."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,6 +57,14 @@ UNIFORM = "4 bits, blocks of 32"
 IN_FLOAT = 0.08
 """The part of a network's contractions that stays in float, of those that lose most."""
 
+SMALL = 4096
+"""Weights of a kernel that is not small. Those of the first and of depthwise
+convolutions are."""
+
+GPTQ_OF_LARGE = f"GPTQ, 4 bits, blocks of 32; 8 bits for less than {SMALL:,} weights"
+
+_EIGHT = Rule(cfg=_weights(8), operands="weight")
+
 
 def blame(
     network: Function, parameters: Any, sample: Sequence[Arrays]
@@ -83,6 +92,22 @@ def _worst_in_float(
     return (Rule(path=paths, cfg=None), Rule(cfg=config.qat(8)))
 
 
+def _small_in_8_bits(
+    network: Function, parameters: Any, sample: Sequence[Arrays]
+) -> Rules:
+    plan = aqtlite.quantize_function(network, [_EIGHT], params=0).plan(
+        parameters, *sample[0]
+    )
+    small = [
+        re.escape(one.path)
+        for one in plan.quantized()
+        for operand in (one.lhs, one.rhs)
+        if operand.kind == "weight" and math.prod(operand.shape) < SMALL
+    ]
+    in_8_bits = [Rule(path="|".join(small), cfg=_EIGHT.cfg)] if small else []
+    return (*in_8_bits, Rule(cfg=config.gptq(4, 32), operands="weight"))
+
+
 def _chosen(network: Function, parameters: Any, sample: Sequence[Arrays]) -> Rules:
     found = aqtlite.choose_bits(
         network, parameters, sample, candidates=CANDIDATES, budget=1.0
@@ -106,6 +131,11 @@ ROUTES = (
     _fixed("weights of 4 bits", _weights(4), operands="weight"),
     _fixed("weights of 4 bits, blocks of 32", _weights(4, 32), operands="weight"),
     _fixed("GPTQ, 4 bits, blocks of 32", config.gptq(4, 32), operands="weight"),
+    Route(
+        GPTQ_OF_LARGE,
+        _small_in_8_bits,
+        f"{config.gptq(4, 32)} {_weights(8)}",
+    ),
     Route("int8, the worst in float", _worst_in_float, str(IN_FLOAT)),
     Route(
         "chosen bits, as many bytes as 4 bits in blocks of 32",

@@ -1,6 +1,7 @@
 """Networks of others: a tiny one is measured as those of the packages are."""
 
 import doctest
+import importlib.util
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.pretrained import __main__ as command
-from benchmarks.pretrained import contestants, networks, peers
+from benchmarks.pretrained import contestants, edge_files, networks, peers, routes
 from benchmarks.pretrained.tasks import detection, pitch, recognition, text
 from benchmarks.pretrained.tasks.task import Task
 
@@ -18,10 +19,13 @@ CONTESTANTS = (
     contestants.CONTROL,
     "static int8, max",
     "weights of 8 bits",
+    routes.GPTQ_OF_LARGE,
     "int8, the worst in float",
     "chosen bits, as many bytes as 4 bits in blocks of 32",
     peers.FLOAT,
     peers.DYNAMIC,
+    "LiteRT file, dynamic int8",
+    "ONNX file, static int8",
 )
 
 
@@ -29,7 +33,7 @@ CONTESTANTS = (
 def folder(tmp_path, monkeypatch):
     """A folder with the package of a network of two layers."""
     rng = np.random.default_rng(0)
-    weights = [rng.normal(size=shape) for shape in ((16, 32), (32, 4))]
+    weights = [rng.normal(size=shape) for shape in ((64, 64), (64, 4))]
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "first"], ["hidden"]),
@@ -37,8 +41,8 @@ def folder(tmp_path, monkeypatch):
             helper.make_node("MatMul", ["positive", "second"], ["logits"]),
         ],
         "network",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 16])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [32, 64])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [32, 4])],
         [
             numpy_helper.from_array(value.astype(np.float32), name)
             for value, name in zip(weights, ("first", "second"), strict=True)
@@ -63,7 +67,7 @@ def task(path, quick):
     """Labels that are the float network's for most inputs."""
     del path, quick
     rng = np.random.default_rng(1)
-    batches = [(rng.normal(size=(32, 16)).astype(np.float32),) for _ in range(3)]
+    batches = [(rng.normal(size=(32, 64)).astype(np.float32),) for _ in range(3)]
     labels = []
 
     def score(outputs):
@@ -95,18 +99,50 @@ def test_a_network_is_measured_once(folder, capsys):
     assert figures[contestants.FLOAT]["metric"] == 100
     assert figures[contestants.CONTROL]["decibels"] == pytest.approx(40, abs=1)
     assert figures[peers.FLOAT]["decibels"] is None
-    for name in ("static int8, max", "weights of 8 bits", peers.DYNAMIC):
+    for name in (
+        *("static int8, max", "weights of 8 bits", peers.DYNAMIC),
+        *("LiteRT file, dynamic int8", "ONNX file, static int8"),
+    ):
         assert figures[name]["metric"] > 90
         assert figures[name]["decibels"] > 25
-    # 640 int8 weights, and 36 scales of weights.
-    assert figures["weights of 8 bits"]["nbytes"] == 640 + 4 * 36
-    assert figures["weights of 8 bits"]["in_float"] == (640 + 4 * 36) / 2560
+    # 4,352 int8 weights, and 68 scales of weights.
+    assert figures["weights of 8 bits"]["nbytes"] == 4352 + 4 * 68
+    assert figures["weights of 8 bits"]["in_float"] == (4352 + 4 * 68) / (4 * 4352)
+    # The first layer in 4 bits, with two scales and zero points for each output.
+    packed = 4096 // 2 + 2 * 64 * (4 + 4)
+    assert figures[routes.GPTQ_OF_LARGE]["nbytes"] == packed + 256 + 4 * 4
+    assert figures[routes.GPTQ_OF_LARGE]["decibels"] > 15
 
     page = (folder / "page.md").read_text()
     assert all(f"| {name} |" in page for name in CONTESTANTS)
     run(folder)  # Nothing is left to measure, and the page is the same.
     assert "onnxruntime by" not in capsys.readouterr().out
     assert (folder / "page.md").read_text() == page
+
+
+def test_a_quantizer_that_is_missing_leaves_its_rows_out(folder, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: find(name, *rest) if name != "ai_edge_quantizer" else None,
+    )
+    tiny = networks.Network("tiny", "labels", "tiny", "tiny.onnx", task)
+    arguments = ["--out", str(folder), "--contestants", "ai-edge.*dynamic int8"]
+    command.main(arguments, [tiny])
+    assert "pip install --no-deps ai-edge-quantizer" in capsys.readouterr().out
+    assert not (folder / "tiny.json").exists()
+
+
+def test_outputs_of_a_file_are_in_the_order_of_the_network(tmp_path):
+    def network(parameters, x):
+        return tuple(parameters * (i + 1) * x for i in range(11))
+
+    x = np.ones((2, 3), np.float32)
+    source = edge_files.Source(network, np.float32(2), [(x,)], ())
+    path = edge_files.write("LiteRT file, float32", source, tmp_path)
+    outputs = edge_files.loaded(path)(x)
+    assert [float(one[0, 0]) for one in outputs] == [2 * (i + 1) for i in range(11)]
 
 
 def test_a_package_that_is_missing(folder, capsys):
