@@ -22,13 +22,22 @@ def config_of(
         return _rules_from(args.rules)
     if args.preset is None:
         return None
-    preset = config.presets()[args.preset]
-    if args.fwd_bits is None:
+    return of_preset(args.preset, args.fwd_bits)
+
+
+def of_preset(name: str, bits: int | None) -> config.DotGeneral:
+    """Returns the config of a preset, with the bits of ``--fwd-bits`` if not None.
+
+    Raises:
+        UserError: if the preset does not take these bits.
+    """
+    preset = config.presets()[name]
+    if bits is None:
         return preset.make()
     try:
-        return preset.make(**{BITS_OF[args.preset]: args.fwd_bits})
+        return preset.make(**{BITS_OF[name]: bits})
     except (ValueError, TypeError) as error:
-        raise UserError(f"--fwd-bits {args.fwd_bits}: {error}") from error
+        raise UserError(f"--fwd-bits {bits}: {error}") from error
 
 
 def from_file(path: pathlib.Path) -> config.DotGeneral:

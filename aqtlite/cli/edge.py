@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+import aqtlite
 from aqtlite import calibration as calibrations
-from aqtlite import edge
+from aqtlite import config, edge
 from aqtlite.checkpoint.load_float import load_float
 from aqtlite.checkpoint.variables import OF_MODELS, untraceable
-from aqtlite.cli import edge_options, factory, output
+from aqtlite.cli import configs, edge_options, factory, output
 from aqtlite.cli.examples import Examples
 from aqtlite.edge import program
 from aqtlite.errors import UserError
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     # The converter does not use oneDNN, but would log a notice about it.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     _check_target(args.target, args.overwrite)
-    calibration = _calibration(args.calibration)
+    calibration, cfg = _calibration(args.calibration), _config(args)
     if args.save_ranges is not None:
         if args.calibrate is None:
             raise UserError("--save-ranges goes with --calibrate")
@@ -68,14 +69,18 @@ def run(args: argparse.Namespace) -> None:
     )
     function = program.function_of(model, **sample_kwargs)
     _check_traces(model, function, variables, sample_args, sample_kwargs)
+    before = sum(x.nbytes for x in jax.tree.leaves(variables))
     with _in_one_line():
-        if examples is None:
+        ranges = None
+        if cfg is not None:
+            function, variables = _served(cfg, function, variables, sample_args)
+        elif examples is None:
             ranges = edge.Ranges.load(args.ranges)
         else:
             ranges = edge.calibrate(
                 function, variables, examples, rules, calibration=calibration
             )
-        if args.save_ranges is not None:
+        if args.save_ranges is not None and ranges is not None:
             ranges.save(args.save_ranges)
         with _going_on_from(args.save_ranges):
             report = edge.export(
@@ -87,13 +92,35 @@ def run(args: argparse.Namespace) -> None:
                 rules,
                 interface=args.interface,
             )
-    before = sum(x.nbytes for x in jax.tree.leaves(variables))
     if args.json:
         output.print_json({"target": str(args.target), **report.to_dict()})
         return
     output.results().print(report)
     share = f", {report.file.size / before:.0%} of the floats" * bool(before)
     print(f"wrote {args.target}: {report.summary()}{share}")
+
+
+def _config(args: argparse.Namespace) -> config.DotGeneral | None:
+    """The config of a file without ranges; None for one with ranges."""
+    if args.preset is None and args.config is None:
+        return None
+    if args.rules is not None:
+        raise UserError(
+            "--rules select the integers of a file with ranges: give --calibrate or "
+            "--ranges in place of --preset or --config"
+        )
+    if args.config is not None:
+        return configs.from_file(args.config)
+    return configs.of_preset(args.preset, args.fwd_bits)
+
+
+def _served(
+    cfg: config.DotGeneral, function: Any, variables: Any, args: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """Converts a float model for serving, with its weights quantized by a config."""
+    rules = [aqtlite.Rule(operands="weight", cfg=cfg)]
+    quantized = aqtlite.quantize_function(function, rules, params=0)
+    return aqtlite.convert_function(quantized, variables, *args)
 
 
 def _check_target(target: pathlib.Path, overwrite: bool) -> None:

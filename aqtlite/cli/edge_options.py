@@ -6,6 +6,7 @@ Separate from the command itself, which takes seconds to import.
 import argparse
 
 from aqtlite.cli import shared_options
+from aqtlite.cli.suggestions import one_of
 
 DESCRIPTION = """\
 Write a trained model into a file of integers, int8 from input to output: for
@@ -32,6 +33,10 @@ numbers count as such: arr_0, arr_1, ..., arr_10, as numpy.savez(file, x, y,
 ...) names them, or a, b, c. --save-ranges writes the table of ranges, which
 can be read and edited; --ranges uses it again.
 
+In place of ranges, --preset or --config give a file with float activations:
+weight_only has integer weights alone, and qat and w4a8 also activations that
+the runtime quantizes by their own range at each call. These need no examples.
+
 --rules names a file written by aqtlite.edge.rules.to_json, with the values
 that stay in float or have integers other than int8:
 
@@ -46,7 +51,14 @@ EXAMPLES = """\
   aqtlite edge run/3 b.onnx --model deploy.py:factory --ranges ranges.json
   aqtlite edge run/3 c.tflite --model deploy:factory --ranges ranges.json \\
     --subtree state/params --subtree state/batch_stats
+  aqtlite edge run/3 d.onnx --model deploy:factory --preset weight_only \\
+    --fwd-bits 4
+  aqtlite edge run/3 e.tflite --model deploy:factory --ranges ranges.json \\
+    --interface uint8
 """
+
+PRESETS = ("weight_only", "qat", "w4a8")
+"""Presets of files without ranges."""
 
 CALIBRATIONS = "max, mean, average[=DECAY], percentile=PERCENTAGE or mse"
 
@@ -63,6 +75,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranges",
         metavar="FILE.json",
         help="or ranges that were found before (--save-ranges, edge.Ranges.save)",
+    )
+    ranges.add_argument(
+        "--preset",
+        type=one_of("preset of a file without ranges", PRESETS),
+        choices=PRESETS,
+        metavar="NAME",
+        help="or no ranges, and float activations: integer weights alone "
+        "(weight_only), or with activations by dynamic ranges (qat, w4a8)",
+    )
+    shared_options.add_path(
+        ranges,
+        "--config",
+        metavar="FILE.json",
+        help="or no ranges, and another config of the contractions "
+        "(aqtlite.config.to_json)",
+    )
+    parser.add_argument(
+        "--fwd-bits",
+        metavar="N",
+        type=int,
+        help="bits of the weights, with --preset weight_only or qat (default 8)",
     )
     shared_options.add_path(
         parser,
@@ -87,10 +120,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interface",
-        choices=("integer", "float"),
-        default="integer",
-        help="whether inputs and outputs of the file are integers (the default) or "
-        "float32",
+        choices=("integer", "uint8", "float"),
+        help="whether inputs and outputs of the file are integers (the default with "
+        "ranges), uint8 in place of int8, as pixels are, or float32 (always without "
+        "ranges)",
     )
     shared_options.add_subtree(parser)
     shared_options.add_overwrite(parser, "files that are there")

@@ -228,7 +228,8 @@ def deploy_as_configured(model: Any, variables: Any, args: tuple[Any, ...]) -> D
         if weights_lib.has_weight(node) and node.inputs[1] in frozen:
             weight = frozen[node.inputs[1]]
             operands[node.output] = {1: weight.quantized}
-            dynamic.update([node.output] if weight.is_dynamic else [])
+            if weight.is_dynamic and not weights_lib.is_transposed(node):
+                dynamic.add(node.output)
     return Deployed(program, {}, operands, known, frozenset(dynamic))
 
 

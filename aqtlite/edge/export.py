@@ -3,11 +3,12 @@
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 
 from aqtlite.edge.deployed import Deployed, deploy, deploy_as_configured
+from aqtlite.edge.grid import Grid
 from aqtlite.edge.litert import annotations, check, converter, flatbuffer
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
@@ -17,11 +18,11 @@ from aqtlite.edge.report import Report
 from aqtlite.edge.rules import Rule
 from aqtlite.edge.rules import check as check_rules
 
-Interface = Literal["integer", "float"]
+Interface = Literal["integer", "uint8", "float"]
 
-Target = Callable[[Deployed, Callable[[int], bool]], tuple[bytes, Report]]
-"""Function that makes a file of a program; its second argument tells of an input or
-output whether it is an integer in the file."""
+Target = Callable[[Deployed, Callable[[int], Grid | None]], tuple[bytes, Report]]
+"""Function that makes a file of a program; its second argument returns the grid of an
+input or output in the file, and None for floats."""
 
 
 def export(
@@ -32,7 +33,7 @@ def export(
     path: str | pathlib.Path,
     rules: Sequence[Rule] = (),
     *,
-    interface: Interface = "integer",
+    interface: Interface | None = None,
 ) -> Report:
     """Writes a model file, with constants quantized by this library.
 
@@ -58,9 +59,11 @@ def export(
         path: path of the file, ending in ".tflite" for LiteRT or ".onnx" for
             onnxruntime.
         rules: rules that select the integers of each operator.
-        interface: "integer" if the model's floating inputs and outputs are integers in
-            the file, as described by `Report.inputs` and `Report.outputs`; "float" if
-            they stay float32, as they always do without ranges.
+        interface: what the model's floating inputs and outputs are in the file:
+            "integer" for the integers of their grids, as described by `Report.inputs`
+            and `Report.outputs`; "uint8" for those of int8 grids with 128 added, as
+            images of cameras are; or "float" for float32. None, the default, is
+            "integer" with ranges, and "float" without, where nothing else is possible.
 
     Returns:
         A report of the file's contents; `print` shows it as a table.
@@ -69,11 +72,14 @@ def export(
         ModuleNotFoundError: if the extra ``edge``, or ``onnx``, is not installed.
         TypeError: if an argument is of the wrong type.
         ValueError: if `path` has another suffix, if an operation has no integer form,
-            if a shape is symbolic, if ranges are missing, or if verification fails. A
-            file that existed before is then left unchanged.
+            if a shape is symbolic, if ranges are missing, if integers are asked of the
+            interface of a program in float, or if verification fails. A file that
+            existed before is then left unchanged.
     """
-    if interface not in ("integer", "float"):
-        raise ValueError(f'interface must be "integer" or "float", got {interface!r}')
+    if interface not in (None, *get_args(Interface)):
+        raise ValueError(
+            f'interface must be "integer", "uint8" or "float", got {interface!r}'
+        )
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"path must name a file, got {type(path).__name__}: several inputs of the "
@@ -97,28 +103,42 @@ def export(
             "edge.calibrate, and ranges is None"
         )
 
-    def is_integer(value: int) -> bool:
-        return interface == "integer" and value in deployed.grids
+    if interface in ("integer", "uint8") and not deployed.grids:
+        raise ValueError(_NO_GRIDS.format(interface))
 
-    data, report = TARGETS[path.suffix](deployed, is_integer)
+    def grid_of(value: int) -> Grid | None:
+        grid = deployed.grids.get(value)
+        if grid is None or interface == "float":
+            return None
+        return grid.in_uint8() if interface == "uint8" else grid
+
+    data, report = TARGETS[path.suffix](deployed, grid_of)
     publish(data, path)
     return report
 
 
+_NO_GRIDS = (
+    "interface={!r} needs ranges, from edge.calibrate, and integer operators: without "
+    "them, inputs and outputs are float32 (interface=None). For images in uint8, "
+    "export a function that takes them, such as lambda variables, pixels: "
+    'model.apply(variables, pixels.astype("float32") / 255), with pixels of uint8 in '
+    "sample_args"
+)
+
+
 def _litert(
-    deployed: Deployed, is_integer: Callable[[int], bool]
+    deployed: Deployed, grid_of: Callable[[int], Grid | None]
 ) -> tuple[bytes, Report]:
     check.check_widths(deployed)
     check.check_weights(deployed)
-    graph, grids = deployed.program.graph, deployed.grids
+    graph = deployed.program.graph
 
     def type_of(value: int) -> jax.ShapeDtypeStruct:
-        x = graph.values[value]
-        dtype = grids[value].dtype if is_integer(value) else x.dtype
-        return jax.ShapeDtypeStruct(x.shape, dtype)
+        x, grid = graph.values[value], grid_of(value)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype if grid is None else grid.dtype)
 
     data = converter.convert(
-        annotations.annotated(deployed, is_integer),
+        annotations.annotated(deployed, grid_of),
         [type_of(i) for i in graph.inputs],
         *_names(deployed),
     )
@@ -128,9 +148,9 @@ def _litert(
 
 
 def _onnx(
-    deployed: Deployed, is_integer: Callable[[int], bool]
+    deployed: Deployed, grid_of: Callable[[int], Grid | None]
 ) -> tuple[bytes, Report]:
-    data = onnx_write.write(deployed, is_integer, *_names(deployed))
+    data = onnx_write.write(deployed, grid_of, *_names(deployed))
     return data, onnx_check.check(data, deployed)
 
 

@@ -13,6 +13,7 @@ LIMITS = {
     "int2": (-2, 1),
     "int4": (-8, 7),
     "int8": (-128, 127),
+    "uint8": (0, 255),
     "int16": (-32768, 32767),
     "int32": (-(2**31), 2**31 - 1),
 }
@@ -32,7 +33,7 @@ class Grid:
 
     dtype: str = "int8"
     """Dtype of the integers: "int8", "int16", "int4", "int2", or "int32" for a bias;
-    for weights also "uint4"."""
+    for weights also "uint4", and "uint8" for inputs and outputs of a file."""
 
     axis: int | None = None
     """Channel axis, not negative; None for a per-tensor scale."""
@@ -45,6 +46,16 @@ class Grid:
     def limits(self) -> tuple[int, int]:
         """Smallest and largest integer."""
         return LIMITS[self.dtype]
+
+    def in_uint8(self) -> "Grid":
+        """The same grid of uint8, with 128 added to all integers, if this is of int8.
+
+        A grid of another dtype is returned as it is.
+        """
+        if self.dtype != "int8":
+            return self
+        higher = self.zero_point + 128
+        return dataclasses.replace(self, dtype="uint8", zero_point=higher)
 
     @property
     def ends(self) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from aqtlite import cli, edge
+from aqtlite import cli, config, edge
 from aqtlite.cli import edge as edge_command
 from aqtlite.edge.export import TARGETS
 from tests.checkpoint.support import save
@@ -182,6 +182,53 @@ def test_rules_float_interface_keyword_arguments_and_several_inputs(folder, caps
     assert code == 0 and "float32[2,3]" in out
     assert " 0 of them in float" not in out
     assert _interpret("out.tflite", X[:2], Y[:2]).dtype == np.float32
+
+
+@needs_converter
+def test_an_interface_of_uint8(folder, capsys):
+    assert run(capsys, *ARGV, *DATA, "--interface", "uint8")[0] == 0
+    found = _interpret("out.tflite", np.full((2, 4), 200, np.uint8))
+    assert found.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    "how, dtype, error_of_output",
+    [
+        (["--preset", "weight_only"], "int8", 0.02),
+        (["--preset", "weight_only", "--fwd-bits", "4"], "int4", 0.3),
+        (["--preset", "qat"], "int8", 0.03),
+        (["--config", "out_cfg.json"], "int4", 0.3),
+    ],
+)
+@needs_converter
+def test_files_without_ranges(
+    folder, made, capsys, monkeypatch, how, dtype, error_of_output
+):
+    (folder / "out_cfg.json").write_text(config.to_json(config.w4a8()))
+    code, out, err = run(capsys, *ARGV, *how, "--json")
+    assert (code, err) == (0, "")
+    shown = json.loads(out)
+    asked = {one["asked"].split(" weights")[0] for one in shown["contractions"]}
+    assert asked == {dtype}
+    model, (x,) = made[1].factory()
+    variables = _variables("float.safetensors", model, x)
+    expected = model.apply(variables, X[:2])
+    error = np.linalg.norm(_interpret("out.tflite", X[:2]) - expected)
+    assert error < error_of_output * np.linalg.norm(expected)
+
+
+def test_errors_of_files_without_ranges(folder, capsys, monkeypatch):
+    monkeypatch.setattr(edge_command, "_PACKAGES", ANY)
+    preset = [*ARGV, "--preset", "weight_only"]
+    assert "needs ranges" in error(capsys, *preset, "--interface", "uint8")
+    for how in (DATA, ["--preset", "w4a8"]):
+        assert "--fwd-bits goes with" in error(capsys, *ARGV, *how, "--fwd-bits", 4)
+    (folder / "out_rules.json").write_text(edge.rules.to_json([]))
+    text = error(capsys, *preset, "--rules", "out_rules.json")
+    assert "--rules select the integers of a file with ranges" in text
+    (folder / "out_cfg.json").write_text(config.to_json(config.fp8()))
+    text = error(capsys, *ARGV, "--config", "out_cfg.json")
+    assert "weights in files are integers" in text
 
 
 @pytest.mark.slow

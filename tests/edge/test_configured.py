@@ -251,3 +251,41 @@ def test_variables_and_samples_that_make_no_file(tmp_path, suffix):
     gathered = calibrate_in_float(rounded, variables, [x])
     edge.export(rounded, convert(rounded, gathered, x), None, x, path)
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "suffix, name",
+    [
+        *((".tflite", name) for name in ("int8", "int4", "qat")),
+        *((".onnx", name) for name in ("int8", "int4", "blocks", "qat")),
+    ],
+)
+def test_transposed_convolutions_keep_integers(tmp_path, suffix, name):
+    cfg = {
+        "int8": config.weight_only(8),
+        "int4": config.weight_only(4),
+        "blocks": _INT4_IN_BLOCKS,
+        "qat": config.qat(8),
+    }[name]
+
+    class Up(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.ConvTranspose(32, (2, 2), (2, 2))(x)
+
+    model, x = Up(), models.normal((1, 4, 4, 64))
+    variables = models.trained(model, x)
+    quantized = quantize_model(model, [aqtlite.Rule(operands="weight", cfg=cfg)])
+    serving = convert(quantized, variables, x)
+    path = tmp_path / f"up{suffix}"
+    report = edge.export(quantized, serving, None, x, path)
+    # In float, the kernel has 32 kB.
+    assert path.stat().st_size < 16_000
+    (one,) = report.contractions
+    assert one.asked.startswith("int8" if name in ("int8", "qat") else "int4")
+    # Activations stay in float: neither runtime has a kernel of dynamic ranges.
+    assert "dynamic" not in one.asked
+    weights = config.weight_only(8) if name == "qat" else cfg
+    quantized = quantize_model(model, [aqtlite.Rule(operands="weight", cfg=weights)])
+    expected = quantized.apply(convert(quantized, variables, x), x)
+    np.testing.assert_allclose(_run(path, x), expected, atol=2e-5)

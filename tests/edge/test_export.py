@@ -235,7 +235,7 @@ def test_a_file_that_is_there_stays_after_a_failure(tmp_path):
 
 
 def test_unknown_interface():
-    with pytest.raises(ValueError, match='"integer" or "float", got'):
+    with pytest.raises(ValueError, match='"integer", "uint8" or "float", got'):
         edge.export(_dense, _W, edge.Ranges({}), _X, "m.tflite", interface="int")
 
 

@@ -20,27 +20,30 @@ from aqtlite.edge.operators.arithmetic import Multiply
 from aqtlite.edge.operators.contractions import Conv2D
 from aqtlite.edge.operators.reductions import AveragePool2D
 
-_NAMES = {"int2": "i2", "int4": "i4", "int8": "i8", "int16": "i16"}
+_NAMES = {"int2": "i2", "int4": "i4", "int8": "i8", "int16": "i16", "uint8": "ui8"}
 
 
 def annotated(
-    deployed: Deployed, is_integer: Callable[[int], bool]
+    deployed: Deployed, grid_of: Callable[[int], Grid | None]
 ) -> Callable[..., list[Any]]:
     """Makes a program with annotated integers, as a function of its inputs.
 
     Args:
         deployed: the program.
-        is_integer: function that tells whether an input or output is an integer in the
-            file.
+        grid_of: function that returns the grid of an input or output in the file; None
+            if it is float32.
     """
     graph, grids = deployed.program.graph, deployed.grids
+    unrounded = deployed.program.unrounded
 
     def function(*inputs: Any) -> list[Any]:
         values = dict(deployed.known)
         for number, x in zip(graph.inputs, inputs, strict=True):
-            if is_integer(number):
-                x = _dequantize(x, grids[number])
-            elif number in grids and number not in deployed.program.unrounded:
+            given = grid_of(number)
+            if given is not None:
+                x = _dequantize(x, given)
+            is_rounded = given is None or given.dtype != grids[number].dtype
+            if is_rounded and number in grids and number not in unrounded:
                 x = mark(x, grids[number])
             values[number] = x
 
@@ -50,10 +53,10 @@ def annotated(
         known = graph.evaluate(values, run)
         outputs = []
         for i in graph.outputs:
-            x = known[i]
-            if is_integer(i) and i in deployed.program.unrounded:
+            x, given = known[i], grid_of(i)
+            if given is not None and i in unrounded:
                 x = mark(x, grids[i])
-            outputs.append(_quantize(x, grids[i]) if is_integer(i) else x)
+            outputs.append(x if given is None else _rounded(x, grids[i], given))
         return outputs
 
     return function
@@ -151,6 +154,16 @@ def _dequantize(q: jax.Array, grid: Grid) -> jax.Array:
         lambda q, **_: q.astype(jnp.float32), name="quant.dequantize"
     )
     return composite(q, **_attributes(grid))
+
+
+def _rounded(x: jax.Array, grid: Grid, given: Grid) -> jax.Array:
+    """Quantizes an output of the program, from its grid to that of the file."""
+    q = _quantize(x, grid)
+    if given.dtype == grid.dtype:
+        return q
+    # Without the barrier, the operator before would give the integers of the file, and
+    # the kernels of most operators compute wrongly then.
+    return _quantize(_dequantize(lax.optimization_barrier(q), grid), given)
 
 
 def _quantize(x: jax.Array, grid: Grid) -> jax.Array:

@@ -16,6 +16,7 @@ from aqtlite.edge.contractions import reported
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Quantized
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.operators.contractions import Conv2D, Weighted
 from aqtlite.edge.report import File, Report, Tensor
 
@@ -165,7 +166,10 @@ def _grids(file: File) -> Iterator[tuple[str, str, np.ndarray, int]]:
         if one.data is None and one.scale is not None and one.zero_point is not None:
             if len(one.scale) != 1:
                 raise ValueError(f"{one.name!r} has a scale for each channel")
-            yield one.name, one.dtype, one.scale[0], int(one.zero_point[0])
+            is_shifted = one.dtype == "uint8"  # An input or output of the file.
+            dtype = "int8" if is_shifted else one.dtype
+            zero_point = int(one.zero_point[0]) - 128 * is_shifted
+            yield one.name, dtype, one.scale[0], zero_point
 
 
 def _tensors(file: File) -> Iterator[Tensor]:
@@ -178,6 +182,9 @@ def _tensors(file: File) -> Iterator[Tensor]:
 def _layouts(node: Node, position: int, one: Quantized) -> list[np.ndarray]:
     """A known operand with its axes in all orders that a file may have."""
     array = np.asarray(one.qvalue)
+    if position == 1 and isinstance(node.operator, Equation):
+        out, features, *window = node.operator.params["dimension_numbers"].rhs_spec
+        return [array.transpose(out, *window, features)]
     if position != 1 or not isinstance(node.operator, Weighted):
         return [array]
     if isinstance(node.operator, Conv2D):

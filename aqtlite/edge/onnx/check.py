@@ -16,8 +16,9 @@ from aqtlite.edge.check import (
 from aqtlite.edge.contractions import reported
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
-from aqtlite.edge.onnx import runtime
+from aqtlite.edge.onnx import images, runtime
 from aqtlite.edge.onnx.write import layout_of
+from aqtlite.edge.operators.base import Equation
 from aqtlite.edge.report import File, Report, Tensor
 from aqtlite.extras import package
 
@@ -69,6 +70,9 @@ def _operands(
     deployed: Deployed, bounds: set[bytes]
 ) -> Iterator[tuple[Node, int, Collection[Key], bool]]:
     for node, position, one in known_operands(deployed):
+        operator = node.operator
+        if isinstance(operator, Equation) and not images.takes_frozen(operator, one):
+            continue
         qvalue, grid = layout_of(node, position, one)
         zero_point = np.broadcast_to(grid.zero_point, np.shape(grid.scale)).reshape(-1)
         key = _key(qvalue, grid.scale, zero_point, grid.axis)
@@ -77,14 +81,19 @@ def _operands(
 
 def _constants(onnx: Any, model: Any) -> Iterator[tuple[Key, str]]:
     """Yields keys and names of the quantized constants in the file."""
-    arrays = runtime.constants(onnx, model)
+    arrays, complements = runtime.constants(onnx, model), set()
     for node in model.graph.node:
-        if node.op_type == "Cast" and node.input[0] in arrays:
+        if node.op_type in ("Cast", "BitwiseNot") and node.input[0] in arrays:
             arrays[node.output[0]] = arrays[node.input[0]]
+        if node.op_type == "BitwiseNot":
+            complements.add(node.output[0])
     for name, (scale, zero_point, axis) in runtime.parameters(onnx, model).items():
         if name in arrays:
             higher = _higher(arrays[name].dtype)
             array = arrays[name].astype(np.int32) - higher
+            if name in complements:
+                # The subtrahend of a difference, which is written as a sum.
+                zero_point = 255 - zero_point
             is_per_axis = len(scale) > 1 or arrays[name].dtype == np.int32
             along = axis if is_per_axis else None
             # Sums are written as products with ones, which the program does not have.

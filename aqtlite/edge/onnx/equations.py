@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aqtlite.edge.graph import Builder, Graph, Node
+from aqtlite.edge.grid import Quantized
 from aqtlite.edge.onnx import forms, images
 from aqtlite.edge.onnx.call import Call, Form
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
@@ -22,6 +23,7 @@ def write(
     known: Mapping[int, Any],
     node: Node,
     inputs: Sequence[Array],
+    weight: Quantized | None = None,
 ) -> list[Array]:
     """Adds an equation to a graph; returns its outputs.
 
@@ -31,6 +33,7 @@ def write(
         known: values that depend only on parameters and constants, by number.
         node: node of the equation.
         inputs: inputs of the equation.
+        weight: frozen weight of a transposed convolution, if any.
 
     Raises:
         NotWritable: if the equation has no form in ONNX.
@@ -44,7 +47,9 @@ def write(
         form = images.conv_transpose
     if form is not None:
         aval = graph.values[node.output]
-        call = Call(writer, inputs, aval.shape, np.dtype(aval.dtype), name)
+        call = Call(
+            writer, inputs, aval.shape, np.dtype(aval.dtype), name, weight=weight
+        )
         return [form(call, equation)]
     if equation.primitive not in TRANSLATIONS:
         raise NotWritable("there is no form of it in ONNX")

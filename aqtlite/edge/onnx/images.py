@@ -1,12 +1,13 @@
 """The ONNX forms of convolutions and pooling."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jax import lax
 
-from aqtlite.edge.grid import Quantized
+from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.onnx import weights
 from aqtlite.edge.onnx.call import Call, Form, number
 from aqtlite.edge.onnx.writer import Array
@@ -127,15 +128,13 @@ def conv_transpose(call: Call, equation: Equation) -> Array:
     dims = params["dimension_numbers"]
     groups = params["feature_group_count"]
     x = writer.transpose(x, dims.lhs_spec, f"{call.name}/channels_first")
-    # ConvTranspose scatters, which equals gathering with the flipped window.
-    w = np.flip(
-        np.transpose(weight.known, dims.rhs_spec),
-        tuple(range(2, len(dims.rhs_spec))),
-    )
-    outputs, channels, *window = w.shape
-    w = w.reshape(groups, outputs // groups, channels, *window).swapaxes(1, 2)
-    w = w.reshape(groups * channels, outputs // groups, *window)
-    kernel = writer.initializer(w, "float32", f"{call.name}/weight")
+    if call.weight is not None and takes_frozen(equation, call.weight):
+        kernel = weights.floats(
+            call, Quantized(*transposed_layout(equation, call.weight))
+        ).name
+    else:
+        w = _scattered(equation, weight.known)
+        kernel = writer.initializer(w, "float32", f"{call.name}/weight")
     pads = _removed(equation, weight.shape)
     y = writer.apply(
         "ConvTranspose",
@@ -151,6 +150,44 @@ def conv_transpose(call: Call, equation: Equation) -> Array:
         strides=list(map(int, params["lhs_dilation"])),
     )
     return writer.transpose(y, np.argsort(dims.out_spec).tolist(), call.name)
+
+
+def _scattered(equation: Equation, w: np.ndarray) -> np.ndarray:
+    """A weight in the order of ConvTranspose, [I, O / groups, ...].
+
+    It scatters, which equals gathering with the flipped window.
+    """
+    order = equation.params["dimension_numbers"].rhs_spec
+    groups = equation.params["feature_group_count"]
+    w = np.flip(np.transpose(w, order), tuple(range(2, len(order))))
+    outputs, channels, *window = w.shape
+    w = w.reshape(groups, outputs // groups, channels, *window).swapaxes(1, 2)
+    return w.reshape(groups * channels, outputs // groups, *window)
+
+
+def takes_frozen(equation: Equation, weight: Quantized) -> bool:
+    """Whether the integers of a transposed convolution's weight can be written.
+
+    With groups, the scales of channels do not vary along one axis of a ConvTranspose.
+    """
+    return equation.params["feature_group_count"] == 1 or weight.grid.axis is None
+
+
+def transposed_layout(equation: Equation, weight: Quantized) -> tuple[np.ndarray, Grid]:
+    """Integers and grid of a frozen weight, as a ConvTranspose has them."""
+    grid, order = weight.grid, equation.params["dimension_numbers"].rhs_spec
+    qvalue = _scattered(equation, np.asarray(weight.qvalue))
+    if grid.axis is None:
+        return qvalue, grid
+    out, features, *window = order
+    axis = [features, out, *window].index(grid.axis)
+    if grid.block is None:
+        return qvalue, dataclasses.replace(grid, axis=axis)
+    scale, zero_point = (
+        _scattered(equation, x) if np.ndim(x) else x
+        for x in (grid.scale, grid.zero_point)
+    )
+    return qvalue, Grid(scale, zero_point, grid.dtype, axis, grid.block)
 
 
 def _removed(equation: Equation, of_weight: Sequence[int]) -> list[tuple[int, int]]:

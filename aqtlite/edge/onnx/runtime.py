@@ -144,6 +144,10 @@ def parameters(onnx: Any, model: Any) -> Parameters:
         name = node.output[0] if is_made else node.input[0]
         axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
         found[name] = _numbers(arrays, node.input[1], *node.input[2:3]), axis
+    for node in model.graph.node:
+        # Outputs of uint8 are the last activation under another name.
+        if node.op_type == "Identity" and node.input[0] in found:
+            found[node.output[0]] = found[node.input[0]]
     found.update(_of_integer_products(arrays, model.graph.node))
     return {name: (*numbers, axis) for name, (numbers, axis) in found.items()}
 
@@ -183,7 +187,9 @@ def _of_integer_products(
             continue
         scale = last.input[1]
         scale = made[scale].input[1] if scale in made else scale
-        is_matrix = node.op_type == "MatMulInteger"
-        axis = arrays[weight[0]].ndim - 1 if is_matrix else 0
+        # A scale along an axis is shaped to broadcast, but for integer convolutions.
+        axis = int(np.argmax(arrays[scale].shape)) if node.op_type == "Cast" else 0
+        if node.op_type == "MatMulInteger":
+            axis = arrays[weight[0]].ndim - 1
         found[weight[0]] = _numbers(arrays, scale, zero_point), axis
     return found

@@ -8,7 +8,7 @@ import numpy as np
 from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid, Quantized
-from aqtlite.edge.onnx import equations, forms
+from aqtlite.edge.onnx import equations, forms, images
 from aqtlite.edge.onnx.call import Call
 from aqtlite.edge.onnx.writer import Array, NotWritable, Writer
 from aqtlite.edge.operators.base import Equation
@@ -17,7 +17,7 @@ from aqtlite.edge.operators.contractions import Conv2D, Weighted
 
 def write(
     deployed: Deployed,
-    is_integer: Callable[[int], bool],
+    grid_of: Callable[[int], Grid | None],
     input_names: Sequence[str],
     output_names: Sequence[str],
 ) -> bytes:
@@ -25,8 +25,8 @@ def write(
 
     Args:
         deployed: the program.
-        is_integer: function that tells whether an input or output is an integer in the
-            file.
+        grid_of: function that returns the grid of an input or output in the file; None
+            if it is float32.
         input_names: names of the inputs in the file.
         output_names: names of the outputs in the file.
 
@@ -37,12 +37,12 @@ def write(
     writing = _Writing(deployed, Writer())
     graph = deployed.program.graph
     inputs = [
-        writing.take(value, name, is_integer(value))
+        writing.take(value, name, grid_of(value))
         for value, name in zip(graph.inputs, input_names, strict=True)
     ]
     writing.run()
     outputs = [
-        writing.give(value, name, is_integer(value))
+        writing.give(value, name, grid_of(value))
         for value, name in zip(graph.outputs, output_names, strict=True)
     ]
     return writing.writer.finish("main", inputs, outputs)
@@ -58,17 +58,19 @@ class _Writing:
     def __post_init__(self) -> None:
         self.arrays: dict[int, Array] = {}
 
-    def take(self, value: int, name: str, is_integer: bool) -> Array:
-        """Adds an input; returns it."""
+    def take(self, value: int, name: str, in_file: Grid | None) -> Array:
+        """Adds an input with its grid in the file; returns it."""
         aval = self.deployed.program.graph.values[value]
         grid, writer = self.deployed.grids.get(value), self.writer
         dtype, shape = np.dtype(aval.dtype), aval.shape
-        given = Array(writer.name(name), shape, dtype, grid if is_integer else None)
+        given = Array(writer.name(name), shape, dtype, in_file)
         self.arrays[value] = given
-        if is_integer:
-            # Inputs are int8, but activations in the file are stored as uint8.
-            assert grid is not None
-            floats = writer.interface("DequantizeLinear", given.name, grid)
+        if in_file is not None and in_file.dtype == "uint8":
+            # As activations are stored: the integers are used as they are.
+            self.arrays[value] = Array(given.name, shape, dtype, grid)
+            return given
+        if in_file is not None:
+            floats = writer.interface("DequantizeLinear", given.name, in_file)
             self.arrays[value] = Array(floats, shape, dtype)
         if grid is not None and value not in self.deployed.program.unrounded:
             floats = self.arrays[value].name
@@ -77,15 +79,17 @@ class _Writing:
             )
         return given
 
-    def give(self, value: int, name: str, is_integer: bool) -> Array:
-        """Adds an output; returns it."""
+    def give(self, value: int, name: str, in_file: Grid | None) -> Array:
+        """Adds an output with its grid in the file; returns it."""
         x, writer = self.read(value), self.writer
-        if not is_integer:
+        if in_file is None:
             made = writer.node("Identity", [writer.floats(x)], name)
             return Array(made, x.shape, x.dtype)
-        grid = self.deployed.grids[value]
-        made = writer.interface("QuantizeLinear", writer.floats(x), grid, name)
-        return Array(made, x.shape, x.dtype, grid)
+        if in_file.dtype == "uint8":
+            made = writer.node("Identity", [self.rounded(x, in_file, name).name], name)
+        else:
+            made = writer.interface("QuantizeLinear", writer.floats(x), in_file, name)
+        return Array(made, x.shape, x.dtype, in_file)
 
     def read(self, value: int) -> Array:
         """The array of a value; adds it as a constant if it is known."""
@@ -131,7 +135,10 @@ class _Writing:
         if isinstance(node.operator, Equation):
             inputs = [self.read(i) for i in node.inputs]
             graph = deployed.program.graph
-            made = equations.write(self.writer, graph, deployed.known, node, inputs)
+            weight = deployed.operands.get(node.outputs[0], {}).get(1)
+            made = equations.write(
+                self.writer, graph, deployed.known, node, inputs, weight
+            )
             self.arrays.update(zip(node.outputs, made, strict=True))
             return
         name = deployed.program.names[node.output]
@@ -184,6 +191,8 @@ class _Writing:
 def layout_of(node: Node, position: int, one: Quantized) -> tuple[np.ndarray, Grid]:
     """Integers and grid of a known operand, with axes in ONNX's order."""
     qvalue, grid = np.asarray(one.qvalue), one.grid
+    if position == 1 and isinstance(node.operator, Equation):
+        return images.transposed_layout(node.operator, one)
     if position != 1 or not isinstance(node.operator, Conv2D):
         return qvalue, grid
     order = (3, 2, 0, 1)

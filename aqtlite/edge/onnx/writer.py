@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.edge.check import key_of
+from aqtlite.edge.check import digest, key_of
 from aqtlite.edge.grid import Grid
 from aqtlite.extras import package
 
@@ -71,14 +71,15 @@ class Writer:
         self._constants: dict[tuple[Any, ...], str] = {}
         self._stored: dict[tuple[Any, ...], Array] = {}
         self._floats: dict[str, str] = {}
-        self._frozen: set[str] = set()
+        self._frozen: dict[tuple[Any, ...], str] = {}
         self._dynamic: dict[str, tuple[str, str, str]] = {}
 
     @property
     def has_integers(self) -> bool:
         """Whether the graph has a DequantizeLinear so far, beside those of weights."""
+        frozen = set(self._frozen.values())
         return any(
-            node.op_type == "DequantizeLinear" and node.input[0] not in self._frozen
+            node.op_type == "DequantizeLinear" and node.input[0] not in frozen
             for node in self.nodes
         )
 
@@ -145,10 +146,15 @@ class Writer:
         return Array(found, array.shape, floats, grid, is_stored=True)
 
     def frozen(self, integers: Any, dtype: str, name: str) -> str:
-        """Adds the integers of a frozen weight; returns the name."""
-        found = self._added(np.asarray(integers).astype(jnp.dtype(dtype)), name)
-        self._frozen.add(found)
-        return found
+        """Adds the integers of a frozen weight, or reuses equal ones; returns the name.
+
+        The steps of an unrolled scan share their weights.
+        """
+        array = np.asarray(integers).astype(jnp.dtype(dtype))
+        key = dtype, array.shape, digest(array)
+        if key not in self._frozen:
+            self._frozen[key] = self._added(array, name)
+        return self._frozen[key]
 
     def dynamically_quantized(self, x: Array) -> tuple[str, str, str]:
         """Quantizes an array by its own range; returns integers, scale, zero point."""
