@@ -37,7 +37,7 @@ class Run:
         return np.abs(self.found - self.expected)
 
 
-def run(model, variables, args, path, rules=(), interface="integer"):
+def run(model, variables, args, path, rules=(), interface=None):
     """Exports a model and runs the file."""
     ranges = edge.calibrate(model, variables, [args], rules)
     report = edge.export(
