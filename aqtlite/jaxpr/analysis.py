@@ -22,8 +22,8 @@ class Analysis(abc.ABC, Generic[Fact]):
     """The rules that derive facts about values from one another."""
 
     @abc.abstractmethod
-    def constant(self, aval: Any) -> Fact:
-        """Returns the fact about a literal or a constant."""
+    def constant(self, atom: Any) -> Fact:
+        """Returns the fact about a literal, or about a variable that is a constant."""
 
     @abc.abstractmethod
     def equation(self, eqn: Any, inputs: list[Fact]) -> list[Fact]:
@@ -72,12 +72,12 @@ def analyze(jaxpr: Any, inputs: Sequence[Fact], analysis: Analysis[Fact]) -> lis
         inputs: the facts about its inputs.
         analysis: the rules.
     """
-    known = {var: analysis.constant(var.aval) for var in jaxpr.constvars}
+    known = {var: analysis.constant(var) for var in jaxpr.constvars}
     known.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Fact:
         if isinstance(atom, core.Literal):
-            return analysis.constant(atom.aval)
+            return analysis.constant(atom)
         return known[atom]
 
     for index, eqn in enumerate(jaxpr.eqns):
@@ -158,8 +158,8 @@ def equation_dependencies(eqn: Any) -> list[Dependencies]:
 
 
 class _Dependencies(Analysis[Dependencies]):
-    def constant(self, aval: Any) -> Dependencies:
-        del aval
+    def constant(self, atom: Any) -> Dependencies:
+        del atom
         return _NOTHING
 
     def join(self, first: Dependencies, second: Dependencies) -> Dependencies:
@@ -255,8 +255,8 @@ def forwarded_inputs(closed: core.ClosedJaxpr) -> list[int | None]:
 
 
 class _Forwarding(Analysis[_Source]):
-    def constant(self, aval: Any) -> _Source:
-        del aval
+    def constant(self, atom: Any) -> _Source:
+        del atom
         return None
 
     def equation(self, eqn: Any, inputs: list[_Source]) -> list[_Source]:

@@ -65,8 +65,8 @@ def output_axes(closed: core.ClosedJaxpr) -> list[Axes]:
 
 
 class _AxisAnalysis(analysis.Analysis[_Fact]):
-    def constant(self, aval: Any) -> _Fact:
-        return (None,) * len(aval.shape)
+    def constant(self, atom: Any) -> _Fact:
+        return (None,) * len(atom.aval.shape)
 
     def join(self, first: _Fact, second: _Fact) -> _Fact:
         return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
@@ -92,7 +92,7 @@ class _AxisAnalysis(analysis.Analysis[_Fact]):
         return [self._elementwise(eqn, out, inputs) for out in eqn.outvars]
 
     def _elementwise(self, eqn: Any, out: Any, inputs: list[_Fact]) -> _Fact:
-        result = self.constant(out.aval)
+        result = self.constant(out)
         if eqn.primitive.name in _REORDERING:
             return result
         for atom, axes in zip(eqn.invars, inputs, strict=True):

@@ -3,8 +3,10 @@
 import collections
 import dataclasses
 import difflib
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import rich.console
@@ -349,12 +351,23 @@ def report(planned: Plan, *, strict: bool) -> None:
         )
     for one in left:
         if one.rule is not None:
-            logging.warning("%r stays in float: %s", one.path, one.why_float)
+            _warn(planned, one, f"stays in float: {one.why_float}")
     for one in planned.quantized():
         if one.why_not_smoothed is not None:
-            logging.warning("%r is not smoothed: %s", one.path, one.why_not_smoothed)
+            _warn(planned, one, f"is not smoothed: {one.why_not_smoothed}")
         if one.mixed_channels == 1:
-            logging.warning("%r is not rotated: %s", one.path, plan_table.NO_MATRIX)
+            _warn(planned, one, f"is not rotated: {plan_table.NO_MATRIX}")
+
+
+def _warn(planned: Plan, one: PlannedContraction, text: str) -> None:
+    """Logs something about a contraction, at the first of its traces."""
+    _warn_once(planned.rules, one.path, one.rhs.shape, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _warn_once(rules: Any, path: str, rhs_shape: tuple[int, ...], text: str) -> None:
+    del rules, rhs_shape
+    logging.warning("%r %s", path, text)
 
 
 def check_quantizes(planned: Plan) -> None:

@@ -40,6 +40,9 @@ follow, and within such a block, and so on."""
 NEAREST = math.inf
 """Damping that is reported for matrices that have no factorization."""
 
+UNSEEN = 0.0
+"""Damping that is reported for matrices of zeros, of inputs that are always zero."""
+
 
 class Rounded(NamedTuple):
     """Stored values, and how they were found."""
@@ -48,8 +51,8 @@ class Rounded(NamedTuple):
     """Stored values, of the shape and dtype of those rounded to nearest."""
 
     damping: jax.Array
-    """Damping of each group, float32 of shape ``(groups,)``; `NEAREST` where no
-    damping helped and weights are rounded to nearest."""
+    """Damping of each group, float32 of shape ``(groups,)``. Weights are rounded to
+    nearest where it is `NEAREST`, since none helped, and where it is `UNSEEN`."""
 
 
 def round_weights(
@@ -103,6 +106,19 @@ def round_weights(
     return Rounded(qvalue, damping)
 
 
+def describe(how: config.Gptq, damping: np.ndarray) -> str:
+    """Describes how weights were rounded.
+
+    Args:
+        how: config of the rounding.
+        damping: `Rounded.damping`, concrete.
+    """
+    what, text = "rounded by GPTQ at conversion", problem(how, damping)
+    if ((damping == NEAREST) | (damping == UNSEEN)).all():
+        what = "rounded to nearest instead of by GPTQ"
+    return what if text is None else f"{what}: {text}"
+
+
 def problem(how: config.Gptq, damping: np.ndarray) -> str | None:
     """Describes how a rounding differs from its config; None if it does not.
 
@@ -110,12 +126,18 @@ def problem(how: config.Gptq, damping: np.ndarray) -> str | None:
         how: config of the rounding.
         damping: `Rounded.damping`, concrete.
     """
-    failed, raised = damping == NEAREST, damping > np.float32(how.damping)
+    failed, unseen = damping == NEAREST, damping == UNSEEN
+    raised = damping > np.float32(how.damping)
     if failed.any():
         return (
             f"{failed.sum()} of {damping.size} second moments of inputs have no "
             "Cholesky factorization with any damping, as with NaN among the inputs; "
             "their weights are rounded to nearest"
+        )
+    if unseen.any():
+        return (
+            f"{unseen.sum()} of {damping.size} second moments of inputs are zero, as "
+            "of an expert that saw no row; their weights are rounded to nearest"
         )
     if raised.any():
         return (
@@ -228,7 +250,8 @@ def _solve(
     price = jnp.where(is_dead, jnp.float32(0), price)
     stored = _rounded(tensor, pruned, passed_on, price, weights, parameters)
     stored = jnp.zeros(rows[0].shape, stored.dtype).at[order].set(stored, mode="drop")
-    return stored, jnp.where(is_factor, damping, jnp.float32(NEAREST))
+    damping = jnp.where(is_factor, damping, jnp.float32(NEAREST))
+    return stored, jnp.where(is_dead.all(), jnp.float32(UNSEEN), damping)
 
 
 def _factor(moment: jax.Array, damping: float) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,18 @@ from aqtlite.flax import AqtDotGeneral, AqtEinsum
 from tests.flax.support import LAST_BY_FIRST, NORMAL
 
 
+class Mlp(nn.Module):
+    """Two layers with an activation between them."""
+
+    cfg: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        dot_general = AqtDotGeneral(self.cfg)
+        x = nn.relu(nn.Dense(24, dot_general=dot_general)(x))
+        return nn.Dense(8, dot_general=dot_general)(x)
+
+
 class MlpBlock(nn.Module):
     """Three layers of one shape and one instance."""
 

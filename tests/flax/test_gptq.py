@@ -21,6 +21,7 @@ from aqtlite.flax import (
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal
+from tests.flax.models import Mlp
 from tests.flax.support import apply, init
 
 pytestmark = pytest.mark.code("quick")
@@ -30,16 +31,6 @@ NEAREST = config.update(CFG, {"fwd.rhs.rounding": None})
 # Each input is a mixture of four numbers.
 X = normal((64, 4)) @ normal((4, 16), seed=1) + 0.1 * normal((64, 16), seed=2)
 BATCHES = [X[:32], X[32:]]
-
-
-class Mlp(nn.Module):
-    cfg: config.DotGeneral | None
-
-    @nn.compact
-    def __call__(self, x):
-        dot_general = AqtDotGeneral(self.cfg)
-        x = nn.relu(nn.Dense(24, dot_general=dot_general)(x))
-        return nn.Dense(8, dot_general=dot_general)(x)
 
 
 VARIABLES = init(Mlp(None), X)

@@ -102,16 +102,18 @@ def test_frozen_weights_are_rotated():
 def test_rules_plan_and_warn(caplog):
     float_model = nn.Sequential([nn.Dense(172), nn.Dense(7), nn.Dense(4)])
     model = quantize_model(float_model, INT4)
-    variables = init(model, X)
     with caplog.at_level("WARNING", logger="absl"):
+        variables = init(model, X)
         table = str(model.plan(variables, X))
+        apply(model, variables, X)
     for text in (
         "int4 x int4, rotated, 24 channels at a time",
         "int4 x int4, rotated, 4 channels at a time",
         "int4 x int4, not rotated: no Hadamard matrix",
     ):
         assert text in table
-    assert "layers_2' is not rotated: no Hadamard matrix" in caplog.text
+    # However often it is traced.
+    assert caplog.text.count("layers_2' is not rotated: no Hadamard matrix") == 1
     assert_served_equals_trained(model, variables, X)
     sized = quantize_model(float_model, config.update(INT4, {"fwd.rotation.size": 8}))
     with pytest.raises(ValueError, match="layers_1': fwd.rotation.size=8 does not di"):

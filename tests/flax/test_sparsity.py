@@ -20,22 +20,13 @@ from aqtlite.flax import (
 from aqtlite.flax import nnx as aqtlite_nnx
 from tests.checkpoint.support import assert_same, save
 from tests.common import normal
+from tests.flax.models import Mlp
 from tests.flax.support import apply, init
 
 pytestmark = pytest.mark.code("quick")
 
 CFG = config.update(config.fully_quantized(), {"fwd.rhs.sparsity": config.NofM(2, 4)})
 X = normal((8, 16))
-
-
-class Mlp(nn.Module):
-    cfg: config.DotGeneral | None
-
-    @nn.compact
-    def __call__(self, x):
-        dot_general = AqtDotGeneral(self.cfg)
-        x = nn.relu(nn.Dense(12, dot_general=dot_general)(x))
-        return nn.Dense(4, dot_general=dot_general)(x)
 
 
 VARIABLES = init(Mlp(None), X)

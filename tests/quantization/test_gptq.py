@@ -214,9 +214,29 @@ def test_inputs_that_are_not_finite_round_to_nearest_and_say_so():
     reports = []
     cfg = config_of(GRIDS["int4"])
     _, serving = converted(matmul, cfg, w, (x,), report=reports.append)
-    assert "rounded to nearest" in reports[0].parameters[0].rounding
+    told = reports[0].parameters[0].rounding
+    assert told.startswith("rounded to nearest instead of by GPTQ: 1 of 1 second mom")
     nearest = nearest_by(matmul, cfg, w, x)
     assert (frozen(serving).qvalue == nearest.qvalue).all()
+
+
+def test_inputs_of_zeros_round_to_nearest_and_say_so(caplog):
+    x, w, reports = jnp.zeros((100, 24)), weights(24, 8), []
+    cfg = config_of(GRIDS["int4"])
+    with caplog.at_level("WARNING", logger="absl"):
+        _, serving = converted(matmul, cfg, w, (x,), report=reports.append)
+    told = reports[0].parameters[0].rounding
+    assert told.startswith("rounded to nearest instead of by GPTQ: 1 of 1 second mom")
+    assert "moments of inputs are zero" in told and "are zero" in caplog.text
+    assert (frozen(serving).qvalue == nearest_by(matmul, cfg, w, x).qvalue).all()
+
+
+def test_some_inputs_of_zeros_are_told():
+    x, w, reports = correlated(3, 100, 24).at[1].set(0), weights(3, 24, 8), []
+    cfg = config_of(GRIDS["int4"])
+    converted(batched, cfg, w, (x,), report=reports.append)
+    told = reports[0].parameters[0].rounding
+    assert told.startswith("rounded by GPTQ at conversion: 1 of 3 second moments of")
 
 
 @pytest.mark.slow

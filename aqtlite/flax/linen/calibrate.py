@@ -15,7 +15,7 @@ from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.statistics_uses import Uses
-from aqtlite.quantization import statistics
+from aqtlite.quantization import shared_moments, statistics
 from aqtlite.quantization.state_collections import STATISTICS
 from aqtlite.quantization.stored_statistics import restored_statistics
 
@@ -131,12 +131,13 @@ def _calibrated(
     variables = given_variables.unfrozen(variables)
     others = {k: v for k, v in variables.items() if k != STATISTICS}
 
-    @jax.jit
+    @shared_moments.once
     def updated(gathered: Any, others: Any, args: tuple[Any, ...]) -> Any:
         _, changed = run({**others, **gathered}, *args, mutable=[STATISTICS], **kwargs)
-        return changed
+        return flax_core.unfreeze(changed)
 
     gathered = {k: v for k, v in variables.items() if k == STATISTICS}
+    gathered = shared_moments.fresh(restored_statistics(gathered))
     console = rich.console.Console(stderr=True)
     count = 0
     for batch in rich.progress.track(
@@ -147,7 +148,7 @@ def _calibrated(
     ):
         args = batches_lib.args_of(batch)
         with batches_lib.called_with(batch), given_variables.checked(variables):
-            gathered = flax_core.unfreeze(updated(gathered, others, args))
+            gathered = updated(gathered, others, args)
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")

@@ -7,8 +7,16 @@ from absl import logging
 from flax import nnx
 
 from aqtlite.calibration import batches as batches_lib
-from aqtlite.flax.nnx.model import QuantizedModel, Statistics
-from aqtlite.flax.nnx.quantize import call_method, check_quantized, gather, init_state
+from aqtlite.flax.nnx.model import QuantizedModel, state_of
+from aqtlite.flax.nnx.quantize import (
+    call_method,
+    check_quantized,
+    gather,
+    init_state,
+    set_statistics,
+)
+from aqtlite.quantization import shared_moments
+from aqtlite.quantization.state_collections import STATISTICS
 
 
 def calibrate(
@@ -100,17 +108,19 @@ def _calibrate(
 ) -> None:
     """Gathers statistics with one call of `run` per batch."""
 
-    @nnx.jit
-    def updated(model: QuantizedModel, args: tuple[Any, ...]) -> Any:
-        # Changes other than statistics are dropped with the clone.
-        model = nnx.clone(model)
+    @shared_moments.once
+    def updated(gathered: Any, graphdef: Any, state: Any) -> Any:
+        # Changes other than statistics are dropped with the copy.
+        model, args = nnx.merge(graphdef, state)
+        set_statistics(model, gathered)
         run(model, method, args, kwargs)
-        return nnx.state(model, Statistics)
+        return state_of(model)[STATISTICS]
 
+    gathered: Any = None
     count = 0
     for batch in batches_lib.check(batches):
         args = batches_lib.args_of(batch)
-        if not count:
+        if gathered is None:
             with batches_lib.called_with(batch):
                 init_state(quantized, *args, method=method, **kwargs)
             if not quantized.aqt.statistics:
@@ -119,7 +129,9 @@ def _calibrate(
                     "without, or give the config one that does, such as "
                     "calibration.MeanOverBatches(), in fwd.lhs.calibration"
                 )
-        nnx.update(quantized, updated(quantized, args))
+            gathered = shared_moments.fresh(state_of(quantized)[STATISTICS])
+        gathered = updated(gathered, *nnx.split((quantized, args), graph=True))
+        set_statistics(quantized, gathered)
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")

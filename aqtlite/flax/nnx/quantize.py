@@ -227,7 +227,7 @@ def call_method(
             out, changes = function.evaluate(state, call.arguments, {})
         else:
             (out, changes), after = function.run(state, call.arguments, {})
-            _set_statistics(model, after)
+            set_statistics(model, after[STATISTICS])
     except NothingToQuantize:
         return getattr(float_class_of(model), method)(model, *args, **kwargs)
     except _NEEDS_VALUES as error:
@@ -255,14 +255,21 @@ def gather(
     """
     call = PureCall(model, method, args, kwargs)
     function = function_of(model, call)
-    _set_statistics(model, function.gather(state_of(model), *call.arguments))
+    after = function.gather(state_of(model), *call.arguments)
+    set_statistics(model, after[STATISTICS])
 
 
-def _set_statistics(model: QuantizedModel, state: dict[str, Any]) -> None:
+def set_statistics(model: QuantizedModel, statistics: dict[str, Any]) -> None:
+    """Replaces the statistics of a model.
+
+    Args:
+        model: model in training.
+        statistics: those of `state_of`, with other values.
+    """
     jax.tree.map(
         lambda variable, x: variable.set_value(x),
         model.aqt.statistics,
-        state[STATISTICS],
+        statistics,
         is_leaf=is_variable,
     )
 

@@ -161,30 +161,28 @@ def _rounding_of(weight: Weight, damping: Any) -> str:
         weight: the weight.
         damping: its damping, or the shape; None if it was rounded as in training.
     """
-    how = weight.recorded.outputs.sparsity
-    texts = [] if how is None else [f"{how} sparse"]
-    if damping is not None:
+    pruned, how = weight.recorded.outputs.sparsity, weight.record.cfg.fwd.rhs.rounding
+    texts = [] if pruned is None else [f"{pruned} sparse"]
+    if how is not None and _is_known(damping):
+        texts.append(gptq.describe(how, np.ravel(damping)))
+    elif damping is not None:
         texts.append("rounded by GPTQ at conversion")
-    problem = _problem(weight, damping)
-    text = ", ".join(texts)
-    return text if problem is None else f"{text}: {problem}"
+    return ", ".join(texts)
 
 
 def _warn_of_rounding(weight: Weight, damping: Any) -> None:
     """Logs where a weight was not rounded as its config asks."""
-    problem = _problem(weight, damping)
+    how = weight.record.cfg.fwd.rhs.rounding
+    if how is None or not _is_known(damping):
+        return
+    problem = gptq.problem(how, np.ravel(damping))
     if problem is not None:
         logging.warning("%s: %s", "/".join(weight.path), problem)
 
 
-def _problem(weight: Weight, damping: Any) -> str | None:
-    how = weight.record.cfg.fwd.rhs.rounding
-    is_known = isinstance(damping, jax.Array) and not isinstance(
-        damping, jax.core.Tracer
-    )
-    if how is None or not is_known:
-        return None
-    return gptq.problem(how, np.ravel(damping))
+def _is_known(damping: Any) -> bool:
+    """Whether a damping is an array of values."""
+    return isinstance(damping, jax.Array) and not isinstance(damping, jax.core.Tracer)
 
 
 def _origins(part: slicing.Slice, inputs: Sequence[Parameter | Buffer]) -> Any:
