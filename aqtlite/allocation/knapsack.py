@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, sparse
 
+from aqtlite.allocation import quiet
+
 
 class Option(NamedTuple):
     """One of the options of a group."""
@@ -59,16 +61,17 @@ def solve(groups: Sequence[Sequence[Option]], limit: int) -> list[int] | None:
     )
     bound = limit
     while True:
-        solved = optimize.milp(
-            costs,
-            integrality=np.ones(len(flat)),
-            bounds=optimize.Bounds(0, 1),
-            constraints=[
-                optimize.LinearConstraint(of_group, 1, 1),
-                optimize.LinearConstraint(sizes / max(bound, 1), ub=1),
-            ],
-            options={"mip_rel_gap": 0.0},
-        )
+        with quiet.without_stray_lines():
+            solved = optimize.milp(
+                costs,
+                integrality=np.ones(len(flat)),
+                bounds=optimize.Bounds(0, 1),
+                constraints=[
+                    optimize.LinearConstraint(of_group, 1, 1),
+                    optimize.LinearConstraint(sizes / max(bound, 1), ub=1),
+                ],
+                options={"mip_rel_gap": 0.0},
+            )
         if solved.x is None:
             return _smallest_choice(groups)
         taken = [flat[place] for place in np.flatnonzero(solved.x > 0.5)]

@@ -1,7 +1,7 @@
 """Choose bits for each layer of a trained transformer, and compare with uniform bits.
 
     python -m benchmarks.quality.bits [--seeds N ...] [--models FOLDER]
-        [--plot FILE.png] [--quick]
+        [--rounding {nearest,gptq}] [--plot FILE.png] [--quick]
 
 Trains the demo's transformer in float32 for each seed, chooses configs for its weights
 on batches of the training text, and prints the increase of the loss on held-out text,
@@ -10,7 +10,8 @@ in nats per byte: of uniform candidates, and of what is chosen for as many bytes
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,15 +20,20 @@ import optax
 import aqtlite
 from aqtlite import config
 from aqtlite.demo import corpus as corpus_lib
-from aqtlite.flax import quantize_model
+from aqtlite.flax import (
+    QuantizedModel,
+    calibrate_in_float,
+    convert,
+    quantize_model,
+)
 from benchmarks.quality import after_training, training
 
 BATCHES = 8
 """Batches of the training text that the choice is measured with."""
 
 
-def candidates() -> dict[str, config.DotGeneral]:
-    """The configs to choose from, weights alone, by name."""
+def nearest() -> dict[str, config.DotGeneral]:
+    """Configs of weights alone, rounded to nearest, by name."""
     found = {}
     for bits, size in ((2, 32), (2, 16), (4, None), (4, 32), (4, 16), (8, None)):
         cfg, name = config.weight_only(bits), f"{bits} bits"
@@ -37,6 +43,18 @@ def candidates() -> dict[str, config.DotGeneral]:
             name += f", blocks of {size}"
         found[name] = cfg
     return found
+
+
+def gptq() -> dict[str, config.DotGeneral]:
+    """Configs of weights alone, those of 2 and 4 bits rounded by GPTQ, by name."""
+    found = {"8 bits": config.weight_only(8)}
+    for bits, size in ((2, 32), (2, 16), (4, 128), (4, 32), (4, 16)):
+        found[f"{bits} bits, GPTQ, blocks of {size}"] = config.gptq(bits, size)
+    return found
+
+
+CANDIDATES = {"nearest": nearest, "gptq": gptq}
+"""Functions that return the configs to choose from, by the rounding of few bits."""
 
 
 def divergence(logits: jax.Array, tokens: jax.Array, exact: jax.Array) -> jax.Array:
@@ -57,9 +75,17 @@ def compared(
     options: training.Options,
     corpus: corpus_lib.Corpus,
     seed: int,
+    candidates: Mapping[str, config.DotGeneral],
     models: pathlib.Path | None = None,
 ) -> tuple[float, Figures]:
     """Trains, chooses, and measures on held-out text.
+
+    Args:
+        options: sizes of the model and its training.
+        corpus: text.
+        seed: seed of the training.
+        candidates: the configs to choose from.
+        models: folder of models that are trained already, which gets this one.
 
     Returns:
         The loss in float, and the figures of each candidate beside those of what is
@@ -76,7 +102,7 @@ def compared(
         model,
         variables,
         held,
-        candidates=candidates(),
+        candidates=candidates,
         budget=1.0,
         loss=divergence,
         num_inputs=1,
@@ -85,7 +111,8 @@ def compared(
 
     @functools.cache
     def increase(rules: tuple[aqtlite.Rule, ...]) -> float:
-        return loss_of(quantize_model(model, rules), variables) - exact
+        quantized = quantize_model(model, rules)
+        return loss_of(quantized, served(quantized, variables, tokens)) - exact
 
     figures = {}
     for uniform in found.uniform[1:]:
@@ -100,6 +127,16 @@ def compared(
             increase(chosen.rules),
         )
     return exact, figures
+
+
+def served(model: QuantizedModel, variables: Any, tokens: Sequence[jax.Array]) -> Any:
+    """The variables of a converted model, with statistics of tokens if it needs any."""
+    cfgs = [rule.cfg for rule in model.rules if rule.cfg is not None]
+    if not cfgs:
+        return variables
+    if any(cfg.fwd.rhs.rounding is not None for cfg in cfgs):
+        variables = calibrate_in_float(model, variables, tokens)
+    return convert(model, variables, tokens[0])
 
 
 def table(runs: Sequence[Figures]) -> str:
@@ -144,9 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, chooses, and prints a table."""
     parser = after_training.parser(__file__, __doc__)
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE.png")
+    parser.add_argument("--rounding", choices=CANDIDATES, default="nearest")
     asked = parser.parse_args(arguments)
     options, corpus = after_training.sizes(asked)
-    found = [compared(options, corpus, seed, asked.models) for seed in asked.seeds]
+    candidates = CANDIDATES[asked.rounding]()
+    found = [
+        compared(options, corpus, seed, candidates, asked.models)
+        for seed in asked.seeds
+    ]
     runs = [figures for _, figures in found]
     exact = np.mean([one for one, _ in found])
     print(f"float32: {exact:.4f}; seeds {', '.join(map(str, asked.seeds))}\n")

@@ -1,11 +1,13 @@
 import itertools
 import math
+import os
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aqtlite.allocation import knapsack
+from aqtlite.allocation import knapsack, quiet
 from aqtlite.allocation.knapsack import Option
 
 pytestmark = pytest.mark.code("quick")
@@ -48,3 +50,26 @@ def test_options_without_a_finite_cost_are_not_taken():
     group = [Option(math.nan, 1), Option(math.inf, 2), Option(5.0, 9)]
     assert knapsack.solve([group], 100) == [2]
     assert knapsack.solve([group], 8) is None
+
+
+def test_the_solver_prints_nothing(capfd):
+    random = np.random.default_rng(0)
+    groups = []
+    for size in random.integers(100, 10_000, 25):
+        costs = random.exponential(4.0 ** -np.arange(2, 7))
+        groups.append([Option(0.0, 32 * int(size))])
+        groups[-1] += [
+            Option(float(cost), bits * int(size)) for bits, cost in enumerate(costs, 2)
+        ]
+    total = sum(group[0].size for group in groups)
+    for part in np.linspace(0.07, 0.3, 12):
+        knapsack.solve(groups, int(total * part))
+    assert capfd.readouterr().out == ""
+
+
+def test_what_others_print_meanwhile_is_kept(capfd):
+    print("before")
+    with quiet.without_stray_lines():
+        os.write(1, b"one\n" + quiet.STRAY + b"other\n")
+    print("after")
+    assert capfd.readouterr().out == "before\none\nother\nafter\n"
