@@ -1,4 +1,8 @@
-"""Warnings, and errors that the command line reports in one line."""
+"""Warnings, errors of the command line, and wrong arguments in messages."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
 
 
 class UserError(Exception):
@@ -13,3 +17,47 @@ class CostWarning(UserWarning):
     Issued when a gradient is traced, once per config path with such a calibration.
     ``warnings.simplefilter("ignore", CostWarning)`` silences it.
     """
+
+
+def brief(x: Any) -> str:
+    """Describes a wrong argument in a message, without the elements of arrays.
+
+    >>> import numpy as np
+    >>> brief(({"w": np.ones((2, 3), np.float32), "b": 0.5}, dict, max))
+    "(dict('w': float32[2,3], 'b': 0.5), class dict, function max)"
+
+    Args:
+        x: any object. Of a tuple, list or mapping, the first items are described.
+    """
+    return _brief(x, depth=3)
+
+
+_MOST = 3
+"""Number of items of a container that are described."""
+
+
+def _brief(x: Any, depth: int) -> str:
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        shape = ",".join(map(str, x.shape)) if isinstance(x.shape, tuple) else x.shape
+        return f"{getattr(x.dtype, 'name', x.dtype)}[{shape}]"
+    if x is None or isinstance(x, str | bytes | int | float | complex):
+        return reprlib.repr(x)
+    if isinstance(x, type):
+        return f"class {x.__name__}"
+    kind = type(x).__name__
+    if isinstance(x, Mapping):
+        pairs = [
+            f"{reprlib.repr(key)}: {_brief(x[key], depth - 1)}"
+            for key, _ in zip(x, range(_MOST if depth else 0), strict=False)
+        ]
+        return f"{kind}({_joined(pairs, len(x))})"
+    if isinstance(x, tuple | list):
+        items = [_brief(one, depth - 1) for one in x[: _MOST if depth else 0]]
+        name = "" if type(x) is tuple else kind
+        return f"{name}({_joined(items, len(x))})"
+    called = getattr(x, "__name__", None)
+    return f"function {called}" if callable(x) and isinstance(called, str) else kind
+
+
+def _joined(items: list[str], count: int) -> str:
+    return ", ".join([*items, *["..."] * (len(items) < count)])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan import Plan
 from aqtlite.program.rules import Rule
@@ -53,7 +53,7 @@ def candidates_of(given: Any) -> Candidates:
         raise TypeError(
             "candidates must be a sequence of configs, such as [config.weight_only(4), "
             "config.weight_only(8)], or a mapping of names to configs or rules, got "
-            f"{given!r}"
+            f"{errors.brief(given)}"
         )
     if not named:
         raise ValueError("candidates has none: give at least one config")

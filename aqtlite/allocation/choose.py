@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aqtlite import errors
 from aqtlite.allocation import knapsack
 from aqtlite.allocation import measure as measuring
 from aqtlite.allocation import weights as weights_lib
@@ -103,7 +104,7 @@ def _checked_budget(budget: Any) -> int | float:
     if not isinstance(budget, numbers.Real) or isinstance(budget, bool):
         raise TypeError(
             f"budget must be a number of bytes, or a part of the bytes in float, such "
-            f"as 0.25, got {budget!r}"
+            f"as 0.25, got {errors.brief(budget)}"
         )
     if isinstance(budget, numbers.Integral):
         found: int | float = int(budget)

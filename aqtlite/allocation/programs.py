@@ -11,6 +11,7 @@ import rich.console
 import rich.progress
 from absl import logging
 
+from aqtlite import errors
 from aqtlite.allocation import candidates as candidates_lib
 from aqtlite.allocation import conversions, gathering
 from aqtlite.allocation.candidates import OWN, Candidates
@@ -49,10 +50,12 @@ class Programs:
             TypeError: if `loss` is no function, or `num_inputs` no integer.
         """
         if loss is not None and not callable(loss):
-            raise TypeError(f"loss must be a function or None, got {loss!r}")
+            raise TypeError(
+                f"loss must be a function or None, got {errors.brief(loss)}"
+            )
         if num_inputs is not None and not isinstance(num_inputs, int):
             raise TypeError(
-                f"num_inputs must be an integer or None, got {num_inputs!r}"
+                f"num_inputs must be an integer or None, got {errors.brief(num_inputs)}"
             )
         self._subject, self._candidates = subject, candidates
         self._loss, self._num_inputs = loss, num_inputs

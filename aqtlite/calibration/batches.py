@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from aqtlite import errors
+
 _WANTED = (
     "batches must be an iterable of batches, each a tuple of positional arguments or a "
     "single one"
@@ -32,7 +34,7 @@ def check(batches: Any) -> Iterable[Any]:
         )
     # Not `iter(batches)`, which would start the workers of a data loader.
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
-        raise TypeError(f"{_WANTED}; got {batches!r}")
+        raise TypeError(f"{_WANTED}; got {errors.brief(batches)}")
     found: Iterable[Any] = batches
     return found
 

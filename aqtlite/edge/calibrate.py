@@ -10,6 +10,7 @@ import rich.console
 import rich.progress
 from absl import logging
 
+from aqtlite import errors
 from aqtlite.calibration import Calibration, MaxOverBatches, MinMax
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.edge import program as program_lib
@@ -62,7 +63,8 @@ def calibrate(
     if not isinstance(calibration, Calibration) or calibration.is_learned:
         raise TypeError(
             "calibration must be one that gathers statistics, such as "
-            f"calibration.MaxOverBatches(of=calibration.MinMax()), got {calibration!r}"
+            f"calibration.MaxOverBatches(of=calibration.MinMax()), got "
+            f"{errors.brief(calibration)}"
         )
     if not calibration.has_state:
         calibration = MaxOverBatches(of=calibration)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+from aqtlite import errors
 from aqtlite.contraction import differentiation
 from aqtlite.edge import importing, quantized
 from aqtlite.edge import rules as rules_lib
@@ -211,7 +212,8 @@ def function_of(model: Any, **kwargs: Any) -> Callable[..., Any]:
     if not callable(model):
         raise TypeError(
             "the model must be a Linen module, an NNX module, or a function of "
-            f"variables and arguments, got {model!r}"
+            f"variables and arguments, got {errors.brief(model)}. It comes "
+            "first, before the variables"
         )
     function: Callable[..., Any] = model
     return function

@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+from aqtlite import errors
 from aqtlite.program import overshadowed, patterns, rules_json
 
 Activations = Literal["int8", "int16"]
@@ -117,7 +118,9 @@ def check(rules: Any) -> tuple[Rule, ...]:
     if isinstance(rules, Rule):
         return (rules,)
     if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
-        raise TypeError(f"rules must be a sequence of aqtlite.edge.Rule, got {rules!r}")
+        raise TypeError(
+            f"rules must be a sequence of aqtlite.edge.Rule, got {errors.brief(rules)}"
+        )
     return tuple(rules)
 
 

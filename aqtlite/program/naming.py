@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from aqtlite import errors
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.sites import Site
 from aqtlite.program import injected
@@ -41,7 +42,8 @@ def positions_of(params: Any) -> Parameters:
         raise TypeError(
             "params must be the position of an argument, several of them, or a "
             "function of the path of a leaf, such as "
-            f"lambda path: path.startswith('0/encoder/'), got {params!r}"
+            f"lambda path: path.startswith('0/encoder/'), got "
+            f"{errors.brief(params)}"
         )
     return positions if isinstance(params, Sequence) else params
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from aqtlite import errors
 from aqtlite.jaxpr import tracing
 from aqtlite.jaxpr.replacement import Aux, Replacement
 from aqtlite.program import calibration_state as states_lib
@@ -294,7 +295,7 @@ def quantize_function(
             "program: aqtlite.flax.nnx.quantize_model takes it"
         )
     if not callable(fn):
-        raise TypeError(f"quantize_function takes a function, got {fn!r}")
+        raise TypeError(f"quantize_function takes a function, got {errors.brief(fn)}")
     checked, positions = rules_lib.check(rules), positions_of(params)
     return QuantizedFunction(fn, checked, positions, strict, naming_of(paths))
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from aqtlite import config
+from aqtlite import config, errors
 from aqtlite.config import serialization
 from aqtlite.jaxpr import registry
 from aqtlite.program import patterns, rules_json, rules_qwix
@@ -72,7 +72,8 @@ class Rule:
     def __post_init__(self) -> None:
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
             raise TypeError(
-                f"Rule.cfg must be a config.DotGeneral or None, got {self.cfg!r}; "
+                f"Rule.cfg must be a config.DotGeneral or None, got "
+                f"{errors.brief(self.cfg)}; "
                 "presets such as config.fully_quantized() make one"
             )
         if self.cfg is not None and self.cfg.out.is_quantized:
@@ -148,7 +149,7 @@ def _brief(rules: Any) -> str:
         return f"the function {getattr(rules, '__name__', rules)!r}: call it"
     if isinstance(rules, Sequence) and not isinstance(rules, str):
         return f"a {type(rules).__name__} of {[type(r).__name__ for r in rules]}"
-    return repr(rules)
+    return errors.brief(rules)
 
 
 def to_json(rules: Sequence[Rule], *, indent: int | None = None) -> str:

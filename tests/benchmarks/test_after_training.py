@@ -58,7 +58,7 @@ def test_rotation(arguments, monkeypatch, capsys):
 
 def test_bits(arguments, monkeypatch, capsys, tmp_path):
     candidates = {f"{n} bits": config.weight_only(n) for n in (2, 8)}
-    monkeypatch.setattr(bits, "candidates", lambda: candidates)
+    monkeypatch.setitem(bits.CANDIDATES, "nearest", lambda: candidates)
     bits.main([*arguments, "--plot", str(tmp_path / "bits.png")])
     found = rows(capsys.readouterr().out, r"\d bits")
     for uniform, increase, chosen, by_chosen in found.values():

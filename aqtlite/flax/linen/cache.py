@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax.core import Scope
 
-from aqtlite import config, kv_cache
+from aqtlite import config, errors, kv_cache
 from aqtlite.flax.linen.caller import find_caller, path_of
 from aqtlite.kv_cache import KVCache
 from aqtlite.qtensor.qtensor import QTensor
@@ -54,8 +54,8 @@ class QuantizedCache:
     def __post_init__(self):
         if not isinstance(self.cfg, config.DotGeneral):
             raise TypeError(
-                f"QuantizedCache takes a config.DotGeneral, got {self.cfg!r}; presets "
-                "such as config.qat(8) make one"
+                f"QuantizedCache takes a config.DotGeneral, got "
+                f"{errors.brief(self.cfg)}; presets such as config.qat(8) make one"
             )
         kv_cache.check_config(self.cfg)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from aqtlite import errors
 from aqtlite.flax.call import Call, calls_of
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
@@ -93,7 +94,7 @@ def convert(
     if report is not None and not callable(report):
         raise TypeError(
             "report must be a function that takes a ConversionReport, such as "
-            f"report=print, got {report!r}"
+            f"report=print, got {errors.brief(report)}"
         )
     for call in calls:
         _check_arguments(model, call)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 from flax.core import Scope
 
-from aqtlite import config, operations
+from aqtlite import config, errors, operations
 from aqtlite.contraction import contract as contraction
 from aqtlite.contraction import requantization
 from aqtlite.contraction.contract import Options, contract
@@ -71,8 +71,9 @@ class Injected:
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
             is_text = isinstance(self.cfg, str)
             raise TypeError(
-                f"{cls} takes a config.DotGeneral or None, got {self.cfg!r}; presets "
-                "such as config.fully_quantized() make one"
+                f"{cls} takes a config.DotGeneral or None, got "
+                f"{errors.brief(self.cfg)}; presets such as "
+                "config.fully_quantized() make one"
                 + (". An equation goes to AqtEinsum(cfg)(equation, lhs, rhs)" * is_text)
             )
         if not isinstance(self.quant_mode, QuantMode | None):

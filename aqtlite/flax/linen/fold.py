@@ -10,6 +10,7 @@ import numpy as np
 from flax import core as flax_core
 from flax import linen as nn
 
+from aqtlite import errors
 from aqtlite.flax.linen import given_variables
 from aqtlite.flax.linen.frozen_kernel import FrozenKernel
 from aqtlite.program.serving import statistics_uses
@@ -70,7 +71,7 @@ def fold_batch_norm(
     ):
         raise TypeError(
             "fold_batch_norm takes a mapping from the path of each BatchNorm to that "
-            f"of the layer in front of it, got {layers!r}"
+            f"of the layer in front of it, got {errors.brief(layers)}"
         )
     if len(set(layers.values())) < len(layers):
         raise ValueError(f"layers={dict(layers)} names a layer twice")

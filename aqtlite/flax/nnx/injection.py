@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from aqtlite import config, operations
+from aqtlite import config, errors, operations
 from aqtlite.contraction.contract import Options, as_operands, contract
 from aqtlite.contraction.einsum import as_dot_general
 from aqtlite.flax.injectable import injectable
@@ -28,8 +28,9 @@ class Injected:
         cls = type(self).__name__
         if self.cfg is not None and not isinstance(self.cfg, config.DotGeneral):
             raise TypeError(
-                f"{cls} takes a config.DotGeneral or None, got {self.cfg!r}; presets "
-                "such as config.fully_quantized() make one"
+                f"{cls} takes a config.DotGeneral or None, got "
+                f"{errors.brief(self.cfg)}; presets such as "
+                "config.fully_quantized() make one"
             )
         if self.cfg is not None and self.cfg.out.is_quantized:
             raise ValueError(
