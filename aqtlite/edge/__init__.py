@@ -1,9 +1,9 @@
 """Full-integer programs for edge devices: from a float model to an int8 file.
 
 `calibrate` finds the ranges of a model's values, `fake_quantize` trains with them,
-`export` writes a LiteRT or ONNX file, `simulate` predicts what the interpreter
-computes, and `compare` shows where that differs from the float model. Read `program`
-first.
+`export` writes a LiteRT or ONNX file, `export_signatures` a file of several functions,
+`simulate` predicts what the interpreter computes, and `compare` shows where that
+differs from the float model. Read `program` first.
 """
 
 from aqtlite.edge import rules
@@ -14,6 +14,7 @@ from aqtlite.edge.fake_quantize import fake_quantize
 from aqtlite.edge.ranges import Range, Ranges
 from aqtlite.edge.report import Report
 from aqtlite.edge.rules import Rule
+from aqtlite.edge.signatures import Signature, export_signatures
 from aqtlite.edge.simulate import Simulation, simulate
 
 __all__ = [
@@ -21,10 +22,12 @@ __all__ = [
     "Ranges",
     "Report",
     "Rule",
+    "Signature",
     "Simulation",
     "calibrate",
     "compare",
     "export",
+    "export_signatures",
     "fake_quantize",
     "rules",
     "simulate",

@@ -176,6 +176,14 @@ class Deployed:
     """Outputs of operators whose activation is quantized by its own range at each call,
     by number."""
 
+    def names(self) -> tuple[list[str], list[str]]:
+        """Names of a file's inputs and outputs."""
+        graph, names = self.program.graph, self.program.names
+        return (
+            [names[i].replace("/", "_") for i in graph.inputs],
+            [f"output_{i}" if i else "output" for i in range(len(graph.outputs))],
+        )
+
 
 def deploy(
     model: Any,

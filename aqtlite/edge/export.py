@@ -2,14 +2,15 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, get_args
 
 import jax
 
 from aqtlite.edge.deployed import Deployed, deploy, deploy_as_configured
 from aqtlite.edge.grid import Grid
-from aqtlite.edge.litert import annotations, check, converter, flatbuffer
+from aqtlite.edge.litert import converter
+from aqtlite.edge.litert import write as litert_write
 from aqtlite.edge.onnx import check as onnx_check
 from aqtlite.edge.onnx import write as onnx_write
 from aqtlite.edge.publish import publish
@@ -76,33 +77,62 @@ def export(
             interface of a program in float, or if verification fails. A file that
             existed before is then left unchanged.
     """
-    if interface not in (None, *get_args(Interface)):
-        raise ValueError(
-            f'interface must be "integer", "uint8" or "float", got {interface!r}'
-        )
+    check_path(path, TARGETS)
+    path = pathlib.Path(path)
+    deployed = deployed_of(model, variables, ranges, sample_args, rules)
+    grid_of = interface_of(deployed, interface)
+    data, report = TARGETS[path.suffix](deployed, grid_of)
+    publish(data, path)
+    return report
+
+
+def check_path(path: Any, suffixes: Collection[str]) -> None:
+    """Raises TypeError or ValueError if a path has none of the suffixes."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             f"path must name a file, got {type(path).__name__}: several inputs of the "
             "model are one argument, a tuple"
         )
-    path = pathlib.Path(path)
-    if path.suffix not in TARGETS:
+    if pathlib.Path(path).suffix not in suffixes:
         raise ValueError(
-            f"path must end in {' or '.join(TARGETS)}, which say for which runtime the "
-            f"file is, got {str(path)!r}"
+            f"path must end in {' or '.join(suffixes)}, which say for which runtime "
+            f"the file is, got {str(path)!r}"
         )
+
+
+def deployed_of(
+    model: Any,
+    variables: Any,
+    ranges: Ranges | None,
+    sample_args: Any,
+    rules: Sequence[Rule],
+) -> Deployed:
+    """Makes a program of a model, with the arguments of `export`."""
     args = sample_args if isinstance(sample_args, tuple) else (sample_args,)
     _check_shapes(args)
     if ranges is not None:
-        deployed = deploy(model, variables, ranges, args, rules)
-    elif all(rule.is_float for rule in check_rules(rules)):
-        deployed = deploy_as_configured(model, variables, args)
-    else:
-        raise ValueError(
-            "rules select the integers of a full-integer file, which needs ranges from "
-            "edge.calibrate, and ranges is None"
-        )
+        return deploy(model, variables, ranges, args, rules)
+    if all(rule.is_float for rule in check_rules(rules)):
+        return deploy_as_configured(model, variables, args)
+    raise ValueError(
+        "rules select the integers of a full-integer file, which needs ranges from "
+        "edge.calibrate, and ranges is None"
+    )
 
+
+def interface_of(
+    deployed: Deployed, interface: Interface | None
+) -> Callable[[int], Grid | None]:
+    """A function that returns the grid of an input or output in the file, or None.
+
+    Raises:
+        ValueError: if the interface is unknown, or has integers that a program in
+            float lacks.
+    """
+    if interface not in (None, *get_args(Interface)):
+        raise ValueError(
+            f'interface must be "integer", "uint8" or "float", got {interface!r}'
+        )
     if interface in ("integer", "uint8") and not deployed.grids:
         raise ValueError(_NO_GRIDS.format(interface))
 
@@ -112,9 +142,7 @@ def export(
             return None
         return grid.in_uint8() if interface == "uint8" else grid
 
-    data, report = TARGETS[path.suffix](deployed, grid_of)
-    publish(data, path)
-    return report
+    return grid_of
 
 
 _NO_GRIDS = (
@@ -129,42 +157,19 @@ _NO_GRIDS = (
 def _litert(
     deployed: Deployed, grid_of: Callable[[int], Grid | None]
 ) -> tuple[bytes, Report]:
-    check.check_widths(deployed)
-    check.check_weights(deployed)
-    graph = deployed.program.graph
-
-    def type_of(value: int) -> jax.ShapeDtypeStruct:
-        x, grid = graph.values[value], grid_of(value)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype if grid is None else grid.dtype)
-
-    data = converter.convert(
-        annotations.annotated(deployed, grid_of),
-        [type_of(i) for i in graph.inputs],
-        *_names(deployed),
-    )
-    report = check.check(flatbuffer.read(data), deployed)
-    converter.check_runs(data)
-    return data, report
+    data, reports = litert_write.write({converter.SIGNATURE: (deployed, grid_of)})
+    return data, reports[converter.SIGNATURE]
 
 
 def _onnx(
     deployed: Deployed, grid_of: Callable[[int], Grid | None]
 ) -> tuple[bytes, Report]:
-    data = onnx_write.write(deployed, grid_of, *_names(deployed))
+    data = onnx_write.write(deployed, grid_of, *deployed.names())
     return data, onnx_check.check(data, deployed)
 
 
 TARGETS: dict[str, Target] = {".tflite": _litert, ".onnx": _onnx}
 """Functions that make files, by suffix of the path."""
-
-
-def _names(deployed: Deployed) -> tuple[list[str], list[str]]:
-    """Names of the file's inputs and outputs."""
-    graph, names = deployed.program.graph, deployed.program.names
-    return (
-        [names[i].replace("/", "_") for i in graph.inputs],
-        [f"output_{i}" if i else "output" for i in range(len(graph.outputs))],
-    )
 
 
 def _check_shapes(args: tuple[Any, ...]) -> None:

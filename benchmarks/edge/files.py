@@ -108,7 +108,8 @@ def _batches(images: Any) -> Iterator[jax.Array]:
 
 def _convert(function: Callable[[Any], Any], size: int, shape: Any) -> bytes:
     x = jax.ShapeDtypeStruct((size, *shape), "float32")
-    return converter.convert(lambda x: [function(x)], [x], ["input"], ["output"])
+    one = converter.Function(lambda x: [function(x)], [x], ["input"], ["output"])
+    return converter.convert({converter.SIGNATURE: one})
 
 
 _AT_THE_ENDS = ("QUANTIZE", "DEQUANTIZE")

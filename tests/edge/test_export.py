@@ -394,7 +394,8 @@ def test_a_file_that_ends_the_process_is_refused():
         return [annotations.mark(y, coarse)]
 
     x = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    data = converter.convert(added, [x], ["input"], ["output"])
+    function = converter.Function(added, [x], ["input"], ["output"])
+    data = converter.convert({converter.SIGNATURE: function})
     with pytest.raises(ValueError, match="interpreter refuses.* ended with SIGABRT: "):
         converter.check_runs(data)
 

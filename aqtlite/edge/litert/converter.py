@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -20,35 +20,51 @@ from aqtlite.edge import litert
 from aqtlite.extras import require
 
 SIGNATURE = "serving_default"
+"""Name of the signature of a file with one."""
 
 
-def convert(
-    function: Callable[..., Sequence[Any]],
-    inputs: Sequence[jax.ShapeDtypeStruct],
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-) -> bytes:
-    """Converts a function with annotated integers to the bytes of a LiteRT file.
+class Function(NamedTuple):
+    """A function with annotated integers, and its signature in the file."""
+
+    function: Callable[..., Sequence[Any]]
+    """Function of arrays that returns a sequence of arrays."""
+
+    inputs: Sequence[jax.ShapeDtypeStruct]
+    """Abstract values of the arguments."""
+
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+
+
+def convert(functions: Mapping[str, Function]) -> bytes:
+    """Converts functions to the bytes of a LiteRT file.
 
     Args:
-        function: function of arrays that returns a sequence of arrays.
-        inputs: abstract values of the arguments.
-        input_names: names of the inputs in the signature.
-        output_names: names of the outputs in the signature.
+        functions: the functions by name of their signature. Equal constants of several
+            are stored once.
 
     Raises:
         ModuleNotFoundError: if the converter is not installed.
-        ValueError: if the converter refuses the program.
+        ValueError: if the converter refuses a program.
     """
     require("litert_converter")
-    # Dropping unused inputs would shift the others against their names.
-    compiled = jax.jit(function, keep_unused=True)
-    lowered: Any = compiled.lower(*inputs).compiler_ir("stablehlo")
-    signature = SIGNATURE, list(input_names), list(output_names)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        _write(lowered.operation, folder / "program.mlir")
-        (folder / "signature.json").write_text(json.dumps(signature))
+        signatures = []
+        for number, (signature, one) in enumerate(functions.items()):
+            # Dropping unused inputs would shift the others against their names.
+            compiled = jax.jit(one.function, keep_unused=True)
+            lowered: Any = compiled.lower(*one.inputs).compiler_ir("stablehlo")
+            _write(lowered.operation, folder / f"{number}.mlir")
+            signatures.append(
+                {
+                    "program": f"{number}.mlir",
+                    "name": signature,
+                    "inputs": list(one.input_names),
+                    "outputs": list(one.output_names),
+                }
+            )
+        (folder / "signatures.json").write_text(json.dumps(signatures))
         refusal = _refusal("convert", folder)
         if refusal is not None:
             raise ValueError(f"the LiteRT converter refuses the program: {refusal}")

@@ -9,8 +9,12 @@ from aqtlite.edge.report import File, FileOperator, Tensor
 from aqtlite.extras import package
 
 
-def read(data: bytes) -> File:
-    """Reads a LiteRT file.
+def read(data: bytes, signature: str | None = None) -> File:
+    """Reads the operators of one signature of a LiteRT file.
+
+    Args:
+        data: bytes of the file.
+        signature: name of the signature; None for the first.
 
     Raises:
         ModuleNotFoundError: if the LiteRT runtime, which has the schema, is missing.
@@ -22,11 +26,12 @@ def read(data: bytes) -> File:
     model = schema.ModelT.InitFromPackedBuf(data, 0)
     names = _names(schema.BuiltinOperator)
     types = {number: name.lower() for number, name in _names(schema.TensorType).items()}
-    (graph, *_) = model.subgraphs
+    signatures = {one.signatureKey.decode(): one for one in model.signatureDefs or ()}
+    found = signatures.get(signature or next(iter(signatures), ""))
+    graph = model.subgraphs[0 if found is None else found.subgraphIndex]
     tensors = [_tensor(one, model.buffers, types) for one in graph.tensors]
-    if model.signatureDefs:
-        (signature, *_) = model.signatureDefs
-        for one in (*signature.inputs, *signature.outputs):
+    if found is not None:
+        for one in (*found.inputs, *found.outputs):
             # Runtimes use the names of the signature.
             known = tensors[one.tensorIndex]
             named = dataclasses.replace(known, name=one.name.decode())
