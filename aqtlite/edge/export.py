@@ -77,6 +77,7 @@ def export(
             interface of a program in float, or if verification fails. A file that
             existed before is then left unchanged.
     """
+    check_interface(interface)
     check_path(path, TARGETS)
     path = pathlib.Path(path)
     deployed = deployed_of(model, variables, ranges, sample_args, rules)
@@ -84,6 +85,14 @@ def export(
     data, report = TARGETS[path.suffix](deployed, grid_of)
     publish(data, path)
     return report
+
+
+def check_interface(interface: Any) -> None:
+    """Raises ValueError if an interface is unknown."""
+    if interface not in (None, *get_args(Interface)):
+        raise ValueError(
+            f'interface must be "integer", "uint8" or "float", got {interface!r}'
+        )
 
 
 def check_path(path: Any, suffixes: Collection[str]) -> None:
@@ -126,13 +135,8 @@ def interface_of(
     """A function that returns the grid of an input or output in the file, or None.
 
     Raises:
-        ValueError: if the interface is unknown, or has integers that a program in
-            float lacks.
+        ValueError: if the interface has integers, and the program is in float.
     """
-    if interface not in (None, *get_args(Interface)):
-        raise ValueError(
-            f'interface must be "integer", "uint8" or "float", got {interface!r}'
-        )
     if interface in ("integer", "uint8") and not deployed.grids:
         raise ValueError(_NO_GRIDS.format(interface))
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from aqtlite.calibration import Calibration, counting
+from aqtlite.calibration import Calibration, MinMax, counting
 from aqtlite.edge import grids, masks
 from aqtlite.edge.graph import Node
 from aqtlite.edge.operators.arithmetic import Subtract
@@ -64,18 +64,24 @@ class Observer:
         found = {}
         for name in self.program.ranged_groups:
             x, counts, peak = of_groups[name]
-            weighed = x if counts is None else np.where(counts, x, np.float32(0))
-            if not np.isfinite(weighed).all() or np.isnan(x).any():
+            all_ends = _ends(x)
+            weighed, seen = x, all_ends
+            if counts is not None:
+                # Every range includes zero, so zero replaces what does not count.
+                weighed, seen = np.where(counts, x, np.float32(0)), _ends(x[counts])
+            is_finite = np.isfinite(seen).all() or seen == _NOTHING
+            if not is_finite or np.isnan(all_ends).any():
                 raise ValueError(
                     f"batch {batch} gives NaN or infinity at {name!r}: ranges come "
                     "from finite values. Check the data and the variables"
                 )
             state = states["groups"][name]
             found[name] = {
-                # Every range includes zero, so zero replaces what does not count.
-                "kept": _updated(self.calibration, state["kept"], weighed),
-                "seen": _wider(state["seen"], x if counts is None else x[counts]),
-                "all": _wider(state["all"], x),
+                "kept": _updated(
+                    self.calibration, state["kept"], self._enough(weighed, seen)
+                ),
+                "seen": _wider(state["seen"], seen),
+                "all": _wider(state["all"], all_ends),
                 "peak": min(state["peak"], peak),
                 "magnitudes": state["magnitudes"] + _magnitudes(weighed),
             }
@@ -85,21 +91,30 @@ class Observer:
         }
         return {"groups": found, "summands": wider}
 
-    def _initial(self) -> Any:
-        def ends() -> tuple[float, float]:
-            return np.inf, -np.inf
+    def _enough(self, x: np.ndarray, ends: tuple[float, float]) -> np.ndarray:
+        """What the calibration needs of a batch: all of it, or its ends.
 
+        Arrays of two elements take one program for all groups, and no time.
+        """
+        if type(getattr(self.calibration, "of", None)) is MinMax:
+            return np.asarray((0, 0) if ends == _NOTHING else ends, np.float32)
+        return x
+
+    def _initial(self) -> Any:
         of_groups = {
             name: {
                 "kept": counting.before_first(self.calibration, (1,), _GRID),
-                "seen": ends(),
-                "all": ends(),
+                "seen": _NOTHING,
+                "all": _NOTHING,
                 "peak": np.inf,
                 "magnitudes": _no_magnitudes(),
             }
             for name in self.program.ranged_groups
         }
-        return {"groups": of_groups, "summands": {i: ends() for i in self._summands}}
+        return {
+            "groups": of_groups,
+            "summands": dict.fromkeys(self._summands, _NOTHING),
+        }
 
     @property
     def _summands(self) -> frozenset[int]:
@@ -265,9 +280,19 @@ def _weighed(x: Any, counted: Any) -> tuple[Any, Any]:
     return jnp.ravel(x), None if counted is None else jnp.ravel(counted)
 
 
-def _wider(ends: tuple[float, float], x: np.ndarray) -> tuple[float, float]:
-    low, high = ends
-    return min(low, x.min(initial=np.inf)), max(high, x.max(initial=-np.inf))
+_NOTHING = (np.inf, -np.inf)
+"""Ends of no elements."""
+
+
+def _ends(x: np.ndarray) -> tuple[float, float]:
+    """The smallest and largest element; both are NaN if one is."""
+    return float(x.min(initial=np.inf)), float(x.max(initial=-np.inf))
+
+
+def _wider(
+    ends: tuple[float, float], others: tuple[float, float]
+) -> tuple[float, float]:
+    return min(ends[0], others[0]), max(ends[1], others[1])
 
 
 _SMALLEST, _LARGEST = -64, 64
@@ -279,8 +304,14 @@ def _no_magnitudes() -> np.ndarray:
     return np.zeros(_LARGEST - _SMALLEST)
 
 
+_SAMPLE = 1 << 16
+"""Elements of which the exponents are counted, about, of a larger array."""
+
+
 def _magnitudes(x: np.ndarray) -> np.ndarray:
-    """Histogram of the exponents of an array's nonzero elements."""
+    """Histogram of the exponents of an array's nonzero elements, or of a sample."""
+    # An odd step meets all channels.
+    x = x[:: x.size // _SAMPLE | 1]
     _, exponents = np.frexp(x[x != 0])
     places = np.clip(exponents - _SMALLEST, 0, _LARGEST - _SMALLEST - 1)
     return np.bincount(places, minlength=_LARGEST - _SMALLEST)

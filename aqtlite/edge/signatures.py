@@ -5,7 +5,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aqtlite.edge.export import Interface, check_path, deployed_of, interface_of
+from aqtlite.edge.export import (
+    Interface,
+    check_interface,
+    check_path,
+    deployed_of,
+    interface_of,
+)
 from aqtlite.edge.litert import write
 from aqtlite.edge.publish import publish
 from aqtlite.edge.ranges import Ranges
@@ -65,6 +71,7 @@ def export_signatures(
             "file of its own by edge.export, or to a path that ends in .tflite"
         )
     check_path(path, (".tflite",))
+    check_interface(interface)
     if not signatures:
         raise ValueError("there is no signature to export")
     programs: dict[str, write.Given] = {}
