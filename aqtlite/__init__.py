@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aqtlite.contraction.ragged_dot import make_ragged_dot
     from aqtlite.jaxpr.registry import register_operation
     from aqtlite.program import rules
+    from aqtlite.program.biases import correct_biases
     from aqtlite.program.calibration_state import with_gradient_statistics
     from aqtlite.program.compile_serving import ServingProgram, compile_serving
     from aqtlite.program.convert import convert_function
@@ -45,6 +46,7 @@ __all__ = [
     "choose_bits",
     "compile_serving",
     "convert_function",
+    "correct_biases",
     "einsum",
     "einsum_states",
     "fixed_scale",
@@ -82,6 +84,7 @@ _PLACES = {
     "choose_bits": "allocation.choose:choose_bits",
     "compile_serving": "program.compile_serving:compile_serving",
     "convert_function": "program.convert:convert_function",
+    "correct_biases": "program.biases:correct_biases",
     "einsum": "contraction.einsum:einsum",
     "einsum_states": "contraction.einsum_states",
     "fixed_scale": "quantization.fixed_scale",

@@ -162,12 +162,7 @@ class ServingFunction:
         params = jax.tree.unflatten(treedef, leaves)
         state = serving["state"]
         program = program_of(self.function, shapes, args, kwargs, state)
-        frozen = {
-            tuple(filter(None, module.split("/"))): [
-                one for _, one in frozen_entries(entries)
-            ]
-            for module, entries in serving[COLLECTION].items()
-        }
+        frozen = frozen_by_module(serving[COLLECTION])
         given = jax.tree.leaves(((params, *args), kwargs), is_leaf=is_frozen)
         values = [given[i] for i in program.traced.leaves]
         outputs = served.serve(program, values, frozen, self.converter)
@@ -175,6 +170,16 @@ class ServingFunction:
 
 
 _KEYS = {"params", "state", COLLECTION}
+
+
+def frozen_by_module(collection: Mapping[str, Any]) -> served.Entries:
+    """Returns the frozen weights of serving parameters, by the path of their module."""
+    return {
+        tuple(filter(None, module.split("/"))): [
+            one for _, one in frozen_entries(entries)
+        ]
+        for module, entries in collection.items()
+    }
 
 
 def program_of(

@@ -24,7 +24,7 @@ Entries = Mapping[Path, Sequence[FrozenEntry]]
 """Frozen weights by the path of their module in the collection."""
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A frozen weight found for a contraction."""
 
     name: str
@@ -65,7 +65,7 @@ def serve(
         for entry in entries:
             guards.check_not_beside_floats(entry.record, floats, converter)
     found = {
-        one.site.location: _find(program, one, gone, frozen.get(module, ()), converter)
+        one.site.location: find(program, one, gone, frozen.get(module, ()), converter)
         for one, module, _ in program.numbered()
     }
     _check_read(program, found, gone, frozen, converter)
@@ -89,7 +89,7 @@ def serve(
     return rewriting.evaluate(program.traced.jaxpr, arrays, replacements)[0]
 
 
-def _compared(weight: _Found, values: Sequence[Any], converter: str) -> _Found:
+def _compared(weight: Found, values: Sequence[Any], converter: str) -> Found:
     """Returns a weight after comparing its floats, as `guards.unless_stale`."""
     if not weight.floats or weight.sampled is None:
         return weight
@@ -99,15 +99,23 @@ def _compared(weight: _Found, values: Sequence[Any], converter: str) -> _Found:
     return weight._replace(qtensor=qtensor)
 
 
-def _find(
+def find(
     program: Program,
     one: PlannedContraction,
     gone: Set[int],
     frozen: Sequence[FrozenEntry],
     converter: str,
-) -> dict[Side, _Found]:
-    """Finds the frozen weights of a contraction among those of its module."""
-    found: dict[Side, _Found] = {}
+) -> dict[Side, Found]:
+    """Finds the frozen weights of a contraction among those of its module.
+
+    Args:
+        program: the traced call.
+        one: the contraction.
+        gone: inputs of the jaxpr that are frozen parameters.
+        frozen: the frozen weights of its module.
+        converter: the user's call of the conversion, for messages.
+    """
+    found: dict[Side, Found] = {}
     call = program.contraction_of_types(one)
     for side, origin in program_lib.origins(one).items():
         operand = call.operand(side)
@@ -125,13 +133,13 @@ def _find(
         by_number = tuple(sorted(floats, key=program.parameters.__getitem__))
         for entry in guards.fitting(similar, call.cfg, operand, steps, converter):
             qtensor, sampled = entry.values[side], entry.values.get(IDENTITY)
-            found[side] = _Found(name, qtensor, by_number, sampled)
+            found[side] = Found(name, qtensor, by_number, sampled)
     return found
 
 
 def _check_read(
     program: Program,
-    found: Mapping[Location, Mapping[Side, _Found]],
+    found: Mapping[Location, Mapping[Side, Found]],
     gone: Set[int],
     frozen: Entries,
     converter: str,

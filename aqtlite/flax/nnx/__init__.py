@@ -6,6 +6,7 @@ weights of both. Read `quantize` first.
 """
 
 from aqtlite.flax.call import Call
+from aqtlite.flax.nnx.biases import correct_biases
 from aqtlite.flax.nnx.calibrate import calibrate, calibrate_in_float
 from aqtlite.flax.nnx.convert import convert, convert_in_place
 from aqtlite.flax.nnx.injection import (
@@ -43,6 +44,7 @@ __all__ = [
     "calibrate_in_float",
     "convert",
     "convert_in_place",
+    "correct_biases",
     "init_state",
     "overwrite_with_gradient",
     "plan",

@@ -1,0 +1,203 @@
+"""Corrects the biases of converted functions for the mean errors of their weights."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+
+from aqtlite.calibration import batches as batches_lib
+from aqtlite.jaxpr import biases, rewriting
+from aqtlite.jaxpr.replacement import Location, Replacement
+from aqtlite.program import served
+from aqtlite.program.convert import (
+    ServingFunction,
+    frozen_by_module,
+    is_frozen,
+    program_of,
+)
+from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import Program
+from aqtlite.program.served import Entries
+from aqtlite.program.serving.frozen_record import COLLECTION
+from aqtlite.program.serving.model import Parameter
+from aqtlite.qtensor.qtensor import QTensor
+
+
+def correct_biases(
+    serve: ServingFunction,
+    params: Any,
+    serving: Mapping[str, Any],
+    batches: Iterable[Any],
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Adds the mean error of each contraction to its bias (Nagel et al. 2019).
+
+    A weight W that is rounded to Q changes the mean of the results by ``E[x] (Q - W)``,
+    which the bias can take back (arXiv:1906.04721, section 4.2). The inputs ``x`` are
+    those of the float function. The bias of a contraction is the parameter that is
+    added to its result, and to nothing else between; contractions without one, and
+    those in loops and branches, stay as they are.
+
+    >>> import aqtlite
+    >>> from aqtlite import config
+    >>> def layer(params, x):
+    ...     return x @ params["w"] + params["b"]
+    >>> x = jnp.linspace(0, 1, 24).reshape(8, 3)
+    >>> params = {"w": jax.random.normal(jax.random.key(0), (3, 4)), "b": jnp.ones(4)}
+    >>> fn_q = aqtlite.quantize_function(layer, config.weight_only(3), params=0)
+    >>> serve, serving = aqtlite.convert_function(fn_q, params, x)
+    >>> serving = aqtlite.correct_biases(serve, params, serving, [x])
+    >>> error = (serve(serving, x) - layer(params, x)).mean(0)
+    >>> bool(jnp.abs(error).max() < 1e-6)
+    True
+
+    Args:
+        serve: the function that `convert_function` returned.
+        params: the float parameters.
+        serving: the serving parameters.
+        batches: the other arguments of calls, each a tuple of positional arguments or a
+            single argument; all count alike.
+        **kwargs: keyword arguments of the function, constants of the program.
+
+    Returns:
+        `serving` with other biases.
+
+    Raises:
+        TypeError: if `serve` is no such function, or `batches` not an iterable of
+            batches.
+        ValueError: if there is no batch, if no weight is frozen beside a bias, or for a
+            contraction with smoothing or rotation.
+    """
+    if not isinstance(serve, ServingFunction):
+        raise TypeError(
+            "correct_biases takes the function that aqtlite.convert_function returned, "
+            f"got {type(serve).__name__}"
+        )
+
+    @jax.jit
+    def errors(params: Any, serving: Any, args: tuple[Any, ...]) -> dict[int, Any]:
+        state, function = serving["state"], serve.function
+        program = program_of(function, params, args, kwargs, state)
+        values = program.traced.values(((params, *args), kwargs))
+        found = mean_errors(program, values, frozen_by_module(serving[COLLECTION]))
+        return {one.number: error for one, error in found.items()}
+
+    total = total_of(lambda args: errors(params, serving, args), batches)
+    return {**serving, "params": with_errors(serving["params"], total)}
+
+
+def mean_errors(
+    program: Program, values: list[Any], frozen: Entries
+) -> dict[Parameter, jax.Array]:
+    """Returns what is to be added to the biases of a call.
+
+    Args:
+        program: the call.
+        values: inputs of its jaxpr, with float parameters.
+        frozen: the frozen weights, by module.
+
+    Raises:
+        ValueError: if no weight is frozen beside a bias, or for a contraction with
+            smoothing or rotation.
+    """
+    closed, every = program.traced.jaxpr, set(program.parameters)
+    measured: dict[int, dict[Location, Replacement]] = {}
+    for one, module, _ in program.numbered():
+        weights = served.find(program, one, every, frozen.get(module, ()), _CONVERTER)
+        bias = biases.find(closed, one.site.location)
+        if bias is None or bias.input not in every or len(weights) != 1:
+            continue
+        _check_is_plain(one)
+        ((side, weight),) = weights.items()
+        function = _measuring(one, one.index(side), weight.qtensor, bias)
+        replacement = Replacement(function, has_aux=True)
+        measured.setdefault(bias.input, {})[one.site.location] = replacement
+    # What else reads a parameter would change with it.
+    own = {
+        number: replacements
+        for number, replacements in measured.items()
+        if biases.count_reads(closed, number) == len(replacements)
+    }
+    replacements = {place: one for ones in own.values() for place, one in ones.items()}
+    if not replacements:
+        raise ValueError(
+            "correct_biases found no frozen weight whose contraction has a bias: give "
+            "it what the conversion returned, of layers with biases that are outside "
+            "of loops"
+        )
+    count = len(program.plan.quantized())
+    logging.info("corrects biases of %d of %d contractions", len(replacements), count)
+    _, aux = rewriting.evaluate(program.traced.jaxpr, values, replacements)
+    # A layer that is called twice has one bias for both.
+    return {
+        program.parameters[number]: sum(aux[place] for place in ones) / len(ones)
+        for number, ones in own.items()
+    }
+
+
+_CONVERTER = "the conversion"
+
+
+def _measuring(
+    one: PlannedContraction, place: int, frozen: QTensor, bias: biases.Bias
+) -> Any:
+    """Returns a float contraction that leaves the mean error of its result."""
+
+    def function(values: Any, given: None) -> tuple[Any, jax.Array]:
+        del given
+        eqn, floats = one.site.eqn, [values[i].astype(jnp.float32) for i in (0, 1)]
+        rounded = frozen.in_own_order().dequant().astype(jnp.float32)
+        floats[place] = floats[place] - rounded
+        params = {**eqn.params, "preferred_element_type": jnp.dtype("float32")}
+        error = eqn.primitive.bind(*floats, *values[2:], **params)
+        return one.in_float(values), bias.mean(error)
+
+    return function
+
+
+def _check_is_plain(one: PlannedContraction) -> None:
+    fwd = one.cfg.fwd
+    if fwd.smoothing is not None or fwd.rotation is not None:
+        raise ValueError(
+            f"the weight of {one.path!r} is smoothed or rotated, and its frozen values "
+            "are not those of the float weight: correct_biases takes configs without "
+            "fwd.smoothing and fwd.rotation"
+        )
+
+
+def total_of(errors: Any, batches: Iterable[Any]) -> dict[int, jax.Array]:
+    """Returns the means over batches of errors by number.
+
+    Args:
+        errors: function from the arguments of a batch to its errors.
+        batches: the batches.
+
+    Raises:
+        ValueError: if there is no batch.
+    """
+    total: dict[int, jax.Array] = {}
+    count = 0
+    for batch in batches_lib.check(batches):
+        args = batches_lib.args_of(batch)
+        with batches_lib.called_with(batch):
+            for number, error in errors(args).items():
+                total[number] = total.get(number, jnp.float32(0)) + error
+        count += 1
+    if not count:
+        raise ValueError("correct_biases was given no batch")
+    return {number: error / count for number, error in total.items()}
+
+
+def with_errors(params: Any, errors: Mapping[int, jax.Array]) -> Any:
+    """Returns parameters with errors added.
+
+    Args:
+        params: pytree of parameters, some of which may be frozen.
+        errors: what is added to a leaf, by its number.
+    """
+    leaves, treedef = jax.tree.flatten(params, is_leaf=is_frozen)
+    for number, error in errors.items():
+        leaves[number] = (leaves[number] + error).astype(leaves[number].dtype)
+    return jax.tree.unflatten(treedef, leaves)
