@@ -1,24 +1,27 @@
-"""Chooses a config for each weight of a model, under a budget of bytes."""
+"""Chooses a config for each weight of a model, under a budget of bytes or of time."""
 
 import math
 import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from aqtlite import errors
 from aqtlite.allocation import knapsack
 from aqtlite.allocation import measure as measuring
+from aqtlite.allocation import programs as programs_lib
+from aqtlite.allocation import times as times_lib
 from aqtlite.allocation import weights as weights_lib
 from aqtlite.allocation.candidates import FLOAT
 from aqtlite.allocation.knapsack import Option
 from aqtlite.allocation.measure import Result
 from aqtlite.allocation.programs import Programs
-from aqtlite.allocation.result import Allocation, Choice, Point
+from aqtlite.allocation.result import Allocation, Choice, Point, Unit
 from aqtlite.allocation.sensitivity import programs_of
 from aqtlite.allocation.switches import Switch
+from aqtlite.allocation.times import Times
 from aqtlite.allocation.weights import Weights
 from aqtlite.program.rules import Rule
 
@@ -33,11 +36,12 @@ def choose_bits(
     *,
     candidates: Any,
     budget: int | float,
+    unit: Unit = "bytes",
     loss: Callable[..., Any] | None = None,
     num_inputs: int | None = None,
     **kwargs: Any,
 ) -> Allocation:
-    """Chooses a config for each weight of a model, under a budget of bytes.
+    """Chooses a config for each weight of a model, under a budget of bytes or of time.
 
     Each weight is quantized alone, with each of the candidates, to measure its cost:
     the change of the loss; without a loss, the power of the output's error. Of all
@@ -79,6 +83,11 @@ def choose_bits(
         candidates: the configs to choose from, as in `sensitivity`.
         budget: bound of the bytes of all variables, as a checkpoint keeps them: values
             of 4 bits, two to a byte. A float below 1 is a part of the bytes in float.
+            With ``unit="seconds"``, bound of the time of a call with a batch.
+        unit: "bytes" or "seconds". With the latter, all contractions that read a weight
+            are timed on this device with each candidate, as by `measure_serving`, and
+            the budget is of the sum of their times. They are medians, noisy, and
+            without the operations between contractions.
         loss: function ``loss(outputs, *batch)``, as in `sensitivity`.
         num_inputs: number of items of a batch that are arguments of the model.
         **kwargs: other arguments of all calls.
@@ -88,24 +97,35 @@ def choose_bits(
 
     Raises:
         TypeError: as in `sensitivity`, or if `budget` is no number.
-        ValueError: as in `sensitivity`; if no contraction has a weight, or if the
-            budget is too small; the message names the smallest possible.
+        ValueError: as in `sensitivity`; if `unit` is unknown, if no contraction has a
+            weight, or if the budget is too small; the message names the smallest
+            possible.
     """
-    budget = _checked_budget(budget)
+    budget = _checked_budget(budget, unit)
     if candidates is None:
         raise TypeError("candidates is None: give the configs to choose from")
-    programs = programs_of(model, variables, candidates, loss, num_inputs, kwargs)
+    programs = programs_of(
+        model, variables, candidates, loss, num_inputs, kwargs, operands="weight"
+    )
     held = measuring.held(batches)
-    return _Search(programs, held).allocation(budget)
+    return _Search(programs, held, unit).allocation(budget)
 
 
-def _checked_budget(budget: Any) -> int | float:
-    """Returns a budget as an int, of bytes, or a float, a part of those in float."""
+def _checked_budget(budget: Any, unit: Unit) -> int | float:
+    """Returns a budget as an int, of bytes, or a float: seconds, or a part of bytes."""
+    if unit not in get_args(Unit):
+        known = " or ".join(map(repr, get_args(Unit)))
+        raise ValueError(f"unit must be {known}, got {unit!r}")
     if not isinstance(budget, numbers.Real) or isinstance(budget, bool):
         raise TypeError(
             f"budget must be a number of bytes, or a part of the bytes in float, such "
             f"as 0.25, got {errors.brief(budget)}"
         )
+    if unit == "seconds":
+        seconds = float(budget)
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"budget must be positive, of seconds, got {budget!r}")
+        return seconds
     if isinstance(budget, numbers.Integral):
         found: int | float = int(budget)
     else:
@@ -125,8 +145,8 @@ _Chosen = tuple[int | None, ...]
 class _Search:
     """The weights of a model with their costs, and the choices measured so far."""
 
-    def __init__(self, programs: Programs, batches: Sequence[Any]):
-        self._programs, self._batches = programs, batches
+    def __init__(self, programs: Programs, batches: Sequence[Any], unit: Unit):
+        self._programs, self._batches, self._unit = programs, batches, unit
         switched = programs.of(batches[0])
         self._switches: tuple[Switch, ...] = switched.switches
         try:
@@ -135,37 +155,41 @@ class _Search:
             switched.check()  # Names the contraction and the candidate.
             raise
         if not self._weights.weights:
-            raise ValueError(
-                "no contraction that a candidate quantizes has a weight, an operand "
-                "that depends on parameters alone: there are no bytes to save"
-            )
+            raise ValueError(programs_lib.NO_WEIGHT)
+        self._times: Times | None = None
+        if unit == "seconds":
+            self._times = times_lib.times_of(switched, self._weights)
         self._results: dict[_Chosen, Result] = {}
+
+    @property
+    def _spent(self) -> Weights | Times:
+        """What the budget is of."""
+        return self._weights if self._times is None else self._times
 
     def allocation(self, budget: int | float) -> Allocation:
         """Returns the choice under a budget, with what was measured."""
-        weights = self._weights
-        in_float: _Chosen = (None,) * len(weights.weights)
-        is_part = isinstance(budget, float)
-        limit = int(budget * weights.total(in_float) if is_part else budget)
+        spent, weights = self._spent, self._weights.weights
+        in_float: _Chosen = (None,) * len(weights)
+        limit = self._limit(budget)
         least = self._least(limit)
         self._programs.calibrate(self._batches)
         costs = self._costs()
         groups = [
             [
-                Option(costs.get((i, candidate), math.nan), one.nbytes(candidate))
+                Option(costs.get((i, candidate), math.nan), spent.amount(i, candidate))
                 for candidate in self._options(i)
             ]
-            for i, one in enumerate(weights.weights)
+            for i in range(len(weights))
         ]
         uniform = {FLOAT: in_float}
         for number, name in enumerate(self._programs.names):
             uniform[name] = self._uniform(number)
-        sizes = [weights.total(one) for one in uniform.values() if one != in_float]
+        sizes = [spent.total(one) for one in uniform.values() if one != in_float]
         spread = np.linspace(least, max(sizes), _NUM_POINTS).astype(int)
         budgets = {limit, *sizes, *spread.tolist()}
         found: dict[_Chosen, None] = {}
         for one in sorted(budgets):
-            solved = knapsack.solve(groups, one - weights.other_bytes)
+            solved = knapsack.solve(groups, one - spent.other)
             if solved is not None:
                 taken = (self._options(i)[place] for i, place in enumerate(solved))
                 found[tuple(taken)] = None
@@ -173,16 +197,17 @@ class _Search:
         within = [
             one
             for one in dict.fromkeys([*found, *uniform.values()])
-            if weights.total(one) <= limit and math.isfinite(self._cost_of(one))
+            if spent.total(one) <= limit and math.isfinite(self._cost_of(one))
         ]
         if not within:
             raise ValueError(
                 "no choice within the budget has a finite loss: give other candidates"
             )
         best = min(within, key=self._cost_of)
-        curve = sorted((self._point("chosen", x) for x in found), key=_by_bytes)
+        curve = [self._point("chosen", x) for x in sorted(found, key=spent.total)]
         return Allocation(
-            budget=limit,
+            budget=limit if self._times is None else limit / times_lib.SECOND,
+            unit=self._unit,
             chosen=self._point("chosen", best),
             choices=tuple(self._choices(best, costs)),
             uniform=tuple(self._point(name, x) for name, x in uniform.items()),
@@ -192,19 +217,35 @@ class _Search:
 
     def _least(self, limit: int) -> int:
         """Returns the smallest possible size, after a check of the budget."""
-        weights = self._weights
-        least = weights.other_bytes + sum(
-            min(one.nbytes(candidate) for candidate in self._options(i))
-            for i, one in enumerate(weights.weights)
+        spent, count = self._spent, len(self._weights.weights)
+        least = spent.other + sum(
+            min(spent.amount(i, candidate) for candidate in self._options(i))
+            for i in range(count)
         )
-        if least > limit:
+        if least <= limit:
+            return least
+        in_float = spent.total((None,) * count)
+        if self._times is None:
             raise ValueError(
                 f"the budget of {limit:,} bytes is too small: these candidates "
-                f"need at least {least:,}, of which {weights.other_bytes:,} are of "
+                f"need at least {least:,}, of which {spent.other:,} are of "
                 "variables that they do not quantize, and the float model has "
-                f"{weights.total((None,) * len(weights.weights)):,}"
+                f"{in_float:,}"
             )
-        return least
+        raise ValueError(
+            f"the budget of {limit / 1e3:,.1f} microseconds is too small: these "
+            f"candidates need at least {least / 1e3:,.1f} for the contractions that "
+            f"read a weight, and the float model {in_float / 1e3:,.1f}"
+        )
+
+    def _limit(self, budget: int | float) -> int:
+        """Returns the budget in bytes or nanoseconds."""
+        if self._times is not None:
+            return int(budget * times_lib.SECOND)
+        if isinstance(budget, float):
+            in_float: _Chosen = (None,) * len(self._weights.weights)
+            return int(budget * self._weights.total(in_float))
+        return budget
 
     def _options(self, i: int) -> list[int | None]:
         sizes = self._weights.weights[i].sizes
@@ -251,9 +292,11 @@ class _Search:
         return result.relative_noise if result.loss is None else result.loss
 
     def _point(self, name: str, chosen: _Chosen) -> Point:
-        result = self._results[chosen]
+        result, seconds = self._results[chosen], None
         nbytes, rules = self._weights.total(chosen), tuple(self._rules(chosen))
-        return Point(name, nbytes, result.loss, result.snr, rules)
+        if self._times is not None:
+            seconds = self._times.total(chosen) / times_lib.SECOND
+        return Point(name, nbytes, seconds, result.loss, result.snr, rules)
 
     def _choices(self, chosen: _Chosen, costs: Mapping[Any, float]) -> Iterable[Choice]:
         pairs = zip(self._weights.weights, chosen, strict=True)
@@ -264,7 +307,13 @@ class _Search:
                 one.nbytes(candidate),
                 one.float_bytes,
                 costs[i, candidate],
+                self._seconds(i, candidate),
+                self._seconds(i, None),
             )
+
+    def _seconds(self, i: int, candidate: int | None) -> float | None:
+        times = self._times
+        return None if times is None else times.amount(i, candidate) / times_lib.SECOND
 
     def _rules(self, chosen: _Chosen) -> Iterable[Rule]:
         pairs = zip(self._weights.weights, chosen, strict=True)
@@ -277,7 +326,3 @@ class _Search:
             form, path = cfgs[place], re.escape(self._switches[place].path)
             cfg = None if form is None or not form.is_quantized else form.cfg
             yield Rule(path=path, cfg=cfg)
-
-
-def _by_bytes(point: Point) -> int:
-    return point.nbytes

@@ -75,37 +75,37 @@ def bars(
 
 
 def curve(
-    points: Sequence[tuple[int, float]],
-    others: Mapping[str, tuple[int, float]],
-    chosen: tuple[int, float],
+    points: Sequence[tuple[float, float]],
+    others: Mapping[str, tuple[float, float]],
+    chosen: tuple[float, float],
     in_float: float,
-    label: str,
+    labels: tuple[str, str],
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws a curve by bytes, beside points with names, into a file.
+    """Draws a curve beside points with names into a file.
 
     Args:
-        points: bytes and values of the curve.
-        others: bytes and value of each other point, by name.
-        chosen: bytes and value of the point to mark.
+        points: points of the curve, such as bytes and loss.
+        others: the other points, by name.
+        chosen: the point to mark.
         in_float: value in float, a line across.
-        label: label of the values.
+        labels: labels of both axes.
         path: name of the file.
     """
     figure = _figure(4.5)
     axes = figure.subplots()
     axes.plot(*zip(*points, strict=True), "o-", color="C0", label="chosen")
     axes.plot(*chosen, "o", color="C0", markersize=11, fillstyle="none")
-    for name, (nbytes, value) in others.items():
-        axes.plot(nbytes, value, "s", color="C1")
+    for name, place in others.items():
+        axes.plot(*place, "s", color="C1")
         axes.annotate(
-            name, (nbytes, value), xytext=(5, 5), textcoords="offset points", fontsize=8
+            name, place, xytext=(5, 5), textcoords="offset points", fontsize=8
         )
     axes.plot([], [], "s", color="C1", label="uniform")
     if math.isfinite(in_float):
         axes.axhline(in_float, color="black", linewidth=1, label="float")
     axes.grid(alpha=0.3)
-    axes.set_xlabel("bytes")
-    axes.set_ylabel(label)
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
     axes.legend()
     figure.savefig(path, dpi=120)

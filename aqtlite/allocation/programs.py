@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ class Programs:
         candidates: Candidates | None,
         loss: Callable[..., Any] | None,
         num_inputs: int | None,
+        operands: Literal["any", "weight"],
     ):
         """Takes what is measured; `of` traces it.
 
@@ -45,6 +46,7 @@ class Programs:
             loss: function of the output of the model and the items of a batch.
             num_inputs: number of items of a batch that are inputs of the model; None
                 for all.
+            operands: "weight" to switch only contractions that read a weight.
 
         Raises:
             TypeError: if `loss` is no function, or `num_inputs` no integer.
@@ -59,6 +61,7 @@ class Programs:
             )
         self._subject, self._candidates = subject, candidates
         self._loss, self._num_inputs = loss, num_inputs
+        self._operands = operands
         self._found: dict[Any, Switched] = {}
         self._given: Any = None
 
@@ -168,23 +171,34 @@ class Programs:
             for name, one in rules.items()
         }
         self._check(plans)
+        switches = self._switches(plans)
+        run = jax.jit(self._function(call, traced, switches))
+        gather = jax.jit(functools.partial(gathering.after, switches, traced))
+        return Switched(call, traced, plans, tuple(switches), run, gather)
+
+    def _switches(self, plans: Mapping[str, Plan]) -> list[Switch]:
+        """Returns the contractions to switch, of which there are some."""
         columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
-        switches = []
-        for forms in columns:
-            if not any(one.is_quantized for one in forms):
-                continue
-            if "shard_map" in forms[0].site.around:
-                logging.warning("not measured: %r %s", forms[0].path, _IN_SHARD_MAP)
+        quantized = [
+            Switch(forms, tuple(plans))
+            for forms in columns
+            if any(one.is_quantized for one in forms)
+            and (self._operands == "any" or forms[0].reads_weight)
+        ]
+        if not quantized:
+            raise ValueError(NO_WEIGHT)
+        found = []
+        for one in quantized:
+            if "shard_map" in one.forms[0].site.around:
+                logging.warning("not measured: %r %s", one.path, _IN_SHARD_MAP)
             else:
-                switches.append(Switch(forms, tuple(plans)))
-        if not switches:
+                found.append(one)
+        if not found:
             raise ValueError(
                 f"there is nothing to measure: every contraction {_IN_SHARD_MAP}; "
                 "measure the function on one device"
             )
-        run = jax.jit(self._function(call, traced, switches))
-        gather = jax.jit(functools.partial(gathering.after, switches, traced))
-        return Switched(call, traced, plans, tuple(switches), run, gather)
+        return found
 
     def _check(self, plans: Mapping[str, Plan]) -> None:
         for name, plan in plans.items():
@@ -251,11 +265,16 @@ class Programs:
         """
         items = () if self._loss is None else batches_lib.args_of(batch)
         switched, chosen = self.of(batch), np.asarray(choices, np.int32)
-        given = self._given or [[Given()] * len(choices)] * len(switched.switches)
+        nothing = [[Given()] * len(switched.plans)] * len(switched.switches)
+        given = self._given or nothing
         measured = np.bool_(is_measured)
         return switched.run(values, chosen, measured, given, items)
 
 
+NO_WEIGHT = (
+    "no contraction that a candidate quantizes has a weight, an operand that depends "
+    "on parameters alone: there are no bytes to save"
+)
 _IN_SHARD_MAP = "is inside of jax.shard_map, whose body takes no switch"
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from typing import Any
+from typing import Any, Literal
 
 import rich.console
 import rich.text
@@ -14,6 +14,9 @@ from aqtlite.program import plan_table
 from aqtlite.program import rules as rules_lib
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.rules import Rule
+
+Unit = Literal["bytes", "seconds"]
+"""What a budget is of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,12 @@ class Choice:
     """Change of the loss with this weight alone quantized; without a loss, power of the
     error of the output by that of the output."""
 
+    seconds: float | None = None
+    """Time of its contractions; None without a budget of seconds."""
+
+    float_seconds: float | None = None
+    """Time of its contractions in float; None without a budget of seconds."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:
@@ -46,6 +55,10 @@ class Point:
 
     nbytes: int
     """Bytes of all variables, as a checkpoint keeps them."""
+
+    seconds: float | None
+    """Sum of the times of all contractions that read a weight; None without a budget of
+    seconds."""
 
     loss: float | None
     """Loss; None without a function for it."""
@@ -67,8 +80,8 @@ class Point:
 class Allocation:
     """The configs of all weights under a budget; prints as tables."""
 
-    budget: int
-    """The budget in bytes."""
+    budget: int | float
+    """The budget, in `unit`."""
 
     chosen: Point
     """The choice under the budget."""
@@ -85,6 +98,9 @@ class Allocation:
     batches: int
     """Number of batches."""
 
+    unit: Unit = "bytes"
+    """What the budget is of: bytes of all variables, or seconds of a call."""
+
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules of the choice under the budget; see `Point.rules`."""
@@ -94,6 +110,7 @@ class Allocation:
         """Writes all of it as JSON: the rules as `aqtlite.rules.to_json` does."""
         figures = {
             "budget": self.budget,
+            "unit": self.unit,
             "batches": self.batches,
             "chosen": self.chosen.to_dict(),
             "choices": [dataclasses.asdict(one) for one in self.choices],
@@ -105,6 +122,8 @@ class Allocation:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws the loss by bytes, of choices and of uniform candidates, into a file.
+
+        By microseconds, if the budget is of seconds.
 
         Without a loss, the signal-to-noise ratio of the output.
 
@@ -118,12 +137,13 @@ class Allocation:
         if self.chosen.loss is None:
             label = "signal-to-noise ratio of the output, dB"
         in_float, *others = self.uniform
+        spent = "bytes" if self.unit == "bytes" else "microseconds"
         plots.curve(
-            [(one.nbytes, _value(one)) for one in self.curve],
-            {one.name: (one.nbytes, _value(one)) for one in others},
-            (self.chosen.nbytes, _value(self.chosen)),
+            [(_spent(one), _value(one)) for one in self.curve],
+            {one.name: (_spent(one), _value(one)) for one in others},
+            (_spent(self.chosen), _value(self.chosen)),
             _value(in_float),
-            label,
+            (spent, label),
             path,
         )
 
@@ -131,23 +151,33 @@ class Allocation:
         """Returns the budget and the number of weights with each candidate as text."""
         names = [one.candidate for one in self.choices]
         counts = ", ".join(f"{names.count(n)} {n}" for n in dict.fromkeys(names))
-        return (
-            f"{filesize.decimal(self.chosen.nbytes)} of at most "
-            f"{filesize.decimal(self.budget)}; {len(names)} weights: {counts}"
-        )
+        size = filesize.decimal(self.chosen.nbytes)
+        if self.chosen.seconds is None:
+            within = f"{size} of at most {filesize.decimal(int(self.budget))}"
+        else:
+            within = (
+                f"{_microseconds(self.chosen.seconds)} of at most "
+                f"{_microseconds(self.budget)} microseconds, {size}"
+            )
+        return f"{within}; {len(names)} weights: {counts}"
 
     def _tables(self) -> list[tables.Rows]:
         rows = [self.chosen, *sorted(self.uniform, key=lambda one: one.nbytes)]
-        heads = ["all weights", "bytes", "output dB"]
+        times = ["us"] * (self.unit == "seconds")
+        heads = ["all weights", "bytes", *times, "output dB"]
         points = [heads + ["loss"] * (self.chosen.loss is not None)]
         for point in rows:
-            cells = [point.name, f"{point.nbytes:,}", f"{point.snr:.1f}"]
-            points.append(cells + [f"{x:.6g}" for x in (point.loss,) if x is not None])
-        weights = [["weight of", "choice", "bytes", "in float", "cost alone"]]
+            cells = [point.name, f"{point.nbytes:,}", *_times(point.seconds)]
+            losses = [f"{x:.6g}" for x in (point.loss,) if x is not None]
+            points.append([*cells, f"{point.snr:.1f}", *losses])
+        in_float = ["in float"] * len(times)
+        heads = ["weight of", "choice", "bytes", "in float", *times, *in_float]
+        weights = [[*heads, "cost alone"]]
         for one in self.choices:
             paths = ", ".join(path or NO_SCOPE for path in one.paths)
-            sizes = [f"{one.nbytes:,}", f"{one.float_bytes:,}"]
-            weights.append([paths, one.candidate, *sizes, f"{one.cost:+.3g}"])
+            cells = [paths, one.candidate, f"{one.nbytes:,}", f"{one.float_bytes:,}"]
+            cells += [*_times(one.seconds), *_times(one.float_seconds)]
+            weights.append([*cells, f"{one.cost:+.3g}"])
         return [weights, points]
 
     def __rich_console__(
@@ -164,6 +194,18 @@ class Allocation:
 
     def __repr__(self) -> str:
         return plan_table.as_text(self)
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:,.1f}"
+
+
+def _times(seconds: float | None) -> list[str]:
+    return [] if seconds is None else [_microseconds(seconds)]
+
+
+def _spent(point: Point) -> float:
+    return point.nbytes if point.seconds is None else 1e6 * point.seconds
 
 
 def _value(point: Point) -> float:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import rich.console
 import rich.text
@@ -215,11 +215,15 @@ def programs_of(
     loss: Callable[..., Any] | None,
     num_inputs: int | None,
     kwargs: dict[str, Any],
+    operands: Literal["any", "weight"] = "any",
 ) -> Programs:
-    """Returns the program of a model; the arguments are those of `sensitivity`."""
+    """Returns the program of a model.
+
+    The arguments are those of `sensitivity`, and `operands` that of `Programs`.
+    """
     subject = subject_of(model, variables, kwargs)
     given = None if candidates is None else candidates_of(candidates)
-    return Programs(subject, given, loss, num_inputs)
+    return Programs(subject, given, loss, num_inputs, operands)
 
 
 def _alone(switches: tuple[Switch, ...]) -> list[tuple[int, int, list[int]]]:

@@ -37,8 +37,12 @@ class Weights:
     """The weights of a call."""
 
     weights: tuple[Weight, ...]
-    other_bytes: int
+    other: int
     """Bytes of all other variables."""
+
+    def amount(self, weight: int, candidate: int | None) -> int:
+        """Returns the bytes of a weight with a candidate; in float, with None."""
+        return self.weights[weight].nbytes(candidate)
 
     def total(self, chosen: Sequence[int | None]) -> int:
         """Returns the bytes of all variables.
@@ -46,8 +50,8 @@ class Weights:
         Args:
             chosen: for each weight, the index of a candidate, or None for float.
         """
-        pairs = zip(self.weights, chosen, strict=True)
-        return self.other_bytes + sum(one.nbytes(i) for one, i in pairs)
+        amounts = (self.amount(i, candidate) for i, candidate in enumerate(chosen))
+        return self.other + sum(amounts)
 
 
 def weights_of(switched: Switched) -> Weights:

@@ -2,13 +2,15 @@
 
 import argparse
 import re
+from typing import Literal, NamedTuple
 
 from aqtlite.cli import shared_options
 from aqtlite.cli.shared_options import BITS_OF, LEARNED, PRESETS
 from aqtlite.cli.suggestions import one_of
 
 DESCRIPTION = """\
-Choose a config for each weight of a trained model, under a budget of bytes.
+Choose a config for each weight of a trained model, under a budget of bytes or
+of time.
 
 SOURCE is a checkpoint of float variables, as for 'aqtlite convert'. Each
 weight is quantized alone, with each of the candidates, to measure what that
@@ -48,6 +50,9 @@ _UNITS = {
     **{f"{letter}iB": 1024**i for i, letter in enumerate(("K", "M", "G"), 1)},
 }
 
+_TIMES = {"s": 1, "ms": 1e3, "us": 1e6}
+"""Units of time in a second."""
+
 _BITS = range(2, 9)
 
 
@@ -70,8 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         required=True,
         type=budget_of,
-        help="bound of the bytes of all variables, such as 1.5MB or 700KiB; or a part "
-        "of the bytes in float, such as 0.25",
+        help="bound of the bytes of all variables, such as 1.5MB or 700KiB; a part of "
+        "the bytes in float, such as 0.25; or bound of the time of the contractions of "
+        "weights in a call with a batch, as measured on this machine, such as 2ms",
     )
     names = _names()
     parser.add_argument(
@@ -112,21 +118,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared_options.add_json(parser)
 
 
-def budget_of(text: str) -> int | float:
-    """Reads a number of bytes, or a part of them as a float.
+class Budget(NamedTuple):
+    """A budget, as `aqtlite.choose_bits` takes it."""
 
-    >>> budget_of("1.5MB"), budget_of("2KiB"), budget_of("0.25"), budget_of("800")
-    (1500000, 2048, 0.25, 800)
+    amount: int | float
+    unit: Literal["bytes", "seconds"] = "bytes"
+
+
+def budget_of(text: str) -> Budget:
+    """Reads a number of bytes, a part of them as a float, or a time.
+
+    >>> budget_of("1.5MB").amount, budget_of("2KiB").amount, budget_of("0.25").amount
+    (1500000, 2048, 0.25)
+    >>> budget_of("1.5ms")
+    Budget(amount=0.0015, unit='seconds')
 
     Raises:
-        argparse.ArgumentTypeError: if it is neither.
+        argparse.ArgumentTypeError: if it is none of these.
     """
     found = re.fullmatch(r"(\d+|\d*\.\d+)\s*([A-Za-z]*)", text.strip())
-    if found is None or (found[2] and found[2] not in _UNITS):
+    if found is None or (found[2] and found[2] not in {**_UNITS, **_TIMES}):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: write bytes such as 1500000, 1.5MB or 700KiB, or a "
-            "part of the float size such as 0.25"
+            f"{text!r} is no size: write bytes such as 1500000, 1.5MB or 700KiB, a "
+            "part of the float size such as 0.25, or a time such as 1.5ms"
         )
-    if found[2]:
-        return round(float(found[1]) * _UNITS[found[2]])
-    return float(found[1]) if "." in found[1] else int(found[1])
+    number, unit = found.groups()
+    if unit in _TIMES:
+        return Budget(float(number) / _TIMES[unit], "seconds")
+    if unit:
+        return Budget(round(float(number) * _UNITS[unit]))
+    return Budget(float(number) if "." in number else int(number))

@@ -88,6 +88,11 @@ class PlannedContraction:
         return self.why_float is None
 
     @property
+    def reads_weight(self) -> bool:
+        """Whether an operand is a weight."""
+        return "weight" in (self.lhs.kind, self.rhs.kind)
+
+    @property
     def is_exchanged(self) -> bool:
         """Whether its weight is the lhs, and is exchanged to be the config's rhs."""
         if self.is_injected:

@@ -274,6 +274,7 @@ def test_json_has_the_rules_and_the_curve(found):
     assert data["uniform"][0] == {
         "name": "float",
         "nbytes": found.uniform[0].nbytes,
+        "seconds": None,
         "loss": found.uniform[0].loss,
         "snr": None,
     }
@@ -303,6 +304,17 @@ def test_it_draws_the_curve(found, with_loss, tmp_path):
 def test_budgets_that_are_none(budget, error, text):
     with pytest.raises(error, match=text):
         choose(budget=budget)
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf])
+def test_budgets_of_time_that_are_none(budget):
+    with pytest.raises(ValueError, match="budget must be positive, of seconds"):
+        choose(budget=budget, unit="seconds")
+
+
+def test_units_that_are_none():
+    with pytest.raises(ValueError, match="unit must be 'bytes' or 'seconds', got 'ms'"):
+        choose(budget=1, unit="ms")
 
 
 def test_candidates_are_needed():

@@ -128,6 +128,15 @@ def test_json_and_a_part_of_the_size(choose):
     assert names == ["float", "weight_only=4", "fully_quantized"]
 
 
+def test_a_budget_of_time(choose):
+    code, out, _ = choose(*CANDIDATES, "--budget", "2s", "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert (data["budget"], data["unit"]) == (2.0, "seconds")
+    assert 0 < data["chosen"]["seconds"] < 2
+    assert {one["candidate"] for one in data["choices"]} == {"float"}
+
+
 def test_a_loss_takes_the_arrays_behind_those_of_the_model(made, choose):
     place = f"{made / 'chosen_models.py'}:loss"
     options = [*CANDIDATES, "--budget", "0.4", "--json", "--batch-size", "4"]
