@@ -4,8 +4,8 @@
 
 Trains the models of `benchmarks.edge` on the digits, exports each to ONNX in integers,
 and compares the outputs for the test images with `edge.fake_quantize` of
-``kernels=None``: the largest difference in quanta, the share of outputs that differ, and
-the accuracies of the float model, of training's roundings and of the file.
+``kernels=None``: the largest difference in quanta, the share of outputs that differ,
+and the accuracies of the float model, of training's roundings and of the file.
 """
 
 import argparse
