@@ -55,29 +55,26 @@ def _no_tangent(x: Any) -> Any:
     return np.zeros(x.shape, jax.dtypes.float0)
 
 
-def with_vjp_of(
-    original: Original, run: Replaced, num_consts: int, symbolic_zeros: bool
-) -> Replaced:
+def with_vjp_of(original: Original, run: Replaced, num_consts: int) -> Replaced:
     """Gives a function the gradients of another one.
 
     Args:
         original: function with rules from `jax.custom_vjp`.
         run: function in place of the original.
         num_consts: number of leading inputs that the original closes over; its rules
-            do not know them.
-        symbolic_zeros: whether the rules take symbolic zeros. They are told which
-            inputs are perturbed, but get gradients of outputs as arrays.
+            do not know them. (Under `jax.vmap`, arrays that it closes over may be
+            further inputs, which must not be perturbed.)
     """
 
     @jax.custom_vjp
     def function(given, *values):
         return run(given, *values)
 
+    # Rules that take symbolic zeros are told which inputs are perturbed, but get
+    # gradients of outputs as arrays.
     def forward(given, *values):
-        which = [True] * len(values)
-        if symbolic_zeros:
-            which = [one.perturbed for one in values]
-            given, values = jax.tree.map(lambda one: one.value, (given, values))
+        which = [one.perturbed for one in values]
+        given, values = jax.tree.map(lambda one: one.value, (given, values))
         which[:num_consts] = [False] * num_consts
         of_original, pull_back = jax.vjp(
             _of_some(original, values, which), *itertools.compress(values, which)
@@ -93,7 +90,7 @@ def with_vjp_of(
         found = iter(pull_back(list(map(_as_array, gradients[0]))))
         return None, *(None if one is None else next(found) for one in which)
 
-    function.defvjp(forward, backward, symbolic_zeros=symbolic_zeros)
+    function.defvjp(forward, backward, symbolic_zeros=True)
 
     def with_constants(given, *values):
         constants = map(_undifferentiated, values[:num_consts])

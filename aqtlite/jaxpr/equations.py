@@ -294,13 +294,12 @@ def custom_jvp(eqn: Any) -> Call:
 def custom_vjp(eqn: Any) -> Call:
     """Reads a call of a function with `jax.custom_vjp` rules.
 
-    Besides JAX's option, there is "num_consts": the number of leading inputs that the
-    function closes over.
+    The option "num_consts" is the number of leading inputs that the function closes
+    over.
     """
-    options = {"num_consts", "symbolic_zeros"}
-    of_rules = {"call_jaxpr", "fwd_jaxpr_thunk", "bwd", "out_trees"}
-    params = _read(eqn, of_rules | options)
-    return Call(_only_body(eqn), {name: params[name] for name in options})
+    of_rules = {"call_jaxpr", "fwd_jaxpr_thunk", "bwd", "out_trees", "symbolic_zeros"}
+    params = _read(eqn, of_rules | {"num_consts"})
+    return Call(_only_body(eqn), {"num_consts": params["num_consts"]})
 
 
 def shard_map(eqn: Any) -> Call:

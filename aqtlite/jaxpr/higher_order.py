@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import compute_on
 from jax.extend import core
@@ -155,18 +156,36 @@ def _while(eqn, values, inside):
     of_condition, of_body, start = loop.of_inputs(values)
     given = inside.given()
 
-    def condition(carry):
-        (result,) = core.jaxpr_as_fun(loop.condition)(*of_condition, *carry[0])
+    # Under `jax.vmap`, there is a result for each row, and rows stop one by one.
+    rows = loop.condition.out_avals[0].shape
+
+    def goes_on(carry):
+        (result,) = core.jaxpr_as_fun(loop.condition)(*of_condition, *carry)
         return result
+
+    def condition(carry):
+        result = goes_on(carry[0])
+        return jnp.any(result) if rows else result
 
     def body(carry):
         carry, carried = carry
         there = inside.giving({**given, **carried})
-        return there.body(loop.body, 1, [*of_body, *carry])
+        after, aux = there.body(loop.body, 1, [*of_body, *carry])
+        if rows:
+            after = _where(goes_on(carry), after, carry)
+        return after, aux
 
     carried = inside.unchanged_aux()
     carried = _start(carried, lambda: body((start, carried))[1])
     return lax.while_loop(condition, body, (start, carried))
+
+
+def _where(rows, taken, others):
+    """Returns arrays with rows, their leading axes, from one of two lists."""
+    return [
+        jnp.where(jnp.expand_dims(rows, tuple(range(rows.ndim, one.ndim))), one, other)
+        for one, other in zip(taken, others, strict=True)
+    ]
 
 
 def _cond(eqn, values, inside):

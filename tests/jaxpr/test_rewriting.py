@@ -214,11 +214,19 @@ def test_eagerly():
             lambda c: c[1] < 3, lambda c: (layer(c[0]), c[1] + 1), (x, 0)
         ),
         lambda x: lax.fori_loop(0, jnp.argmax(x[0]) + 1, lambda i, x: layer(x) * i, x),
+        # Rows stop after other numbers of steps.
+        jax.vmap(
+            lambda x: lax.while_loop(
+                lambda c: c[1] < jnp.argmax(x) + 1,
+                lambda c: (layer(c[0]), c[1] + 1, jax.random.split(c[2])[0]),
+                (x[None], 0, jax.random.key(0)),
+            )
+        ),
         lambda x: lax.custom_linear_solve(
             lambda v: v @ W, layer(x)[0], lambda _, b: b @ W
         ),
     ],
-    ids=["while", "fori", "linear_solve"],
+    ids=["while", "fori", "while_of_rows", "linear_solve"],
 )
 def test_bits_stay_without_a_gradient(function):
     wanted, got = jax.jit(lambda x: (function(x), replaced(function)(x)))(X)
@@ -571,6 +579,7 @@ TRANSFORMATIONS = {
 
 
 @hypothesis.given(st.lists(st.sampled_from(sorted(TRANSFORMATIONS)), max_size=3))
+@hypothesis.example(["custom_vjp", "cond", "vmap"])  # what it closes over has rows
 @hypothesis.settings(max_examples=6, deadline=None)
 def test_any_composition(names):
     def function(x):
