@@ -95,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fwd-bits",
         metavar="N",
         type=int,
-        help="bits of the weights, with --preset weight_only or qat (default 8)",
+        help="bits of the weights, with --preset weight_only (default 8); activations "
+        "are quantized to 8 bits, and --preset w4a8 has weights of 4 bits beside them",
     )
     shared_options.add_path(
         parser,

@@ -276,9 +276,10 @@ def _check_dtypes(graph: Graph) -> None:
     for number, value in enumerate(graph.values):
         if graph.is_float(number) and value.dtype != jnp.float32:
             raise TypeError(
-                f"the model computes {value.dtype.name} of shape {value.shape}; a "
-                "full-integer program is made of a model that computes in float32: "
-                "build it with dtype=jnp.float32, and cast its variables"
+                f"the model computes {value.dtype.name} of shape {value.shape}; files "
+                "are made of a model that computes in float32: build it with "
+                "dtype=jnp.float32, and cast its variables to float32, before they are "
+                "converted for serving if the file is one without ranges"
             )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aqtlite import config
+from aqtlite import calibration, config, numerics
 from aqtlite.edge.graph import Graph, Node
 from aqtlite.edge.grid import Grid, Quantized
 from aqtlite.edge.operators.base import Equation
@@ -91,6 +91,14 @@ def _frozen(q: QTensor, source: Node) -> FrozenWeight:
     return FrozenWeight(of_qtensor(q, source.place), _is_dynamic(source, operator))
 
 
+_WHOLE = (
+    calibration.AbsMax(),
+    calibration.AbsMax(clipping_scale=1.0),
+    calibration.MinMax(),
+)
+"""Calibrations of activations that clip nothing, like the runtimes."""
+
+
 def _is_dynamic(source: Node, operator: QuantizedOperand) -> bool:
     other: config.Tensor = operator.other
     if not other.is_quantized:
@@ -103,12 +111,28 @@ def _is_dynamic(source: Node, operator: QuantizedOperand) -> bool:
             "ranges of the float model, from edge.calibrate; without them, activations "
             "are float, or quantized by their own range at each call"
         )
-    if not other.is_integer or np.dtype(other.grid.storage_dtype).itemsize > 1:
+    if not (other.is_integer and _has_8_bits(other.grid)):
         raise ValueError(
             f"{where} has {other.numerics!r}, and runtimes quantize activations to 8 "
-            "bits: take numerics.IntSymmetric(bits=8), or leave them in float"
+            f"bits: set fwd.{side}.numerics to numerics.IntSymmetric(bits=8), as in "
+            "config.w4a8() for weights of 4 bits, or leave activations in float, as in "
+            "config.weight_only(bits)"
+        )
+    if other.calibration not in _WHOLE:
+        raise ValueError(
+            f"{where} has ranges of {other.calibration!r}, and runtimes quantize "
+            "activations by the smallest and largest value of each call, without "
+            "clipping: take calibration.AbsMax(), leave activations in float, as in "
+            "config.weight_only(bits), or give edge.export ranges of the float model, "
+            "from edge.calibrate, whose calibration may clip"
         )
     return True
+
+
+def _has_8_bits(grid: numerics.Numerics) -> bool:
+    return (
+        isinstance(grid, numerics.IntSymmetric | numerics.IntAffine) and grid.bits == 8
+    )
 
 
 def of_qtensor(q: QTensor, place: str) -> Quantized:

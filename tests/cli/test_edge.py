@@ -229,6 +229,8 @@ def test_errors_of_files_without_ranges(folder, capsys, monkeypatch):
     (folder / "out_cfg.json").write_text(config.to_json(config.fp8()))
     text = error(capsys, *ARGV, "--config", "out_cfg.json")
     assert "weights in files are integers" in text
+    text = error(capsys, *ARGV, "--preset", "qat", "--fwd-bits", 4)
+    assert "runtimes quantize activations to 8 bits" in text and "w4a8" in text
 
 
 @pytest.mark.slow

@@ -229,6 +229,78 @@ def test_refusals(tmp_path):
     assert "which needs ranges" in _refusal(config.qat(), path, convert, rules=rules)
 
 
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        config.update(config.qat(), {"fwd.lhs.calibration": one})
+        for one in (
+            calibration.Constant(1.0),
+            calibration.AbsMax(clipping_scale=0.3),
+            calibration.Percentile(99.0),
+            calibration.MseSearch(),
+            calibration.LSQ(),
+        )
+    ]
+    + [config.lsq(8)],
+    ids=lambda cfg: type(cfg.fwd.lhs.calibration).__name__,
+)
+def test_activations_that_clip_are_refused(tmp_path, cfg):
+    message = _refusal(cfg, tmp_path / "model.onnx", convert)
+    assert f"fwd.lhs has ranges of {cfg.fwd.lhs.calibration!r}" in message
+    assert "without clipping: take calibration.AbsMax()" in message
+
+
+@pytest.mark.parametrize("bits", [4, 7])
+def test_activations_of_fewer_bits_are_refused(tmp_path, bits):
+    message = _refusal(config.qat(bits), tmp_path / "model.tflite", convert)
+    assert f"fwd.lhs has IntSymmetric(bits={bits}" in message
+    assert "set fwd.lhs.numerics to numerics.IntSymmetric(bits=8)" in message
+
+
+def test_affine_activations_are_dynamic(tmp_path):
+    affine = {
+        "fwd.lhs.numerics": numerics.IntAffine(bits=8),
+        "fwd.lhs.calibration": calibration.MinMax(),
+    }
+    model, x = Injected(config.update(config.qat(), affine)), models.normal((2, 16))
+    serving = convert(model, model.init(jax.random.key(0), x), x)
+    report = edge.export(model, serving, None, x, tmp_path / "model.onnx")
+    assert all("dynamic" in one.asked for one in report.contractions)
+    expected = model.apply(serving, x)
+    assert _decibels(_run(tmp_path / "model.onnx", x), expected) > 33
+
+
+@pytest.mark.parametrize("cfg", [config.w4a8(), config.qat(8)])
+@pytest.mark.parametrize("features, groups", [(1, 1), (2, 2)])
+def test_convolutions_that_litert_runs_as_depthwise(tmp_path, cfg, features, groups):
+    model = nn.Conv(4, (3, 3), feature_group_count=groups)
+    x = models.normal((2, 8, 8, features))
+    quantized = quantize_model(model, cfg)
+    serving = convert(quantized, model.init(jax.random.key(0), x), x)
+    report = edge.export(quantized, serving, None, x, tmp_path / "model.tflite")
+    (one,) = report.contractions
+    # LiteRT has no depthwise kernel of int4 with dynamic ranges.
+    is_float = cfg == config.w4a8()
+    assert one.runs_in.endswith("and float32") == is_float
+    expected = quantized.apply(serving, x)
+    assert _decibels(_run(tmp_path / "model.tflite", x), expected) > 33
+
+
+def test_parameters_of_bfloat16_are_refused(tmp_path):
+    model, x = nn.Dense(4), models.normal((2, 16))
+    narrow = jax.tree.map(
+        lambda v: v.astype(jnp.bfloat16), model.init(jax.random.key(0), x)
+    )
+    quantized = quantize_model(model, config.weight_only(8))
+    serving, path = convert(quantized, narrow, x), tmp_path / "model.onnx"
+    message = "cast its variables to float32, before they are converted for serving"
+    with pytest.raises(TypeError, match=message):
+        edge.export(quantized, serving, None, x, path)
+    wide = jax.tree.map(lambda v: v.astype(jnp.float32), narrow)
+    edge.export(quantized, convert(quantized, wide, x), None, x, path)
+    assert path.exists()
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".tflite"])
 def test_variables_and_samples_that_make_no_file(tmp_path, suffix):
     model, x = nn.Dense(4), models.normal((2, 16))

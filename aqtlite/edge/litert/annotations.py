@@ -17,6 +17,7 @@ from aqtlite.edge.deployed import Deployed
 from aqtlite.edge.graph import Node
 from aqtlite.edge.grid import Grid
 from aqtlite.edge.operators.arithmetic import Multiply
+from aqtlite.edge.operators.base import Operator
 from aqtlite.edge.operators.contractions import Conv2D
 from aqtlite.edge.operators.reductions import AveragePool2D
 
@@ -104,15 +105,21 @@ def _run_in_float(
         given = [lax.optimization_barrier(x) for x in given]
     for position, one in deployed.operands.get(node.outputs[0], {}).items():
         given[position] = mark(one.dequant(), one.grid)
-        # LiteRT has no such kernel of grouped convolutions with int4.
-        is_grouped = isinstance(operator, Conv2D) and operator.groups > 1
         if node.output in deployed.dynamic and (
-            one.grid.dtype == "int8" or not is_grouped
+            one.grid.dtype == "int8" or not _may_be_depthwise(operator, given[0])
         ):
             given[0] = lax.composite(lambda x, **_: x, name="quant.fake_quant")(
                 given[0], **_OWN_RANGE
             )
     return node.compute(given)
+
+
+def _may_be_depthwise(operator: Operator, x: jax.Array) -> bool:
+    """Whether LiteRT runs an operator in kernels without dynamic ranges for int4.
+
+    Those are of grouped convolutions; one of a single channel counts as depthwise.
+    """
+    return isinstance(operator, Conv2D) and (operator.groups > 1 or x.shape[-1] == 1)
 
 
 _OWN_RANGE = {
