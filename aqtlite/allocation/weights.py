@@ -10,6 +10,7 @@ from aqtlite.allocation.switched import Switched
 from aqtlite.program.planned import PlannedContraction
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
+from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Weights:
 
     weights: tuple[Weight, ...]
     other: int
-    """Bytes of all other variables."""
+    """Bytes of all other variables but statistics."""
 
     def amount(self, weight: int, candidate: int | None) -> int:
         """Returns the bytes of a weight with a candidate; in float, with None."""
         return self.weights[weight].nbytes(candidate)
 
     def total(self, chosen: Sequence[int | None]) -> int:
-        """Returns the bytes of all variables.
+        """Returns the bytes of all variables but statistics.
 
         Args:
             chosen: for each weight, the index of a candidate, or None for float.
@@ -85,9 +86,14 @@ def weights_of(switched: Switched) -> Weights:
         weights.append(Weight(tuple(places), float_bytes, tuple(sizes)))
     grouped = frozenset().union(*(read for _, read in groups))
     leaves = parameters_of(conversions.shapes_of(switched.call.args[0]))
-    others = sum(one.nbytes for one in leaves if one not in grouped)
+    others = sum(one.nbytes for one in leaves if one not in grouped and _serves(one))
     others += codes.stored_bytes(switched.call.others)
     return Weights(tuple(weights), others)
+
+
+def _serves(one: Parameter) -> bool:
+    """Whether a leaf is no statistic, which candidates gather anew if they need any."""
+    return one.path[:1] not in ((STATISTICS,), (OF_GRADIENTS,))
 
 
 def _groups(

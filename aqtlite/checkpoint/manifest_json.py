@@ -139,9 +139,7 @@ def _check_references(manifest: Manifest) -> None:
                 raise ValueError(f"{path} names an array of another node, {name!r}")
             unused.remove(name)
             stored = manifest.arrays[name]
-            if not _is_packed_as(
-                stored.packing, packing_of(stored.info, grids.get(name))
-            ):
+            if not _is_packed(stored, grids.get(name)):
                 raise ValueError(
                     f"{name}, {stored.info}, is packed as {stored.packing}"
                 )
@@ -152,14 +150,19 @@ def _check_references(manifest: Manifest) -> None:
         raise ValueError(f"no node names the array {min(unused)!r}")
 
 
-def _is_packed_as(stored: Packing | None, expected: Packing | None) -> bool:
-    """Whether a packing is the expected one, maybe along the last axis.
+def _is_packed(stored: Stored, grid: Any) -> bool:
+    """Whether an array is packed as it is today, or was once.
 
-    All were once packed along the last axis.
+    All were once packed along the last axis, and values of unsigned grids of 2 bits in
+    as many bits as their dtype has.
     """
-    if stored is None or expected is None:
-        return stored is expected
-    return stored in (expected, dataclasses.replace(expected, axis=-1))
+    expected = packing_of(stored.info, grid)
+    if stored.packing is None or expected is None:
+        return stored.packing is expected
+    several = filter(None, (expected, packing_of(stored.info)))
+    return any(
+        stored.packing in (one, dataclasses.replace(one, axis=-1)) for one in several
+    )
 
 
 def _check_axes(

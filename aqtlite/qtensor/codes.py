@@ -42,7 +42,7 @@ def code_of(dtype: Any, grid: object = None) -> Code | None:
         The code; None for values of more than 4 bits, which are stored as they are.
     """
     step = 1
-    if _is_saved_as_int4(dtype, grid):
+    if _has_other_values(dtype, grid):
         grid = None
     if isinstance(grid, Numerics) and grid.zero_point_range is not None:
         lowest, highest = grid.zero_point_range
@@ -111,7 +111,13 @@ def packed_shape(shape: tuple[int, ...], bits: int, axis: int) -> tuple[int, ...
     return (*shape[:axis], -(-shape[axis] * bits // 8), *shape[axis + 1 :])
 
 
-def _is_saved_as_int4(dtype: Any, grid: object) -> bool:
-    """True if int4 values hold the bit patterns of a grid stored as uint4."""
+def _has_other_values(dtype: Any, grid: object) -> bool:
+    """True if int4 values hold the bit patterns of a grid stored as uint4.
+
+    Patterns of 0 to 7 are the same values in both.
+    """
     stored = grid.storage_dtype if isinstance(grid, Numerics) else None
-    return dtype == jnp.int4 and stored == jnp.uint4
+    if dtype != jnp.int4 or stored != jnp.uint4:
+        return False
+    values = grid.zero_point_range if isinstance(grid, Numerics) else None
+    return values is None or values[1] > int(jnp.iinfo(jnp.int4).max)

@@ -159,6 +159,27 @@ def test_a_quantized_model_is_measured_with_its_own_statistics():
     ]
 
 
+def test_statistics_among_the_variables_are_no_bytes_of_the_model():
+    calibrated = calibrate_in_float(quantize_model(MODEL, GPTQ), VARIABLES, INPUTS)
+    nnx_model = nnx_models.Mlp(nnx.Rngs(0))
+    nnx_calibrated = aqt_nnx.quantize_model(nnx_models.Mlp(nnx.Rngs(0)), GPTQ)
+    aqt_nnx.calibrate_in_float(nnx_calibrated, INPUTS)
+
+    def found(model, variables):
+        return aqtlite.choose_bits(
+            model, variables, INPUTS, candidates={"w4": NEAREST}, budget=0.5
+        )
+
+    for before, after in (
+        (found(MODEL, VARIABLES), found(MODEL, calibrated)),
+        (found(nnx_model, None), found(nnx_calibrated, None)),
+    ):
+        assert before.budget == after.budget
+        assert [one.nbytes for one in before.uniform] == [
+            one.nbytes for one in after.uniform
+        ]
+
+
 def test_candidates_share_the_second_moments_of_their_inputs():
     def gathered(*cfgs):
         found = []

@@ -105,6 +105,23 @@ def test_it_says_the_axis_of_the_packing_unless_it_is_the_last():
         read(data)
 
 
+def test_unsigned_grids_of_two_bits_were_once_packed_as_their_dtype():
+    grid = numerics.IntAffine(bits=2)
+    node = dataclasses.replace(FROZEN, numerics=grid)
+    arrays = {**MANIFEST.arrays, "aqt/w/rhs/qvalue": stored((3, 9), "int4", grid)}
+    manifest = dataclasses.replace(
+        MANIFEST, nodes={**MANIFEST.nodes, "aqt/w/rhs": node}, arrays=arrays
+    )
+    data = json.loads(manifest_json.to_json(manifest))
+    packed = data["arrays"]["aqt/w/rhs/qvalue"]["packed"]
+    assert packed == {"bits": 2, "lowest": 0, "step": 1}
+    packed.update(bits=4, lowest=-8)
+    assert read(data).arrays["aqt/w/rhs/qvalue"].packing.bits == 4
+    packed.update(bits=4, lowest=0)
+    with pytest.raises(checkpoint.CheckpointError, match="is packed as"):
+        read(data)
+
+
 def test_its_length_is_known_before_checksums_and_noise_are():
     nothing = completed(MANIFEST, {}, {})
     known = completed(

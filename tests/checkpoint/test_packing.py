@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import aqtlite
-from aqtlite import config
+from aqtlite import calibration, config
 from aqtlite.checkpoint.arrays import ArrayInfo
 from aqtlite.checkpoint.packing import Packing, packing_of
-from aqtlite.numerics import IntSymmetric
+from aqtlite.numerics import IntAffine, IntSymmetric
 from aqtlite.qtensor.codes import stored_bytes
 from tests.common import normal
 
@@ -63,6 +63,11 @@ def test_exact(name, shape):
         (IntSymmetric(bits=4, preserve_zero=False, clip=False), None),
         (IntSymmetric(bits=5), None),
         (IntSymmetric(bits=8), None),
+        (IntAffine(bits=2), 2),
+        (IntAffine(bits=2, signed=True), 2),
+        (IntAffine(bits=3), 4),
+        (IntAffine(bits=4), 4),
+        (IntAffine(bits=8), None),
     ],
 )
 def test_widths(grid, bits):
@@ -108,6 +113,22 @@ def test_slices(grid, size):
         assert got.dtype == x.dtype
     index = (slice(None), slice(None, None, None))
     np.testing.assert_array_equal(packing.unpack_slice(packed, info_of(x), index), x)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+@pytest.mark.parametrize("narrow_range", [False, True])
+def test_unsigned_grids_of_two_bits_fill_bytes_by_four(narrow_range, dtype):
+    """Also as int4, which is what Orbax can save of uint4."""
+    tensor = config.Tensor(
+        numerics=IntAffine(bits=2, narrow_range=narrow_range),
+        calibration=calibration.MinMax(),
+    )
+    q = aqtlite.quantize(normal((5, 8)), tensor, 0)
+    x = np.asarray(q.qvalue).astype(np.int8).astype(dtype)
+    packing = packing_of(info_of(x), tensor.numerics)
+    packed = packing.pack(x)
+    assert packed.size == x.size // 4
+    np.testing.assert_array_equal(packing.unpack(packed, info_of(x)), x)
 
 
 @pytest.mark.parametrize("shape, axis", [((6, 8, 1, 1), 1), ((4, 3), 0), ((4, 6), -1)])
