@@ -7,6 +7,7 @@ that is more accurate in integers.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -217,23 +218,33 @@ def _variance(graph: Graph, node: Node) -> Iterator[Pattern]:
             axes = tuple(operator.params["axes"])
             if graph.values[producer.output].shape == graph.values[node.output].shape:
                 is_clipped = node.operator.primitive == "max"
-                fast, stable = _variances(axes, is_clipped)
-                yield Pattern(fast, _function(stable), x)
+                *written, stable = _variances(axes, is_clipped)
+                for fast in written:
+                    yield Pattern(fast, _function(stable), x)
 
 
 @functools.cache
 def _variances(
     axes: tuple[int, ...], is_clipped: bool
-) -> tuple[Callable[[jax.Array], Any], Callable[[jax.Array], Any]]:
+) -> tuple[Callable[[jax.Array], Any], ...]:
+    """The variance as Flax writes it, as ONNX files do, and by squared deviations."""
+
+    def clipped(difference: jax.Array) -> jax.Array:
+        return jnp.maximum(0.0, difference) if is_clipped else difference
+
     def fast(x: jax.Array) -> jax.Array:
         square = jnp.square(jnp.mean(x, axes))
-        difference = jnp.mean(jnp.square(x), axes) - square
-        return jnp.maximum(0.0, difference) if is_clipped else difference
+        return clipped(jnp.mean(jnp.square(x), axes) - square)
+
+    def of_products(x: jax.Array) -> jax.Array:
+        factor = np.float32(1) / np.float32(math.prod(x.shape[i] for i in axes))
+        mean = jnp.sum(x, axes) * factor
+        return clipped(jnp.sum(x * x, axes) * factor - mean * mean)
 
     def stable(x: jax.Array) -> jax.Array:
         return jnp.mean(jnp.square(x - jnp.mean(x, axes, keepdims=True)), axes)
 
-    return fast, stable
+    return fast, of_products, stable
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -242,6 +253,20 @@ def _gelu(x: jax.Array) -> jax.Array:
 
 def _gelu_of_erf(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=False)
+
+
+def _gelu_of_products(x: jax.Array) -> jax.Array:
+    """gelu by tanh as ONNX files of JAX models write it."""
+    cube = x * (x * (0.044715 * x))
+    return x * (0.5 * (1.0 + jnp.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + cube))))
+
+
+def _softmax_of_reshapes(x: jax.Array, axis: int) -> jax.Array:
+    """softmax as ONNX files of JAX models write it."""
+    kept = [1 if i == axis else size for i, size in enumerate(x.shape)]
+    largest = jnp.maximum(-jnp.inf, jnp.max(x, axis))
+    exponentials = jnp.exp(x - largest.reshape(kept))
+    return exponentials / jnp.sum(exponentials, axis).reshape(kept)
 
 
 def _elu(x: jax.Array) -> jax.Array:
@@ -255,6 +280,7 @@ def _softplus(x: jax.Array) -> jax.Array:
 _GELU = _operator(Unary("gelu"))
 _PATTERNS: tuple[tuple[str, Candidates], ...] = (
     ("mul", _elementwise(_gelu, _GELU)),
+    ("mul", _elementwise(_gelu_of_products, _GELU)),
     # Differs by at most 4.8e-4 from the approximation by tanh, which runtimes have.
     ("mul", _elementwise(_gelu_of_erf, _GELU)),
     ("mul", _elementwise(jax.nn.hard_swish, _operator(Unary("hard_swish")))),
@@ -262,6 +288,7 @@ _PATTERNS: tuple[tuple[str, Candidates], ...] = (
     ("select_n", _elementwise(jax.nn.elu, _function(_elu))),
     ("select_n", _elementwise(jax.nn.softplus, _function(_softplus))),
     ("div", _over_an_axis(jax.nn.softmax, Softmax())),
+    ("div", _over_an_axis(_softmax_of_reshapes, Softmax())),
     ("sub", _over_an_axis(jax.nn.log_softmax, LogSoftmax())),
     ("sub", _variance),
     ("max", _variance),

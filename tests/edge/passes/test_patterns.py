@@ -15,10 +15,24 @@ def _names(function, *shape: int) -> list[str]:
     return [n.operator.name for n in made.graph.nodes if n.output not in made.static]
 
 
+def _gelu_in_a_file(x):
+    """As an ONNX file of a JAX model has it."""
+    cube = x * (x * (np.float32(0.044715) * x))
+    return x * (0.5 * (1.0 + jnp.tanh(np.float32(0.7978845608) * (x + cube))))
+
+
+def _softmax_in_a_file(x):
+    largest = jnp.maximum(-jnp.inf, jnp.max(x, 1)).reshape(-1, 1)
+    exponentials = jnp.exp(x - largest)
+    return exponentials / jnp.sum(exponentials, 1).reshape(-1, 1)
+
+
 @pytest.mark.parametrize(
     "function, name",
     [
         (nn.gelu, "gelu"),
+        (_gelu_in_a_file, "gelu"),
+        (_softmax_in_a_file, "softmax"),
         (lambda x: nn.gelu(x, approximate=False), "gelu"),
         (jax.jit(nn.gelu), "gelu"),
         (jax.checkpoint(nn.gelu), "gelu"),
@@ -56,3 +70,17 @@ def test_variances_are_means_of_squared_deviations():
     np.testing.assert_allclose(
         made.result(values), model.apply({}, x), rtol=1e-3, atol=1e-3
     )
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+def test_variances_by_products_with_one_over_the_number(is_clipped):
+    def variance(x):
+        mean = jnp.sum(x, 1) * np.float32(1 / 12)
+        difference = jnp.sum(x * x, 1) * np.float32(1 / 12) - mean * mean
+        return jnp.maximum(0.0, difference) if is_clipped else difference
+
+    assert _names(variance, 4, 12) == ["mean", "reshape", "sub", "mul", "mean"]
+    x = models.normal((4, 12))
+    made = program.make(lambda _, x: variance(x), (), (x,))
+    values = made.graph.evaluate(made.bind((), (x,)), lambda n, i: n.compute(i))
+    np.testing.assert_allclose(made.result(values), x.var(1), rtol=1e-5)
