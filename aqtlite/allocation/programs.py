@@ -1,6 +1,7 @@
 """The compiled programs of a subject, with a switch for each contraction."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -171,12 +172,12 @@ class Programs:
             for name, one in rules.items()
         }
         self._check(plans)
-        switches = self._switches(plans)
+        switches = self._switches(plans, inputs)
         run = jax.jit(self._function(call, traced, switches))
         gather = jax.jit(functools.partial(gathering.after, switches, traced))
         return Switched(call, traced, plans, tuple(switches), run, gather)
 
-    def _switches(self, plans: Mapping[str, Plan]) -> list[Switch]:
+    def _switches(self, plans: Mapping[str, Plan], inputs: Any) -> list[Switch]:
         """Returns the contractions to switch, of which there are some."""
         columns = zip(*(plan.contractions for plan in plans.values()), strict=True)
         quantized = [
@@ -186,6 +187,7 @@ class Programs:
             and (self._operands == "any" or forms[0].reads_weight)
         ]
         if not quantized:
+            batches_lib.check_not_empty(inputs)
             raise ValueError(NO_WEIGHT)
         found = []
         for one in quantized:
@@ -247,7 +249,7 @@ class Programs:
             pairs = zip(switches, replacements, strict=True)
             squares = [one.squares(aux[location]) for one, location in pairs]
             signals, noises = zip(*squares, strict=True)
-            loss = None if self._loss is None else _scalar(self._loss(out, *batch))
+            loss = None if self._loss is None else _loss_of(self._loss, out, batch)
             return Pass(loss, _floats(out), jnp.stack(signals), jnp.stack(noises))
 
         return switched
@@ -282,8 +284,19 @@ def _kind(switch: Switch) -> Any:
     return switch.path, switch.is_quantized
 
 
-def _scalar(loss: Any) -> jax.Array:
-    value = jnp.asarray(loss)
+def _loss_of(
+    loss: Callable[..., Any], outputs: Any, batch: tuple[Any, ...]
+) -> jax.Array:
+    try:
+        inspect.signature(loss).bind(outputs, *batch)
+    except ValueError:
+        pass  # Not every built-in function has a signature.
+    except TypeError as error:
+        raise TypeError(
+            "loss is called with the outputs of the model and all items of a batch, "
+            f"loss(outputs, *batch), here {1 + len(batch)} arguments: {error}"
+        ) from error
+    value = jnp.asarray(loss(outputs, *batch))
     if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
             "loss(outputs, *batch) must return a scalar float, got "

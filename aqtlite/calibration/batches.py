@@ -4,12 +4,26 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
+
 from aqtlite import errors
+
+
+class NothingGathers(ValueError):
+    """The calibrations of a model need no statistics."""
+
 
 _WANTED = (
     "batches must be an iterable of batches, each a tuple of positional arguments or a "
     "single one"
 )
+
+
+_OF_BRANCHES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""Errors of models that need the value of an array."""
 
 
 def check(batches: Any) -> Iterable[Any]:
@@ -57,22 +71,57 @@ def args_of(batch: Any) -> tuple[Any, ...]:
     return batch if type(batch) is tuple else (batch,)
 
 
+def check_not_empty(batch: Any) -> None:
+    """Checks that no array of a batch from which nothing came has an axis of size 0.
+
+    Raises:
+        ValueError: if one has: contractions without elements stay in float.
+    """
+    for x in jax.tree.leaves(batch):
+        if 0 in getattr(x, "shape", ()):
+            raise ValueError(
+                "there is nothing to quantize, and a batch holds "
+                f"{errors.brief(x)}, which has an axis of size 0: contractions without "
+                "elements stay in float. Give batches with examples"
+            )
+
+
+def check_gathers(gathered: Any, batch: Any) -> None:
+    """Checks that the first batch of a calibration made a model gather statistics.
+
+    Raises:
+        ValueError: if there are none, because the batch has an axis of size 0.
+        NothingGathers: if there are none, for any batch.
+    """
+    if gathered:
+        return
+    check_not_empty(batch)
+    raise NothingGathers(
+        "no calibration of the model gathers statistics: convert it without, or "
+        "give the config one that does, such as calibration.MeanOverBatches(), "
+        "in fwd.lhs.calibration"
+    )
+
+
 @contextlib.contextmanager
 def called_with(batch: Any) -> Iterator[None]:
-    """Explains errors of a call with a batch whose keys are names of arguments.
+    """Explains errors of a call with a batch that does not fit the model.
 
-    A mapping is a single argument, which some models take.
+    A mapping is a single argument, which some models take. A Python value is an array
+    to a compiled call, on which a model cannot branch.
 
     Args:
         batch: the batch of the call inside the context.
 
     Raises:
-        TypeError: if the call raises, and the batch is a mapping.
+        TypeError: if the call raises, and the batch is a mapping; or if the call
+            branches on a traced value, and the batch holds Python values.
     """
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         if not isinstance(batch, Mapping):
+            _check_values(batch, error)
             raise
         names = [str(name) for name in batch]
         raise TypeError(
@@ -80,4 +129,16 @@ def called_with(batch: Any) -> Iterator[None]:
             f"given a {type(batch).__name__} of {', '.join(names)} as one argument. It "
             f"raised {type(error).__name__}: {error}. If the keys are names of "
             f"arguments, write ({''.join(f'batch[{name!r}], ' for name in names)})"
+        ) from error
+
+
+def _check_values(batch: Any, error: Exception) -> None:
+    """Raises TypeError if an error may be due to a Python value in a batch."""
+    values = [x for x in jax.tree.leaves(batch) if isinstance(x, bool | int)]
+    if values and isinstance(error, _OF_BRANCHES):
+        raise TypeError(
+            f"a batch holds {', '.join(map(repr, values))}, which the compiled call "
+            "takes as an array, and the model needs the value of an array, as to "
+            "branch on it. Give what is no array as a keyword argument, such as "
+            "calibrate_in_float(model, variables, [x], train=True)"
         ) from error

@@ -1,8 +1,10 @@
 """The command ``aqtlite convert``."""
 
 import argparse
+import functools
 
 from aqtlite import checkpoint
+from aqtlite.calibration.batches import NothingGathers
 from aqtlite.checkpoint.report import table
 from aqtlite.cli import factory, output
 from aqtlite.cli.configs import config_of
@@ -19,21 +21,32 @@ def run(args: argparse.Namespace) -> None:
     examples = None
     if args.calibrate is not None:
         examples = Examples(args.calibrate, sample_args, args.batch_size)
+    converted = functools.partial(
+        checkpoint.convert_checkpoint,
+        args.source,
+        args.target,
+        model,
+        *sample_args,
+        sample_kwargs=sample_kwargs,
+        subtree=args.subtree,
+        keep_float=args.keep_float,
+        allow_nonfinite=args.allow_nonfinite,
+        overwrite=args.overwrite,
+        dry_run=args.dry_run,
+        console=output.messages(),
+    )
     try:
-        report = checkpoint.convert_checkpoint(
-            args.source,
-            args.target,
-            model,
-            *sample_args,
-            sample_kwargs=sample_kwargs,
-            subtree=args.subtree,
-            calibrate=examples,
-            keep_float=args.keep_float,
-            allow_nonfinite=args.allow_nonfinite,
-            overwrite=args.overwrite,
-            dry_run=args.dry_run,
-            console=output.messages(),
-        )
+        try:
+            report = converted(calibrate=examples)
+        except NothingGathers:
+            if args.rules is None:
+                raise
+            # Of chosen rules, nobody knows beforehand whether they need statistics.
+            output.messages().print(
+                f"{args.rules} needs no statistics: --calibrate was not needed",
+                soft_wrap=True,
+            )
+            report = converted()
     except (ValueError, TypeError) as error:
         if isinstance(error, UserError):
             raise

@@ -329,6 +329,13 @@ def test_there_has_to_be_a_weight():
         choose(batches=[])
 
 
+def test_a_batch_without_rows():
+    with pytest.raises(
+        ValueError, match=r"float32\[0,8\], which has an axis of size 0"
+    ):
+        choose(MODEL, VARIABLES, [X[:0]], budget=0.5)
+
+
 def test_a_candidate_that_a_contraction_does_not_take_is_named():
     blocks = config.update(INT4, {"fwd.rhs.blocks": config.Blocks(size=16)})
     with pytest.raises(

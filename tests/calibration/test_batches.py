@@ -7,7 +7,7 @@ from flax import nnx
 
 import aqtlite.flax.nnx
 from aqtlite import config, edge
-from aqtlite.flax import AqtDotGeneral, calibrate
+from aqtlite.flax import AqtDotGeneral, calibrate, quantize_model
 from tests.common import normal
 from tests.flax.support import init
 
@@ -83,3 +83,31 @@ def test_an_iterator_and_a_sequence(run):
 
     run(iter([X]))
     run(Sequence())
+
+
+def linen_by_rules(batches):
+    model = nn.Dense(4)
+    calibrate(quantize_model(model, STATIC), init(model, X), batches)
+
+
+@pytest.mark.parametrize("run", [linen_by_rules, of_nnx])
+def test_a_batch_without_rows(run):
+    with pytest.raises(
+        ValueError, match=r"float32\[0,8\], which has an axis of size 0"
+    ):
+        run([X[:0]])
+
+
+class Branching(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        dot_general = AqtDotGeneral(STATIC)
+        return nn.Dense(4, dot_general=dot_general)(2 * x if train else x)
+
+
+def test_a_value_to_branch_on_is_a_keyword_argument():
+    model = Branching()
+    variables = init(model, X)
+    with pytest.raises(TypeError, match="^a batch holds True, .* as a keyword arg"):
+        calibrate(model, variables, [(X, True)])
+    assert calibrate(model, variables, [X], train=True)

@@ -47,6 +47,9 @@ def loss(outputs, x, labels):
 
 def unreduced(outputs, x, labels):
     return outputs
+
+def without_inputs(outputs, labels):
+    return jnp.mean(outputs)
 """
 
 CANDIDATES = ["--candidates", "weight_only=4", "fully_quantized"]
@@ -98,8 +101,12 @@ def test_it_writes_rules_that_other_commands_take(made, choose, tmp_path, capsys
     planned = [config.from_json(json.dumps(row["cfg"])) for row in rows]
     assert planned == [rule.cfg or config.unquantized() for rule in found]
     target = str(tmp_path / "serving")
-    converted = cli.main(["convert", str(made / "float.msgpack"), target, *model])
-    assert converted == 0
+    source, data = str(made / "float.msgpack"), str(made / "data.npz")
+    assert cli.main(["convert", source, target, *model]) == 0
+    capsys.readouterr()
+    target, needless = str(tmp_path / "again"), ["--calibrate", data]
+    assert cli.main(["convert", source, target, *model, *needless]) == 0
+    assert "needs no statistics: --calibrate was not needed" in capsys.readouterr().err
 
 
 def test_candidates_with_statistics_are_measured_and_converted(
@@ -149,6 +156,14 @@ def test_a_loss_takes_the_arrays_behind_those_of_the_model(made, choose):
     code, _, err = choose(*options, data="labelled.npz")
     assert code == 2
     assert "holds 2 arrays (arr_0, arr_1), and the model takes 1" in err
+
+
+def test_a_loss_takes_the_arrays_of_the_model_too(made, choose):
+    place = f"{made / 'chosen_models.py'}:without_inputs"
+    options = [*CANDIDATES, "--budget", "0.4", "--loss", place]
+    code, _, err = choose(*options, data="labelled.npz")
+    assert code == 2
+    assert "loss is called with the outputs of the model and all items" in err
 
 
 def test_nnx_models_and_configs_of_files(choose, tmp_path):

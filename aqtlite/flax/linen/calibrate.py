@@ -149,15 +149,10 @@ def _calibrated(
         args = batches_lib.args_of(batch)
         with batches_lib.called_with(batch), given_variables.checked(variables):
             gathered = updated(gathered, others, args)
+        batches_lib.check_gathers(gathered, batch)
         count += 1
     if not count:
         raise ValueError("calibrate was given no batch")
-    if not gathered:
-        raise ValueError(
-            "no calibration of the model gathers statistics: convert it without, or "
-            "give the config one that does, such as calibration.MeanOverBatches(), "
-            "in fwd.lhs.calibration"
-        )
     logging.info("calibrated with %d batches", count)
     return {**others, **gathered}
 

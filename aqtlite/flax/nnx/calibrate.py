@@ -123,12 +123,7 @@ def _calibrate(
         if gathered is None:
             with batches_lib.called_with(batch):
                 init_state(quantized, *args, method=method, **kwargs)
-            if not quantized.aqt.statistics:
-                raise ValueError(
-                    "no calibration of the model gathers statistics: convert it "
-                    "without, or give the config one that does, such as "
-                    "calibration.MeanOverBatches(), in fwd.lhs.calibration"
-                )
+            batches_lib.check_gathers(quantized.aqt.statistics, batch)
             gathered = shared_moments.fresh(state_of(quantized)[STATISTICS])
         gathered = updated(gathered, *nnx.split((quantized, args), graph=True))
         set_statistics(quantized, gathered)
