@@ -1,104 +1,122 @@
-"""Estimate the cost of the MLP block on a TPU from the program that XLA compiles.
+"""Estimate the cost of programs on a TPU from what XLA compiles for it.
 
     pip install libtpu
-    python -m benchmarks.tpu_estimate [--topology v5e:2x2]
+    python -m benchmarks.tpu_estimate [--topology v5e:2x2] [--only serving decoding]
 
-Compiles the training step of the block at width 4096 with 8192 tokens and prints, for
-each contestant, XLA's estimate of the kernels' cycles, the bytes that the kernels read
-and write, and the temporary memory of the step. No TPU is needed, because nothing is
-run: these are estimates, not measurements. Topologies have the names of
-`jax.experimental.topologies`, such as ``v5p:2x2x1``.
+Compiles the cases that `python -m benchmarks.gpu` measures on GPUs: training steps,
+layers and tokens in serving, attention and convolutions. Prints, for each contestant,
+XLA's estimate of the kernels' cycles, the bytes that the kernels read and write, the
+time that these bytes take at the bandwidth of the memory, and the temporary memory. No
+TPU is needed, because nothing is run: these are estimates, not measurements. Topologies
+have the names of `jax.experimental.topologies`, such as ``v5p:2x2x1``.
+
+The estimate leaves out how often loops run. Programs with loops are marked, and their
+cycles and bytes are those of a single round of each loop.
 """
 
 import argparse
-import dataclasses
-import functools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import rich.box
 from jax.experimental import topologies
 from rich.table import Table
 
 from aqtlite.lowering import processor
-from benchmarks.harness import contestants, phases, tables
-from benchmarks.harness.contestants import Contestant
-from benchmarks.workloads import mlp
+from benchmarks.gpu import cases
+from benchmarks.gpu.measuring import Program
+from benchmarks.harness import tables
 
-WIDTH, TOKENS = 4096, 8192
-NAMES = (
-    contestants.BFLOAT16,
-    contestants.AQTP,
-    contestants.QWIX_STOCHASTIC,
-    contestants.AQTLITE,
-)
+BANDWIDTH = {
+    "TPU v5 lite": 819e9,
+    "TPU v5": 2765e9,
+    "TPU v6 lite": 1640e9,
+}
+"""Bytes per second of the memory of a chip (Google Cloud, "TPU versions")."""
+
+NAMES = tuple(name for name, _ in cases.CASES)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Parser of the command line."""
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks.tpu_estimate", description=__doc__.splitlines()[0]
+    )
+    result.add_argument("--topology", default="v5e:2x2")
+    result.add_argument(
+        "--only",
+        nargs="+",
+        choices=NAMES,
+        default=["training step"],
+        help="the cases (default: training step)",
+    )
+    result.add_argument(
+        "--small", action="store_true", help="compile the cases at a tiny size"
+    )
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile for the first chip of the topology, and print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tpu_estimate", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--topology", default="v5e:2x2")
-    asked = parser.parse_args(arguments)
+    """Compile for the first chip of the topology, and print a table of each case."""
+    asked = parser().parse_args(arguments)
     try:
         chip = topologies.get_topology_desc(asked.topology, platform="tpu").devices[0]
     except (RuntimeError, NotImplementedError) as error:
         sys.exit(f"no topology {asked.topology!r} (pip install libtpu): {error}")
-
     console = tables.console()
+    for name, make in cases.CASES:
+        if name in asked.only:
+            for case, programs in make(quick=asked.small):
+                title = ", ".join(f"{key} {value}" for key, value in case.items())
+                drawn = estimates(
+                    f"{chip.device_kind}, {name}: {title}", programs, chip
+                )
+                drawn.box = (
+                    rich.box.SIMPLE if console.is_terminal else rich.box.MARKDOWN
+                )
+                console.print(drawn)
+
+
+def estimates(title: str, programs: Mapping[str, Program], chip: jax.Device) -> Table:
+    """Table of the programs of a case, each beside the first one."""
     drawn = Table(
-        "", "cycles, 10^6", "relative", "traffic, GB", "temporary, MB",
-        title=f"{chip.device_kind}: width {WIDTH}, {TOKENS} tokens, forward + backward",
-        box=rich.box.SIMPLE if console.is_terminal else rich.box.MARKDOWN,
+        "", "cycles, 10^6", "relative", "traffic, GB", "at full bandwidth, ms",
+        "temporary, MB", title=title,
     )  # fmt: skip
     first = None
-    compared = contestants.select(NAMES)
-    compared.insert(1, cast_once(compared[0]))
-    for contestant in compared:
-        compiled = compile_step(contestant, chip)
-        cycles = estimated_cycles(compiled.as_text())
+    for name, program in programs.items():
+        compiled = compile_for(program, chip)
+        text = compiled.as_text()
+        cycles = estimated_cycles(text)
         first = first or cycles
         traffic = compiled.cost_analysis()["bytes accessed"]
-        temporary = compiled.memory_analysis().temp_size_in_bytes
+        bandwidth = BANDWIDTH.get(chip.device_kind)
         drawn.add_row(
-            contestant.name,
-            f"{cycles / 1e6:.1f}",
+            f"{name} (loops)" if " while(" in text else name,
+            f"{cycles / 1e6:.3g}",
             f"{cycles / first:.2f} x",
-            f"{traffic / 1e9:.1f}",
-            f"{temporary / 1e6:.0f}",
+            f"{traffic / 1e9:.2f}",
+            f"{1e3 * traffic / bandwidth:.2f}" if bandwidth else "",
+            f"{compiled.memory_analysis().temp_size_in_bytes / 1e6:.0f}",
         )
-    console.print(drawn)
+    return drawn
 
 
-def cast_once(contestant: Contestant) -> Contestant:
-    """The contestant with operands in memory, where XLA casts them in each product."""
-
-    def dot_general(lhs: Any, rhs: Any, dims: Any) -> jax.Array:
-        return contestant.dot_general(*jax.lax.optimization_barrier((lhs, rhs)), dims)
-
-    name = f"{contestant.name}, cast once"
-    return dataclasses.replace(contestant, name=name, dot_general=dot_general)
-
-
-def compile_step(contestant: Contestant, chip: jax.Device) -> Any:
-    """Training step of the block, compiled for a device."""
+def compile_for(program: Program, chip: jax.Device) -> Any:
+    """The program, compiled for a device that need not be there."""
     sharding = jax.sharding.SingleDeviceSharding(chip)
-    arguments = [
-        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-        for shape in ((TOKENS, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
-    ]
-    step = phases.forward_and_backward(functools.partial(mlp.block, contestant))
-    gradient = arguments[0]
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        program.arguments,
+    )
     # Programs are lowered for the TPU of this process, which has none.
     reads_rows = chip.device_kind in processor.TPUS_THAT_READ_ROWS
     with mock.patch.object(processor, "tpu_reads_rows", lambda: reads_rows):
-        return jax.jit(step).lower(gradient, *arguments).compile()
+        return jax.jit(program.function).lower(*arguments).compile()
 
 
 def estimated_cycles(program: str) -> int:

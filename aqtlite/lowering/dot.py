@@ -57,9 +57,9 @@ class Dot(Contraction):
         # Padding and reshaping would need shardings of their own.
         is_whole = target.partitions == 1 and self.out_sharding is None
         if target.platform == "tpu" and lhs.dtype == rhs.dtype:
-            if _is_float(lhs) or not is_whole:
+            if not is_whole:
                 return self._plain(lhs, rhs, precision)
-            return tpu.dot(lhs, rhs, self.dims, target)
+            return tpu.dot(lhs, rhs, self.dims, target, precision)
         if _is_float(lhs) or target.platform == "tpu" or not is_whole:
             return self.anywhere(lhs, rhs, precision)
         if target.is_gpu:
@@ -193,12 +193,13 @@ class Dot(Contraction):
 
     def _is_plain(self, lhs: jax.Array, rhs: jax.Array) -> bool:
         """Returns True if every target takes the plain form."""
+        shapes = lhs.shape, rhs.shape
         if _is_float(lhs):
-            return cpu.sums_halves(lhs, rhs, self.dims)
+            is_fast = tpu.is_plain(shapes, lhs.dtype, self.dims)
+            return cpu.sums_halves(lhs, rhs, self.dims) and is_fast
         if jnp.int4 in (lhs.dtype, rhs.dtype):
             return False
-        shapes = lhs.shape, rhs.shape, self.dims
-        is_fast = cpu.is_fast(*shapes) and gpu.is_plain(*shapes)
+        is_fast = cpu.is_fast(*shapes, self.dims) and gpu.is_plain(*shapes, self.dims)
         return is_fast or self.out_sharding is not None
 
     def _unordered(self) -> "Dot":

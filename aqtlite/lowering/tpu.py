@@ -1,16 +1,24 @@
-"""int8 contractions in the layout that TPU matrix units take at their full rate.
+"""Contractions in the layouts and sizes that TPU matrix units take at their full rate.
 
 On v5e and v5p, XLA multiplies int8 at twice the rate of bfloat16 if the contracting
 axis of lhs is contiguous, and at bfloat16's rate if it is not, as in drhs, which
 contracts the rows of both operands. Written transposed, lhs costs less than that where
-there are enough columns to multiply it with. v4, v6e and v7 gain nothing. (XLA's
-estimates of cycles, of programs compiled by libtpu 0.0.42: ``python -m
+there are enough columns to multiply it with. v4, v6e and v7 gain nothing.
+
+XLA computes the product of a single row with a matrix in the vector unit, and that of
+two rows in the matrix units. For 4096 x 4096 int8 weights, it expects 203,299 and 9,955
+cycles on v5e, 127,297 and 13,732 on v6e. A row by a large matrix is therefore padded.
+
+(XLA's estimates of cycles, of programs compiled by libtpu 0.0.42: ``python -m
 benchmarks.tpu_estimate``.)
 """
 
 import math
 
 import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
 
 from aqtlite.lowering import layouts, plain, processor
 from aqtlite.lowering.target import Target
@@ -20,16 +28,82 @@ from aqtlite.shapes import dimension_numbers as dn
 _PRODUCTS = 1024
 _COLUMNS = 2048
 
+# Least number of weights with which a row is padded, and the number of rows then.
+_WEIGHTS = 2**18
+_ROWS = 8
+
+
+def is_plain(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: DTypeLike,
+    dims: dn.DimensionNumbers,
+) -> bool:
+    """Returns True if `dot` does not pad the operands."""
+    # The matrix units would round a wider float to bfloat16.
+    is_wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > 16
+    return is_wide or _single_row(shapes, dims) is None
+
 
 def dot(
-    lhs: jax.Array, rhs: jax.Array, dims: dn.DimensionNumbers, target: Target
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: dn.DimensionNumbers,
+    target: Target,
+    precision: lax.PrecisionLike = None,
 ) -> jax.Array:
-    """Contracts integers to int32, lhs written transposed where that is faster."""
+    """Contracts integers to int32 and floats to float32, in the faster form."""
+    shapes = lhs.shape, rhs.shape
+    if not is_plain(shapes, lhs.dtype, dims):
+        return _of_rows(lhs, rhs, dims, precision)
+    if jnp.issubdtype(lhs.dtype, jnp.floating):
+        return plain.dot(lhs, rhs, dims, precision=precision)
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    pays = _is_large(lhs.shape, rhs.shape, dims) and processor.tpu_reads_rows()
+    pays = _is_large(*shapes, dims) and processor.tpu_reads_rows()
     if pays and target.takes_layouts:
         lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
     return plain.dot(lhs, rhs, ((lhs_ca, rhs_ca), (lhs_ba, rhs_ba)))
+
+
+def _of_rows(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: dn.DimensionNumbers,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Contracts a single row as the first of several."""
+    of_lhs = _single_row((lhs.shape, rhs.shape), dims) == 0
+    if of_lhs:
+        lhs = _with_rows(lhs, dims[0][0])
+    else:
+        rhs = _with_rows(rhs, dims[0][1])
+    out = plain.dot(lhs, rhs, dims, precision=precision)
+    rank = lhs.ndim - len(dims[0][0])
+    return lax.slice_in_dim(out, 0, 1, axis=rank - 1 if of_lhs else out.ndim - 1)
+
+
+def _with_rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:
+    """Appends rows of zeros to a single row."""
+    axis = dn.remaining_axes(x.ndim, contracting, ())[-1]
+    # Without the barrier, XLA takes them away again.
+    return lax.optimization_barrier(plain.with_zeros(x, axis, _ROWS - 1))
+
+
+def _single_row(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], dims: dn.DimensionNumbers
+) -> int | None:
+    """Returns the side (0, 1) with a single row, if the other is a large matrix."""
+    contracting, (batch, _) = dims
+    if batch:
+        return None
+    for side, (shape, other) in enumerate((shapes, shapes[::-1])):
+        axes = dn.remaining_axes(len(shape), contracting[side], ())
+        is_known = all(isinstance(size, int) for size in (*shape, *other))
+        is_row = bool(axes) and all(shape[axis] == 1 for axis in axes)
+        if is_known and is_row and math.prod(other) >= _WEIGHTS:
+            products = math.prod(other[axis] for axis in contracting[1 - side])
+            if products < math.prod(other):
+                return side
+    return None
 
 
 def _is_large(

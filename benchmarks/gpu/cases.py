@@ -1,4 +1,4 @@
-"""The cases measured on a GPU, in the order of importance.
+"""The cases measured on a GPU and compiled for TPUs, in the order of importance.
 
 Activations are bfloat16. Training casts float32 weights in the step; serving uses
 weights in their stored dtype.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aqtlite.lowering import Target, processor, tpu
+from aqtlite.lowering.dot import Dot
 from tests.lowering.dots import integer_dot
 from tests.lowering.test_gpu import lowered
 
@@ -71,3 +72,55 @@ def test_the_sums_are_those_of_the_plain_form():
     target = Target("tpu", partitions=1)
     found = jax.jit(lambda *xs: tpu.dot(*xs, dims, target))(lhs, rhs)
     np.testing.assert_array_equal(found, np.einsum("bki,bkj->bij", lhs, rhs, dtype=int))
+
+
+COLUMN = (((1,), (0,)), ((), ()))
+
+
+@pytest.mark.parametrize(
+    "lhs, rhs, dims",
+    [
+        ((1, 512), (512, 512), COLUMN),
+        ((1, 1, 512), (512, 4, 128), (((2,), (0,)), ((), ()))),
+        ((512, 4, 128), (1, 512), (((0,), (1,)), ((), ()))),
+    ],
+    ids=["row", "token", "exchanged"],
+)
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int4, jnp.bfloat16])
+def test_a_row_by_a_large_matrix_is_padded(dtype, lhs, rhs, dims):
+    def dot(*operands):
+        return Dot(dims, len(lhs), len(rhs)).sums(*operands)
+
+    given = (jax.ShapeDtypeStruct(shape, dtype) for shape in (lhs, rhs))
+    found = lowered(dot, *given, platform="tpu")
+    assert "stablehlo.pad" in found and "optimization_barrier" in found
+    rng = np.random.default_rng(0)
+    # XLA:CPU does not contract int4.
+    of_cpus = jnp.int8 if dtype == jnp.int4 else dtype
+    a, b = (
+        jnp.asarray(rng.integers(-7, 8, shape, np.int8)).astype(of_cpus)
+        for shape in (lhs, rhs)
+    )
+    target = Target("tpu", partitions=1)
+    got = jax.jit(lambda *xs: tpu.dot(*xs, dims, target))(a, b)
+    wanted = np.tensordot(*(np.asarray(x, np.int32) for x in (a, b)), axes=dims[0])
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "lhs, rhs, dims, dtype",
+    [
+        ((2, 512), (512, 512), COLUMN, jnp.int8),
+        ((1, 256), (256, 512), COLUMN, jnp.int8),
+        ((1, 2**18), (2**18, 1), COLUMN, jnp.int8),
+        ((4, 1, 512), (4, 512, 512), (((2,), (1,)), ((0,), (0,))), jnp.int8),
+        ((1, 512), (512, 512), COLUMN, jnp.float32),
+    ],
+    ids=["rows", "small", "column", "batched", "float32"],
+)
+def test_other_rows_stay_as_they_are(lhs, rhs, dims, dtype):
+    def dot(*operands):
+        return Dot(dims, len(lhs), len(rhs)).sums(*operands)
+
+    given = (jax.ShapeDtypeStruct(shape, dtype) for shape in (lhs, rhs))
+    assert "stablehlo.pad" not in lowered(dot, *given, platform="tpu")
