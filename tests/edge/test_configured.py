@@ -238,7 +238,6 @@ def test_refusals(tmp_path):
             calibration.AbsMax(clipping_scale=0.3),
             calibration.Percentile(99.0),
             calibration.MseSearch(),
-            calibration.LSQ(),
         )
     ]
     + [config.lsq(8)],
