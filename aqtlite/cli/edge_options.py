@@ -57,6 +57,12 @@ EXAMPLES = """\
     --interface uint8
 """
 
+# Before Python 3.13, argparse writes alternatives in one line, however long.
+_USAGE = """\
+%(prog)s [options] --model MODULE:FACTORY
+                    (--calibrate FILE.npz | --ranges FILE.json |
+                     --preset NAME | --config FILE.json) SOURCE TARGET"""
+
 PRESETS = ("weight_only", "qat", "w4a8")
 """Presets of files without ranges."""
 
@@ -65,6 +71,7 @@ CALIBRATIONS = "max, mean, average[=DECAY], percentile=PERCENTAGE or mse"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``aqtlite edge``."""
+    parser.usage = _USAGE
     shared_options.add_path(parser, "source", metavar="SOURCE")
     shared_options.add_path(parser, "target", metavar="TARGET")
     required = shared_options.add_model(parser)
