@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
+from aqtlite import config
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.jaxpr import biases, rewriting
 from aqtlite.jaxpr.replacement import Location, Replacement
@@ -109,7 +110,7 @@ def mean_errors(
         bias = biases.find(closed, one.site.location)
         if bias is None or bias.input not in every or len(weights) != 1:
             continue
-        _check_is_plain(one)
+        check_is_plain("weight", one.path, one.cfg.fwd)
         ((side, weight),) = weights.items()
         function = _measuring(one, one.index(side), weight.qtensor, bias)
         replacement = Replacement(function, has_aux=True)
@@ -157,12 +158,21 @@ def _measuring(
     return function
 
 
-def _check_is_plain(one: PlannedContraction) -> None:
-    fwd = one.cfg.fwd
+def check_is_plain(what: str, path: str, fwd: config.DotGeneralRaw) -> None:
+    """Checks that the frozen values of a weight are those of the float one, rounded.
+
+    Args:
+        what: what the weight is, for the message: "weight" or "kernel".
+        path: path of the contraction or layer.
+        fwd: config of the contraction.
+
+    Raises:
+        ValueError: if it is smoothed or rotated.
+    """
     if fwd.smoothing is not None or fwd.rotation is not None:
         raise ValueError(
-            f"the weight of {one.path!r} is smoothed or rotated, and its frozen values "
-            "are not those of the float weight: correct_biases takes configs without "
+            f"the {what} of {path!r} is smoothed or rotated, and its frozen values "
+            f"are not those of the float {what}: correct_biases takes configs without "
             "fwd.smoothing and fwd.rotation"
         )
 

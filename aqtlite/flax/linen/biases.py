@@ -11,6 +11,7 @@ from flax import linen as nn
 from aqtlite.calibration import batches as batches_lib
 from aqtlite.flax.linen import caller, given_variables
 from aqtlite.flax.linen.quantize_model import Model, QuantizedModel, check_model
+from aqtlite.program.biases import check_is_plain
 from aqtlite.program.serving import statistics_uses
 from aqtlite.program.serving.frozen_record import COLLECTION, RECORD, FrozenRecord
 from aqtlite.qtensor.qtensor import QTensor
@@ -108,13 +109,7 @@ def _frozen_kernels(serving: Mapping[str, Any]) -> dict[Path, QTensor]:
         if not isinstance(entry, dict) or RECORD not in entry:
             continue
         record: FrozenRecord = entry[RECORD]
-        fwd = record.cfg.fwd
-        if fwd.smoothing is not None or fwd.rotation is not None:
-            raise ValueError(
-                f"the kernel of {'/'.join(path)!r} is smoothed or rotated, and its "
-                "frozen values are not those of the float kernel: correct_biases takes "
-                "configs without fwd.smoothing and fwd.rotation"
-            )
+        check_is_plain("kernel", "/".join(path), record.cfg.fwd)
         found[path] = entry[record.operand.side].in_own_order()
     if not found:
         raise ValueError(
