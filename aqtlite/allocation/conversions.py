@@ -4,9 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from aqtlite.allocation import gathering
 from aqtlite.allocation.gathering import Gathered
 from aqtlite.allocation.switched import Switched
@@ -14,7 +11,7 @@ from aqtlite.allocation.switches import Given
 from aqtlite.operations import Side
 from aqtlite.program.convert import FunctionModel
 from aqtlite.program.planned import PlannedContraction
-from aqtlite.program.program import Path, Program
+from aqtlite.program.program import Path, Program, shapes_of
 from aqtlite.program.serving import conversion, planning
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
@@ -142,10 +139,3 @@ def parameters_read(switched: Switched) -> dict[int, Parameter]:
     by_leaf = dict(enumerate(parameters_of(shapes_of(switched.call.args[0]))))
     leaves = enumerate(switched.traced.leaves)
     return {i: by_leaf[leaf] for i, leaf in leaves if leaf in by_leaf}
-
-
-def shapes_of(tree: Any) -> Any:
-    """Returns the shapes and dtypes of the arrays and numbers in a tree."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.result_type(x)), tree
-    )

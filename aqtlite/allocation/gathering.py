@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from aqtlite import config
 from aqtlite.allocation.switches import Switch
 from aqtlite.jaxpr import rewriting, tracing
@@ -103,14 +101,6 @@ def check(gathered: Gathered) -> None:
     statistics_uses.check_gathered(
         {path: [one._asdict() for one in states] for path, states in gathered.items()},
         "give batches with which the model runs this contraction",
-    )
-
-
-def of_a_step(switch: Switch, states: Any) -> Any:
-    """Returns the shapes of statistics in one step of the scans around it."""
-    count = sum(switch.forms[0].site.per_step)
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[count:], x.dtype), states
     )
 
 

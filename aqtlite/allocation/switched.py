@@ -12,6 +12,7 @@ from aqtlite.allocation.subject import Call
 from aqtlite.allocation.switches import Given, Switch
 from aqtlite.jaxpr import tracing
 from aqtlite.program.plan import Plan
+from aqtlite.program.program import shapes_of
 
 
 class Pass(NamedTuple):
@@ -61,4 +62,5 @@ class Switched:
                 gathering.states_of(switch, candidate, gathered)
                 for candidate in range(len(self.plans))
             )
-            switch.check([Given(gathering.of_a_step(switch, one)) for one in states])
+            per_step = switch.forms[0].site.per_step
+            switch.check([Given(shapes_of(one, per_step)) for one in states])

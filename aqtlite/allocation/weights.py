@@ -8,6 +8,7 @@ import jax
 from aqtlite.allocation import conversions, gathering
 from aqtlite.allocation.switched import Switched
 from aqtlite.program.planned import PlannedContraction
+from aqtlite.program.program import shapes_of
 from aqtlite.program.serving.model import Parameter, parameters_of
 from aqtlite.qtensor import codes
 from aqtlite.quantization.state_collections import OF_GRADIENTS, STATISTICS
@@ -85,7 +86,7 @@ def weights_of(switched: Switched) -> Weights:
         float_bytes = sum(one.nbytes for one in read)
         weights.append(Weight(tuple(places), float_bytes, tuple(sizes)))
     grouped = frozenset().union(*(read for _, read in groups))
-    leaves = parameters_of(conversions.shapes_of(switched.call.args[0]))
+    leaves = parameters_of(shapes_of(switched.call.args[0]))
     others = sum(one.nbytes for one in leaves if one not in grouped and _serves(one))
     others += codes.stored_bytes(switched.call.others)
     return Weights(tuple(weights), others)

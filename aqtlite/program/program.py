@@ -104,7 +104,7 @@ class Program:
             call, obstacle = self.contraction_of_types(one), _obstacle(one)
             states = self.states_of(one)
             statistics_uses.note_operands(
-                dataclasses.replace(call, states=_of_a_step(one, states)),
+                dataclasses.replace(call, states=shapes_of(states, per_step(one))),
                 self.place_of(one),
                 needs_frozen=True,
             )
@@ -281,15 +281,20 @@ def _with_states(
     return record(values, states)
 
 
-def _of_a_step(one: PlannedContraction, states: States) -> States:
-    """Returns the shapes of a contraction's states in one step of its scans."""
-    count = sum(per_step(one))
+def shapes_of(tree: Any, per_step: Sequence[bool] = ()) -> Any:
+    """Returns the shapes and dtypes of the arrays and numbers in a tree.
 
-    def of_a_step(x: Any) -> jax.ShapeDtypeStruct:
+    Args:
+        tree: pytree, such as the states of a contraction.
+        per_step: whether each scan around them has its own along a leading axis, which
+            the shapes of one step do not have.
+    """
+    count = sum(per_step)
+
+    def shape_of(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(jnp.shape(x)[count:], jax.dtypes.result_type(x))
 
-    stepped: States = jax.tree.map(of_a_step, states)
-    return stepped
+    return jax.tree.map(shape_of, tree)
 
 
 def per_step(one: PlannedContraction) -> tuple[bool, ...]:
