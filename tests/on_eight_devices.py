@@ -484,6 +484,35 @@ def test_collectives_of_a_training_step(strategy):
     assert from_one_device() == 0
 
 
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("lowest", [-127, 127], ids=["fits", "does not fit"])
+def test_sums_of_a_large_batch(mesh, lowest):
+    """Totals that fit int32 are exchanged once, and all are those of one device."""
+    rng = np.random.default_rng(0)
+    # More products of 127 than int32 holds.
+    shapes = (8, 17_000, 3), (8, 17_000, 2)
+    lhs, rhs = (rng.integers(lowest, 128, shape, np.int8) for shape in shapes)
+    dims = (((0, 1), (0, 1)), ((), ()))
+    whole = NamedSharding(mesh, P())
+    out_sharding = whole if mesh is EXPLICIT else None
+    dot = lowering.Dot(dims, 3, 3, None, out_sharding)
+
+    def contract(lhs, rhs):
+        inputs = lowering.DotInput(lhs), lowering.DotInput(rhs)
+        return lowering.Integers()(dot, *inputs)
+
+    rows = NamedSharding(mesh, P(("d", "m")))
+    with jax.set_mesh(mesh):
+        args = jax.device_put((lhs, rhs), rows)
+        compiled = jax.jit(contract, out_shardings=whole).lower(*args).compile()
+        got = compiled(*args)
+    total = np.einsum("bti,btj->ij", lhs, rhs, dtype=np.int64)
+    assert (total > np.iinfo(np.int32).max).all() == (lowest == 127)
+    np.testing.assert_array_equal(got, total.astype(np.float32))
+    sums = [x for x in hlo.count(compiled.as_text()) if x.largest[0] == "s32"]
+    assert [one.results for one in sums] == [(("s32", (3, 2)),)]
+
+
 def test_collectives_of_serving():
     """None that float serving lacks but the largest magnitude of each row."""
     (plain, _), (frozen, off) = (

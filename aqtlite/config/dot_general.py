@@ -62,9 +62,10 @@ class DotGeneralRaw(representation.CompactRepr):
 
     dg_accumulator_dtype: np.dtype | None = None
     """Dtype of the contraction's result before scales are applied; any dtype-like.
-    None: int32 for two integer operands, float32 otherwise. Sums that could overflow
-    int32 are computed in pieces and added in float32. TPUs exchange partial sums in
-    this dtype: bfloat16 takes half of int32's bytes, and is not exact."""
+    None: int32 for two integer operands, float32 otherwise. Sums of integers of up to
+    8 bits that could overflow int32 are exact and rounded once to float32. TPUs
+    exchange partial sums in this dtype: bfloat16 takes half of int32's bytes, and is
+    not exact."""
 
     local_aqt: LocalAqt | None = None
     """Sub-channel tiles, in `dlhs` and `drhs` only. None: none."""

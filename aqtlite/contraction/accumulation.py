@@ -184,7 +184,7 @@ def _dot(
     """Contracts two inputs by the kind of dot that the execution has, unscaled."""
     kind: lowering.Kind = lowering.Floats(how.precision)
     if how.kind == "integers":
-        kind = lowering.Integers()
+        kind = lowering.Integers(how.accumulator)
     elif how.kind == "integers in float" and how.in_dtype is not None:
         kind = lowering.IntegersInFloat(how.in_dtype)
     elif how.kind == "mixed":

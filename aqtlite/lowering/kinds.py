@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from aqtlite.lowering import digits, gpu, narrow
+from aqtlite.lowering import digits, gpu, long_sums, narrow
 from aqtlite.lowering.contraction import Contraction, DotInput
 from aqtlite.lowering.digits import Digits
 from aqtlite.lowering.target import OnCpu
@@ -94,13 +94,25 @@ class _OnTarget(OnCpu):
 class Integers(Kind):
     """Stored integers, summed exactly: int4, int8, int16, or int32 of three digits.
 
-    The sums are int32 if they are certain to fit. Otherwise exact int32 sums of pieces,
-    or of digits, are added in float32.
+    The sums are int32 if they are certain to fit. Otherwise they are float32: exact
+    totals of integers of up to 8 bits (`long_sums`), or exact int32 sums of pieces and
+    of digits, added in float32.
     """
+
+    accumulator: np.dtype | None = None
+    """Float dtype of totals that may not fit int32; None for float32."""
 
     def __call__(self, contraction, lhs, rhs):
         contraction, lhs, rhs = contraction.in_best_order(lhs, rhs)
         left, right = (Digits.of_integers(x.values, x.largest) for x in (lhs, rhs))
+        if not (left.is_split or right.is_split):
+            limit = _LARGEST_SUM // (left.largest * right.largest)
+            products = contraction.products(left.shape, right.shape)
+            # A symbolic size (`jax.export`) is assumed to fit: it cannot be cut.
+            if isinstance(products, int) and products > limit:
+                return long_sums.of_pieces(
+                    contraction, left.values, right.values, limit, self.accumulator
+                )
         return _sums(contraction, left, right)
 
 

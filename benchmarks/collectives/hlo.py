@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from benchmarks.collectives import loops
 
@@ -56,7 +56,8 @@ _COLLECTIVE = re.compile(rf" = (.*?) ({_KINDS})(-start)?\(")
 _RESULT = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _CALLED = re.compile(
-    r"(?:to_apply|body|condition|calls|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)"
+    r"(?:to_apply|body|condition|calls|branch_computations|true_computation|"
+    r"false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -68,9 +69,14 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 def count(hlo: str) -> list[Collective]:
-    """Collectives of a compiled program, given as `compiled.as_text()`."""
+    """Collectives of a compiled program, given as `compiled.as_text()`.
+
+    Of the branches of a conditional, those of the one that sends least: aqtlite's sums
+    of a large batch have another one, for sums that do not fit int32.
+    """
     computations = _computations(hlo)
     callers: dict[str, tuple[str, int]] = {}
+    conditionals: list[list[str]] = []
     found: dict[tuple[str, str], tuple[str, Collective]] = {}
     for inside, lines in computations.items():
         for line in lines:
@@ -78,6 +84,9 @@ def count(hlo: str) -> list[Collective]:
             for called in _CALLED.finditer(line):
                 for name in re.findall(r"[\w.\-]+", called[1]):
                     callers[name] = inside, trips
+            if " conditional(" in line:
+                names = " ".join(called[1] for called in _CALLED.finditer(line))
+                conditionals.append(re.findall(r"[\w.\-]+", names))
     devices = int(match[1]) if (match := _PARTITIONS.search(hlo)) else 1
     for inside, lines in computations.items():
         for number, line in enumerate(lines):
@@ -93,10 +102,35 @@ def count(hlo: str) -> list[Collective]:
                 devices=_group(line, devices),
             )
             found.setdefault((_loop(inside, callers), name), (inside, one))
-    return [
-        dataclasses.replace(one, times=_times(computation, callers))
+    counted = [
+        (computation, dataclasses.replace(one, times=_times(computation, callers)))
         for computation, one in found.values()
     ]
+    for branches in conditionals:
+        counted = _without_dear_branches(branches, counted, callers)
+    return [one for _, one in counted]
+
+
+def _without_dear_branches(
+    branches: Sequence[str],
+    counted: Sequence[tuple[str, Collective]],
+    callers: Mapping[str, tuple[str, int]],
+) -> list[tuple[str, Collective]]:
+    """Leaves out the branches of a conditional but the one that sends least."""
+
+    def branch_of(computation: str) -> str | None:
+        while computation not in branches:
+            if computation not in callers:
+                return None
+            computation, _ = callers[computation]
+        return computation
+
+    sent = dict.fromkeys(branches, 0)
+    for computation, one in counted:
+        if (branch := branch_of(computation)) is not None:
+            sent[branch] += one.sent
+    taken = min(branches, key=lambda name: sent[name])
+    return [pair for pair in counted if branch_of(pair[0]) in (None, taken)]
 
 
 def _computations(hlo: str) -> dict[str, list[str]]:

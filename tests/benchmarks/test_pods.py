@@ -65,6 +65,39 @@ def test_collectives_in_the_loops_of_a_tpu_program():
     assert len(found) == 3
 
 
+CONDITIONAL = """
+%small (x.1: s32[4]) -> s32[4] {
+  %x.1 = s32[4]{0} parameter(0)
+  ROOT %sum.1 = s32[4]{0} all-reduce(%x.1), channel_id=1, replica_groups=[1,2]<=[2]
+}
+
+%large (x.2: s32[4]) -> s32[4] {
+  %x.2 = s32[4]{0} parameter(0)
+  %first = s32[4]{0} all-reduce(%x.2), channel_id=2, replica_groups=[1,2]<=[2]
+  ROOT %second = s32[4]{0} all-reduce(%first), channel_id=3, replica_groups=[1,2]<=[2]
+}
+
+ENTRY %main (fits: pred[], x: s32[4]) -> s32[8] {
+  %fits = pred[] parameter(0)
+  %x = s32[4]{0} parameter(1)
+  %sum = s32[4]{0} conditional(%fits, %x, %x), BRANCHES
+  ROOT %all = s32[8]{0} all-gather(%sum), channel_id=4, replica_groups=[1,2]<=[2]
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "branch_computations={%large, %small}",
+        "true_computation=%small, false_computation=%large",
+    ],
+)
+def test_only_the_cheaper_branch_of_a_conditional_is_counted(branches):
+    found = hlo.count(CONDITIONAL.replace("BRANCHES", branches))
+    assert [one.kind for one in found] == ["all-reduce", "all-gather"]
+
+
 @pytest.mark.slow
 def test_weights_travel_as_integers(tmp_path):
     written = tmp_path / "pods.json"

@@ -209,6 +209,16 @@ def test_long_contraction_does_not_overflow(size):
     np.testing.assert_allclose(got, 127.0**2 * size, rtol=2e-7)
 
 
+def test_the_total_of_a_long_contraction_is_rounded_once():
+    rng = np.random.default_rng(0)
+    lhs = rng.integers(100, 128, (3, 300_001), np.int8)
+    rhs = rng.integers(-127, 128, (300_001, 2), np.int8)
+    rhs[:, 1] = rng.integers(100, 128, 300_001)
+    got = compiled_dot(jnp.asarray(lhs), jnp.asarray(rhs), MATMUL)
+    wanted = np.matmul(lhs, rhs, dtype=np.int64).astype(np.float32)
+    np.testing.assert_array_equal(got, wanted)
+
+
 def test_long_contraction_over_two_axes():
     lhs = jnp.full((1, 600, 500), 127, jnp.int8)
     rhs = jnp.full((500, 600, 2), 127, jnp.int8)
