@@ -56,7 +56,7 @@ class Dot(Contraction):
     def on_target(self, target, lhs, rhs, precision):
         # Padding and reshaping would need shardings of their own.
         is_whole = target.partitions == 1 and self.out_sharding is None
-        if target.platform == "tpu" and lhs.dtype == rhs.dtype:
+        if target.platform == "tpu" and (_is_float(lhs) or lhs.dtype == rhs.dtype):
             if not is_whole:
                 return self._plain(lhs, rhs, precision)
             return tpu.dot(lhs, rhs, self.dims, target, precision)
@@ -175,8 +175,7 @@ class Dot(Contraction):
         the highest precision does XLA have cuBLASLt accumulate such sums in float32
         ("CUBLASLT_MATMUL_DESC_FAST_ACCUM").
         """
-        out = self._unordered()._plain(lhs, rhs, lax.Precision.HIGHEST)
-        return out if self.order is None else out.transpose(self.order)
+        return self.sums(lhs, rhs, lax.Precision.HIGHEST)
 
     def narrow_on_cpu(self, lhs, rhs, is_whole):
         """Contracts floats of 8 bits, in bfloat16 where that is faster than float32."""
@@ -195,7 +194,7 @@ class Dot(Contraction):
         """Returns True if every target takes the plain form."""
         shapes = lhs.shape, rhs.shape
         if _is_float(lhs):
-            is_fast = tpu.is_plain(shapes, lhs.dtype, self.dims)
+            is_fast = tpu.padded_row(shapes, lhs.dtype, self.dims) is None
             return cpu.sums_halves(lhs, rhs, self.dims) and is_fast
         if jnp.int4 in (lhs.dtype, rhs.dtype):
             return False

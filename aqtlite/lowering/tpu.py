@@ -33,17 +33,6 @@ _WEIGHTS = 2**18
 _ROWS = 8
 
 
-def is_plain(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    dtype: DTypeLike,
-    dims: dn.DimensionNumbers,
-) -> bool:
-    """Returns True if `dot` does not pad the operands."""
-    # The matrix units would round a wider float to bfloat16.
-    is_wide = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > 16
-    return is_wide or _single_row(shapes, dims) is None
-
-
 def dot(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -52,46 +41,26 @@ def dot(
     precision: lax.PrecisionLike = None,
 ) -> jax.Array:
     """Contracts integers to int32 and floats to float32, in the faster form."""
-    shapes = lhs.shape, rhs.shape
-    if not is_plain(shapes, lhs.dtype, dims):
-        return _of_rows(lhs, rhs, dims, precision)
+    side = padded_row((lhs.shape, rhs.shape), lhs.dtype, dims)
+    if side is not None:
+        return _of_rows(side, lhs, rhs, dims, precision)
     if jnp.issubdtype(lhs.dtype, jnp.floating):
         return plain.dot(lhs, rhs, dims, precision=precision)
     (lhs_ca, rhs_ca), (lhs_ba, rhs_ba) = dims
-    pays = _is_large(*shapes, dims) and processor.tpu_reads_rows()
+    pays = _is_large(lhs.shape, rhs.shape, dims) and processor.tpu_reads_rows()
     if pays and target.takes_layouts:
         lhs, lhs_ca, lhs_ba = layouts.contracting_last(lhs, lhs_ca, lhs_ba)
     return plain.dot(lhs, rhs, ((lhs_ca, rhs_ca), (lhs_ba, rhs_ba)))
 
 
-def _of_rows(
-    lhs: jax.Array,
-    rhs: jax.Array,
+def padded_row(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    dtype: DTypeLike,
     dims: dn.DimensionNumbers,
-    precision: lax.PrecisionLike,
-) -> jax.Array:
-    """Contracts a single row as the first of several."""
-    of_lhs = _single_row((lhs.shape, rhs.shape), dims) == 0
-    if of_lhs:
-        lhs = _with_rows(lhs, dims[0][0])
-    else:
-        rhs = _with_rows(rhs, dims[0][1])
-    out = plain.dot(lhs, rhs, dims, precision=precision)
-    rank = lhs.ndim - len(dims[0][0])
-    return lax.slice_in_dim(out, 0, 1, axis=rank - 1 if of_lhs else out.ndim - 1)
-
-
-def _with_rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:
-    """Appends rows of zeros to a single row."""
-    axis = dn.remaining_axes(x.ndim, contracting, ())[-1]
-    # Without the barrier, XLA takes them away again.
-    return lax.optimization_barrier(plain.with_zeros(x, axis, _ROWS - 1))
-
-
-def _single_row(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]], dims: dn.DimensionNumbers
 ) -> int | None:
-    """Returns the side (0, 1) with a single row, if the other is a large matrix."""
+    """Returns the side (0, 1) of a single row that `dot` pads; None for none."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > 16:
+        return None  # The matrix units would round it to bfloat16.
     contracting, (batch, _) = dims
     if batch:
         return None
@@ -104,6 +73,30 @@ def _single_row(
             if products < math.prod(other):
                 return side
     return None
+
+
+def _of_rows(
+    side: int,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dims: dn.DimensionNumbers,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Contracts the single row of a side as the first of several."""
+    if side == 0:
+        lhs = _with_rows(lhs, dims[0][0])
+    else:
+        rhs = _with_rows(rhs, dims[0][1])
+    out = plain.dot(lhs, rhs, dims, precision=precision)
+    rank = lhs.ndim - len(dims[0][0])
+    return lax.slice_in_dim(out, 0, 1, axis=rank - 1 if side == 0 else out.ndim - 1)
+
+
+def _with_rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:
+    """Appends rows of zeros to a single row."""
+    axis = dn.remaining_axes(x.ndim, contracting, ())[-1]
+    # Without the barrier, XLA takes them away again.
+    return lax.optimization_barrier(plain.with_zeros(x, axis, _ROWS - 1))
 
 
 def _is_large(

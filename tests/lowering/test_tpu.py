@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import aqtlite
+from aqtlite import config
 from aqtlite.lowering import Target, processor, tpu
 from aqtlite.lowering.dot import Dot
 from tests.lowering.dots import integer_dot
@@ -86,7 +88,7 @@ COLUMN = (((1,), (0,)), ((), ()))
     ],
     ids=["row", "token", "exchanged"],
 )
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int4, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int4, jnp.bfloat16, jnp.float8_e4m3fn])
 def test_a_row_by_a_large_matrix_is_padded(dtype, lhs, rhs, dims):
     def dot(*operands):
         return Dot(dims, len(lhs), len(rhs)).sums(*operands)
@@ -105,6 +107,28 @@ def test_a_row_by_a_large_matrix_is_padded(dtype, lhs, rhs, dims):
     got = jax.jit(lambda *xs: tpu.dot(*xs, dims, target))(a, b)
     wanted = np.tensordot(*(np.asarray(x, np.int32) for x in (a, b)), axes=dims[0])
     np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("preset", [config.fp8, config.weight_only], ids=str)
+def test_a_row_of_a_layer_of_floats_is_padded(preset):
+    dot = aqtlite.make_dot_general(preset())
+    given = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 512), (512, 512))
+    )
+    found = lowered(lambda *xs: dot(*xs, COLUMN), *given, platform="tpu")
+    (row,) = [line for line in found.splitlines() if "stablehlo.dot_general" in line]
+    assert "tensor<8x512x" in row
+
+
+def test_a_row_of_a_gradient_of_fp8_is_padded():
+    """Its operands are floats of different kinds."""
+    kinds = jnp.float8_e5m2, jnp.float8_e4m3fn
+    given = (
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(((1, 512), (512, 512)), kinds, strict=True)
+    )
+    found = lowered(Dot(COLUMN, 2, 2).narrow, *given, platform="tpu")
+    assert "stablehlo.pad" in found
 
 
 @pytest.mark.parametrize(
