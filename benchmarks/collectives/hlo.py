@@ -150,7 +150,7 @@ def _results(match: re.Match[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         for dtype, sizes in _RESULT.findall(match[1])
     )
     _, kind, is_start = match.groups()
-    if is_start and kind == "all-gather":
+    if is_start and kind in ("all-gather", "reduce-scatter"):
         return results[len(results) // 2 :]  # After the operands.
     if is_start and kind == "collective-permute":
         return results[1:2]  # Between the operand and the state of the transfer.

@@ -6,14 +6,17 @@
 A scan over rematerialized layers, bfloat16 activations, float32 weights, and one
 sequence for each TPU v5e chip. For each strategy and contestant: the collectives of a
 step, the bytes that a chip sends, its memory, and the time of compilation. No TPU is
-needed, because nothing is run. `--quick` compiles for 8 simulated CPU devices instead.
+needed, because nothing is run. `--hosts 8` compiles for hosts of eight H100s instead,
+and `--quick` for 8 simulated CPU devices. Hosts take
+
+    pip install jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12
+    JAX_PLATFORMS=cpu python -m benchmarks.pods --hosts 8
 """
 
 import argparse
 import collections
 import dataclasses
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +38,7 @@ from benchmarks.harness.contestants import (
 )
 from benchmarks.harness.figures import Figure
 from benchmarks.harness.tables import PHASE
-from benchmarks.pods import layouts, training
+from benchmarks.pods import devices, layouts, training
 from benchmarks.pods.model import Sizes
 from benchmarks.pods.training import Compiled
 
@@ -43,8 +46,6 @@ NAMES = (BFLOAT16, AQTP, QWIX_STOCHASTIC, AQTLITE)
 
 NARROW_SUMS = f"{AQTLITE}, bfloat16 sums"
 """Chips exchange sums in bfloat16, as the peers' do, and not as exact int32."""
-
-TOPOLOGIES = {16: "v5e:4x4", 64: "v5e:8x8", 256: "v5e:16x16"}
 
 QUICK = Sizes(layers=2, width=64, hidden=128, heads=4, length=8)
 
@@ -61,9 +62,15 @@ def parser() -> argparse.ArgumentParser:
         "--chips",
         nargs="+",
         type=int,
-        choices=TOPOLOGIES,
+        choices=devices.TOPOLOGIES,
         default=[16],
         help="of 16, 64 and 256",
+    )
+    result.add_argument(
+        "--hosts",
+        nargs="+",
+        type=arguments_lib.positive,
+        help="numbers of hosts of eight H100s, in place of TPUs",
     )
     result.add_argument(
         "--layers", nargs="+", type=arguments_lib.positive, default=[Sizes().layers]
@@ -76,6 +83,12 @@ def parser() -> argparse.ArgumentParser:
         default=-1.0,
         help="effort of the compiler: -1 for the least, 0 for its default",
     )
+    result.add_argument(
+        "--options",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help="options of the compiler, in place of those in benchmarks/pods/devices.py",
+    )
     result.add_argument("--json", metavar="FILE", type=pathlib.Path)
     result.add_argument(
         "--quick",
@@ -83,17 +96,6 @@ def parser() -> argparse.ArgumentParser:
         help="a tiny model on 8 simulated CPU devices",
     )
     return result
-
-
-def devices(chips: int) -> Sequence[Any]:
-    """Chips of a TPU v5e that is not there."""
-    from jax.experimental import topologies
-
-    name = TOPOLOGIES[chips]
-    try:
-        return topologies.get_topology_desc(name, platform="tpu").devices
-    except (RuntimeError, NotImplementedError) as error:
-        sys.exit(f"no topology {name!r} (pip install libtpu): {error}")
 
 
 def compared() -> list[Contestant]:
@@ -143,15 +145,31 @@ def cases(
     asked: argparse.Namespace,
 ) -> Iterator[tuple[layouts.Strategy, Sizes, Sequence[Any]]]:
     """The strategies, sizes and devices that the command line asks for."""
-    for chips in [DEVICES] if asked.quick else asked.chips:
-        found = jax.devices("cpu")[:DEVICES] if asked.quick else devices(chips)
+    for found in _devices(asked):
         for layers in [QUICK.layers] if asked.quick else asked.layers:
             sizes = dataclasses.replace(
                 QUICK if asked.quick else Sizes(), layers=layers
             )
-            for strategy in layouts.strategies(chips):
+            for strategy in layouts.strategies(len(found)):
                 if not asked.strategies or strategy.name in asked.strategies:
                     yield strategy, sizes, found
+
+
+def _devices(asked: argparse.Namespace) -> Iterator[Sequence[jax.Device]]:
+    if asked.quick:
+        yield jax.devices("cpu")[:DEVICES]
+    elif asked.hosts:
+        yield from map(devices.h100s, asked.hosts)
+    else:
+        yield from map(devices.tpus, asked.chips)
+
+
+def options_of(asked: argparse.Namespace, platform: str) -> dict[str, Any]:
+    """Options of the compiler for a platform."""
+    options: dict[str, Any] = dict(devices.OPTIONS[platform])
+    if asked.options is not None:
+        options = dict(option.split("=", 1) for option in asked.options)
+    return {EFFORT: asked.effort, **options} if platform == "tpu" else options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -159,12 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser().parse_args(arguments)
     if asked.quick:
         simulate_devices()
-    options = None if asked.quick else {EFFORT: asked.effort}
     console = tables.console()
     totals: list[Figure] = []
     kinds: list[Figure] = []
     with progress.shown(console, ["pods"]) as report:
         for strategy, sizes, found in cases(asked):
+            options = options_of(asked, found[0].platform)
             case = {
                 "strategy": strategy.name,
                 "chips": len(found),
@@ -188,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     asked.json,
                     totals + kinds,
                     machine=machine.describe(),
-                    options={"effort": asked.effort, **dataclasses.asdict(sizes)},
+                    options={"compiler": options, **dataclasses.asdict(sizes)},
                 )
     for one in (totals, kinds):
         console.print(tables.table(one, markdown=not console.is_terminal))

@@ -65,6 +65,25 @@ def test_collectives_in_the_loops_of_a_tpu_program():
     assert len(found) == 3
 
 
+ASYNCHRONOUS = """
+HloModule step, num_partitions=4
+
+ENTRY %main (x: s32[8], y: s32[4]) -> (s32[2], s32[1]) {
+  %x = s32[8]{0} parameter(0)
+  %y = s32[4]{0} parameter(1)
+  %start = ((s32[8]{0}, s32[4]{0}), (s32[2]{0}, s32[1]{0})) \
+reduce-scatter-start(%x, %y), channel_id=1, replica_groups=[1,4]<=[4]
+  ROOT %done = (s32[2]{0}, s32[1]{0}) reduce-scatter-done(%start)
+}
+"""
+
+
+def test_the_results_of_an_asynchronous_reduce_scatter():
+    (one,) = hlo.count(ASYNCHRONOUS)
+    assert one.results == (("s32", (2,)), ("s32", (1,)))
+    assert one.sent == 3 * 4 * (2 + 1)
+
+
 CONDITIONAL = """
 %small (x.1: s32[4]) -> s32[4] {
   %x.1 = s32[4]{0} parameter(0)
