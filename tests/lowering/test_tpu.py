@@ -109,7 +109,7 @@ def test_a_row_by_a_large_matrix_is_padded(dtype, lhs, rhs, dims):
     np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("preset", [config.fp8, config.weight_only], ids=str)
+@pytest.mark.parametrize("preset", [config.fp8, config.weight_only])
 def test_a_row_of_a_layer_of_floats_is_padded(preset):
     dot = aqtlite.make_dot_general(preset())
     given = (
