@@ -513,6 +513,27 @@ def test_sums_of_a_large_batch(mesh, lowest):
     assert [one.results for one in sums] == [(("s32", (3, 2)),)]
 
 
+def test_sums_of_a_large_batch_in_a_partial_shard_map():
+    """Devices with other values run the same program, without a branch."""
+    rng = np.random.default_rng(0)
+    shapes = (2, 8, 17_000, 3), (2, 8, 17_000, 2)
+    lhs, rhs = (rng.integers(-127, 128, shape, np.int8) for shape in shapes)
+    lhs[1], rhs[1] = 127, 127  # A total that does not fit.
+    dims = (((0, 1), (0, 1)), ((), ()))
+
+    def contract(lhs, rhs):
+        inputs = lowering.DotInput(lhs[0]), lowering.DotInput(rhs[0])
+        return lowering.Integers()(lowering.Dot(dims, 3, 3), *inputs)[None]
+
+    specs = dict(in_specs=P("d"), out_specs=P("d"), axis_names={"d"})
+    mapped = jax.jit(shard_map(contract, mesh=AUTO, **specs))
+    args = jax.device_put((lhs, rhs), NamedSharding(AUTO, P("d", "m")))
+    compiled = mapped.lower(*args).compile()
+    assert "conditional" not in compiled.as_text()
+    total = np.einsum("dbti,dbtj->dij", lhs, rhs, dtype=np.int64)
+    np.testing.assert_array_equal(compiled(*args), total.astype(np.float32))
+
+
 def test_collectives_of_serving():
     """None that float serving lacks but the largest magnitude of each row."""
     (plain, _), (frozen, off) = (

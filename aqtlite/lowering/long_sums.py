@@ -74,7 +74,9 @@ class _OfPieces(TargetDependent):
     def lowered(self, target, lhs, rhs, *leaves):
         contraction = jax.tree.unflatten(self.structure, leaves)
         products = contraction.products(lhs.shape, rhs.shape)
-        if target.partitions == 1 or products > _TERMS:
+        is_whole = target.partitions == 1
+        # Devices that exchange sums must take the same branch.
+        if is_whole or target.is_partly_mapped or products > _TERMS:
             return self.reference(lhs, rhs, *leaves)
         return lax.cond(
             _certainly_fits(contraction, lhs, rhs, products),

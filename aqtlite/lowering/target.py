@@ -38,6 +38,10 @@ class Target:
     """Whether the program is exported (`jax.export`): it may only contain custom calls
     for which JAX guarantees stability."""
 
+    is_partly_mapped: bool = False
+    """Whether the program is inside a `jax.shard_map` over some axes of its mesh.
+    Values that are whole to it differ among devices, which still exchange others."""
+
     @property
     def is_gpu(self) -> bool:
         """Whether XLA:GPU compiles the program."""
@@ -167,15 +171,17 @@ def _batch(args, axes, *, function: TargetDependent):
 
 def _lower(platform: str, context, *args, function: TargetDependent):
     axes = context.module_context.axis_context
+    is_partly_mapped = False
     if isinstance(axes, mlir.ShardingContext):
         partitions = axes.num_devices
     elif isinstance(axes, mlir.SPMDAxisContext):
         is_whole = axes.manual_axes == frozenset(axes.mesh.axis_names)
         partitions = 1 if is_whole else axes.mesh.size
+        is_partly_mapped = bool(axes.manual_axes) and not is_whole
     else:  # Replicas, each with arrays of its own.
         partitions = 1
     is_exported = context.module_context.lowering_parameters.for_export
-    target = Target(platform, partitions, is_exported)
+    target = Target(platform, partitions, is_exported, is_partly_mapped)
     form = functools.partial(function.lowered, target)
     return mlir.lower_fun(form, multiple_results=False)(context, *args)
 
