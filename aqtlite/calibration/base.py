@@ -330,9 +330,13 @@ def scale_from_bound(
         empty: scale of an all-zero channel, None for `unit`.
     """
     factor = np.float32(unit) / np.float32(grid_bound)
-    scale = lax.mul(exact.algebraic_barrier(bound), factor)
-    limits = jnp.finfo(jnp.float32)
-    nan = lax.full_like(scale, np.nan)
-    finite = lax.select(lax.le(scale, np.float32(limits.max)), scale, nan)
-    nothing = lax.full_like(scale, unit if empty is None else empty)
-    return lax.select(lax.lt(scale, np.float32(limits.tiny)), nothing, finite)
+
+    def scale_from(bound: jax.Array) -> jax.Array:
+        # XLA moves no factor of the bound through the select.
+        nan = lax.full_like(bound, np.nan)
+        scale = lax.mul(lax.select(lax.is_finite(bound), bound, nan), factor)
+        nothing = lax.full_like(scale, unit if empty is None else empty)
+        is_nothing = lax.lt(scale, np.float32(jnp.finfo(jnp.float32).tiny))
+        return lax.select(is_nothing, nothing, scale)
+
+    return exact.on_squeezed(scale_from, bound)

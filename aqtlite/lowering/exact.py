@@ -11,6 +11,7 @@ each shape, which would dominate tracing time.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -26,9 +27,30 @@ def algebraic_barrier(x: jax.Array) -> jax.Array:
     """Returns `x`, and keeps XLA from simplifying across it.
 
     XLA moves no factor through a clamp, and fuses it, since it uses `x` only once. An
-    optimization barrier would split the loop that reads `x`.
+    optimization barrier would split the loop that reads `x`, except on CPUs, where XLA
+    removes it between simplification and fusion.
     """
-    return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
+    return _AlgebraicBarrier()(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AlgebraicBarrier(OnCpu):
+    """The identity, which XLA does not simplify across."""
+
+    def reference(self, x):
+        return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
+
+    def on_cpu(self, is_whole, x):
+        return lax.optimization_barrier(x)
+
+
+def on_squeezed(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Applies an elementwise function to `x` without its axes of size one.
+
+    XLA drops such axes at every reduction and broadcast, which takes a reshape each.
+    """
+    axes = tuple(axis for axis, size in enumerate(x.shape) if size == 1)
+    return lax.expand_dims(function(lax.squeeze(x, axes)), axes)
 
 
 def rounded_product(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -121,6 +143,9 @@ class _FusionBarrier(OnCpu):
             # XLA:CPU computes with such floats by widening them.
             bits = self.on_cpu(is_whole, lax.bitcast_convert_type(x, jnp.uint8))
             return lax.bitcast_convert_type(bits, x.dtype)
+        return on_squeezed(self._later_of_two, x)
+
+    def _later_of_two(self, x):
         pair = lax.broadcast(x, (2,))
         position = lax.broadcasted_iota(jnp.int32, pair.shape, 0)
 
@@ -167,31 +192,45 @@ def float32(x: jax.Array) -> jax.Array:
     return wide
 
 
-def nearest_integer(x: jax.Array) -> jax.Array:
-    """Rounds float32 to int32, half to even.
+# Floats from 2^23 to 2^24 are the integers, in the order of their bits: adding this one
+# rounds, and leaves the integer in the lowest bits. A conversion, which checks for NaN
+# and overflow, takes longer.
+_ANCHOR = np.float32(1.5 * 2.0**23)
 
-    `x` must be within 2^22; NaN gives an arbitrary integer. The result has no gradient.
+
+def nearest_integer(x: jax.Array, dtype: jax.typing.DTypeLike = jnp.int32) -> jax.Array:
+    """Rounds float32 to integers, half to even.
+
+    NaN gives an arbitrary integer. The result has no gradient.
+
+    Args:
+        x: float32, of magnitude up to 2^22, which rounds to values of `dtype`.
+        dtype: int32, int16, int8 or int4.
     """
-    return _NearestInteger()(lax.stop_gradient(x))
+    return _NearestInteger(np.dtype(dtype))(lax.stop_gradient(x))
 
 
 @dataclasses.dataclass(frozen=True)
 class _NearestInteger(TargetDependent):
     """The nearest integer of floats within 2^22."""
 
+    dtype: np.dtype
+
     def reference(self, x):
-        # Floats from 2^23 to 2^24 are the integers, in the order of their bits: adding
-        # 1.5 * 2^23 rounds x, and leaves it in the lowest bits. A conversion, which
-        # checks for NaN and overflow, takes longer.
-        anchor = np.float32(1.5 * 2.0**23)
+        whole = lax.sub(self._anchored(x), _ANCHOR.view(np.int32))
+        return lax.convert_element_type(whole, self.dtype)
+
+    def _anchored(self, x):
         x = lax.convert_element_type(x, jnp.float32)
-        bits = lax.bitcast_convert_type(lax.add(x, anchor), jnp.int32)
-        return lax.sub(bits, anchor.view(np.int32))
+        return lax.bitcast_convert_type(lax.add(x, _ANCHOR), jnp.int32)
 
     def lowered(self, target, x):
+        if target.platform == "cpu" and self.dtype != jnp.int32:
+            # The lowest 22 bits of the anchor are zeros.
+            return lax.convert_element_type(self._anchored(x), self.dtype)
         if not target.is_gpu:
             return self.reference(x)
         # XLA:GPU (jax 0.11.2) miscompiles narrowing the bits of a float to int8 or
         # int16: it converts the float itself, and to -1.
         whole = lax.round(x.astype(jnp.float32), lax.RoundingMethod.TO_NEAREST_EVEN)
-        return whole.astype(jnp.int32)
+        return whole.astype(jnp.int32).astype(self.dtype)

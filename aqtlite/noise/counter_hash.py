@@ -21,10 +21,11 @@ class CounterHash(base.Noise):
     """A hash of each element's index and the seed, computed inside the rounding.
 
     For an element at index ``i`` in row-major order and a seed ``(s0, s1)``, the bits
-    are ``mix((s1 + i) ^ s0) * (s1 | 1)`` modulo 2^32, where ``mix`` is an integer
-    mixer with two multiplications: a counter-based generator, like those of Salmon et
-    al. 2011, "Parallel random numbers: as easy as 1, 2, 3", but with far fewer steps.
-    It takes no memory and hardly any time, and is not for cryptography.
+    are ``mix((n * s1 + i) ^ s0) * (s1 | 1)`` modulo 2^32, where ``n`` is the number of
+    elements per index of the first axis, and ``mix`` is an integer mixer with two
+    multiplications: a counter-based generator, like those of Salmon et al. 2011,
+    "Parallel random numbers: as easy as 1, 2, 3", but with far fewer steps. It takes no
+    memory and hardly any time, and is not for cryptography.
 
     >>> CounterHash().bits((2, 3), jnp.array([3, 7], jnp.uint32)).shape
     (2, 3)

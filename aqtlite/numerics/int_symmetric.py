@@ -155,7 +155,7 @@ class IntSymmetric(base.Numerics):
                 position = exact.algebraic_barrier(clipped - np.float32(0.5))
             whole = rounding.stochastically(position, noise)
         elif self.preserve_zero:
-            whole = exact.nearest_integer(clipped)
+            return exact.nearest_integer(clipped, self.storage_dtype)
         else:
             whole = jnp.floor(clipped)
         if not self.preserve_zero:
