@@ -23,11 +23,7 @@ _MATRICES = ((1,), (1,)), ((), ())
 
 # XLA's kernels read lhs as it is, and lay out rhs anew at every call. Weights as lhs
 # pay up to this number of rows: the first, or the second for sums of many products.
-_FEW_ROWS, _FEW_LONG_ROWS, _LONG = 64, 128, 2048
-
-# Weights of up to this number of elements stay in the cache, and may be divided among
-# threads by hand (`cpu.dot`), which takes less time.
-_SMALL = 2**19
+_FEW_ROWS, _FEW_LONG_ROWS, _LONG = 32, 128, 2048
 
 # The kernels compute this number of rows, or of columns, at a time.
 _TILE, _ROWS = 16, 4
@@ -79,7 +75,7 @@ def of_dot(
         math.prod(n) for n in (shapes[of_x][:first], shapes[of_x][first:])
     )
     size = math.prod(shapes[of_weight])
-    if rows == 0 or size <= _SMALL:
+    if rows == 0 or size < _worthwhile(rows):
         return None
     form: type[_WithWeights]
     if rows <= (_FEW_LONG_ROWS if products >= _LONG else _FEW_ROWS):
@@ -89,6 +85,15 @@ def of_dot(
     else:
         return None
     return form(argument, contracting[of_weight], shapes[of_weight])
+
+
+def _worthwhile(rows: int) -> int:
+    """Returns the least number of elements of weights that pay for a number of rows.
+
+    Fewer stay in the cache. Old versions of XLA:CPU divide the products of few rows
+    among threads, packed or not; `cpu.dot` avoids that for weights as they are.
+    """
+    return 2**18 if rows <= 8 and not processor.HAS_OLD_KERNELS else 2**19 + 1
 
 
 @dataclasses.dataclass(frozen=True)

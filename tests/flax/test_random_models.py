@@ -49,7 +49,7 @@ def test_served_equals_trained(kind, seed):
     [("integers", 7007), ("integers", 7024), ("weight_only", 9), ("grids", 15)],
 )
 def test_packed_weights_serve_what_was_trained(kind, seed, monkeypatch):
-    monkeypatch.setattr(packed_dot, "_SMALL", 0)
+    monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 0)
     monkeypatch.setattr(processor, "has_unsigned_dots", lambda: True)
     sample = random_models.sample(kind, seed)
     found = served_equals_trained.differences(sample, ("compiled",))

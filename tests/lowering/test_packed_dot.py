@@ -15,9 +15,14 @@ NK = ((1,), (1,)), ((), ())
 
 @pytest.fixture(autouse=True)
 def unsigned(monkeypatch):
-    """A processor that multiplies uint8 by int8, and no size that is too small."""
+    """A processor that multiplies uint8 by int8."""
     monkeypatch.setattr(processor, "has_unsigned_dots", lambda: True)
-    monkeypatch.setattr(packed_dot, "_SMALL", 0)
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """No size is too small."""
+    monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 0)
 
 
 def integers(shape, seed=0):
@@ -34,6 +39,7 @@ def packing(lhs, rhs, dims, known=1):
     return packing_of(closed.jaxpr.eqns[0], frozenset({known}))
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("is_old", [True, False])
 @pytest.mark.parametrize(
     ("x", "weights", "dims", "known"),
@@ -65,6 +71,24 @@ def test_sums_are_equal(x, weights, dims, known, is_old, monkeypatch):
     assert got.shape == jax.eval_shape(lambda *args: dot(*args, dims), *args).shape
 
 
+@pytest.mark.parametrize("is_old", [True, False])
+def test_small_weights_are_packed_for_few_rows_by_new_kernels(is_old, monkeypatch):
+    monkeypatch.setattr(processor, "HAS_OLD_KERNELS", is_old)
+
+    def is_packed(rows, size):
+        x, weights = (
+            jax.ShapeDtypeStruct((n, 512), jnp.int8) for n in (rows, size // 512)
+        )
+        return packing(x, weights, NK) is not None
+
+    assert is_packed(1, 2**18) == is_packed(8, 2**18) == (not is_old)
+    assert not is_packed(9, 2**18)
+    assert not is_packed(1, 2**17)
+    assert not is_packed(32, 2**19)
+    assert is_packed(32, 2**20)
+
+
+@pytest.mark.usefixtures("any_size")
 def test_weights_are_raised_for_few_rows_only():
     def is_raised(rows, products):
         x, weights = (
@@ -74,12 +98,13 @@ def test_weights_are_raised_for_few_rows_only():
         return one is not None and jax.eval_shape(one.pack, weights)[0].dtype == "uint8"
 
     assert is_raised(1, 1024)
-    assert is_raised(64, 1024)
-    assert not is_raised(65, 1024)
+    assert is_raised(32, 1024)
+    assert not is_raised(33, 1024)
     assert is_raised(128, 2048)
     assert not is_raised(129, 2048)
 
 
+@pytest.mark.usefixtures("any_size")
 def test_what_does_not_pay_is_not_packed(monkeypatch):
     x, weights = integers((2, 8)), integers((4, 8))
     assert packing(x, weights, NK) is not None
@@ -90,8 +115,8 @@ def test_what_does_not_pay_is_not_packed(monkeypatch):
     assert packing(x.astype(jnp.int4), weights.astype(jnp.int4), NK) is None
     closed = jax.make_jaxpr(lambda x, w: dot(x, w, NK))(x, weights)
     assert packing_of(closed.jaxpr.eqns[0], frozenset({0, 1})) is None
-    monkeypatch.setattr(packed_dot, "_SMALL", 32)
+    monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 33)
     assert packing(x, weights, NK) is None
-    monkeypatch.setattr(packed_dot, "_SMALL", 0)
+    monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 0)
     monkeypatch.setattr(processor, "has_unsigned_dots", lambda: False)
     assert packing(x, weights, NK) is None

@@ -24,7 +24,7 @@ W = common.normal((8, 8))
 def unsigned(monkeypatch):
     """A processor that multiplies uint8 by int8, and no size that is too small."""
     monkeypatch.setattr(processor, "has_unsigned_dots", lambda: True)
-    monkeypatch.setattr(packed_dot, "_SMALL", 0)
+    monkeypatch.setattr(packed_dot, "_worthwhile", lambda rows: 0)
 
 
 def converted(function, params, *args, cfg=CFG):
