@@ -14,6 +14,7 @@ WORKLOADS = (
     "presets",
     "serving",
     "weight_only",
+    "small",
     "static_ranges",
     "kv_cache",
     "compile",

@@ -16,7 +16,8 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.harness import figures, floor, mlas, phases, suite, tables, timing
 from benchmarks.harness.contestants import NAMES
 from benchmarks.harness.figures import BARE, FLOOR
-from benchmarks.workloads import memory
+from benchmarks.harness.options import Options
+from benchmarks.workloads import memory, small
 from tests.common import QUICK_FLAGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.code("quick")]
@@ -112,6 +113,16 @@ def test_tables_and_picture(quick):
     assert "forward + backward, ms" in output
     assert "token" in output
     assert picture.startswith(b"\x89PNG")
+
+
+def test_small_layers_are_trained_and_served():
+    measured = small.run(Options(quick=True, repeats=1), lambda what: None)
+    found = [(one.case["phase"], one.contestant) for one in measured]
+    assert found == [
+        *((small.TRAINING, name) for name in small.CONFIGS),
+        (small.SERVED, "float32"),
+        (small.SERVED, "aqtlite"),
+    ]
 
 
 def test_unknown_names_list_the_choices(capsys):
