@@ -8,6 +8,8 @@ there are enough columns to multiply it with. v4, v6e and v7 gain nothing.
 XLA computes the product of a single row with a matrix in the vector unit, and that of
 two rows in the matrix units. For 4096 x 4096 int8 weights, it expects 203,299 and 9,955
 cycles on v5e, 127,297 and 13,732 on v6e. A row by a large matrix is therefore padded.
+It gives a matrix of several remaining axes, as of heads and head width, another layout
+at every call: merged to one axis, the matrix is read as it is.
 
 (XLA's estimates of cycles, of programs compiled by libtpu 0.0.42: ``python -m
 benchmarks.tpu_estimate``.)
@@ -83,13 +85,30 @@ def _of_rows(
     precision: lax.PrecisionLike,
 ) -> jax.Array:
     """Contracts the single row of a side as the first of several."""
+    shape = dn.output_shape(dims, lhs.shape, rhs.shape)
+    (lhs_ca, rhs_ca), batch = dims
     if side == 0:
-        lhs = _with_rows(lhs, dims[0][0])
+        lhs = _with_rows(lhs, lhs_ca)
+        rhs, rhs_ca = _merged(rhs, rhs_ca)
     else:
-        rhs = _with_rows(rhs, dims[0][1])
-    out = plain.dot(lhs, rhs, dims, precision=precision)
-    rank = lhs.ndim - len(dims[0][0])
-    return lax.slice_in_dim(out, 0, 1, axis=rank - 1 if side == 0 else out.ndim - 1)
+        lhs, lhs_ca = _merged(lhs, lhs_ca)
+        rhs = _with_rows(rhs, rhs_ca)
+    out = plain.dot(lhs, rhs, ((lhs_ca, rhs_ca), batch), precision=precision)
+    rank = lhs.ndim - len(lhs_ca)
+    axis = rank - 1 if side == 0 else out.ndim - 1
+    return lax.slice_in_dim(out, 0, 1, axis=axis).reshape(shape)
+
+
+def _merged(x: jax.Array, contracting: dn.Axes) -> tuple[jax.Array, dn.Axes]:
+    """Merges adjacent remaining axes, and returns the contracting axes then."""
+    axes = dn.remaining_axes(x.ndim, contracting, ())
+    first, count = axes[0], len(axes)
+    if axes != tuple(range(first, first + count)):
+        return x, contracting
+    sizes = x.shape[:first], x.shape[first : first + count], x.shape[first + count :]
+    matrix = x.reshape(*sizes[0], math.prod(sizes[1]), *sizes[2])
+    moved = tuple(a if a < first else a - count + 1 for a in contracting)
+    return matrix, moved
 
 
 def _with_rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:

@@ -242,7 +242,7 @@ def decoding(*, quick: bool) -> Cases:
     for name, cfg in SERVED.items():
         quantized = model.clone(cfg=cfg)
         served[name] = quantized, convert(quantized, narrow, tokens)
-    for batch in (1,):
+    for batch in (1, 2) if quick else (1, 64):
         programs = {name: _decoding(*one, batch) for name, one in served.items()}
         yield {"layers": layers, "width": width, "sequences": batch}, programs
 

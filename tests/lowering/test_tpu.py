@@ -85,8 +85,9 @@ COLUMN = (((1,), (0,)), ((), ()))
         ((1, 512), (512, 512), COLUMN),
         ((1, 1, 512), (512, 4, 128), (((2,), (0,)), ((), ()))),
         ((512, 4, 128), (1, 512), (((0,), (1,)), ((), ()))),
+        ((1, 1, 512), (4, 512, 128), (((2,), (1,)), ((), ()))),
     ],
-    ids=["row", "token", "exchanged"],
+    ids=["row", "token", "exchanged", "apart"],
 )
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.int4, jnp.bfloat16, jnp.float8_e4m3fn])
 def test_a_row_by_a_large_matrix_is_padded(dtype, lhs, rhs, dims):
@@ -118,6 +119,17 @@ def test_a_row_of_a_layer_of_floats_is_padded(preset):
     found = lowered(lambda *xs: dot(*xs, COLUMN), *given, platform="tpu")
     (row,) = [line for line in found.splitlines() if "stablehlo.dot_general" in line]
     assert "tensor<8x512x" in row
+
+
+def test_the_heads_of_stored_weights_are_merged():
+    """They keep the layout in which they are stored."""
+    dims = (((2,), (2,)), ((), ()))
+    given = (
+        jax.ShapeDtypeStruct(shape, jnp.int8) for shape in ((1, 1, 512), (8, 64, 512))
+    )
+    found = lowered(Dot(dims, 3, 3).sums, *given, platform="tpu")
+    (line,) = [line for line in found.splitlines() if "stablehlo.dot_general" in line]
+    assert "(tensor<1x8x512xi8>, tensor<512x512xi8>)" in line
 
 
 def test_a_row_of_a_gradient_of_fp8_is_padded():
