@@ -194,11 +194,15 @@ class Dot(Contraction):
         """Returns True if every target takes the plain form."""
         shapes = lhs.shape, rhs.shape
         if _is_float(lhs):
-            is_fast = tpu.padded_row(shapes, lhs.dtype, self.dims) is None
+            is_fast = tpu.few_rows(shapes, lhs.dtype, self.dims) is None
             return cpu.sums_halves(lhs, rhs, self.dims) and is_fast
         if jnp.int4 in (lhs.dtype, rhs.dtype):
             return False
-        is_fast = cpu.is_fast(*shapes, self.dims) and gpu.is_plain(*shapes, self.dims)
+        is_fast = (
+            cpu.is_fast(*shapes, self.dims)
+            and gpu.is_plain(*shapes, self.dims)
+            and tpu.few_rows(shapes, lhs.dtype, self.dims) is None
+        )
         return is_fast or self.out_sharding is not None
 
     def _unordered(self) -> "Dot":

@@ -9,7 +9,8 @@ XLA computes the product of a single row with a matrix in the vector unit, and t
 two rows in the matrix units. For 4096 x 4096 int8 weights, it expects 203,299 and 9,955
 cycles on v5e, 127,297 and 13,732 on v6e. A row by a large matrix is therefore padded.
 It gives a matrix of several remaining axes, as of heads and head width, another layout
-at every call: merged to one axis, the matrix is read as it is.
+at every call. Merged to one axis, the matrix is read as it is, which matters where
+there are few rows.
 
 (XLA's estimates of cycles, of programs compiled by libtpu 0.0.42: ``python -m
 benchmarks.tpu_estimate``.)
@@ -34,6 +35,9 @@ _COLUMNS = 2048
 _WEIGHTS = 2**18
 _ROWS = 8
 
+# The number of rows up to which the axes of a matrix are merged.
+_FEW = 512
+
 
 def dot(
     lhs: jax.Array,
@@ -43,7 +47,7 @@ def dot(
     precision: lax.PrecisionLike = None,
 ) -> jax.Array:
     """Contracts integers to int32 and floats to float32, in the faster form."""
-    side = padded_row((lhs.shape, rhs.shape), lhs.dtype, dims)
+    side = few_rows((lhs.shape, rhs.shape), lhs.dtype, dims)
     if side is not None:
         return _of_rows(side, lhs, rhs, dims, precision)
     if jnp.issubdtype(lhs.dtype, jnp.floating):
@@ -55,25 +59,31 @@ def dot(
     return plain.dot(lhs, rhs, ((lhs_ca, rhs_ca), (lhs_ba, rhs_ba)))
 
 
-def padded_row(
+def few_rows(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
     dtype: DTypeLike,
     dims: dn.DimensionNumbers,
 ) -> int | None:
-    """Returns the side (0, 1) of a single row that `dot` pads; None for none."""
+    """Returns the side (0, 1) of rows that `dot` pads, or whose matrix it reshapes.
+
+    None for none: many rows, several by a matrix of two axes or one that is not stored
+    by columns, or a small matrix.
+    """
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > 16:
         return None  # The matrix units would round it to bfloat16.
     contracting, (batch, _) = dims
-    if batch:
+    if batch or not all(isinstance(size, int) for size in (*shapes[0], *shapes[1])):
         return None
     for side, (shape, other) in enumerate((shapes, shapes[::-1])):
         axes = dn.remaining_axes(len(shape), contracting[side], ())
-        is_known = all(isinstance(size, int) for size in (*shape, *other))
-        is_row = bool(axes) and all(shape[axis] == 1 for axis in axes)
-        if is_known and is_row and math.prod(other) >= _WEIGHTS:
-            products = math.prod(other[axis] for axis in contracting[1 - side])
-            if products < math.prod(other):
-                return side
+        columns = dn.remaining_axes(len(other), contracting[1 - side], ())
+        # Frozen weights are stored with their contracting axes last.
+        is_stored = columns == tuple(range(len(columns)))
+        most = _FEW if is_stored and len(columns) > 1 else 1
+        is_few = bool(axes) and math.prod(shape[axis] for axis in axes) <= most
+        has_columns = math.prod(other[axis] for axis in columns) > 1
+        if is_few and has_columns and math.prod(other) >= _WEIGHTS:
+            return side
     return None
 
 
@@ -84,7 +94,7 @@ def _of_rows(
     dims: dn.DimensionNumbers,
     precision: lax.PrecisionLike,
 ) -> jax.Array:
-    """Contracts the single row of a side as the first of several."""
+    """Contracts the rows of a side, of which there are several, with a matrix."""
     shape = dn.output_shape(dims, lhs.shape, rhs.shape)
     (lhs_ca, rhs_ca), batch = dims
     if side == 0:
@@ -94,9 +104,13 @@ def _of_rows(
         lhs, lhs_ca = _merged(lhs, lhs_ca)
         rhs = _with_rows(rhs, rhs_ca)
     out = plain.dot(lhs, rhs, ((lhs_ca, rhs_ca), batch), precision=precision)
-    rank = lhs.ndim - len(lhs_ca)
-    axis = rank - 1 if side == 0 else out.ndim - 1
-    return lax.slice_in_dim(out, 0, 1, axis=axis).reshape(shape)
+    if out.size != math.prod(shape):
+        axis = lhs.ndim - len(lhs_ca) - 1 if side == 0 else out.ndim - 1
+        out = lax.slice_in_dim(out, 0, 1, axis=axis)
+    else:
+        # Without the barrier, XLA splits the axis again.
+        out = lax.optimization_barrier(out)
+    return out.reshape(shape)
 
 
 def _merged(x: jax.Array, contracting: dn.Axes) -> tuple[jax.Array, dn.Axes]:
@@ -112,10 +126,12 @@ def _merged(x: jax.Array, contracting: dn.Axes) -> tuple[jax.Array, dn.Axes]:
 
 
 def _with_rows(x: jax.Array, contracting: dn.Axes) -> jax.Array:
-    """Appends rows of zeros to a single row."""
-    axis = dn.remaining_axes(x.ndim, contracting, ())[-1]
+    """Appends rows of zeros to a single row; returns several as they are."""
+    axes = dn.remaining_axes(x.ndim, contracting, ())
+    if math.prod(x.shape[axis] for axis in axes) > 1:
+        return x
     # Without the barrier, XLA takes them away again.
-    return lax.optimization_barrier(plain.with_zeros(x, axis, _ROWS - 1))
+    return lax.optimization_barrier(plain.with_zeros(x, axes[-1], _ROWS - 1))
 
 
 def _is_large(

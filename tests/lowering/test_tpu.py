@@ -121,15 +121,24 @@ def test_a_row_of_a_layer_of_floats_is_padded(preset):
     assert "tensor<8x512x" in row
 
 
-def test_the_heads_of_stored_weights_are_merged():
+@pytest.mark.parametrize(
+    "rows, matrix",
+    [(1, "512x512"), (64, "512x512"), (513, "8x64x512")],
+)
+def test_the_heads_of_stored_weights_are_merged_for_few_rows(rows, matrix):
     """They keep the layout in which they are stored."""
     dims = (((2,), (2,)), ((), ()))
-    given = (
-        jax.ShapeDtypeStruct(shape, jnp.int8) for shape in ((1, 1, 512), (8, 64, 512))
-    )
+    shapes = (rows, 1, 512), (8, 64, 512)
+    given = (jax.ShapeDtypeStruct(shape, jnp.int8) for shape in shapes)
     found = lowered(Dot(dims, 3, 3).sums, *given, platform="tpu")
     (line,) = [line for line in found.splitlines() if "stablehlo.dot_general" in line]
-    assert "(tensor<1x8x512xi8>, tensor<512x512xi8>)" in line
+    assert f", tensor<{matrix}xi8>)" in line
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-127, 128, shape, np.int8) for shape in shapes)
+    target = Target("tpu", partitions=1)
+    got = jax.jit(lambda *xs: tpu.dot(*xs, dims, target))(a, b)
+    wanted = np.einsum("btk,hdk->bthd", a, b, dtype=np.int32)
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_a_row_of_a_gradient_of_fp8_is_padded():
