@@ -35,7 +35,7 @@ CASES = {
         lhs=(2, 5, 6, 3), rhs=(3, 2, 1, 6), strides=(2, 1), feature_groups=3
     ),
     "batch_groups": Case(lhs=(4, 5, 6, 3), rhs=(3, 2, 3, 4), batch_groups=2),
-    "wide": Case(lhs=(2, 4, 30, 1), rhs=(2, 20, 1, 4)),
+    "wide": Case(lhs=(2, 4, 40, 1), rhs=(2, 20, 1, 4)),
     "wide_strides": Case(
         rhs=(4, 4, 3, 2), strides=(2, 1), rhs_dilation=(1, 2), padding=((2, 2), (3, 1))
     ),
