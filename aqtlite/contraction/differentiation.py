@@ -15,19 +15,19 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from aqtlite.contraction import (
     accumulation,
     cost_warnings,
     execution,
-    poison,
+    quantized_sums,
     remat,
     scale_moves,
     straight_through,
 )
 from aqtlite.contraction.execution import ContractionExecution, Execution
 from aqtlite.contraction.straight_through import Estimator
+from aqtlite.jaxpr import inlined
 from aqtlite.lowering import exact
 from aqtlite.operations import SIDES, Operation, Side
 from aqtlite.qtensor.qtensor import Operand, QTensor
@@ -35,11 +35,8 @@ from aqtlite.quantization import (
     gradient_statistics,
     padding,
     preparation,
-    quantizer,
     statistics,
 )
-from aqtlite.quantization.fixed_scale import FixedScale
-from aqtlite.quantization.quantizer import Seeds
 from aqtlite.quantization.statistics import States
 from aqtlite.shapes import block_shapes
 from aqtlite.shapes.sharding import is_manual, sharded_like, vary_together
@@ -90,17 +87,9 @@ def quantize_and_contract(
         for x in (lhs, rhs)
     )
     forward_scales = jax.lax.stop_gradient(forward_scales)
-    seeds = Seeds(seed, forward_scales, how.fwd.lhs.salt)
-    lhs_q, lhs_nan = _quantize(how.fwd, operation, "lhs", fixed_lhs, seeds, fixed.lhs)
-    seeds = Seeds(seed, (), how.fwd.rhs.salt)
-    rhs_q, rhs_nan = _quantize(how.fwd, operation, "rhs", fixed_rhs, seeds, fixed.rhs)
-    if how.fwd.path == "fwd":
-        lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
-        rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
-    sums = accumulation.sum_products(
-        how.fwd, operation, fixed_lhs, fixed_rhs, lhs_q, rhs_q
+    (lhs_q, lhs_nan), (rhs_q, rhs_nan), sums = quantized_sums.quantize_and_sum(
+        how.fwd, operation, fixed_lhs, fixed_rhs, seed, forward_scales, fixed
     )
-    sums = checkpoint_name(sums, remat.SUMS)
     # `jax.shard_map` without jit does not take a `custom_vjp` with symbolic zeros.
     finish = _jitted_straight_through if in_shard_map else _straight_through
     out = finish(how, operation, sums, lhs, rhs, lhs_q, rhs_q, seed, states)
@@ -116,35 +105,6 @@ def _constant(x: Operand) -> Operand:
     plain = x.stop_gradient() if isinstance(x, QTensor) else x
     fixed: Operand = jax.lax.stop_gradient(plain)
     return fixed
-
-
-def _quantize(
-    how: ContractionExecution,
-    operation: Operation,
-    side: Side,
-    x: Operand,
-    seeds: Seeds,
-    state: Any,
-) -> tuple[QTensor | None, jax.Array | None]:
-    """Quantizes one operand; also a factor of the result, NaN where `x` hides a NaN."""
-    one = how.lhs if side == "lhs" else how.rhs
-    axes = operation.axes(side)
-    if isinstance(x, QTensor):
-        quantizer.check_scale(x.scale.shape, one.tensor, axes, one.path)
-        return x, None
-    if not one.tensor.is_quantized:
-        return None, None
-    q = quantizer.quantize_array(x, one.tensor, axes, one.path, seeds, state)
-    quantizer.check_scale(q.scale.shape, one.tensor, axes, one.path)
-    scale, factor = q.scale, None
-    if one.tensor.calibration.is_blind:
-        q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
-    is_given = isinstance(state, FixedScale) and q.scale is scale
-    # An operand that may be frozen is compiled alike, whether it is computed or given.
-    # A given scale needs no barrier.
-    if how.path == "fwd" and not is_given:
-        q = quantizer.with_fusion_barrier(q)
-    return q, factor
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -364,7 +324,7 @@ def _gradient(
         if how.rhs.reuse == "stored":
             scale = block_shapes.repeat(other.scale, other.shape, range(other.ndim))
             moved = operation.rhs_scale_to_lhs(scale)
-            g = (exact.float32(g) * moved).astype(exact.wide_dtype(g.dtype))
+            g = jax.lax.mul(exact.float32(g), moved).astype(exact.wide_dtype(g.dtype))
             unit = jnp.ones((1,) * other.ndim, jnp.float32)
             other = dataclasses.replace(other, scale=unit)
         elif how.rhs.reuse == "dequantized":
@@ -391,4 +351,4 @@ def _gradient(
     return out if out.shape == shape else padding.crop(out, shape), state
 
 
-_traced_once = jax.jit(_gradient, static_argnums=0, inline=True)
+_traced_once = inlined.traced_once(_gradient, static_argnums=0)

@@ -15,6 +15,7 @@ import numpy as np
 from aqtlite import calibration, config
 from aqtlite.contraction.execution import OperandExecution
 from aqtlite.lowering import exact
+from aqtlite.numerics import Numerics
 from aqtlite.qtensor.qtensor import QTensor
 from aqtlite.quantization import quantizer
 from aqtlite.shapes import block_shapes
@@ -156,7 +157,7 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
         TypeError: if a user's grid returns anything but a mask.
     """
     grid = q.numerics
-    if grid is None:
+    if grid is None or not _has_mask(grid, x.shape, q.zero_point is not None):
         return None
     if block_shapes.has_blocks(x.shape, q.scale.shape):
         blocks = block_shapes.split(x, q.scale.shape)
@@ -170,6 +171,19 @@ def gradient_mask(x: jax.Array, q: QTensor) -> jax.Array | None:
         zero_point = block_shapes.repeat(q.zero_point, x.shape, range(x.ndim))
         mask = grid.gradient_mask_around(scaled, zero_point)
     return _checked(mask, grid, x.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_mask(grid: Numerics, shape: tuple[int, ...], has_zero_point: bool) -> bool:
+    """Whether a grid stops the gradient of any elements.
+
+    Most grids do not; then no values are scaled only to be handed to their masks.
+    """
+    scaled = jax.ShapeDtypeStruct(shape, jnp.float32)
+    if not has_zero_point:
+        return jax.eval_shape(grid.gradient_mask, scaled) is not None
+    zero_point = jax.ShapeDtypeStruct(shape, jnp.int32)
+    return jax.eval_shape(grid.gradient_mask_around, scaled, zero_point) is not None
 
 
 def _checked(mask: Any, source: Any, shape: tuple[int, ...]) -> jax.Array | None:

@@ -1,0 +1,115 @@
+"""The forward half of a contraction: both operands quantized, and the sums of products.
+
+None of it is differentiated (`differentiation`).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from aqtlite.contraction import accumulation, poison, remat
+from aqtlite.contraction.execution import ContractionExecution
+from aqtlite.jaxpr import inlined
+from aqtlite.operations import Operation, Side
+from aqtlite.qtensor.qtensor import Operand, QTensor
+from aqtlite.quantization import quantizer
+from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.quantizer import Seeds
+from aqtlite.quantization.statistics import States
+
+
+class Quantized(NamedTuple):
+    """An operand after quantization."""
+
+    q: QTensor | None
+    """None if it stays in floating point."""
+
+    nan: jax.Array | None
+    """Factor of the result, NaN where the operand hides a NaN; None for none."""
+
+
+def quantize_and_sum(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...],
+    states: States,
+) -> tuple[Quantized, Quantized, jax.Array]:
+    """Quantizes the operands that a config quantizes, and sums their products.
+
+    Forward contractions of one shape share one trace, since a model has many layers of
+    one shape. Gradients are traced once as a whole.
+
+    Args:
+        how: execution of the contraction.
+        operation: the contraction.
+        lhs: float array, or a `QTensor` in place of an array to quantize.
+        rhs: like `lhs`.
+        seed: seed of the noise, uint32 of shape ``(2,)``; None seeds from the operands.
+        forward_scales: scales of the forward pass, in a shape that broadcasts with lhs.
+        states: states of calibrations.
+
+    Returns:
+        The operands, and the sums without the scales that multiply the output.
+    """
+    # An array that is known while tracing must stay so: states are checked.
+    arrays = jax.tree.leaves((lhs, rhs))
+    is_traced = all(isinstance(x, jax.core.Tracer) for x in arrays)
+    is_shared = is_traced and how.path == "fwd" and not jax.tree.leaves(states)
+    run = _traced_once if is_shared else _quantize_and_sum
+    return run(how, operation, lhs, rhs, seed, forward_scales, states)
+
+
+def _quantize_and_sum(
+    how: ContractionExecution,
+    operation: Operation,
+    lhs: Operand,
+    rhs: Operand,
+    seed: jax.Array | None,
+    forward_scales: tuple[jax.Array, ...],
+    states: States,
+) -> tuple[Quantized, Quantized, jax.Array]:
+    seeds = Seeds(seed, forward_scales, how.lhs.salt)
+    lhs_q, lhs_nan = _quantize(how, operation, "lhs", lhs, seeds, states.lhs)
+    seeds = Seeds(seed, (), how.rhs.salt)
+    rhs_q, rhs_nan = _quantize(how, operation, "rhs", rhs, seeds, states.rhs)
+    if how.path == "fwd":
+        lhs_q = None if lhs_q is None else remat.named("lhs", lhs_q)
+        rhs_q = None if rhs_q is None else remat.named("rhs", rhs_q)
+    sums = accumulation.sum_products(how, operation, lhs, rhs, lhs_q, rhs_q)
+    sums = checkpoint_name(sums, remat.SUMS)
+    return Quantized(lhs_q, lhs_nan), Quantized(rhs_q, rhs_nan), sums
+
+
+_traced_once = inlined.traced_once(_quantize_and_sum, static_argnums=0)
+
+
+def _quantize(
+    how: ContractionExecution,
+    operation: Operation,
+    side: Side,
+    x: Operand,
+    seeds: Seeds,
+    state: Any,
+) -> Quantized:
+    one = how.lhs if side == "lhs" else how.rhs
+    axes = operation.axes(side)
+    if isinstance(x, QTensor):
+        quantizer.check_scale(x.scale.shape, one.tensor, axes, one.path)
+        return Quantized(x, None)
+    if not one.tensor.is_quantized:
+        return Quantized(None, None)
+    q = quantizer.quantize_array(x, one.tensor, axes, one.path, seeds, state)
+    quantizer.check_scale(q.scale.shape, one.tensor, axes, one.path)
+    scale, factor = q.scale, None
+    if one.tensor.calibration.is_blind:
+        q, factor = poison.marked(x, q, one.tensor, axes, one.path, state)
+    is_given = isinstance(state, FixedScale) and q.scale is scale
+    # An operand that may be frozen is compiled alike, whether it is computed or given.
+    # A given scale needs no barrier.
+    if how.path == "fwd" and not is_given:
+        q = quantizer.with_fusion_barrier(q)
+    return Quantized(q, factor)
