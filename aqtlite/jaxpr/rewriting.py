@@ -1,6 +1,6 @@
 """Evaluation of a jaxpr with some of its equations replaced.
 
-All other equations run unchanged, consecutive ones together as one jaxpr. An equation
+All other equations run unchanged, consecutive ones together (`repeated`). An equation
 with a replacement in its body is rebuilt by the function of JAX that made it. The
 result is ordinary traceable code.
 
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from aqtlite.jaxpr import equations, registry, scopes
+from aqtlite.jaxpr import equations, registry, repeated, scopes
 from aqtlite.jaxpr.higher_order import BUILDERS
 from aqtlite.jaxpr.replacement import (
     Aux,
@@ -53,7 +53,9 @@ def evaluate(
             return equations.literal_value(atom)
         return known[atom]
 
-    for part in _parts(jaxpr, inside):
+    parts = list(_parts(jaxpr, inside))
+    runs = iter(repeated.functions([one for one in parts if not isinstance(one, int)]))
+    for part in parts:
         if isinstance(part, int):
             eqn = jaxpr.eqns[part]
             values = [read(atom) for atom in eqn.invars]
@@ -63,7 +65,7 @@ def evaluate(
             aux.update(of_equation)
         else:
             values = [known[var] for var in part.invars]
-            results = core.jaxpr_as_fun(core.ClosedJaxpr(part, ()))(*values)
+            results = next(runs)(*values)
             known.update(zip(part.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars], aux
 

@@ -1,5 +1,6 @@
 """Name scopes of equations, from `jax.named_scope` and Flax modules."""
 
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -36,6 +37,33 @@ def text_of(eqn: Any) -> str:
     paths of contractions are empty, and the tests of this file fail.
     """
     return str(eqn.source_info.name_stack)
+
+
+def relative(jaxpr: Any) -> tuple[str, Any]:
+    """Takes the scope that all equations of a jaxpr share off their own scopes.
+
+    Like `text_of`, this reads the `source_info` of equations.
+
+    Returns:
+        The shared scope, and the jaxpr with scopes relative to it. The shared scope is
+        empty if the scopes cannot be put together again.
+    """
+    stacks = [eqn.source_info.name_stack for eqn in jaxpr.eqns]
+    columns = zip(*(stack.stack for stack in stacks), strict=False)
+    count = sum(1 for _ in itertools.takewhile(lambda one: len({*one}) == 1, columns))
+    if not count:
+        return "", jaxpr
+    shared, rests = str(stacks[0][:count]), [stack[count:] for stack in stacks]
+    if any(
+        join(shared, str(rest)) != str(stack)
+        for rest, stack in zip(rests, stacks, strict=True)
+    ):
+        return "", jaxpr
+    eqns = [
+        eqn.replace(source_info=eqn.source_info.replace(name_stack=rest))
+        for eqn, rest in zip(jaxpr.eqns, rests, strict=True)
+    ]
+    return shared, jaxpr.replace(eqns=eqns)
 
 
 def join(outer: str, inner: str) -> str:
