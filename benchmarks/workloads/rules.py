@@ -5,11 +5,14 @@
 Training steps of a plain function (`quantize_function`), of a Linen transformer and of
 12 Linen blocks without a scan (`aqtlite.flax.quantize_model`), and of NNX blocks
 (`aqtlite.flax.nnx.quantize_model`): number of StableHLO operations, number of
-instructions of the compiled program, and the time to trace and to run. Times are
-processor time, which other programs disturb less.
+instructions of the compiled program, and the time to trace, to lower and to run. To
+trace and to lower, also of a Linen transformer of 12 blocks, and of all models in
+float32. Times are processor time, which other programs disturb less; JAX's caches are
+cleared before each trace.
 """
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +32,8 @@ from benchmarks.harness.options import Options
 from benchmarks.workloads import compile as blocks_lib
 from benchmarks.workloads import transformer
 
-INJECTED, RULES = "injected", "rules"
+FLOAT, INJECTED, RULES = contestants.FLOAT32, "injected", "rules"
+QUANTIZED = INJECTED, RULES
 
 LAYERS, BLOCKS, WIDTH, ROWS = 2, 12, 256, 512
 QUICK_LAYERS, QUICK_BLOCKS, QUICK_WIDTH, QUICK_ROWS = 1, 2, 16, 4
@@ -46,7 +50,7 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model quantized in both ways."""
+    """A model in float, and quantized in both ways."""
 
     losses: Mapping[str, Loss]
     """Loss of the parameters and the input, by contestant."""
@@ -73,6 +77,7 @@ def plain(width: int, rows: int) -> Case:
     )
     by_rules = aqtlite.quantize_function(layers(jax.lax.dot_general), CFG, params=0)
     losses: dict[str, Loss] = {
+        FLOAT: layers(jax.lax.dot_general),
         INJECTED: layers(aqtlite.make_dot_general(CFG)),
         RULES: by_rules,
     }
@@ -92,6 +97,7 @@ def linen(model: Any, x: jax.Array) -> Case:
         return loss
 
     losses = {
+        FLOAT: loss_of(model),
         INJECTED: loss_of(model.clone(dot_general_cls=lambda: AqtDotGeneral(CFG))),
         RULES: loss_of(quantize_model(model, OF_WEIGHTS)),
     }
@@ -122,7 +128,9 @@ def of_nnx(layers: int, width: int, rows: int) -> Case:
     params: dict[str, Any] = {}
     injected = Blocks(layers, width, dot_general=aqt_nnx.AqtDotGeneral(CFG))
     by_rules = aqt_nnx.quantize_model(Blocks(layers, width), CFG)
-    for name, model in ((INJECTED, injected), (RULES, by_rules)):
+    in_float = Blocks(layers, width)
+    models = (FLOAT, in_float), (INJECTED, injected), (RULES, by_rules)
+    for name, model in models:
         parts: Any = nnx.split(model, nnx.Param, ...)
         structure, params[name], rest = parts
 
@@ -146,39 +154,49 @@ def step(loss: Loss) -> Any:
     return jax.jit(descend)
 
 
-def measure(case: Case, traces: int, options: Options) -> dict[str, Any]:
-    """Spreads of each contestant, by unit and phase."""
+def measure(case: Case, options: Options) -> dict[str, Any]:
+    """Spreads of the quantized contestants, by phase, with their unit."""
     compiled, operations, instructions = {}, {}, {}
-    for name, loss in case.losses.items():
+    for name in QUANTIZED:
         jax.clear_caches()
-        lowered = step(loss).lower(case.params[name], case.x)
+        lowered = step(case.losses[name]).lower(case.params[name], case.x)
         compiled[name] = lowered.compile()
         operations[name] = timing.spread([lowered.as_text().count(" = ")])
         instructions[name] = timing.spread([compiled[name].as_text().count(" = ")])
-    traced: dict[str, list[float]] = {name: [] for name in case.losses}
-    for _ in range(traces):
-        for name, loss in case.losses.items():
-            jax.clear_caches()
-            start = time.process_time()
-            step(loss).trace(case.params[name], case.x)
-            traced[name].append(time.process_time() - start)
     programs = {
         name: lambda name=name: compiled[name](case.params[name], case.x)
-        for name in case.losses
+        for name in QUANTIZED
     }
+    steps = timing.alternate(
+        programs,
+        repeats=options.repeats,
+        seconds=options.seconds,
+        clock=time.process_time,
+    )
     return {
         "StableHLO": (operations, "operations"),
         "compiled": (instructions, "operations"),
-        "trace": ({name: timing.spread(took) for name, took in traced.items()}, "s"),
-        "step": (
-            timing.alternate(
-                programs,
-                repeats=options.repeats,
-                seconds=options.seconds,
-                clock=time.process_time,
-            ),
-            "s",
-        ),
+        "step": (steps, "s"),
+    }
+
+
+def measure_tracing(case: Case, repeats: int) -> dict[str, Any]:
+    """Spreads of the time to trace and to lower a step, by phase, with their unit."""
+    traced: dict[str, list[float]] = {name: [] for name in case.losses}
+    lowered: dict[str, list[float]] = {name: [] for name in case.losses}
+    for _ in range(repeats):
+        for name, loss in case.losses.items():
+            jax.clear_caches()
+            gc.collect()
+            start = time.process_time()
+            program = step(loss).trace(case.params[name], case.x)
+            middle = time.process_time()
+            program.lower()
+            traced[name].append(middle - start)
+            lowered[name].append(time.process_time() - middle)
+    return {
+        phase: ({name: timing.spread(took) for name, took in times.items()}, "s")
+        for phase, times in (("trace", traced), ("lower", lowered))
     }
 
 
@@ -190,20 +208,32 @@ def run(options: Options, report: Callable[[str], None]) -> list[Figure]:
         else (LAYERS, BLOCKS, WIDTH, ROWS, TRACES)
     )
     tokens = jnp.arange(rows).reshape(4, -1) % 256
+    inputs = jnp.ones((4, 16, blocks_lib.WIDTH))
+
+    def linen_transformer(layers: int) -> Case:
+        return linen(transformer.Transformer(layers, width, 4, None), tokens)
+
     cases = {
         "plain function": lambda: plain(width, rows),
-        f"Linen transformer of {layers} blocks": lambda: linen(
-            transformer.Transformer(layers, width, 4, None), tokens
-        ),
+        f"Linen transformer of {layers} blocks": lambda: linen_transformer(layers),
         f"Linen MLP of {blocks} blocks": lambda: linen(
-            blocks_lib.Mlp(None, blocks), jnp.ones((4, 16, blocks_lib.WIDTH))
+            blocks_lib.Mlp(None, blocks), inputs
         ),
         f"NNX MLP of {layers} blocks": lambda: of_nnx(layers, width, rows),
     }
     measured = []
     for model, make in cases.items():
         report(model)
-        for phase, (spreads, unit) in measure(make(), traces, options).items():
+        made = make()
+        phases = measure(made, options) | measure_tracing(made, traces)
+        for phase, (spreads, unit) in phases.items():
             case = {"model": model, "phase": phase}
             measured += figures.compare("rules", case, spreads, unit)
+    model = f"Linen transformer of {blocks} blocks"
+    report(model)
+    for phase, (spreads, unit) in measure_tracing(
+        linen_transformer(blocks), traces
+    ).items():
+        case = {"model": model, "phase": phase}
+        measured += figures.compare("rules", case, spreads, unit)
     return measured
