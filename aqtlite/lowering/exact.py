@@ -27,21 +27,9 @@ def algebraic_barrier(x: jax.Array) -> jax.Array:
     """Returns `x`, and keeps XLA from simplifying across it.
 
     XLA moves no factor through a clamp, and fuses it, since it uses `x` only once. An
-    optimization barrier would split the loop that reads `x`, except on CPUs, where XLA
-    removes it between simplification and fusion.
+    optimization barrier would split the loop that reads `x`.
     """
-    return _AlgebraicBarrier()(x)
-
-
-@dataclasses.dataclass(frozen=True)
-class _AlgebraicBarrier(OnCpu):
-    """The identity, which XLA does not simplify across."""
-
-    def reference(self, x):
-        return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
-
-    def on_cpu(self, is_whole, x):
-        return lax.optimization_barrier(x)
+    return lax.clamp(np.float32(-np.inf), x, np.float32(np.inf))
 
 
 def on_squeezed(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
