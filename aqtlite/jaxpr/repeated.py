@@ -7,7 +7,7 @@ of one, which is inlined (`inlined.traced_once`): the program stays the same.
 import collections
 import contextlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,23 +28,45 @@ def functions(runs: Sequence[Any]) -> list[Run]:
     Args:
         runs: jaxprs of consecutive equations, without constants.
     """
-    relative = [
-        scopes.relative(run) if len(run.eqns) >= _MIN_EQUATIONS else ("", run)
-        for run in runs
-    ]
-    keys = [_key(run) for _, run in relative]
-    counts = collections.Counter(key for key in keys if key is not None)
+    repeatable = [_repeatable(run) for run in runs]
+    counts = collections.Counter(one.key for one in repeatable if one is not None)
     shared: dict[Hashable, Run] = {}
     made: list[Run] = []
-    for run, (scope, short), key in zip(runs, relative, keys, strict=True):
-        if key is None or counts[key] == 1:
+    for run, one in zip(runs, repeatable, strict=True):
+        if one is None or counts[one.key] == 1:
             made.append(core.jaxpr_as_fun(core.ClosedJaxpr(run, ())))
             continue
-        if key not in shared:
-            body = core.jaxpr_as_fun(core.ClosedJaxpr(short, ()))
-            shared[key] = inlined.traced_once(body)
-        made.append(_in_scope(scope, shared[key]))
+        if one.key not in shared:
+            body = core.jaxpr_as_fun(core.ClosedJaxpr(one.jaxpr, ()))
+            shared[one.key] = inlined.traced_once(body)
+        made.append(_in_scope(one.scope, shared[one.key]))
     return made
+
+
+class _Repeatable(NamedTuple):
+    """A run of equations that others may be equal to."""
+
+    scope: str
+    """Scope that its equations share."""
+
+    jaxpr: Any
+    """Run with scopes relative to the shared one."""
+
+    key: Hashable
+    """Value in common with equal runs."""
+
+
+def _repeatable(run: Any) -> _Repeatable | None:
+    """Returns None for a run that is not to be shared."""
+    if len(run.eqns) < _MIN_EQUATIONS or run.effects:
+        return None
+    scope, jaxpr = scopes.relative(run)
+    key = _key(jaxpr)
+    try:
+        hash(key)
+    except TypeError:  # A parameter has no hash.
+        return None
+    return _Repeatable(scope, jaxpr, key)
 
 
 def _in_scope(scope: str, run: Run) -> Run:
@@ -55,10 +77,8 @@ def _in_scope(scope: str, run: Run) -> Run:
     return function
 
 
-def _key(run: Any) -> Hashable | None:
-    """Returns what equal runs have in common; None for one that is not to be shared."""
-    if len(run.eqns) < _MIN_EQUATIONS or run.effects:
-        return None
+def _key(run: Any) -> Hashable:
+    """Returns what equal runs have in common; it has a hash if all parameters have."""
     numbers: dict[Any, int] = {}
 
     def number(atom: Any) -> Hashable:
@@ -67,7 +87,7 @@ def _key(run: Any) -> Hashable | None:
             return atom.aval, value.tobytes()
         return numbers.setdefault(atom, len(numbers))
 
-    key: Hashable = (
+    return (
         tuple((number(var), var.aval) for var in run.invars),
         tuple(
             (
@@ -82,8 +102,3 @@ def _key(run: Any) -> Hashable | None:
         ),
         tuple(map(number, run.outvars)),
     )
-    try:
-        hash(key)
-    except TypeError:  # A parameter has no hash.
-        return None
-    return key

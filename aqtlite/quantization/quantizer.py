@@ -211,8 +211,11 @@ def scaled(x: jax.Array, scale: jax.Array, grid: numerics.Numerics) -> jax.Array
         # The reciprocal of a large scale would be subnormal.
         shrink = jnp.where(scale > 2.0**64, jnp.float32(2.0**-32), jnp.float32(1))
         values, scale = values * shrink, scale * shrink
-    unit = functools.partial(lax.full_like, fill_value=grid.unit)
-    return lax.mul(values, exact.on_squeezed(lambda s: lax.div(unit(s), s), scale))
+
+    def reciprocal(scale: jax.Array) -> jax.Array:
+        return lax.div(lax.full_like(scale, grid.unit), scale)
+
+    return lax.mul(values, exact.on_squeezed(reciprocal, scale))
 
 
 @functools.partial(jax.jit, static_argnames="tensor_config")

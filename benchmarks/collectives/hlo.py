@@ -81,12 +81,14 @@ def count(hlo: str) -> list[Collective]:
     for inside, lines in computations.items():
         for line in lines:
             trips = loops.trip_count(line, inside, computations)
-            for called in _CALLED.finditer(line):
-                for name in re.findall(r"[\w.\-]+", called[1]):
-                    callers[name] = inside, trips
+            names = [
+                name
+                for called in _CALLED.finditer(line)
+                for name in re.findall(r"[\w.\-]+", called[1])
+            ]
+            callers.update(dict.fromkeys(names, (inside, trips)))
             if " conditional(" in line:
-                names = " ".join(called[1] for called in _CALLED.finditer(line))
-                conditionals.append(re.findall(r"[\w.\-]+", names))
+                conditionals.append(names)
     devices = int(match[1]) if (match := _PARTITIONS.search(hlo)) else 1
     for inside, lines in computations.items():
         for number, line in enumerate(lines):
