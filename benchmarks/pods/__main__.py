@@ -166,10 +166,10 @@ def _devices(asked: argparse.Namespace) -> Iterator[Sequence[jax.Device]]:
 
 def options_of(asked: argparse.Namespace, platform: str) -> dict[str, Any]:
     """Options of the compiler for a platform."""
-    options: dict[str, Any] = dict(devices.OPTIONS[platform])
+    options = devices.OPTIONS[platform]
     if asked.options is not None:
         options = dict(option.split("=", 1) for option in asked.options)
-    return {EFFORT: asked.effort, **options} if platform == "tpu" else options
+    return {EFFORT: asked.effort, **options} if platform == "tpu" else {**options}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
