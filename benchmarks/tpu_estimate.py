@@ -16,20 +16,18 @@ cycles and bytes are those of a single round of each loop.
 
 import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import jax
 import rich.box
-from jax.experimental import topologies
 from rich.table import Table
 
 from aqtlite.lowering import processor
 from benchmarks.gpu import cases
 from benchmarks.gpu.measuring import Program
-from benchmarks.harness import tables
+from benchmarks.harness import absent, tables
 
 BANDWIDTH = {
     "TPU v5 lite": 819e9,
@@ -63,10 +61,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile for the first chip of the topology, and print a table of each case."""
     asked = parser().parse_args(arguments)
-    try:
-        chip = topologies.get_topology_desc(asked.topology, platform="tpu").devices[0]
-    except (RuntimeError, NotImplementedError) as error:
-        sys.exit(f"no topology {asked.topology!r} (pip install libtpu): {error}")
+    missing = f"no topology {asked.topology!r} (pip install libtpu)"
+    chip = absent.devices(asked.topology, "tpu", missing)[0]
     console = tables.console()
     for name, make in cases.CASES:
         if name in asked.only:

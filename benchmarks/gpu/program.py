@@ -11,9 +11,10 @@ because XLA would time them against cuBLASLt's on the device.
 import argparse
 import os
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.harness import absent
 
 # NVIDIA's H100 SXM as a GpuTargetConfigProto of XLA.
 H100 = """
@@ -49,16 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     # Must be set before JAX reads it.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
-    from jax.experimental import topologies
-
     from aqtlite import config
 
-    try:
-        chip = topologies.get_topology_desc(
-            "h100", "cuda", target_config=H100, topology="1x1x1"
-        ).devices[0]
-    except (RuntimeError, NotImplementedError) as error:
-        sys.exit(f"no H100 to compile for (see the docstring): {error}")
+    missing = "no H100 to compile for (see the docstring)"
+    options = {"target_config": H100, "topology": "1x1x1"}
+    chip = absent.devices("h100", "cuda", missing, **options)[0]
     cfg = getattr(config, asked.preset)()
     for shape in SHAPES:
         print(f"{shape} by {(shape[-1], COLUMNS)}")

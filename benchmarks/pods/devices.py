@@ -1,12 +1,11 @@
 """Devices that need not be there, and the options with which programs are compiled."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
 from benchmarks.gpu.program import H100
+from benchmarks.harness import absent
 
 TOPOLOGIES = {16: "v5e:4x4", 64: "v5e:8x8", 256: "v5e:16x16"}
 """TPUs, by the number of chips."""
@@ -35,18 +34,13 @@ as much. On GPUs, nothing is timed on a device.
 
 def tpus(chips: int) -> Sequence[jax.Device]:
     """Chips of a TPU v5e (``pip install libtpu``)."""
-    return _topology(TOPOLOGIES[chips], "tpu")
+    name = TOPOLOGIES[chips]
+    missing = f"no topology {name!r} of tpu (see the docstring)"
+    return absent.devices(name, "tpu", missing)
 
 
 def h100s(hosts: int) -> Sequence[jax.Device]:
     """Hosts of eight H100s (for packages and JAX_PLATFORMS, see `gpu.program`)."""
-    return _topology("h100", "cuda", target_config=H100, topology=f"1x{hosts}x{H100S}")
-
-
-def _topology(name: str, platform: str, **options: Any) -> Sequence[jax.Device]:
-    from jax.experimental import topologies
-
-    try:
-        return topologies.get_topology_desc(name, platform, **options).devices
-    except (RuntimeError, NotImplementedError) as error:
-        sys.exit(f"no topology {name!r} of {platform} (see the docstring): {error}")
+    missing = "no topology 'h100' of cuda (see the docstring)"
+    shape = f"1x{hosts}x{H100S}"
+    return absent.devices("h100", "cuda", missing, target_config=H100, topology=shape)
