@@ -36,7 +36,17 @@ def with_gradient_statistics(state: State, gradient: State) -> dict[str, Any]:
     Args:
         state: state that the quantized function returned.
         gradient: gradient with respect to the state, from `jax.grad`.
+
+    Raises:
+        ValueError: if the gradient has no statistics.
     """
+    if OF_GRADIENTS not in gradient:
+        raise ValueError(
+            "with_gradient_statistics(state, gradient) takes the gradient with respect "
+            f"to a state that has {OF_GRADIENTS!r}, as init_state returns it for "
+            "configs with statistics of output gradients; got one of "
+            f"{', '.join(map(repr, sorted(gradient))) or 'nothing'}"
+        )
     return {**state, OF_GRADIENTS: gradient[OF_GRADIENTS]}
 
 

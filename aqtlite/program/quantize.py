@@ -153,7 +153,15 @@ class QuantizedFunction:
 
         Returns:
             The state updated with the statistics of this call.
+
+        Raises:
+            TypeError: if `state` is not a state, as where arguments come before it.
         """
+        if not _is_state(state):
+            raise TypeError(
+                "gather(state, *args) takes a state that init_state(*args) or gather "
+                f"returned, before the function's arguments; got {errors.brief(state)}"
+            )
         _, planned, aux = self._evaluate(state, args, kwargs, states_lib.gathering)
         return states_lib.updated(state, planned, aux)
 
