@@ -19,7 +19,7 @@ from aqtlite.program.serving.conversion import FrozenWeight, WeightFreezer
 from aqtlite.program.serving.frozen_record import COLLECTION
 from aqtlite.program.serving.model import Parameter
 from aqtlite.program.serving.planning import Plan, Weight
-from aqtlite.quantization.statistics import counts_of
+from aqtlite.quantization.statistics import records_of
 
 _FLOATS = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 
@@ -136,7 +136,7 @@ def _check_statistics(
     source: Reader, origin: Mapping[str, str], variables: Variables, template: Any
 ) -> None:
     """Checks that statistics of activations come from at least one batch."""
-    for path, _ in counts_of(variables.statistics(template)):
+    for path, _ in records_of(variables.statistics(template)):
         stored_as = origin[f"{path_name(path)}/batches"]
         if not (source.read(stored_as) > 0).all():
             raise CheckpointError(

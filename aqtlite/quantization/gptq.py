@@ -131,8 +131,8 @@ def problem(how: config.Gptq, damping: np.ndarray) -> str | None:
     if failed.any():
         return (
             f"{failed.sum()} of {damping.size} second moments of inputs have no "
-            "Cholesky factorization with any damping, as with NaN among the inputs; "
-            "their weights are rounded to nearest"
+            "Cholesky factorization with any damping; their weights are rounded to "
+            "nearest"
         )
     if unseen.any():
         return (

@@ -70,6 +70,15 @@ def update(state: Any, operation: Operation, lhs: Any, rhs: Any) -> Any:
     return SecondMoment(state.batches + 1, state.moment + found)
 
 
+def may_be_finite(state: SecondMoment) -> bool:
+    """Whether a second moment is finite, or not known to hold NaN or infinities."""
+    if isinstance(state.moment, jax.core.Tracer):
+        return True
+    # An input that is not finite makes its own power so.
+    powers = jnp.diagonal(state.moment, axis1=-2, axis2=-1)
+    return bool(jnp.isfinite(powers).all())
+
+
 def merged(one: SecondMoment, other: SecondMoment) -> SecondMoment:
     """Returns the second moment of the batches of both."""
     return jax.tree.map(jnp.add, one, other)

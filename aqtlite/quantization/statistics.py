@@ -218,10 +218,10 @@ def merge_state(tensor: config.Tensor, state: Any, other: Any, path: str) -> Any
     return counting.merged(tensor.calibration, state, other, tensor.grid)
 
 
-def counts_of(tree: Any) -> list[tuple[Any, Any]]:
-    """Returns the path of each record of statistics and its number of batches."""
+def records_of(tree: Any) -> list[tuple[Any, Any]]:
+    """Returns each record of statistics, which counts its `batches`, with its path."""
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_record)
-    return [(path, node.batches) for path, node in nodes if _is_record(node)]
+    return [(path, node) for path, node in nodes if _is_record(node)]
 
 
 def _is_record(x: Any) -> bool:

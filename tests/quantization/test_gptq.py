@@ -209,15 +209,19 @@ def test_a_singular_moment_takes_more_damping_and_says_so():
     assert error(x, w, q) < error(x, w, nearest_by(matmul, cfg, w, x))
 
 
-def test_inputs_that_are_not_finite_round_to_nearest_and_say_so():
-    x, w = correlated(100, 24).at[3, 4].set(jnp.nan), weights(24, 8)
-    reports = []
-    cfg = config_of(GRIDS["int4"])
-    _, serving = converted(matmul, cfg, w, (x,), report=reports.append)
-    told = reports[0].parameters[0].rounding
-    assert told.startswith("rounded to nearest instead of by GPTQ: 1 of 1 second mom")
-    nearest = nearest_by(matmul, cfg, w, x)
-    assert (frozen(serving).qvalue == nearest.qvalue).all()
+@pytest.mark.parametrize("value", [jnp.nan, -jnp.inf])
+def test_inputs_that_are_not_finite_are_an_error_and_no_warning(value, caplog):
+    x, w = correlated(100, 24), weights(24, 8)
+
+    def product(w, x):
+        with jax.named_scope("head"):
+            return x @ w
+
+    bad = x.at[3, 4].set(value)
+    message = r"1 of 1 second moments .* NaN or infinities: those in .*head.*moment"
+    with pytest.raises(ValueError, match=message):
+        converted(product, config_of(GRIDS["int4"]), w, (x,), (bad,))
+    assert not caplog.records
 
 
 def test_inputs_of_zeros_round_to_nearest_and_say_so(caplog):

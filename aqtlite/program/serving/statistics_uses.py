@@ -18,10 +18,11 @@ from aqtlite.calibration import counting
 from aqtlite.jaxpr import slicing, tracing
 from aqtlite.operations import OperandAxes
 from aqtlite.program.serving.contraction import Contraction
-from aqtlite.quantization import quantizer
+from aqtlite.quantization import quantizer, second_moment
 from aqtlite.quantization.fixed_scale import FixedScale
+from aqtlite.quantization.second_moment import SecondMoment
 from aqtlite.quantization.state_collections import STATISTICS
-from aqtlite.quantization.statistics import counts_of
+from aqtlite.quantization.statistics import records_of
 from aqtlite.shapes.dimension_numbers import Axes
 
 Place = tuple[str, ...]
@@ -192,19 +193,32 @@ def replaced(tree: Any, states: Mapping[Place, Any], place: Place = ()) -> Any:
 
 
 def check_gathered(collection: Any, remedy: str) -> None:
-    """Raises ValueError if statistics are known to have seen no batch.
+    """Checks statistics before a conversion, as far as their values are known.
 
     Args:
         collection: the collection of statistics.
-        remedy: advice for the message.
+        remedy: advice for the message where they have seen no batch.
+
+    Raises:
+        ValueError: if statistics have seen no batch, or second moments are not finite.
     """
-    for path, count in counts_of(collection):
-        is_known = isinstance(count, jax.Array | np.ndarray)
-        if is_known and counting.problem(count) is not None:
-            raise ValueError(
-                f"the statistics in {STATISTICS}{jax.tree_util.keystr(path)} have "
-                f"seen no batch: {remedy}"
-            )
+    records = [
+        (f"{STATISTICS}{jax.tree_util.keystr(path)}", record)
+        for path, record in records_of(collection)
+        if isinstance(record.batches, jax.Array | np.ndarray)
+    ]
+    for name, record in records:
+        if counting.problem(record.batches) is not None:
+            raise ValueError(f"the statistics in {name} have seen no batch: {remedy}")
+    moments = [(name, x) for name, x in records if isinstance(x, SecondMoment)]
+    infinite = [name for name, x in moments if not second_moment.may_be_finite(x)]
+    if infinite:
+        raise ValueError(
+            f"{len(infinite)} of {len(moments)} second moments of inputs, by which "
+            "GPTQ rounds weights, hold NaN or infinities: those in "
+            f"{', '.join(infinite[:4])}{', ...' if infinite[4:] else ''}. Check the "
+            "batches and the variables, and gather statistics again"
+        )
 
 
 def fix(statistics: Mapping[str, Any], uses: Uses, *, is_frozen: bool) -> Any:
