@@ -96,9 +96,17 @@ def _make(
             f"the scales of {task.path} are not finite, though its parameters are: the "
             "model itself makes infinities or NaN of them"
         )
-    signal, noise = float(made.signal), float(made.noise)
-    decibels = 10 * float(np.log10(signal / noise)) if signal and noise else None
-    return arrays, decibels
+    return arrays, _recorded_decibels(float(made.signal), float(made.noise))
+
+
+def _recorded_decibels(signal: float, noise: float) -> float | None:
+    """Returns a signal-to-noise ratio with the two decimals that a manifest holds.
+
+    A conversion reports what is read from its checkpoint later.
+    """
+    if not signal or not noise or np.isnan(signal / noise):
+        return None
+    return round(10 * float(np.log10(signal / noise)), 2)
 
 
 def _stored(x: np.ndarray, stored: Stored) -> np.ndarray:

@@ -42,6 +42,7 @@ def test_size_by_bits(bits, grid, target, tmp_path):
     assert report.bytes_on_disk < report.bytes_after + 10_000
     shown = checkpoint.summarize(tmp_path / target)
     assert shown.bytes_on_disk == report.bytes_on_disk
+    assert shown.weights == report.weights
     for loaded in (
         checkpoint.load_serving(tmp_path / target),
         checkpoint.load_serving(tmp_path / target, model),
