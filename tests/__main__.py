@@ -6,6 +6,7 @@
                                     and most cases of tests that have many
   python -m tests all               both, as .ci/run does
   python -m tests flax checkpoint   tests/flax and tests/checkpoint, slow ones too
+  python -m tests slow flax         the slow tests of tests/flax
   python -m tests noise -k unbiased  of tests/noise, those named so
   python -m tests aqtlite           the doctests
 
@@ -57,13 +58,18 @@ def commands(arguments: Sequence[str]) -> list[tuple[str, ...]]:
     if not arguments:
         return [*CHECKS, TYPES, *_pytest(*QUICK)]
     if arguments[0] == "all":
-        return [*CHECKS, TYPES, *_pytest(*arguments[1:])]
+        return [*CHECKS, TYPES, *_pytest(*_with_paths(arguments[1:]))]
     if arguments[0] == "slow":
-        return _pytest(*SLOW, *arguments[1:])
+        return _pytest(*SLOW, *_with_paths(arguments[1:]))
+    return _pytest(*_with_paths(arguments))
+
+
+def _with_paths(arguments: Sequence[str]) -> list[str]:
+    """Returns parts, as paths, and the options of pytest after them."""
     options = [i for i, text in enumerate(arguments) if text.startswith("-")]
     first_option = min(options, default=len(arguments))
     paths = [_path(name) for name in arguments[:first_option]]
-    return _pytest(*paths, *arguments[first_option:])
+    return [*paths, *arguments[first_option:]]
 
 
 def _pytest(*arguments: str) -> list[tuple[str, ...]]:
@@ -118,8 +124,12 @@ def main(arguments: Sequence[str]) -> int:
     if types is not None and types.wait():
         print("mypy has found errors, which are above.", file=sys.stderr)
         failed = failed or types.returncode
-    if failed or without_tests == len(CODES):
-        return failed or _NO_TESTS
+    if failed:
+        return failed
+    if without_tests == len(CODES):
+        text = " ".join(arguments)
+        print(f"python -m tests {text}: no tests were found", file=sys.stderr)
+        return _NO_TESTS
     if not arguments:
         print("The slow tests are left: python -m tests slow")
     return 0

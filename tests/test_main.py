@@ -24,6 +24,14 @@ def test_all_is_what_the_two_parts_are():
     assert command.commands(["slow"]) == pytest_twice("-m", "slow")
 
 
+def test_parts_after_all_and_slow():
+    checks = [*command.CHECKS, command.TYPES]
+    noise = pytest_twice("tests/noise", "-x")
+    assert command.commands(["all", "noise", "-x"]) == [*checks, *noise]
+    slow = pytest_twice("-m", "slow", "tests/noise", "-x")
+    assert command.commands(["slow", "noise", "-x"]) == slow
+
+
 @pytest.mark.parametrize(
     "arguments, expected",
     [
@@ -40,12 +48,19 @@ def test_parts_and_options_go_to_pytest(arguments, expected):
     assert command.commands(arguments) == pytest_twice(*expected)
 
 
-def test_an_unknown_part_lists_the_parts(capsys):
-    assert command.main(["nosie"]) == 2
+@pytest.mark.parametrize("arguments", [["nosie"], ["slow", "nosie"]])
+def test_an_unknown_part_lists_the_parts(arguments, capsys):
+    assert command.main(arguments) == 2
     message = capsys.readouterr().err
     assert "no part 'nosie'" in message
     assert "config" in message
     assert "noise" in message
+
+
+@pytest.mark.slow  # starts two processes
+def test_a_part_without_slow_tests_says_so(capfd):
+    assert command.main(["slow", "main", "-k", "unknown", "-n", "0"]) == 5
+    assert "slow main -k unknown -n 0: no tests were found" in capfd.readouterr().err
 
 
 def test_help_says_how_long_it_takes_and_runs_nothing(capsys):
