@@ -1,5 +1,8 @@
 """``python -m tests``: which commands it runs for which parts."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests import __main__ as command
@@ -66,3 +69,12 @@ def test_a_part_without_slow_tests_says_so(capfd):
 def test_help_says_how_long_it_takes_and_runs_nothing(capsys):
     assert command.main(["--help"]) == 0
     assert "minutes on two cores" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # starts a process
+def test_a_module_that_its_package_imports_is_imported_once():
+    # Its doctest tells whether a class that the package made is the module's own.
+    doctest = "aqtlite/flax/linen/quantize_model.py"
+    pytest_of = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    run = subprocess.run((*pytest_of, doctest), cwd=command.ROOT, check=False)
+    assert run.returncode == 0
