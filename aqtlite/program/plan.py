@@ -2,10 +2,9 @@
 
 import collections
 import dataclasses
-import difflib
 import functools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,10 +14,10 @@ from jax.extend import core
 
 from aqtlite import config
 from aqtlite.contraction import differentiation
-from aqtlite.jaxpr import equations, registry, sites
+from aqtlite.jaxpr import sites
 from aqtlite.jaxpr.sites import Loop, NamedValue, Site
 from aqtlite.operations.inputs import Matrices
-from aqtlite.program import injected, overshadowed, patterns, plan_table
+from aqtlite.program import injected, matching, overshadowed, plan_table
 from aqtlite.program.naming import Naming, by_scope
 from aqtlite.program.plan_table import NO_SCOPE
 from aqtlite.program.planned import (
@@ -26,10 +25,9 @@ from aqtlite.program.planned import (
     PlannedContraction,
     PlannedOperand,
     equation_of,
-    smaller_size,
     why_not_quantized,
 )
-from aqtlite.program.rules import ANY_PATH, Rule
+from aqtlite.program.rules import Rule
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -123,11 +121,10 @@ def make(
     for index, rule in enumerate(rules):
         if not rule.is_required or index in used:
             continue
-        matching = [one for one in planned if _fulfils(one, rule)]
-        if not matching:
-            text = _nothing_fulfils(rule, index, planned)
-            raise ValueError(text + _not_called(rule, closed))
-        deciding = {one.rule for one in matching if one.rule is not None}
+        met = [one for one in planned if matching.fulfils(one, rule)]
+        if not met:
+            raise ValueError(matching.nothing_fulfils(rule, index, planned, closed))
+        deciding = {one.rule for one in met if one.rule is not None}
         overshadowed.check(rules, index, deciding, "any contraction")
     return Plan(tuple(planned), tuple(rules), tuple(contents.named))
 
@@ -175,7 +172,9 @@ def _planned(
         if why is None and not injected.is_described(site.scope.path):
             why = _obstacle(site)
         return dataclasses.replace(one, cfg=_FLOAT if why else given, why_float=why)
-    index = next((i for i, rule in enumerate(rules) if _fulfils(one, rule)), None)
+    index = next(
+        (i for i, rule in enumerate(rules) if matching.fulfils(one, rule)), None
+    )
     cfg = None if index is None else rules[index].cfg
     one = dataclasses.replace(one, rule=index, why_float=_why_float(site, cfg, index))
     if cfg is None or not one.is_quantized:
@@ -241,85 +240,6 @@ def _obstacle(site: Site) -> str | None:
             "that is differentiated"
         )
     return site.obstacle
-
-
-def _fulfils(one: PlannedContraction, rule: Rule) -> bool:
-    return not _unfulfilled(one, rule)
-
-
-def _unfulfilled(one: PlannedContraction, rule: Rule) -> list[str]:
-    """Returns the values by which a contraction fails conditions of a rule, as text."""
-    num_weights = (one.lhs.kind, one.rhs.kind).count("weight")
-    size = smaller_size(one.site.eqn)
-    checks: list[tuple[Callable[[], bool], str]] = [
-        (
-            lambda: rule.path == ANY_PATH or patterns.fullmatch(rule.path, one.path),
-            f"path={one.path!r}",
-        ),
-        (
-            lambda: rule.ops is None or bool({one.op, one.registered} & {*rule.ops}),
-            f"op={one.registered or one.op!r}",
-        ),
-        (
-            lambda: {
-                "any": True,
-                "weight": num_weights == 1,
-                "activations": num_weights == 0,
-            }[rule.operands],
-            f"operands: {one.lhs.kind}, {one.rhs.kind}",
-        ),
-        (
-            lambda: (
-                rule.equation is None
-                or patterns.fullmatch(rule.equation, one.equation or "")
-            ),
-            f"equation={one.equation!r}",
-        ),
-        (lambda: size >= rule.min_size, f"size {size}"),
-    ]
-    return [text for is_fulfilled, text in checks if not is_fulfilled()]
-
-
-def _nothing_fulfils(rule: Rule, index: int, planned: list[PlannedContraction]) -> str:
-    conditions = overshadowed.conditions(rule, "any contraction")
-    text = f"rule {index} ({conditions}) matches nothing"
-    if not planned:
-        return (
-            f"{text}: the program has no contraction of its own, beside any that are "
-            "quantized already"
-        )
-    by_path = {one.path: one for one in planned}
-    alike = difflib.get_close_matches(rule.path, by_path, n=len(by_path), cutoff=0.0)
-    missing = {path: _unfulfilled(one, rule) for path, one in by_path.items()}
-    nearest = sorted(alike, key=lambda path: len(missing[path]))[:5]
-    lines = [f"  {path or NO_SCOPE}: {', '.join(missing[path])}" for path in nearest]
-    kinds = {kind for one in planned for kind in (one.lhs.kind, one.rhs.kind)}
-    if rule.operands == "weight" and "weight" not in kinds:
-        lines.append(
-            "No operand is a weight: params= says which arguments are parameters, and "
-            "what a function closes over is a constant."
-        )
-    return "\n".join(
-        [
-            f"{text}. The nearest of {len(planned)} contractions, and what does not "
-            "match:",
-            *lines,
-            "A path is matched as a whole: write .* for any text before or after. A "
-            "rule with is_required=False may match nothing.",
-        ]
-    )
-
-
-def _not_called(rule: Rule, closed: core.ClosedJaxpr) -> str:
-    """Returns a hint if a program does not call the operations that a rule names."""
-    called = equations.called_names(closed)
-    missing = set(rule.ops or ()) - called - {*registry.OF_PRIMITIVES.values()}
-    if not missing:
-        return ""
-    return (
-        f"\nThe program does not call {', '.join(sorted(missing))}. What it calls by a "
-        f"name: {', '.join(sorted(called)) or 'nothing'}."
-    )
 
 
 def report(planned: Plan, *, strict: bool) -> None:
@@ -388,7 +308,7 @@ def check_quantizes(planned: Plan) -> None:
     names_some = any(
         rule.cfg is not None
         and rule.cfg.is_quantized
-        and any(_fulfils(one, rule) for one in contractions)
+        and any(matching.fulfils(one, rule) for one in contractions)
         for rule in planned.rules
     )
     if planned.rules and not names_some:
