@@ -25,6 +25,9 @@ from aqtlite.qtensor.qtensor import QTensor
 FIELDS = ("qvalue", "scale", "zero_point", "sums")
 """Fields of a `QTensor` that are arrays; the last two may be None."""
 
+ON_GRID = ("qvalue", "zero_point")
+"""Fields whose values are stored values of the grid."""
+
 LINEN, NNX = "linen", "nnx"
 FRAMEWORKS = (LINEN, NNX)
 
@@ -163,9 +166,9 @@ def describe(serving: Any) -> tuple[dict[str, Node], dict[str, Stored]]:
                 name.removeprefix(prefix).partition("/")[0]: name for name in named
             }
             fields = {one: arrays_of[one] for one in FIELDS if one in arrays_of}
-            qvalue = fields["qvalue"]
-            packing = packing_of(named[qvalue], node.numerics)
-            arrays[qvalue] = Stored(named[qvalue], packing)
+            for name in (fields[one] for one in ON_GRID if one in fields):
+                packing = packing_of(named[name], node.numerics)
+                arrays[name] = Stored(named[name], packing)
             nodes[path] = Frozen(
                 fields,
                 jnp.dtype(node.dtype),

@@ -17,6 +17,7 @@ from aqtlite.checkpoint.manifest import (
     FRAMEWORKS,
     LINEN,
     NNX,
+    ON_GRID,
     Frozen,
     Manifest,
     Node,
@@ -131,7 +132,8 @@ def _check_references(manifest: Manifest) -> None:
             named = {path: node.array}
         elif isinstance(node, Frozen):
             named = {f"{path}/{field}": name for field, name in node.arrays.items()}
-            grids = {node.arrays["qvalue"]: node.numerics}
+            names = (node.arrays[one] for one in ON_GRID if one in node.arrays)
+            grids = dict.fromkeys(names, node.numerics)
         for above, name in named.items():
             if name not in unused:
                 raise ValueError(f"{path} names an array {name!r} that is not there")
@@ -154,11 +156,14 @@ def _is_packed(stored: Stored, grid: Any) -> bool:
     """Whether an array is packed as it is today, or was once.
 
     All were once packed along the last axis, and values of unsigned grids of 2 bits in
-    as many bits as their dtype has.
+    as many bits as their dtype has. Integers of several bytes, as zero points are in
+    memory, were not packed.
     """
     expected = packing_of(stored.info, grid)
-    if stored.packing is None or expected is None:
-        return stored.packing is expected
+    if stored.packing is None:
+        return expected is None or stored.info.dtype.itemsize > 1
+    if expected is None:
+        return False
     several = filter(None, (expected, packing_of(stored.info)))
     return any(
         stored.packing in (one, dataclasses.replace(one, axis=-1)) for one in several

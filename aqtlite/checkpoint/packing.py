@@ -27,7 +27,7 @@ class Packing:
     """
 
     bits: int
-    """Width of a code: 1, 2 or 4."""
+    """Width of a code: 1, 2, 4 or 8."""
 
     lowest: int
     """The smallest value, coded as 0."""
@@ -40,17 +40,22 @@ class Packing:
 
     def __post_init__(self):
         fits = (
-            self.bits in codes.WIDTHS
+            all(type(x) is int for x in dataclasses.astuple(self))
             and self.step in (1, 2)
-            and abs(self.lowest) < codes.LOWEST
+            and abs(self.lowest) < codes.LOWEST.get(self.bits, 0)
             and self.axis >= -1
         )
-        if not fits or not all(type(x) is int for x in dataclasses.astuple(self)):
+        if not fits:
             raise ValueError(f"no packing: {self}")
 
     @property
     def _per_byte(self) -> int:
         return 8 // self.bits
+
+    @property
+    def _dtype(self) -> np.dtype:
+        """A dtype of all values."""
+        return np.dtype(np.int16 if self.bits == 8 else np.int8)
 
     def packed(self, info: ArrayInfo) -> ArrayInfo:
         """Shape and dtype of the packed array."""
@@ -72,23 +77,23 @@ class Packing:
         packed = np.zeros(info.shape, info.dtype)
         highest = self.lowest + self.step * (2**self.bits - 1)
         for i in range(self._per_byte):
-            values = x[_along(axis, slice(i, None, self._per_byte))].astype(np.int8)
+            values = x[_along(axis, slice(i, None, self._per_byte))].astype(self._dtype)
             np.clip(values, self.lowest, highest, out=values)
-            values -= np.int8(self.lowest)
+            values -= self._dtype.type(self.lowest)
             values >>= self.step - 1
             bytes_of = _along(axis, slice(values.shape[axis]))
-            packed[bytes_of] |= values.view(np.uint8) << self.bits * i
+            packed[bytes_of] |= values.astype(np.uint8) << self.bits * i
         return packed
 
     def unpack(self, packed: np.ndarray, info: ArrayInfo) -> np.ndarray:
         """Unpacks an array of the shape and dtype in `info`."""
-        x, axis = np.empty(info.shape, np.int8), self._axis_of(info)
+        x, axis = np.empty(info.shape, self._dtype), self._axis_of(info)
         for i in range(self._per_byte):
             lane = x[_along(axis, slice(i, None, self._per_byte))]
             digits = packed[_along(axis, slice(lane.shape[axis]))] >> self.bits * i
             digits &= 2**self.bits - 1
-            np.multiply(digits.view(np.int8), self.step, out=lane)
-            lane += np.int8(self.lowest)
+            np.multiply(digits.astype(self._dtype), self.step, out=lane)
+            lane += self._dtype.type(self.lowest)
         return x.astype(info.dtype, copy=False)
 
     def unpack_slice(
@@ -126,7 +131,7 @@ def packing_of(info: ArrayInfo, grid: object = None) -> Packing | None:
         grid: grid of the values; None if unknown.
 
     Returns:
-        The packing; None for scalars and for values of more than 4 bits, which are
+        The packing; None for scalars and for values without a narrower code, which are
         stored unpacked.
     """
     code = codes.code_of(info.dtype, grid) if info.shape else None

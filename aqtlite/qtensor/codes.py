@@ -1,47 +1,50 @@
 """Codes of stored values, and the bytes that checkpoints keep of them."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from aqtlite.numerics import IntSymmetric, Numerics
 from aqtlite.qtensor.qtensor import QTensor
 
-WIDTHS = (1, 2, 4)
-"""Widths of codes, of which several fill a byte."""
-
-LOWEST = 16
-"""Bound of the magnitude of the lowest value, so that int8 holds all values."""
+LOWEST = {1: 16, 2: 16, 4: 16, 8: 256}
+"""Bound of the magnitude of the lowest value, by the width of the code in bits: so int8
+holds all values of codes that share a byte, and int16 those of codes of 8 bits."""
 
 
 class Code(NamedTuple):
     """A binary code of few bits: the value is ``lowest + step * code``."""
 
     bits: int
-    """One of `WIDTHS`."""
+    """A width in `LOWEST`."""
 
     lowest: int
     step: int = 1
 
 
 def code_of(dtype: Any, grid: object = None) -> Code | None:
-    """Selects the narrowest code of stored values.
+    """Selects the narrowest code of stored values or zero points.
 
     >>> from aqtlite import numerics
     >>> code_of(jnp.int8, numerics.IntSymmetric(bits=2))
     Code(bits=2, lowest=-1, step=1)
+    >>> code_of(jnp.int32, numerics.IntAffine(bits=8, signed=True))
+    Code(bits=8, lowest=-128, step=1)
 
     Args:
-        dtype: dtype in which the values are stored.
+        dtype: dtype of the array.
         grid: grid of the values; None if unknown. For a custom grid without a zero
             point, only the dtype counts.
 
     Returns:
-        The code; None for values of more than 4 bits, which are stored as they are.
+        The code; None for values that are stored as they are, since a code would take
+        as many bytes, or there is none.
     """
-    step = 1
+    dtype, step = np.dtype(dtype), 1
     if _has_other_values(dtype, grid):
         grid = None
     if isinstance(grid, Numerics) and grid.zero_point_range is not None:
@@ -55,10 +58,13 @@ def code_of(dtype: Any, grid: object = None) -> Code | None:
     else:
         return None
     count = (highest - lowest) // step + 1
-    bits = next((bits for bits in WIDTHS if count <= 2**bits), None)
-    if bits is None or abs(lowest) >= LOWEST:
-        return None
-    return Code(bits, lowest, step)
+    widths = (
+        bits
+        for bits, bound in LOWEST.items()
+        if count <= 2**bits and abs(lowest) < bound and bits < 8 * dtype.itemsize
+    )
+    bits = next(widths, None)
+    return None if bits is None else Code(bits, lowest, step)
 
 
 def stored_bytes(values: Any) -> int:
@@ -77,9 +83,11 @@ def stored_bytes(values: Any) -> int:
 def _bytes_of_node(node: Any) -> int:
     if not isinstance(node, QTensor):
         return _bytes_of(node, None)
-    others = sum(_bytes_of(x, None) for x in jax.tree.leaves(node))
-    plain = _bytes_of(node.qvalue, None)
-    return others - plain + _bytes_of(node.qvalue, node.numerics)
+    on_grid = [x for x in (node.qvalue, node.zero_point) if x is not None]
+    others = dataclasses.replace(node, qvalue=None, zero_point=None)
+    return sum(_bytes_of(x, node.numerics) for x in on_grid) + sum(
+        _bytes_of(x, None) for x in jax.tree.leaves(others)
+    )
 
 
 def _bytes_of(x: Any, grid: object) -> int:

@@ -122,6 +122,24 @@ def test_unsigned_grids_of_two_bits_were_once_packed_as_their_dtype():
         read(data)
 
 
+def test_zero_points_were_once_stored_as_they_are_in_memory():
+    grid, name = numerics.IntAffine(bits=4), "aqt/w/rhs/zero_point"
+    node = dataclasses.replace(
+        FROZEN, numerics=grid, arrays={**FROZEN.arrays, "zero_point": name}
+    )
+    qvalue, zero_point = stored((3, 9), "uint4", grid), stored((3, 8), "int32", grid)
+    arrays = {**MANIFEST.arrays, "aqt/w/rhs/qvalue": qvalue, name: zero_point}
+    nodes = {**MANIFEST.nodes, "aqt/w/rhs": node}
+    manifest = dataclasses.replace(MANIFEST, nodes=nodes, arrays=arrays)
+    data = json.loads(manifest_json.to_json(manifest))
+    packed = data["arrays"][name].pop("packed")
+    assert packed == {"bits": 4, "lowest": 0, "step": 1}
+    assert read(data).arrays[name].on_disk == ArrayInfo((3, 8), np.dtype("int32"))
+    data["arrays"][name]["packed"] = {**packed, "bits": 8}
+    with pytest.raises(checkpoint.CheckpointError, match="is packed as"):
+        read(data)
+
+
 def test_its_length_is_known_before_checksums_and_noise_are():
     nothing = completed(MANIFEST, {}, {})
     known = completed(

@@ -70,8 +70,9 @@ def test_served_as_converted_in_memory(name, target, tmp_path):
     assert_equal(apply(model, loaded, X), apply(model, VARIABLES, X))
     row = report.weights[0]
     assert row.grid == tensor.numerics.name
-    per_scale = 4 if wanted["aqt"]["Dense_0"]["kernel"]["rhs"].zero_point is None else 8
-    assert row.bytes_after == 64 * bits // 8 + row.scales * per_scale
+    zero_point = wanted["aqt"]["Dense_0"]["kernel"]["rhs"].zero_point
+    on_grid = 64 if zero_point is None else 64 + row.scales
+    assert row.bytes_after == on_grid * bits // 8 + row.scales * 4
 
 
 def test_float8_in_safetensors(tmp_path):

@@ -30,6 +30,30 @@ def info_of(x):
     return ArrayInfo(x.shape, x.dtype)
 
 
+def test_codes_of_a_byte():
+    for packing in (Packing(8, -128), Packing(8, 0), Packing(8, -255, step=2)):
+        x = np.arange(256, dtype=np.int32) * packing.step + packing.lowest
+        packed = packing.pack(x)
+        assert packed.dtype == np.uint8 and sorted(packed) == list(range(256))
+        np.testing.assert_array_equal(packing.unpack(packed, info_of(x)), x)
+
+
+@pytest.mark.parametrize(
+    "grid, bits",
+    [
+        (IntAffine(bits=2), 2),
+        (IntAffine(bits=3, signed=True), 4),
+        (IntAffine(bits=5), 8),
+        (IntAffine(bits=8, signed=True), 8),
+        (IntAffine(bits=8), 8),
+        (None, None),
+    ],
+)
+def test_widths_of_zero_points(grid, bits):
+    packing = packing_of(ArrayInfo((3, 9), np.dtype(np.int32)), grid)
+    assert (packing and packing.bits) == bits
+
+
 def values(grid, shape):
     """Quantized values, the ends of the grid among them."""
     x = normal((4096,)) * 20

@@ -4,8 +4,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 import pytest
 
-from aqtlite import checkpoint, config
+from aqtlite import calibration, checkpoint, config, numerics
 from aqtlite.flax import AqtDotGeneral, convert
+from aqtlite.qtensor.codes import stored_bytes
 from tests.checkpoint.support import assert_same, save
 from tests.flax.support import init
 
@@ -48,6 +49,25 @@ def test_size_by_bits(bits, grid, target, tmp_path):
         checkpoint.load_serving(tmp_path / target, model),
     ):
         assert_same(loaded, convert(model, variables, X))
+
+
+def test_zero_points_take_as_many_bits_as_values(tmp_path):
+    cfg = config.update(
+        config.weight_only(),
+        {
+            "fwd.rhs.blocks": config.Blocks(size=32),
+            "fwd.rhs.numerics": numerics.IntAffine(bits=4),
+            "fwd.rhs.calibration": calibration.MinMax(),
+        },
+    )
+    model = nn.Dense(512, dot_general=AqtDotGeneral(cfg))
+    variables, target = init(model, X), tmp_path / "out.safetensors"
+    source = save(tmp_path / "float", variables, "msgpack")
+    (row,) = checkpoint.convert_checkpoint(source, target, model, X).weights
+    assert row.bytes_after == 512 * 512 // 2 + 16 * 512 * 4 + 16 * 512 // 2
+    loaded = checkpoint.load_serving(target, model)
+    assert_same(loaded, convert(model, variables, X))
+    assert row.bytes_after == stored_bytes(loaded["aqt"]["kernel"]["rhs"])
 
 
 @pytest.mark.parametrize("target", ["out", "out.safetensors"])
